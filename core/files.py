@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
+    from _typeshed import DataclassInstance
 
 One = TypeVar("One")
 Other = TypeVar("Other")
@@ -242,6 +244,16 @@ def _remote_write(path: Path) -> Iterator[BinaryIO]:
 def _make_folder(folder: Path) -> None:
     if getattr(folder, "protocol", "") not in WITHOUT_FOLDERS:
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def json_object(record: DataclassInstance) -> dict[str, Any]:
+    """JSON object of a dataclass, without the fields that are None by default."""
+    defaults = {field.name: field.default for field in fields(record)}
+    return {
+        name: value
+        for name, value in asdict(record).items()
+        if value is not None or defaults[name] is not None
+    }
 
 
 def write_json(path: Path, value: Any, durable: bool = True) -> None:

@@ -21,6 +21,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.documents import (
     MERGED,
+    Inputs,
     annotate,
     annotation_stages,
     combine_annotations,
@@ -35,15 +36,15 @@ from gristmill.dataprep.text.kernels import text_buffers
 
 BATCH_ROWS = 1000
 
-Measure = Callable[[Any], Mapping[str, Any]]
-"""Function from n texts, or n rows of a table, to columns of n values: NumPy arrays, or
-Arrow arrays for types that NumPy lacks.
-"""
+Columns = dict[str, Any]
+"""Columns of n values: NumPy arrays, or Arrow arrays for types that NumPy lacks."""
+Measure = Callable[[Any], Columns]
+"""Function from n texts, or n rows of a table, to columns of n values."""
 
 
 def measure_texts(
     texts: pa.ChunkedArray | pa.Table, measure: Measure
-) -> tuple[dict[str, Any], list[str | None]]:
+) -> tuple[Columns, list[str | None]]:
     """Measure every text; a text that raises gets an error instead of values.
 
     Args:
@@ -55,7 +56,7 @@ def measure_texts(
         columns of the texts that did not raise, in order; and per text its error, or
         None.
     """
-    parts: list[Mapping[str, Any]] = [measure(texts.slice(0, 0).combine_chunks())]
+    parts = [measure(texts.slice(0, 0).combine_chunks())]
     errors: list[str | None] = []
     for start in range(0, len(texts), BATCH_ROWS):
         batch = texts.slice(start, BATCH_ROWS).combine_chunks()
@@ -96,7 +97,7 @@ def spread(values: np.ndarray | pa.Array, errors: Sequence[str | None]) -> pa.Ar
 
 def _try(
     measure: Measure, texts: pa.Array | pa.Table
-) -> tuple[Mapping[str, Any] | None, str | None]:
+) -> tuple[Columns | None, str | None]:
     try:
         return measure(texts), None
     except Exception as error:  # noqa: BLE001 - any error quarantines the document
@@ -149,13 +150,14 @@ class JudgedTexts:
 
 
 def read_judged(
-    inputs: Mapping[str, Path], shard: str, sources: Sequence[str] | None
+    inputs: Inputs, shard: str, sources: Sequence[str] | None
 ) -> JudgedTexts:
     """Read the texts of a shard that were kept so far and belong to the sources (all if
     None).
     """
     kept_shard = read_shard(inputs, shard, ["id", "source", "locator", "text"])
-    documents, rows = kept_shard.documents, kept_shard.rows
+    documents = kept_shard.documents
+    rows = kept_shard.rows
     judged = judged_rows(documents, rows, sources)
     column = documents["text"].take(pa.array(judged))
     _, errors = measure_texts(column, _check_encoding)
@@ -164,7 +166,7 @@ def read_judged(
     return JudgedTexts(documents, rows, judged, errors, judged[readable], texts)
 
 
-def merge_annotations(inputs: Mapping[str, Path], context: Context) -> dict[str, Path]:
+def merge_annotations(inputs: Inputs, context: Context) -> dict[str, Path]:
     """Replace all annotating stages among the inputs by one, MERGED.
 
     For stages that read every shard several times. The merged tables, in the work
@@ -190,7 +192,7 @@ def merge_annotations(inputs: Mapping[str, Path], context: Context) -> dict[str,
     }
 
 
-def merge_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
+def merge_shard(task: Task, inputs: Inputs, out: Path) -> Done:
     """Write the annotations of all stages of one shard as one table: `id`, `keep` and,
     if a stage edits, `edits`.
     """

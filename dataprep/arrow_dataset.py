@@ -46,12 +46,14 @@ class CorpusDataset(pyarrow.dataset.InMemoryDataset):
         dataset = cls(
             pa.schema([corpus.schema.field(name) for name in names]).empty_table()
         )
-        dataset.corpus, dataset.kept, dataset.where = corpus, kept, where
+        dataset.corpus = corpus
+        dataset.kept = kept
+        dataset.where = where
         return dataset
 
     def scanner(
         self,
-        columns: Sequence[str] | Mapping[str, Any] | None = None,
+        columns: Sequence[str] | Mapping[str, object] | None = None,
         filter: Any = None,
         **options: Any,
     ) -> CorpusScan | pyarrow.dataset.Scanner:
@@ -95,7 +97,9 @@ class CorpusScan:
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the documents in batches."""
-        corpus, kept, where = self.dataset.corpus, self.dataset.kept, self.dataset.where
+        corpus = self.dataset.corpus
+        kept = self.dataset.kept
+        where = self.dataset.where
         # pyarrow does not list the columns of an expression; columns named in its text
         # are a superset.
         filter_text = "" if self.filter is None else str(self.filter)

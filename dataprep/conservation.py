@@ -11,11 +11,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
-Counts = dict[str, Any]
+
+class SourceCounts(TypedDict, total=False):
+    """Documents by outcome, and bytes of text; a missing key is 0."""
+
+    read: int
+    kept: int
+    dropped: dict[str, int]
+    """By reason."""
+    quarantined: int
+    bytes_read: int
+    bytes_kept: int
+
+
+class Counts(SourceCounts, total=False):
+    """Counts of all documents, and by source."""
+
+    sources: dict[str, SourceCounts]
+
+
+class Counted(TypedDict):
+    """Result of a task that judged documents."""
+
+    counts: Counts
+
+
+RuleCounts = dict[str, dict[str, int]]
+"""Rule -> documents that fail it (`failing`), and only it (`only`)."""
+
+Tally = TypeVar("Tally", bound=Mapping[str, object])
+"""Numbers by name, or nested mappings of them."""
 
 
 class ConservationError(RuntimeError):
@@ -26,20 +55,21 @@ class QuarantineError(RuntimeError):
     """More records than allowed could not be processed."""
 
 
-def add_counts(parts: Iterable[Mapping[str, Any]]) -> Counts:
+def add_counts(parts: Iterable[Tally]) -> Tally:
     """Add nested counts key by key."""
-    total: Counts = {}
+    total: Any = {}
     for part in parts:
         for key, value in part.items():
             if isinstance(value, Mapping):
                 total[key] = add_counts([total.get(key, {}), value])
             else:
                 total[key] = total.get(key, 0) + value
-    return total
+    added: Tally = total
+    return added
 
 
 def balance(
-    results: Iterable[Mapping[str, Any]],
+    results: Iterable[Counted],
     max_quarantined: float,
     stage: str,
     lost: int = 0,
@@ -63,7 +93,7 @@ def balance(
     return counts
 
 
-def check_conservation(counts: Mapping[str, Any], stage: str) -> None:
+def check_conservation(counts: Counts, stage: str) -> None:
     """Raise ConservationError unless kept + dropped + quarantined = read, in total and
     for every source.
     """
@@ -83,7 +113,7 @@ def check_conservation(counts: Mapping[str, Any], stage: str) -> None:
 
 
 def check_quarantine(
-    counts: Mapping[str, Any],
+    counts: Counts,
     limit: float,
     stage: str,
     lost: int = 0,
@@ -96,8 +126,10 @@ def check_quarantine(
         lost: estimated number of records lost in damaged files.
         errors: folder of the tables with the column `error`.
     """
-    read, quarantined = counts.get("read", 0), counts.get("quarantined", 0)
-    failed, total = quarantined + lost, read + lost
+    read = counts.get("read", 0)
+    quarantined = counts.get("quarantined", 0)
+    failed = quarantined + lost
+    total = read + lost
     if total and failed > limit * total:
         share = f"({failed / total:.1%})"
         problem = (
@@ -145,6 +177,9 @@ Histogram = dict[str, list[Any]]
 (lower edge included), above.
 """
 
+Histograms = dict[str, Histogram]
+"""Histograms by column or by source."""
+
 SHARE_EDGES = [round(0.02 * step, 2) for step in range(51)]
 COUNT_EDGES = [0, *(2**power for power in range(21))]
 LENGTH_EDGES = [0.5 * step for step in range(41)]
@@ -165,9 +200,9 @@ def histogram(values: np.ndarray, edges: Sequence[float]) -> Histogram:
     }
 
 
-def add_histograms(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:
+def add_histograms(parts: Iterable[Histograms]) -> Histograms:
     """Add histograms of the same edges, name by name."""
-    total: dict[str, Histogram] = {}
+    total: Histograms = {}
     for part in parts:
         for name, added in part.items():
             before = total.get(
@@ -214,11 +249,18 @@ def fit_histogram(counted: Histogram) -> Histogram:
     }
 
 
+def fit_histograms(parts: Iterable[Histograms]) -> Histograms:
+    """Add histograms with ANY_EDGES by name, and fit their edges to the values."""
+    return {
+        name: fit_histogram(counted) for name, counted in add_histograms(parts).items()
+    }
+
+
 def add_by_source(
-    parts: Iterable[Mapping[str, Mapping[str, Histogram]]],
-) -> dict[str, dict[str, Histogram]]:
+    parts: Iterable[Mapping[str, Histograms]],
+) -> dict[str, Histograms]:
     """Add histograms by source and name; sources are sorted by name."""
-    total: dict[str, dict[str, Histogram]] = {}
+    total: dict[str, Histograms] = {}
     for part in parts:
         for source, added in part.items():
             total[source] = add_histograms([total.get(source, {}), added])

@@ -16,9 +16,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from string import hexdigits
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ import pyarrow.compute as pc
 from gristmill.dataprep.documents import (
     ID_BYTES,
     JUDGEMENT_COLUMNS,
+    Inputs,
     annotation_stages,
     open_table,
     read_annotations,
@@ -75,6 +75,21 @@ class UnknownDocumentError(LookupError):
     """No document, or more than one, has an id with this prefix."""
 
 
+DocumentValues = dict[str, Any]
+"""A document: values by column."""
+
+
+class Verdict(TypedDict):
+    """A step's verdict on a document."""
+
+    step: str
+    keep: bool
+    reason: str | None
+    error: str | None
+    values: dict[str, object]
+    """Measured values by column."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """The documents of a run.
@@ -85,7 +100,7 @@ class Corpus:
         licences: source -> its licence in the manifest.
     """
 
-    inputs: Mapping[str, Path]
+    inputs: Inputs
     licences: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -185,16 +200,15 @@ class Corpus:
             len(self.read(shard, ["source"], kept, where)) for shard in self.shards
         )
 
-    def document(self, wanted: str) -> dict[str, Any]:
+    def document(self, wanted: str) -> DocumentValues:
         """One document with all its columns.
 
         Args:
             wanted: its id in hexadecimal, or a prefix.
 
         Returns:
-            all columns, including `original_text`, and `steps`: `step`, `keep`,
-            `reason`, `error` and measured `values` of each step that judged the
-            document.
+            all columns, including `original_text`, and `steps`: the verdict of each
+            step that judged the document.
 
         Raises:
             UnknownDocumentError: no document, or more than one, matches.
@@ -212,13 +226,13 @@ class Corpus:
                 f"that begins with {wanted!r}"
             )
         shard, row = places[0]
-        document: dict[str, Any] = (
+        document: DocumentValues = (
             self.read(shard, self.schema.names, None).slice(row, 1).to_pylist()[0]
         )
         return {**document, "steps": self._verdicts(shard, row)}
 
-    def _verdicts(self, shard: str, row: int) -> list[dict[str, Any]]:
-        verdicts = []
+    def _verdicts(self, shard: str, row: int) -> list[Verdict]:
+        verdicts: list[Verdict] = []
         for step in self.steps:
             judged = (
                 read_annotations(self.inputs, shard, step).slice(row, 1).to_pylist()[0]
@@ -233,7 +247,9 @@ class Corpus:
             verdicts.append(
                 {
                     "step": step,
-                    **{name: judged[name] for name in JUDGEMENT_COLUMNS[1:]},
+                    "keep": judged["keep"],
+                    "reason": judged["reason"],
+                    "error": judged["error"],
                     "values": values,
                 }
             )
@@ -282,7 +298,8 @@ class _Reading:
     def __init__(
         self, corpus: Corpus, shard: str, names: Collection[str], judged: bool
     ) -> None:
-        self._corpus, self._shard = corpus, shard
+        self._corpus = corpus
+        self._shard = shard
         self._folder = corpus.inputs[INGEST]
         document_columns = {
             "id",

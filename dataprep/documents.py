@@ -25,13 +25,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.core.files import REPAIR, as_path, atomic_write, is_local
-from gristmill.dataprep.conservation import Counts
+from gristmill.dataprep.conservation import Counts, SourceCounts
 from gristmill.dataprep.edits import EDITS, apply_edits, size_changes, then
 from gristmill.mixtures.sources import INGEST
 
 ID_BYTES = 16
 ROW_GROUP_ROWS = 2000
 QUARANTINE_REASON = "quarantine"
+Inputs = Mapping[str, Path]
+"""Folders that a stage reads: `ingest`, and those of the annotating stages in the order
+in which they ran.
+"""
 JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
 """Columns of every annotation table; all others are measured values or `edits`."""
 MERGED = "merged"
@@ -119,7 +123,8 @@ def _with_sizes(
     bounds = np.frombuffer(offsets, offset)[
         values.offset : values.offset + len(values) + 1
     ]
-    sizes, content = np.diff(bounds).astype("<i8").tobytes(), memoryview(data)
+    sizes = np.diff(bounds).astype("<i8").tobytes()
+    content = memoryview(data)
     return (
         (sizes[place : place + 8] for place in range(0, len(sizes), 8)),
         (content[begin:end] for begin, end in pairwise(bounds.tolist())),
@@ -219,7 +224,7 @@ def shard_names(ingest: Path) -> list[str]:
     return sorted(path.name for path in ingest.glob("part-*.parquet"))
 
 
-def annotation_stages(inputs: Mapping[str, Path]) -> list[str]:
+def annotation_stages(inputs: Inputs) -> list[str]:
     """Annotating stages among a stage's inputs, in the order in which they ran."""
     return [
         name
@@ -249,7 +254,7 @@ class Shard:
 
 
 def read_shard(
-    inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None
+    inputs: Inputs, shard: str, columns: Sequence[str] | None = None
 ) -> Shard:
     """Read a shard with the annotations of all stages among the inputs, each table
     once.
@@ -290,7 +295,7 @@ def read_shard(
 
 
 def read_documents(
-    inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None
+    inputs: Inputs, shard: str, columns: Sequence[str] | None = None
 ) -> pa.Table:
     """Read a document shard (all columns, or some) with the edits of the stages among
     the inputs.
@@ -300,7 +305,7 @@ def read_documents(
     return read_table(inputs[INGEST] / shard, columns)
 
 
-def kept_rows(inputs: Mapping[str, Path], shard: str) -> np.ndarray:
+def kept_rows(inputs: Inputs, shard: str) -> np.ndarray:
     """Row numbers (int64, ascending) kept by every annotating stage among the
     inputs.
     """
@@ -323,7 +328,7 @@ class Combined:
 
 
 def combine_annotations(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     ids: pa.ChunkedArray,
     columns: Sequence[str] = (),
@@ -361,7 +366,7 @@ def combine_annotations(
     return Combined(keep, edits, measured)
 
 
-def step_with(inputs: Mapping[str, Path], shard: str, column: str) -> str | None:
+def step_with(inputs: Inputs, shard: str, column: str) -> str | None:
     """Last step among the inputs that measured a column of a shard, or None."""
     steps = (
         step
@@ -379,7 +384,7 @@ def column_names(path: Path) -> list[str]:
 
 
 def read_annotations(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     stage: str,
     columns: Sequence[str] | None = None,
@@ -408,7 +413,7 @@ def read_annotations(
 
 
 def check_ids(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     stage: str,
     found: pa.ChunkedArray,
@@ -522,7 +527,7 @@ def count_documents(
         [([], "count_all"), ("bytes", "sum"), ("bytes_after", "sum")]
     )
     total = _empty_counts()
-    per_source: dict[str, Counts] = {}
+    per_source: dict[str, SourceCounts] = {}
     for group in groups.sort_by(
         [("source", "ascending"), ("reason", "ascending")]
     ).to_pylist():
@@ -538,7 +543,7 @@ def count_documents(
 
 
 def _add_group(
-    counts: Counts, reason: str | None, number: int, size: int, size_after: int
+    counts: SourceCounts, reason: str | None, number: int, size: int, size_after: int
 ) -> None:
     """Add documents with the same outcome to the counts."""
     counts["read"] += number
@@ -552,7 +557,7 @@ def _add_group(
         counts["dropped"][reason] = counts["dropped"].get(reason, 0) + number
 
 
-def _empty_counts() -> Counts:
+def _empty_counts() -> SourceCounts:
     return {
         "read": 0,
         "kept": 0,

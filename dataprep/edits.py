@@ -11,6 +11,7 @@ that commands that only read documents do not import numba.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,20 @@ EDITS_TYPE = pa.large_list(EDIT_TYPE)
 
 Edit = tuple[int, int, str]
 """Bytes `begin` up to `end` of the text, and their replacement (empty for a cut)."""
+
+
+class Applications(TypedDict):
+    """Applications of a rule or a function that edits; those to dropped documents are
+    included.
+
+    Attributes:
+        documents: documents that it was applied to.
+        bytes: bytes that it removed or replaced.
+    """
+
+    documents: int
+    times: int
+    bytes: int
 
 
 class BadEditError(ValueError):

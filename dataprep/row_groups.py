@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from gristmill.core.files import is_local
 from gristmill.dataprep.documents import (
     ID_BYTES,
     Combined,
+    Inputs,
     annotation_stages,
     check_ids,
     column_names,
@@ -137,7 +138,8 @@ def _rows_between(path: Path, low: int, high: int) -> list[int]:
     """Row numbers of ids that, as integers, lie in [low, high]."""
     with open_table(path) as file:
         ids = file.read(["id"], use_threads=False)["id"]
-    rows, before = [], 0
+    rows = []
+    before = 0
     for chunk in ids.chunks:
         words = np.frombuffer(
             chunk.buffers()[1], ">u8", 2 * len(chunk), ID_BYTES * chunk.offset
@@ -153,7 +155,7 @@ def _rows_between(path: Path, low: int, high: int) -> list[int]:
 
 
 def read_document_rows(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     rows: Sequence[int],
     columns: Sequence[str] | None = None,
@@ -183,7 +185,7 @@ def read_document_rows(
 
 
 def read_annotation_rows(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     stage: str,
     rows: Sequence[int],
@@ -220,7 +222,7 @@ def ahead(items: Iterator[T]) -> Generator[T, None, None]:
 
 
 def read_texts(
-    inputs: Mapping[str, Path], shard: str, found: Combined, part_bytes: int
+    inputs: Inputs, shard: str, found: Combined, part_bytes: int
 ) -> Iterator[pa.Array]:
     """Text of the documents kept by every stage, with all edits, in parts of about
     `part_bytes`.
@@ -255,7 +257,8 @@ def read_texts(
         rows = max(1, file.metadata.num_rows * part_bytes // max(size, 1))
         begin = 0
         for batch in file.iter_batches(rows, columns=["text"], use_threads=False):
-            texts, part = batch["text"], slice(begin, begin + len(batch))
+            texts = batch["text"]
+            part = slice(begin, begin + len(batch))
             if found.edits is not None:
                 texts = apply_edits(texts, found.edits[part])
             yield (

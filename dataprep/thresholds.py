@@ -17,6 +17,7 @@ from typing import Literal, cast
 import numpy as np
 from pydantic import BaseModel
 
+from gristmill.dataprep.conservation import RuleCounts
 from gristmill.mixtures.base import Judging
 
 Side = Literal["min", "max"]
@@ -48,7 +49,8 @@ def bounds_of(section: BaseModel) -> Iterator[Bound]:
         # settings of all steps are not thresholds
         if side not in ("min", "max") or name in Judging.model_fields:
             continue
-        value, of_side = getattr(section, name), cast(Side, side)
+        value = getattr(section, name)
+        of_side = cast(Side, side)
         if isinstance(value, Mapping):
             yield from (
                 Bound(f"{side}_{inner}", f"{side}.{inner}", of_side, inner, bound)
@@ -102,10 +104,8 @@ def first_failures(
     return reasons
 
 
-def count_failures(failed: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
-    """Per rule: documents that fail it (`failing`), and documents that fail only it
-    (`only`).
-    """
+def count_failures(failed: Mapping[str, np.ndarray]) -> RuleCounts:
+    """Count the documents that fail each rule."""
     if not failed:
         return {}
     number_failed: Sequence[int] | np.ndarray = np.sum(list(failed.values()), axis=0)

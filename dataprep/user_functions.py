@@ -58,7 +58,8 @@ def load_own(own: Own, *given: str, by_name: Sequence[str] = ()) -> Callable[...
     """
     function = load_function(own.use)
     check_call(own.use, function, given, {**dict.fromkeys(by_name), **own.options})
-    num_positional, options = len(given), own.options
+    num_positional = len(given)
+    options = own.options
     if by_name:
         return lambda *arguments: function(
             *arguments[:num_positional],
@@ -140,7 +141,7 @@ def check_call(
     own: OwnFunction,
     function: Callable[..., Any],
     given: Sequence[str],
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     method: str = "",
 ) -> None:
     """Check that a function, or a method of a class, accepts a call; arguments as in
@@ -224,7 +225,8 @@ class _ModuleLoader:
         )
         if file is None:
             return None
-        source, traced = self._own.files[file], _traceback_name(self._own, file)
+        source = self._own.files[file]
+        traced = _traceback_name(self._own, file)
         linecache.cache[traced] = (
             len(source),
             None,
@@ -251,8 +253,8 @@ class _ModuleLoader:
     def _import(
         self,
         name: str,
-        globals: Mapping[str, Any] | None = None,
-        locals: Mapping[str, Any] | None = None,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import read_annotations, read_documents
+from gristmill.dataprep.documents import Inputs, read_annotations, read_documents
 from gristmill.dataprep.thresholds import Side, bounds_of
 from gristmill.mixtures.base import Judging
 
@@ -216,7 +215,7 @@ def threshold_rule(
 
 
 def judge_shard(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     stage: str,
     before: list[Rule],
@@ -297,7 +296,8 @@ def nearest(
     """
     if rule.label not in verdicts.failed or not isinstance(rule.bound, int | float):
         return {"failing": [], "passing": []}
-    values, failed = verdicts.columns[rule.statistic], verdicts.failed[rule.label]
+    values = verdicts.columns[rule.statistic]
+    failed = verdicts.failed[rule.label]
     passing = ~failed & ~np.isnan(values)
     sides = {"failing": failed, "passing": passing if kept is None else passing & kept}
     examples = {}

@@ -51,6 +51,10 @@ variables; once locked, no expression can change them
 """
 
 
+Node = dict[str, Any]
+"""Node of DuckDB's parse tree."""
+
+
 class ExpressionError(ValueError):
     """An expression cannot be evaluated; the message has its text and the available
     columns.
@@ -256,7 +260,7 @@ def _column_type(value: Any) -> pa.DataType:
     return pa.float64() if isinstance(value, int | float) else pa.string()
 
 
-def _as_struct(tree: Mapping[str, Any]) -> pa.Array:
+def _as_struct(tree: Mapping[str, object]) -> pa.Array:
     fields = [
         _as_struct(value) if isinstance(value, Mapping) else value
         for value in tree.values()
@@ -447,7 +451,7 @@ def _check_grammar(connection: Any, expression: str, columns: Collection[str]) -
         _check_node(node, column_names)
 
 
-def _parse(connection: Any, expression: str) -> dict[str, Any]:
+def _parse(connection: Any, expression: str) -> Node:
     """Parse `SELECT (expression)` with DuckDB, and drop the positions in its text."""
     # The line break ends a comment in the expression before the closing parenthesis.
     rows = connection.execute(
@@ -460,7 +464,7 @@ def _parse(connection: Any, expression: str) -> dict[str, Any]:
         raise NotAllowedError(
             "it is more than one statement; allowed is one condition or one number"
         )
-    node: dict[str, Any] = _strip_locations(tree["statements"][0]["node"])
+    node: Node = _strip_locations(tree["statements"][0]["node"])
     return node
 
 
@@ -478,9 +482,9 @@ def _strip_locations(value: Any) -> Any:
     )
 
 
-def _expressions(value: Any) -> Iterator[Mapping[str, Any]]:
+def _expressions(value: Any) -> Iterator[Node]:
     """Yield all expressions below a node of the parse tree, outer ones first."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         if "class" in value:
             yield value
         for inner in value.values():
@@ -490,8 +494,9 @@ def _expressions(value: Any) -> Iterator[Mapping[str, Any]]:
             yield from _expressions(inner)
 
 
-def _check_node(node: Mapping[str, Any], columns: Collection[str]) -> None:
-    kind, node_type = node["class"], node["type"]
+def _check_node(node: Node, columns: Collection[str]) -> None:
+    kind = node["class"]
+    node_type = node["type"]
     if kind == "FUNCTION":
         _check_function(node)
     elif kind == "COLUMN_REF":
@@ -506,18 +511,15 @@ def _check_node(node: Mapping[str, Any], columns: Collection[str]) -> None:
         kind == "OPERATOR" and node_type not in ALLOWED_OPERATORS
     ):
         construct = NAMES_OF_CLASSES.get(kind, node_type.lower())
+        function = node.get("function_name")
+        called = f" ({function})" if function else ""
         raise NotAllowedError(
-            f"{construct} is not allowed{_called(node)}; an expression looks at one "
+            f"{construct} is not allowed{called}; an expression looks at one "
             f"document alone; allowed are {GRAMMAR}"
         )
 
 
-def _called(node: Mapping[str, Any]) -> str:
-    """Function name in parentheses, if the node has one."""
-    return f" ({node['function_name']})" if node.get("function_name") else ""
-
-
-def _check_function(node: Mapping[str, Any]) -> None:
+def _check_function(node: Node) -> None:
     name = node["function_name"].lower()
     if name not in ALLOWED_FUNCTIONS or node.get("schema") or node.get("catalog"):
         raise NotAllowedError(
@@ -539,7 +541,7 @@ def _check_function(node: Mapping[str, Any]) -> None:
         )
 
 
-def _check_type(node: Mapping[str, Any]) -> None:
+def _check_type(node: Node) -> None:
     """Reject casts to other types; the type's name is stored differently in DuckDB 1
     and 2.
     """

@@ -35,6 +35,8 @@ DumpedSection = dict[str, Any]
 """Section as JSON."""
 Options = dict[str, Any]
 """Settings whose keys other software defines."""
+Recipe = dict[str, Any]
+"""Settings that can change a stage's output, as JSON."""
 RECIPE = "recipe"
 """Context of `model_dump` for the settings that are hashed into fingerprints."""
 

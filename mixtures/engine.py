@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -34,6 +34,9 @@ FOUND_OTHERWISE = {"dask": "dask_scheduler_file", "flink": "job_endpoint"}
 DATAFLOW_NEEDS = ("project", "region", "temp_location", "sdk_container_image")
 """Options that Dataflow requires."""
 
+
+EngineOptions = Mapping[str, Any]
+"""`engine.options`: settings of a runner under the engine's own names."""
 
 NVIDIA_DEVICE = re.compile(r"nvidia\d+")
 """Name of a GPU's file in /dev."""

@@ -317,7 +317,7 @@ def run_stage(folder: Path) -> dict[str, float]:
         "seconds": seconds,
         "cpu_seconds": cost["cpu_seconds"] - cpu_before,
         "gibibytes": cost["peak_memory_bytes"] / 2**30,
-        "dropped": sum(summary["counts"]["dropped"].values()),
+        "dropped": sum(summary.counts["dropped"].values()),
     }
 
 

@@ -222,7 +222,7 @@ def text_tasks(texts: Path) -> list[Task]:
     """Return the tasks of `ingest`; a file is a shard."""
     source = Source.model_validate({"path": str(texts / "*.jsonl")})
     return ingest.plan(
-        {"web": source}, {"web": find_files("web", source.model_dump())}, shard_bytes=1
+        {"web": source}, {"web": find_files("web", source)}, shard_bytes=1
     )
 
 
@@ -233,9 +233,7 @@ def reads_jsonl(out: Path) -> Process:
 
 def filters(inputs: Mapping[str, Path], out: Path) -> Process:
     """Return the function of `filter` with its default rules."""
-    return partial(
-        filter_shard, inputs=inputs, config=Filter().model_dump(mode="json"), out=out
-    )
+    return partial(filter_shard, inputs=inputs, section=Filter(), out=out)
 
 
 def sketches(inputs: Mapping[str, Path], out: Path) -> Process:
@@ -255,11 +253,11 @@ def tasks_to_sketch(documents: Path) -> list[Task]:
 
 def identifies(inputs: Mapping[str, Path], model: str, out: Path) -> Process:
     """Return the function of `langid`, which keeps one language."""
-    config = LanguageId(model=model).model_dump(mode="json")  # type: ignore[arg-type]
+    section = LanguageId(model=model)  # type: ignore[arg-type]
     return partial(
         langid.identify_shard,
         inputs=inputs,
-        config=config,
+        section=section,
         out=out,
         sha256=MODEL_SHA256,
     )

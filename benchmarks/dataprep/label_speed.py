@@ -175,7 +175,7 @@ def stage_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
             identify_shard,
             Task(shard_name(0)),
             {"ingest": folder / "ingest"},
-            section.model_dump(mode="json"),
+            section,
             folder / "out",
             MODEL_SHA256,
         )

@@ -97,7 +97,7 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
             {"threshold": THRESHOLD, "clusters": CLUSTERS},
             plain_semdedup,
         )
-        dropped = dedup.summary["counts"]["dropped"]["semantic_duplicate"]
+        dropped = dedup.summary.counts["dropped"]["semantic_duplicate"]
         note = (
             f"{dropped:,} and {dedup.plain_result:,} of {DOCUMENTS:,} documents "
             f"are dropped; {CORPUS}"
@@ -112,7 +112,7 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
             floor=0.7,
         )
         clusters = compare(cluster, {"k": CLUSTERS}, plain_clusters)
-        sizes = [domain["documents"] for domain in clusters.summary["domains"]]
+        sizes = [domain["documents"] for domain in clusters.summary.domains]
         yield row(
             "cluster_vs_scikit_learn",
             clusters.ours,

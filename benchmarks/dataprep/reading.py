@@ -39,7 +39,7 @@ from gristmill.dataprep.reading.readers import read_file, read_records
 from gristmill.dataprep.reading.records import Page, Reading, Record, Records
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.mixtures.base import RawSection
-from gristmill.mixtures.sources import ExtractOptions
+from gristmill.mixtures.sources import DocumentFiles, ExtractOptions
 
 PAGES = {"resiliparse": 1000, "trafilatura": 100}
 """Extractor -> number of its pages."""
@@ -181,7 +181,9 @@ def direct(pages: list[bytes], extractor: str) -> int:
 
 def read_pages(path: Path) -> int:
     """Count pages of a WARC, read as by `ingest`."""
-    (file,) = find_files("bench", {"path": str(path)}).files
+    (file,) = find_files(
+        "bench", DocumentFiles.model_validate({"path": str(path)})
+    ).files
     return sum(isinstance(item, Page) for item in read_records(file, Reading()))
 
 
@@ -201,7 +203,9 @@ def iterate(path: Path) -> int:
 
 def read_jsonl(path: Path) -> int:
     """Count records of a JSONL file, read as by `ingest`."""
-    (file,) = find_files("bench", {"path": str(path)}).files
+    (file,) = find_files(
+        "bench", DocumentFiles.model_validate({"path": str(path)})
+    ).files
     items = read_file(file, Reading())
     return sum(
         len(item) if isinstance(item, Records) else isinstance(item, Record)
@@ -356,7 +360,9 @@ def extract_all(folder: Path, extractor: str, options: RawSection) -> dict[str, 
     """Return the text of every page by the name of its file, read and extracted as by
     `ingest`.
     """
-    (file,) = find_files("pages", {"path": str(folder / "html.tar.zst")}).files
+    (file,) = find_files(
+        "pages", DocumentFiles.model_validate({"path": str(folder / "html.tar.zst")})
+    ).files
     reading = Reading(extract=extractor)
     with Guard(extractor, ExtractOptions.model_validate(options).model_dump()) as guard:
         records = list(extract_pages(read_records(file, reading), guard, reading))

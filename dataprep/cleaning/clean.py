@@ -11,30 +11,44 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import measure_texts, spread
+from gristmill.dataprep.annotate_batches import Columns, measure_texts, spread
 from gristmill.dataprep.cleaning import lines_c4, lines_dclm, masking
 from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
 from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, normalise
 from gristmill.dataprep.conservation import (
     SHARE_EDGES,
+    Counted,
+    Counts,
+    Histograms,
     add_counts,
     add_histograms,
     balance,
     histogram,
 )
-from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
-from gristmill.dataprep.edits import EDITS, apply_edits, edits_array, then
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.documents import (
+    Inputs,
+    annotate,
+    judged_rows,
+    read_shard,
+    write_table,
+)
+from gristmill.dataprep.edits import EDITS, Applications, apply_edits, edits_array, then
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    ShardTask,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import find_words
 from gristmill.dataprep.text.unicode_tables import code_point_flags
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.clean import Clean
 
 EMPTY = "clean/empty"
@@ -62,9 +76,30 @@ class Step:
     edit: Callable[[pa.Array], tuple[pa.Array, np.ndarray, np.ndarray]]
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+class CleanedShard(Counted):
+    """Result of cleaning a shard."""
+
+    edits: dict[str, Applications]
+    """By rule."""
+    histograms: Histograms
+
+
+@dataclass(frozen=True)
+class CleanSummary:
+    """Summary of the edits.
+
+    Attributes:
+        counts: documents by outcome.
+        edits: applications of each rule.
+        histograms: of `removed_word_ratio`.
+    """
+
+    counts: Counts
+    edits: Mapping[str, Applications]
+    histograms: Histograms
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> CleanSummary:
     """Edit every kept document by the configured steps.
 
     Writes one annotation table per document shard, with `edits`; `clean_<rule>` for
@@ -76,50 +111,39 @@ def run(
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `clean` section (`mixtures.steps.clean.Clean`).
 
-    Returns:
-        `counts`; `edits`: per rule the `documents` it was applied to, its applications
-        (`times`), and their `bytes`, dropped documents included; `histograms` of
-        `removed_word_ratio`.
-
     Raises:
         ConservationError: the counts do not balance.
         QuarantineError: more documents than allowed raised an error.
     """
     section = Clean.model_validate(config)
     tasks = shard_tasks(inputs["ingest"])
-    process = partial(
-        clean_shard,
-        inputs=dict(inputs),
-        config=section.model_dump(mode="json"),
-        out=out,
-    )
+    process = partial(clean_shard, inputs=dict(inputs), section=section, out=out)
     results = run_tasks("clean", tasks, process, context)
-    counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    return {
-        "counts": counts,
-        "edits": add_counts(result["edits"] for result in results),
-        "histograms": add_histograms(result["histograms"] for result in results),
-    }
+    return CleanSummary(
+        balance(results, section.max_quarantined, context.stage, errors=out),
+        add_counts(result["edits"] for result in results),
+        add_histograms(result["histograms"] for result in results),
+    )
 
 
 def clean_shard(
-    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path
-) -> Done:
+    task: ShardTask, inputs: Inputs, section: Clean, out: Path
+) -> Done[CleanedShard]:
     """Clean one document shard and write its annotations."""
-    section = Clean.model_validate(config)
     read = read_shard(inputs, task.name, ["id", "source", "text"])
-    documents, rows = read.documents, read.rows
+    documents = read.documents
+    rows = read.rows
     judged = judged_rows(documents, rows, section.sources)
     measured, errors = measure_texts(
         documents["text"].take(judged), partial(clean_texts, section=section)
     )
     reasons = spread(judge(measured, section), errors)
     applications = {
-        rule: {
-            "documents": int(np.count_nonzero(measured[RULE_PREFIX + rule])),
-            "times": int(measured[RULE_PREFIX + rule].sum()),
-            "bytes": int(measured.pop(SIZES + rule).sum()),
-        }
+        rule: Applications(
+            documents=int(np.count_nonzero(measured[RULE_PREFIX + rule])),
+            times=int(measured[RULE_PREFIX + rule].sum()),
+            bytes=int(measured.pop(SIZES + rule).sum()),
+        )
         for step in steps(section)
         for rule in step.rules
     }
@@ -157,7 +181,7 @@ def steps(section: Clean) -> Iterator[Step]:
         )
 
 
-def clean_texts(texts: pa.Array, section: Clean) -> dict[str, Any]:
+def clean_texts(texts: pa.Array, section: Clean) -> Columns:
     """Clean n texts; a pure function of each.
 
     Returns:
@@ -165,7 +189,7 @@ def clean_texts(texts: pa.Array, section: Clean) -> dict[str, Any]:
         removed or replaced.
     """
     edits = edits_array([()] * len(texts))
-    columns: dict[str, Any] = {}
+    columns: Columns = {}
     for step in steps(section):
         step_edits, counts, sizes = step.edit(texts)
         cleaned = (

@@ -135,7 +135,8 @@ def push_edits(
         newline = 1 if pieces[piece, NEW_LINE] and piece > first else 0
         # keep the existing newline
         if newline and next_begin > position and data[next_begin - 1] == NEWLINE:
-            next_begin, newline = next_begin - 1, 0
+            next_begin = next_begin - 1
+            newline = 0
         if next_begin > position or newline:
             edits = push(edits, count, position - begin, next_begin - begin, newline)
             count += 1

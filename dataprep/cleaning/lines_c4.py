@@ -127,16 +127,21 @@ def _c4_lines(
     needed: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
-    edits, edit_count = new_rows(), 0
+    edits = new_rows()
+    edit_count = 0
     firsts = np.zeros(number + 1, np.int64)
-    counts, sizes = np.zeros((number, 6), np.int64), np.zeros((number, 6), np.int64)
+    counts = np.zeros((number, 6), np.int64)
+    sizes = np.zeros((number, 6), np.int64)
     pieces = new_rows()
     for text in range(number):
-        line_begin, end, piece_count = offsets[text], offsets[text + 1], 0
+        line_begin = offsets[text]
+        end = offsets[text + 1]
+        piece_count = 0
         while line_begin < end:
             stop, next_line = end_of_line(data, line_begin, end)
             begin, last = strip(data, line_begin, stop, flags)
-            verdict, first_piece = KEPT, piece_count
+            verdict = KEPT
+            first_piece = piece_count
             if max_word and has_long_word(data, begin, last, flags, max_word):
                 verdict = LONG_WORD
             else:
@@ -217,7 +222,8 @@ def has_long_word(
     """Return True if a word has more than `most` code points."""
     if end - begin <= most:  # it has no more code points than bytes
         return False
-    length, position = 0, begin
+    length = 0
+    position = begin
     while position < end:
         code, width = decode(data, position)
         length = 0 if flags[code] & SPACE else length + 1
@@ -242,13 +248,17 @@ def _push_line(
     """Add a line without its citations; a line of only citations becomes empty
     pieces.
     """
-    is_line_begin, position = 1, begin
+    is_line_begin = 1
+    position = begin
     while citations and position < end:
         if data[position] == 0x5B:
             stop = end_of_citation(data, position, end, classes, edit, needed)
             if stop > position:
                 pieces = push(pieces, count, begin, position, is_line_begin)
-                count, is_line_begin, begin, position = count + 1, 0, stop, stop
+                count = count + 1
+                is_line_begin = 0
+                begin = stop
+                position = stop
                 continue
         position += 1
     return push(pieces, count, begin, end, is_line_begin), count + 1
@@ -287,7 +297,8 @@ def ends_in_punctuation(
     """Return True if a line of pieces ends in `.`, `?`, `!`, `"` or, with
     `apostrophes`, `'`, but not in `...`.
     """
-    piece, dots = len(pieces) - 1, 0
+    piece = len(pieces) - 1
+    dots = 0
     position = pieces[piece, END]
     while dots < 3:
         while position == pieces[piece, BEGIN]:
@@ -314,7 +325,8 @@ def has_words(
     data: np.ndarray, pieces: np.ndarray, flags: np.ndarray, least: int
 ) -> bool:
     """Return True if a line of pieces has at least `least` words."""
-    words, in_word = 0, False
+    words = 0
+    in_word = False
     for piece in range(len(pieces)):
         position = pieces[piece, BEGIN]
         while position < pieces[piece, END]:
@@ -343,20 +355,25 @@ def _phrase_verdict(
     `javascript` and POLICY_PHRASES.
     """
     verdict = KEPT
-    first, last = 0 if javascript else 1, len(phrase_offsets) - 1 if policy else 1
+    first = 0 if javascript else 1
+    last = len(phrase_offsets) - 1 if policy else 1
     for piece in range(len(pieces)):
-        position, end = pieces[piece, BEGIN], pieces[piece, END]
+        position = pieces[piece, BEGIN]
+        end = pieces[piece, END]
         while position < end:
             code, width = decode(data, position)
             letter = lower[code]
             for phrase in range(first, last):
-                begin, stop = phrase_offsets[phrase], phrase_offsets[phrase + 1]
+                begin = phrase_offsets[phrase]
+                stop = phrase_offsets[phrase + 1]
                 if letter == phrases[begin] and _continues(
                     data, pieces, piece, position, lower, phrases[begin:stop]
                 ):
                     if phrase == 0:
                         return JAVASCRIPT
-                    verdict, first, last = POLICY, 0, 1 if javascript else 0
+                    verdict = POLICY
+                    first = 0
+                    last = 1 if javascript else 0
                     break
             position += width
     return verdict

@@ -152,9 +152,11 @@ def _drop_lines(
     counted_offsets: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
-    edits, edit_count = new_rows(), 0
+    edits = new_rows()
+    edit_count = 0
     firsts = np.zeros(number + 1, np.int64)
-    counts, sizes = np.zeros((number, 5), np.int64), np.zeros((number, 5), np.int64)
+    counts = np.zeros((number, 5), np.int64)
+    sizes = np.zeros((number, 5), np.int64)
     lines = new_rows()
     for text in range(number):
         lines, last = _push_lines(lines, data, offsets[text], offsets[text + 1])
@@ -170,7 +172,8 @@ def _drop_lines(
                 continue
             kept = first
             for line in range(first, last):
-                begin, end = lines[line, BEGIN], lines[line, END]
+                begin = lines[line, BEGIN]
+                end = lines[line, END]
                 if rule == UPPERCASE:
                     is_removed = (
                         begin < end
@@ -241,7 +244,8 @@ def _ratio(
     data: np.ndarray, begin: int, end: int, classes: np.ndarray, flag: int
 ) -> float:
     """Share of the code points that have a flag."""
-    flagged, length = 0, 0
+    flagged = 0
+    length = 0
     while begin < end:
         code, width = decode(data, begin)
         flagged += classes[code] & flag != 0
@@ -333,7 +337,8 @@ def more_words(
     data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: int
 ) -> bool:
     """Return True if a range has more than `most` words."""
-    words, in_word = 0, False
+    words = 0
+    in_word = False
     while begin < end:
         code, width = decode(data, begin)
         space = flags[code] & SPACE != 0
@@ -359,14 +364,17 @@ def _cut_substrings(
     sizes: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     number = len(offsets) - 1
-    edits, edit_count = new_rows(), 0
+    edits = new_rows()
+    edit_count = 0
     firsts = np.zeros(number + 1, np.int64)
     pieces = new_rows()
     for text in range(number):
-        begin, piece_count = offsets[text], 0
+        begin = offsets[text]
+        piece_count = 0
         while True:
             end = skip_to_newlines(data, begin, offsets[text + 1], 1)
-            first_piece, removed_bytes = piece_count, 0
+            first_piece = piece_count
+            removed_bytes = 0
             if end - begin >= len(phrase) and not more_words(
                 data, begin, end, flags, most_words
             ):
@@ -377,7 +385,8 @@ def _cut_substrings(
                 pieces = push(pieces, piece_count, begin, end, 1)
                 piece_count += 1
             if begin < end and _is_blank(data, pieces[first_piece:piece_count], flags):
-                piece_count, removed_bytes = first_piece, end - begin
+                piece_count = first_piece
+                removed_bytes = end - begin
             counts[text, SUBSTRINGS] += removed_bytes > 0
             sizes[text, SUBSTRINGS] += removed_bytes
             if end == offsets[text + 1]:
@@ -425,7 +434,9 @@ def _push_without(
             return push(pieces, count, begin, end, 1), count + 1, 0
         at = _before_space(data, begin, at, flags)
         return push(pieces, count, begin, at, 1), count + 1, end - at
-    is_line_begin, at, removed_bytes = 1, begin, 0
+    is_line_begin = 1
+    at = begin
+    removed_bytes = 0
     while at < end:
         code, width = decode(data, at)
         stop = 0
@@ -434,12 +445,11 @@ def _push_without(
         if stop:
             cut = _before_space(data, begin, at, flags)
             pieces = push(pieces, count, begin, cut, is_line_begin)
-            count, is_line_begin, removed_bytes = (
-                count + 1,
-                0,
-                removed_bytes + stop - cut,
-            )
-            begin, at = stop, stop
+            count = count + 1
+            is_line_begin = 0
+            removed_bytes = removed_bytes + stop - cut
+            begin = stop
+            at = stop
         else:
             at += width
     return push(pieces, count, begin, end, is_line_begin), count + 1, removed_bytes
@@ -495,13 +505,17 @@ def _long_runs(
     data: np.ndarray, offsets: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
-    firsts, sizes = np.zeros(number + 1, np.int64), np.zeros(number, np.int64)
+    firsts = np.zeros(number + 1, np.int64)
+    sizes = np.zeros(number, np.int64)
     capacity = (offsets[number] - offsets[0]) // (most + 1) + 1
-    begins, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    begins = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
     count = 0
     for text in range(number):
-        begin, end = offsets[text], offsets[text + 1]
-        run, run_end = 0, begin
+        begin = offsets[text]
+        end = offsets[text + 1]
+        run = 0
+        run_end = begin
         for position in range(begin, end):
             if data[position] != NEWLINE:
                 continue

@@ -61,12 +61,11 @@ def mask(texts: pa.Array, options: Mask) -> tuple[pa.Array, np.ndarray, np.ndarr
     data, offsets = text_buffers(texts)
     is_masked = np.array([kind in options.kinds for kind in KINDS], bool)
     rows, firsts = find_anchors(data, offsets, is_masked)
-    anchors, bounds = rows[:, :2].tolist(), firsts.tolist()
+    anchors = rows[:, :2].tolist()
+    bounds = firsts.tolist()
     edits: list[Sequence[Edit]] = []
-    counts, sizes = (
-        np.zeros((len(texts), len(KINDS)), np.int64),
-        np.zeros((len(texts), len(KINDS)), np.int64),
-    )
+    counts = np.zeros((len(texts), len(KINDS)), np.int64)
+    sizes = np.zeros((len(texts), len(KINDS)), np.int64)
     for number in range(len(texts)):
         text_anchors = anchors[bounds[number] : bounds[number + 1]]
         if not text_anchors:
@@ -103,7 +102,8 @@ def find_pii(text: bytes, anchors: Sequence[Sequence[int]]) -> list[Found]:
     """
     accepted: list[Found] = []
     for number, kind in enumerate(KINDS):
-        last_end, spans = 0, []
+        last_end = 0
+        spans = []
         for anchor in (
             place for place, anchor_kind in anchors if anchor_kind == number
         ):
@@ -119,7 +119,8 @@ def _merge(accepted: list[Found], spans: list[Found]) -> list[Found]:
     """Merge sorted spans, without those in `spans` that overlap an accepted one."""
     if not accepted or not spans:
         return accepted or spans
-    disjoint, index = [], 0
+    disjoint = []
+    index = 0
     for span in spans:
         while index < len(accepted) and accepted[index][1] <= span[0]:
             index += 1

@@ -206,10 +206,8 @@ def _may_begin(text: bytes, at: int) -> bool:
     """Return True if an address may begin at `at`: not within a name; after a slash or
     hyphen only in a URL or range.
     """
-    previous, before_previous = (
-        text[max(0, at - 1) : at],
-        text[max(0, at - 2) : max(0, at - 1)],
-    )
+    previous = text[max(0, at - 1) : at]
+    before_previous = text[max(0, at - 2) : max(0, at - 1)]
     if previous == b"/":
         return not _WORD.match(before_previous)
     if previous == b"-":
@@ -609,7 +607,8 @@ def is_north_american(digits: bytes) -> bool:
     digits = digits[1:] if len(digits) == 11 and digits.startswith(b"1") else digits
     if len(digits) != 10 or _is_fictitious(digits):
         return False
-    area, exchange = digits[:3], digits[3:6]
+    area = digits[:3]
+    exchange = digits[3:6]
     return all(
         part[0] >= 0x32 and not part.endswith(b"11") for part in (area, exchange)
     )
@@ -646,10 +645,12 @@ def find_anchors(
         per text its first row (int64 of shape (n + 1,)).
     """
     number = len(offsets) - 1
-    rows, count = new_rows(), 0
+    rows = new_rows()
+    count = 0
     firsts = np.zeros(number + 1, np.int64)
     for text in range(number):
-        begin, end = offsets[text], offsets[text + 1]
+        begin = offsets[text]
+        end = offsets[text + 1]
         for at in range(begin, end):
             byte = data[at]
             # most of every text: lower-case letters, spaces, non-ASCII
@@ -730,7 +731,8 @@ def _begins_ipv4(data: np.ndarray, at: int, end: int) -> bool:
     for _ in range(3):
         digits = 0
         while at < end and is_digit(data[at]) and digits < 3:
-            at, digits = at + 1, digits + 1
+            at = at + 1
+            digits = digits + 1
         if digits == 0 or at >= end or data[at] != 0x2E:
             return False
         at += 1
@@ -750,11 +752,13 @@ def _digits_from(data: np.ndarray, at: int, end: int, gap: int, marks: bool) -> 
     Separators are space, no-break space and `-`, and with `marks` also `.`, `/`, `+`
     and parentheses.
     """
-    digits, separators = 0, 0
+    digits = 0
+    separators = 0
     while at < end and digits < LEAST_CARD_DIGITS:
         byte = data[at]
         if is_digit(byte):
-            digits, separators = digits + 1, 0
+            digits = digits + 1
+            separators = 0
             at += 1
             continue
         width = 0

@@ -121,7 +121,8 @@ def _repairs(
     repair: Repair,
 ) -> Iterator[Edit]:
     for number in lines:
-        begin, end = int(begins[number]), int(ends[number])
+        begin = int(begins[number])
+        end = int(ends[number])
         line = data[begin:end].tobytes().decode("utf-8")
         repaired = repair(line, bool(html[number]))
         if repaired != line:
@@ -163,20 +164,20 @@ def _lines_to_repair(
     """
     number = len(offsets) - 1
     firsts = np.zeros(number + 1, np.int64)
-    begins, ends, html = (
-        np.empty(64, np.int64),
-        np.empty(64, np.int64),
-        np.empty(64, np.bool_),
-    )
+    begins = np.empty(64, np.int64)
+    ends = np.empty(64, np.int64)
+    html = np.empty(64, np.bool_)
     count = 0
     for text in range(number):
-        begin, is_html = offsets[text], False
+        begin = offsets[text]
+        is_html = False
         while begin < offsets[text + 1]:
             end = min(
                 skip_to_newlines(data, begin, offsets[text + 1], 1) + 1,
                 offsets[text + 1],
             )
-            is_plain, opens = True, False
+            is_plain = True
+            opens = False
             for byte in data[begin:end]:
                 is_plain &= byte == 0x0A or (
                     first_plain <= byte <= last_plain and byte != special
@@ -184,7 +185,9 @@ def _lines_to_repair(
                 opens |= byte == 0x3C
             if not is_plain:
                 if count == len(begins):
-                    begins, ends, html = _double(begins), _double(ends), _double(html)
+                    begins = _double(begins)
+                    ends = _double(ends)
+                    html = _double(html)
                 begins[count], ends[count], html[count] = begin, end, is_html
                 count += 1
             is_html |= opens

@@ -103,14 +103,18 @@ def normalise_url(url: str) -> str:
     Idempotent. A string without a host (`mailto:x`, `/path`) is only trimmed.
     """
     url = url.strip(_TRIMMED)
-    without_scheme, scheme = url, ""
+    without_scheme = url
+    scheme = ""
     if web_match := _WEB.match(url):
         without_scheme = url[web_match.end() :]
     elif scheme_match := _OTHER_SCHEME.match(url):
-        without_scheme, scheme = url[scheme_match.end() :], scheme_match[0].lower()
+        without_scheme = url[scheme_match.end() :]
+        scheme = scheme_match[0].lower()
     parts = _PARTS.match(without_scheme)
     assert parts is not None  # it matches every string
-    authority, path, query = parts[1], parts[2], parts[3]
+    authority = parts[1]
+    path = parts[2]
+    query = parts[3]
     if without_scheme is not url:
         authority = authority.rpartition("@")[2]
     authority_match = _AUTHORITY.fullmatch(authority)

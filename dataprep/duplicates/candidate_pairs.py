@@ -15,18 +15,22 @@ text is compared with an older one.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.duplicates.components import pairs_array, pairs_table
+from gristmill.dataprep.duplicates.components import (
+    distinct_pairs,
+    pairs_array,
+    pairs_table,
+)
 from gristmill.dataprep.duplicates.dedup_index import DedupPlan, spread_to_copies
 from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY
 from gristmill.dataprep.duplicates.shingles import similarities
@@ -40,8 +44,13 @@ from gristmill.dataprep.duplicates.sketches import (
     load_sketches,
     read_sketches,
 )
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled
-from gristmill.dataprep.jobs.tasks import Done, Task, run_name
+from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    PartitionTask,
+    ShardTask,
+    run_name,
+)
 from gristmill.dataprep.shuffle_format import (
     PARTITION_BYTES,
     group_starts,
@@ -77,6 +86,52 @@ class Bucket(NamedTuple):
     example: int
 
 
+class FoundBuckets(TypedDict):
+    """Result of a candidate task: oversized buckets of its partition.
+
+    Attributes:
+        oversized: their number.
+        largest: fields of the largest `Bucket`s.
+    """
+
+    oversized: int
+    largest: Sequence[Sequence[int]]
+
+
+class VerifiedPairs(TypedDict):
+    """Result of a verifying task.
+
+    Attributes:
+        runs: runs of pairs, each with a file of links.
+        linked: duplicate pairs.
+        matched: matches with older documents.
+    """
+
+    runs: int
+    candidates: int
+    linked: int
+    matched: int
+
+
+@dataclass(frozen=True)
+class OversizedBucket:
+    """Large bucket, with an example document.
+
+    Attributes:
+        size: number of different texts.
+        key: 16 hexadecimal digits.
+        band: number of the MinHash band.
+        id: of the example, in hexadecimal digits.
+        locator: of the example.
+    """
+
+    size: int
+    key: str
+    band: int
+    id: str
+    locator: str
+
+
 @dataclass(frozen=True)
 class Candidates:
     """Candidate pairs from the keys of one partition.
@@ -110,12 +165,10 @@ def candidate_pairs(
     """
     is_new = documents < num_new
     order = np.lexsort((ranks, is_new, texts, keys))
-    keys, documents, texts, ranks = (
-        keys[order],
-        documents[order],
-        texts[order],
-        ranks[order],
-    )
+    keys = keys[order]
+    documents = documents[order]
+    texts = texts[order]
+    ranks = ranks[order]
     is_new = is_new[order]
     first = np.ones(len(keys), bool)
     first[1:] = (keys[1:] != keys[:-1]) | (texts[1:] != texts[:-1])
@@ -145,14 +198,6 @@ def candidate_pairs(
             for position, size in oversized
         ],
     )
-
-
-def distinct_pairs(pairs: np.ndarray) -> np.ndarray:
-    """Distinct pairs (int64 of shape (n, 2)) in ascending order."""
-    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-    new = np.ones(len(pairs), bool)
-    new[1:] = (pairs[1:] != pairs[:-1]).any(axis=1)
-    return pairs[new]
 
 
 def shared_keys(keys: np.ndarray) -> np.ndarray:
@@ -244,16 +289,13 @@ class Comparison(NamedTuple):
 
 
 def find_candidates(
-    task: Task, plan: DedupPlan, keys: Shuffled
-) -> Generator[Sent, None, Done]:
+    task: PartitionTask, plan: DedupPlan, keys: Shuffled
+) -> Sending[FoundBuckets]:
     """Pair the documents that share a key of one partition, and send each pair to the
     partition of its first document.
 
     Sends one run of pairs at a time and, to the shards of the documents, the partitions
     that need their sketches.
-
-    Returns:
-        number of `oversized` buckets, and the `largest` of them (size, key, example).
     """
     buckets: list[Bucket] = []
     oversized = 0
@@ -277,13 +319,12 @@ def find_candidates(
     return Done([], {"oversized": oversized, "largest": buckets})
 
 
-def fetch(task: Task, plan: DedupPlan, wanted: Shuffled) -> Generator[Sent, None, Done]:
-    """Send the sketches of one shard's documents to the partitions of their pairs;
-    payload `shard`.
-    """
+def fetch(task: ShardTask, plan: DedupPlan, wanted: Shuffled) -> Sending:
+    """Send the sketches of one shard's documents to the partitions of their pairs."""
     shard = task.payload["shard"]
     rows = distinct_pairs(pairs_array(wanted.read(shard))[:, ::-1])
-    partitions, documents = rows[:, 0], rows[:, 1]
+    partitions = rows[:, 0]
+    documents = rows[:, 1]
     batch = pa.Table.from_batches([read_sketches(plan.work, task.name)])
     places = np.searchsorted(
         batch["row"].to_numpy(), documents - plan.numbering.starts[shard]
@@ -353,10 +394,8 @@ def _choose_keys(keys: pa.Table, part: int, parts: int) -> pa.Table:
 
 def _most_pairs(sizes: np.ndarray) -> np.ndarray:
     """Maximum number of pairs in buckets of these sizes."""
-    small_bucket, large_bucket = (
-        sizes * (sizes - 1) // 2,
-        2 * sizes + LARGEST_BUCKET * (LARGEST_BUCKET - 1) // 2,
-    )
+    small_bucket = sizes * (sizes - 1) // 2
+    large_bucket = 2 * sizes + LARGEST_BUCKET * (LARGEST_BUCKET - 1) // 2
     most: np.ndarray = np.where(sizes > LARGEST_BUCKET, large_bucket, small_bucket)
     return most
 
@@ -365,7 +404,8 @@ def cut_runs(costs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
     """Cut n costs into runs (begin, end) of less than twice `most`; an item that costs
     more than `most` is alone.
     """
-    number, alone = (np.cumsum(costs) - 1) // most, np.flatnonzero(costs > most)
+    number = (np.cumsum(costs) - 1) // most
+    alone = np.flatnonzero(costs > most)
     begins = np.concatenate(
         [[0], np.flatnonzero(np.diff(number)) + 1, alone, alone + 1, [len(costs)]]
     )
@@ -381,30 +421,32 @@ def largest_buckets(buckets: Iterable[Bucket]) -> list[Bucket]:
 
 def describe_buckets(
     plan: DedupPlan, buckets: Iterable[Bucket]
-) -> list[dict[str, Any]]:
-    """Describe buckets by `size` (different texts), `key`, `band`, and `id` and
-    `locator` of an example.
-    """
-    described, source = [], ShardSketches(plan.work, plan.numbering)
+) -> list[OversizedBucket]:
+    """Describe buckets for the summary."""
+    described = []
+    source = ShardSketches(plan.work, plan.numbering)
     for bucket in buckets:
         example = np.array([bucket.example])
         (document,) = load_columns(source, example, ["id", "locator"]).to_pylist()
         bands = load_sketches(source, example).bands[0]
         described.append(
-            {
-                "size": bucket.size,
-                "key": f"{bucket.key:016x}",
-                "band": int(np.argmax(bands == bucket.key)),
-                "id": document["id"].hex(),
-                "locator": document["locator"],
-            }
+            OversizedBucket(
+                size=bucket.size,
+                key=f"{bucket.key:016x}",
+                band=int(np.argmax(bands == bucket.key)),
+                id=document["id"].hex(),
+                locator=document["locator"],
+            )
         )
     return described
 
 
 def verify(
-    task: Task, plan: DedupPlan, pairs: Shuffled, sketches: Shuffled | None
-) -> Generator[Sent, None, Done]:
+    task: PartitionTask,
+    plan: DedupPlan,
+    pairs: Shuffled,
+    sketches: Shuffled | None,
+) -> Sending[VerifiedPairs]:
     """Keep the duplicate pairs of one partition: links within this run, and matches
     with older documents.
 
@@ -414,18 +456,15 @@ def verify(
 
     Args:
         sketches: sketches of the paired documents from `fetch`, or None.
-
-    Returns:
-        `runs`, and numbers of `candidates`, of `linked` pairs, and of pairs that
-        `matched` older documents.
     """
-    number, partition = plan.numbering.num_new, task.payload["partition"]
+    number = plan.numbering.num_new
+    partition = task.payload["partition"]
     first_document, last_document = (
         -(-position * number // plan.num_partitions)
         for position in (partition, partition + 1)
     )
     paths: list[Path] = []
-    counts = {"runs": 0, "candidates": 0, "linked": 0, "matched": 0}
+    counts = VerifiedPairs(runs=0, candidates=0, linked=0, matched=0)
     source = source_of(plan, sketches, partition)
     for run in pair_runs(
         pairs, partition, first_document, last_document, PAIRS_PER_RUN
@@ -440,13 +479,10 @@ def verify(
         yield Sent(
             MATCHES, matches, plan.numbering.shards_of(matches["left"].to_numpy())
         )
-        run_counts = {
-            "runs": 1,
-            "candidates": len(run),
-            "linked": int(is_duplicate.sum()),
-            "matched": len(matches),
-        }
-        counts = {name: counts[name] + run_counts[name] for name in counts}
+        counts["runs"] += 1
+        counts["candidates"] += len(run)
+        counts["linked"] += int(is_duplicate.sum())
+        counts["matched"] += len(matches)
     return Done(paths, counts)
 
 
@@ -489,10 +525,8 @@ def _matches(
     documents of equal text.
     """
     is_duplicate = ~within & (comparison.kind < CHAINED_KIND)
-    near, copies = (
-        ~within & comparison.near & (comparison.kind > 0),
-        within & (comparison.kind == 0),
-    )
+    near = ~within & comparison.near & (comparison.kind > 0)
+    copies = within & (comparison.kind == 0)
     spread, jaccard = spread_to_copies(
         pairs[near], comparison.jaccard[near], pairs[copies]
     )
@@ -547,10 +581,8 @@ def _compare(
 ) -> Comparison:
     documents = np.unique(np.concatenate([first, second]))
     sketches = load_sketches(source, documents)
-    first, second = (
-        np.searchsorted(documents, first),
-        np.searchsorted(documents, second),
-    )
+    first = np.searchsorted(documents, first)
+    second = np.searchsorted(documents, second)
     equal = (sketches.digests[first] == sketches.digests[second]).all(axis=1)
     same_url = (sketches.urls[first] == sketches.urls[second]).all(
         axis=1

@@ -148,15 +148,15 @@ def survivors_alike(
         int64 of shape (n,); and the number of rows kept without comparison with every
         other kept row.
     """
-    survivor, open_rows, uncompared = np.arange(len(order)), order, 0
+    survivor = np.arange(len(order))
+    open_rows = order
+    uncompared = 0
     spent = np.zeros(int(component.max(initial=-1)) + 1, np.int64)
     while len(open_rows):
         first = np.ones(len(open_rows), bool)
         first[1:] = component[open_rows[1:]] != component[open_rows[:-1]]
-        candidates, best = (
-            open_rows[~first],
-            open_rows[first][np.cumsum(first) - 1][~first],
-        )
+        candidates = open_rows[~first]
+        best = open_rows[first][np.cumsum(first) - 1][~first]
         is_duplicate = are_alike(candidates, best)
         survivor[candidates[is_duplicate]] = best[is_duplicate]
         open_rows = candidates[~is_duplicate]
@@ -268,7 +268,8 @@ def _reasons(
         )
         losers = members[key.column].take(pa.array(open_rows)).combine_chunks()
         differ = _differ(winners, losers)
-        rows, decided = open_rows[differ], pa.array(differ)
+        rows = open_rows[differ]
+        decided = pa.array(differ)
         decided_by[rows] = str(key)
         survivor_value[rows] = [
             _as_text(value) for value in winners.filter(decided).to_pylist()

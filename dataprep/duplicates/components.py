@@ -16,17 +16,22 @@ that fit into one partition need no rounds.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.duplicates.dedup_index import DedupPlan
-from gristmill.dataprep.jobs.shuffle import Sender, Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks
+from gristmill.dataprep.jobs.shuffle import Sender, Sending, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    OfPartition,
+    PartitionTask,
+    Result,
+    partition_tasks,
+)
 from gristmill.dataprep.shuffle_format import MOST_PARTITIONS, open_batches, task_file
 from gristmill.dataprep.text.kernels import kernel
 
@@ -53,7 +58,8 @@ def summarise(edges: np.ndarray) -> np.ndarray:
     Args:
         edges: int64 of shape (m, 2), rows (node, neighbour).
     """
-    node, neighbour = edges[:, 0], edges[:, 1]
+    node = edges[:, 0]
+    neighbour = edges[:, 1]
     smaller = np.where(neighbour < node, neighbour, -1)
     return join_summaries(
         np.stack([node, np.minimum(node, neighbour), smaller, neighbour], axis=1)
@@ -104,7 +110,7 @@ def large_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     """
     edges = edges[edges[:, 1] > edges[:, 0]]
     smallest = nodes[np.searchsorted(nodes[:, 0], edges[:, 0]), 1]
-    return _distinct(np.stack([edges[:, 1], smallest], axis=1))
+    return distinct_pairs(np.stack([edges[:, 1], smallest], axis=1))
 
 
 def small_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
@@ -121,7 +127,7 @@ def small_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     smallest = nodes[np.searchsorted(nodes[:, 0], edges[:, 0]), 1]
     node_edges = np.stack([edges[:, 0], smallest], axis=1)
     neighbour_edges = np.stack([edges[:, 1], smallest], axis=1)
-    return _distinct(
+    return distinct_pairs(
         np.concatenate(
             [
                 node_edges,
@@ -131,12 +137,12 @@ def small_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     )
 
 
-def _distinct(edges: np.ndarray) -> np.ndarray:
-    """Distinct edges in ascending order."""
-    edges = edges[np.lexsort((edges[:, 1], edges[:, 0]))]
-    new = np.ones(len(edges), bool)
-    new[1:] = (edges[1:] != edges[:-1]).any(axis=1)
-    return edges[new]
+def distinct_pairs(pairs: np.ndarray) -> np.ndarray:
+    """Distinct pairs (int64 of shape (n, 2)) in ascending order."""
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    is_new = np.ones(len(pairs), bool)
+    is_new[1:] = (pairs[1:] != pairs[:-1]).any(axis=1)
+    return pairs[is_new]
 
 
 def _groups(nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -151,10 +157,8 @@ def _roots(pairs: np.ndarray, nodes: int) -> np.ndarray:
     """Union-find with path halving that attaches the larger root to the smaller one."""
     parent = np.arange(nodes)
     for pair in range(len(pairs)):
-        first_root, second_root = (
-            _root(parent, pairs[pair, 0]),
-            _root(parent, pairs[pair, 1]),
-        )
+        first_root = _root(parent, pairs[pair, 0])
+        second_root = _root(parent, pairs[pair, 1])
         parent[max(first_root, second_root)] = min(first_root, second_root)
     for node in range(nodes):
         parent[node] = parent[parent[node]]
@@ -191,11 +195,14 @@ def find_components(
         the number of rounds, the labels by shard (see `labels_of`), and the number of
         labels.
     """
-    tasks, rounds = partition_tasks(num_partitions), 0
+    tasks = partition_tasks(num_partitions)
+    rounds = 0
 
     def run(
-        name: str, sender: Sender, number: int = num_partitions
-    ) -> tuple[list[dict[str, Any]], Shuffled]:
+        name: str,
+        sender: Sender[OfPartition, Result],
+        number: int = num_partitions,
+    ) -> tuple[list[Result], Shuffled]:
         results, sent = run_shuffle(name, tasks, sender, context, {name: number})
         return results, sent[name]
 
@@ -217,8 +224,8 @@ def find_components(
 
 
 def contract(
-    task: Task, plan: DedupPlan, links: Sequence[str], num_partitions: int
-) -> Generator[Sent, None, Done]:
+    task: PartitionTask, plan: DedupPlan, links: Sequence[str], num_partitions: int
+) -> Sending:
     """Contract the links of one partition's files to forests, LINKS_PER_RUN links at a
     time.
 
@@ -240,8 +247,8 @@ def contract(
 
 
 def make_large_stars(
-    task: Task, name: str, edges: Shuffled
-) -> Generator[Sent, None, Done]:
+    task: PartitionTask, name: str, edges: Shuffled
+) -> Sending[dict[str, int]]:
     """Run a large-star step over the nodes of one partition."""
     nodes = _summarise_all(edges, task)
     for run in _read_runs(edges, task):
@@ -249,9 +256,7 @@ def make_large_stars(
     return Done([], {"unsettled": count_unsettled(nodes)})
 
 
-def make_small_stars(
-    task: Task, name: str, edges: Shuffled
-) -> Generator[Sent, None, Done]:
+def make_small_stars(task: PartitionTask, name: str, edges: Shuffled) -> Sending:
     """Run a small-star step over the nodes of one partition."""
     nodes = _summarise_all(edges, task)
     for run in _read_runs(edges, task):
@@ -261,7 +266,9 @@ def make_small_stars(
     return Done()
 
 
-def label(task: Task, plan: DedupPlan, edges: Shuffled) -> Generator[Sent, None, Done]:
+def label(
+    task: PartitionTask, plan: DedupPlan, edges: Shuffled
+) -> Sending[dict[str, int]]:
     """Send (document, smallest document of its cluster) of one partition's stars to the
     shards of the documents.
     """
@@ -302,23 +309,25 @@ def _sent_edges(name: str, edges: np.ndarray, num_partitions: int) -> Sent:
     return Sent(name, pairs_table(edges), edges[:, 0] % num_partitions)
 
 
-def _read_runs(edges: Shuffled, task: Task) -> Iterator[np.ndarray]:
+def _read_runs(edges: Shuffled, task: PartitionTask) -> Iterator[np.ndarray]:
     """Edges of one partition in runs of about LINKS_PER_RUN; at least one run."""
     return _in_runs(map(pairs_array, edges.pieces(task.payload["partition"])))
 
 
 def _in_runs(parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    run, number = [_NONE], 0
+    run = [_NONE]
+    number = 0
     for part in parts:
         if number + len(part) > LINKS_PER_RUN:
             yield np.concatenate(run)
-            run, number = [_NONE], 0
+            run = [_NONE]
+            number = 0
         run.append(part)
         number += len(part)
     yield np.concatenate(run)
 
 
-def _summarise_all(edges: Shuffled, task: Task) -> np.ndarray:
+def _summarise_all(edges: Shuffled, task: PartitionTask) -> np.ndarray:
     nodes = summarise(_NONE)
     for run in _read_runs(edges, task):
         nodes = join_summaries(np.concatenate([nodes, summarise(run)]))

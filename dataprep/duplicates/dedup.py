@@ -19,10 +19,11 @@ does not change the result.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +32,10 @@ import pyarrow.compute as pc
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import merge_annotations
-from gristmill.dataprep.conservation import add_counts, balance
+from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
 from gristmill.dataprep.document_numbers import number_rows
 from gristmill.dataprep.documents import (
+    Inputs,
     annotate,
     judged_rows,
     read_shard,
@@ -46,6 +48,8 @@ from gristmill.dataprep.duplicates.candidate_pairs import (
     PAIRS,
     WANTED,
     Bucket,
+    FoundBuckets,
+    OversizedBucket,
     describe_buckets,
     fetch,
     find_candidates,
@@ -81,6 +85,7 @@ from gristmill.dataprep.duplicates.survivors import (
     DECISIONS,
     MEMBERS,
     TWINS,
+    Cluster,
     check_columns,
     count_member_partitions,
     decide,
@@ -91,13 +96,17 @@ from gristmill.dataprep.duplicates.survivors import (
 )
 from gristmill.dataprep.jobs.shuffle import (
     Sender,
-    Sent,
+    Sending,
     Shuffled,
     must_send,
     run_shuffle,
 )
 from gristmill.dataprep.jobs.tasks import (
     Done,
+    OfPartition,
+    OfShard,
+    PartitionTask,
+    ShardTask,
     Task,
     partition_tasks,
     run_names,
@@ -105,12 +114,88 @@ from gristmill.dataprep.jobs.tasks import (
     shard_tasks,
 )
 from gristmill.dataprep.shuffle_format import count_partitions, open_batches
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import Dedup
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class AgainstIndex:
+    """Index that the documents were compared with.
+
+    Attributes:
+        index: its name.
+        documents: number of documents in it.
+    """
+
+    index: str
+    documents: int
+
+
+@dataclass(frozen=True)
+class OversizedBuckets:
+    """Buckets of so many different texts that not all pairs were compared.
+
+    Attributes:
+        number: of buckets.
+        largest: of these.
+    """
+
+    number: int
+    largest: Sequence[OversizedBucket]
+
+
+@dataclass(frozen=True)
+class DedupSummary:
+    """Summary of a deduplication.
+
+    Attributes:
+        counts: documents by outcome.
+        clusters: survivors that represent two documents or more.
+        uncompared: kept documents of clusters too large to compare all.
+        dropped_by_rule: documents that each rule of `clusters` would drop.
+        largest_clusters: of `clusters`.
+        candidate_pairs: compared pairs of documents.
+        linked_pairs: pairs of duplicates.
+        oversized_buckets: see there.
+        star_rounds: rounds until all clusters were connected.
+        against: the indexes of older documents.
+        index: name of the written index.
+    """
+
+    counts: Counts
+    clusters: int
+    uncompared: int
+    dropped_by_rule: Mapping[str, int]
+    largest_clusters: Sequence[Cluster]
+    candidate_pairs: int
+    linked_pairs: int
+    oversized_buckets: OversizedBuckets
+    star_rounds: int
+    against: Sequence[AgainstIndex]
+    index: str | None
+
+
+class SketchPayload(TypedDict):
+    """Payload of a task that sketches a shard or reads the sketches of an index."""
+
+    start: int
+    """Number of the first document."""
+    index_file: str | None
+
+
+class Applied(Counted, total=False):
+    """Result of writing a shard's annotations, and its part of the index.
+
+    Attributes:
+        indexed: documents in the index.
+        ids: sum of their ids, in 32 hexadecimal digits.
+    """
+
+    indexed: int
+    ids: str
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSummary:
     """Find clusters of duplicates among the documents kept so far, and keep the
     survivors of each (`clusters.py`).
 
@@ -133,15 +218,6 @@ def run(
     Args:
         inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `dedup` section (`mixtures.steps.dedup.Dedup`).
-
-    Returns:
-        `counts`, `clusters` (survivors that represent two documents or more),
-        `largest_clusters` of these, `uncompared` (kept documents of clusters too large
-        to compare all), `dropped_by_rule` (number of documents that each rule of
-        `clusters` would drop), `candidate_pairs`, `linked_pairs`, `oversized_buckets`
-        (`number`, and the `largest` with size, key, band and an example),
-        `star_rounds`, `against` (name and documents of each index) and `index` (name of
-        the written index).
 
     Raises:
         ValueError: a key of `keep` is malformed or not a column.
@@ -207,37 +283,44 @@ def run(
         context,
     )
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
-    _warn_of_uncompared(sum(result["uncompared"] for result in decided), context)
+    uncompared = sum(result["uncompared"] for result in decided)
+    if uncompared:
+        context.warn(
+            f"{context.stage}: {uncompared:,} documents are in clusters too large to "
+            "compare each with every survivor; they are kept but for equal texts. "
+            "`clusters: connected` keeps one document of each cluster; clean or filter "
+            "what makes such pages alike first (largest_clusters)"
+        )
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
     buckets = largest_buckets(
         Bucket(*bucket) for result in candidates for bucket in result["largest"]
     )
-    return {
-        "counts": counts,
-        "clusters": sum(result["clusters"] for result in decided),
-        "uncompared": sum(result["uncompared"] for result in decided),
-        "dropped_by_rule": add_counts(result["dropped_by_rule"] for result in decided),
-        "largest_clusters": largest_clusters(
+    return DedupSummary(
+        counts=counts,
+        clusters=sum(result["clusters"] for result in decided),
+        uncompared=uncompared,
+        dropped_by_rule=add_counts(result["dropped_by_rule"] for result in decided),
+        largest_clusters=largest_clusters(
             [cluster for result in decided for cluster in result["largest_clusters"]]
         ),
-        "candidate_pairs": sum(result["candidates"] for result in verified),
-        "linked_pairs": sum(result["linked"] for result in verified),
-        "oversized_buckets": {
-            "number": sum(result["oversized"] for result in candidates),
-            "largest": describe_buckets(plan, buckets),
-        },
-        "star_rounds": rounds,
-        "against": [
-            {"index": index.name, "documents": index.documents}
-            for index in plan.indexes
-        ],
-        "index": finish_index(plan, applied) if section.index else None,
-    }
+        candidate_pairs=sum(result["candidates"] for result in verified),
+        linked_pairs=sum(result["linked"] for result in verified),
+        oversized_buckets=OversizedBuckets(
+            sum(result["oversized"] for result in candidates),
+            describe_buckets(plan, buckets),
+        ),
+        star_rounds=rounds,
+        against=[AgainstIndex(index.name, index.documents) for index in plan.indexes],
+        index=finish_index(plan, applied) if section.index else None,
+    )
 
 
 def _find_pairs(
-    plan: DedupPlan, partitions: Sequence[Task], find: Sender, context: Context
-) -> tuple[list[dict[str, Any]], Shuffled, Shuffled | None]:
+    plan: DedupPlan,
+    partitions: Sequence[PartitionTask],
+    find: Sender[OfPartition, FoundBuckets],
+    context: Context,
+) -> tuple[list[FoundBuckets], Shuffled, Shuffled | None]:
     """Results of the candidate tasks, the pairs, and the sketches of the pairs if
     sketches are sent.
     """
@@ -246,7 +329,7 @@ def _find_pairs(
         results, streams = run_shuffle("candidates", partitions, find, context, numbers)
         return results, streams[PAIRS], None
     tasks = [
-        Task(shard, {"shard": number})
+        Task(shard, OfShard(shard=number))
         for number, shard in enumerate(plan.numbering.shards)
     ]
     results, streams = run_shuffle(
@@ -264,19 +347,7 @@ def _find_pairs(
     return results, streams[PAIRS], fetched[FETCHED]
 
 
-def _warn_of_uncompared(documents: int, context: Context) -> None:
-    if documents:
-        context.warn(
-            f"{context.stage}: {documents:,} documents are in clusters too large to "
-            "compare each with every survivor; they are kept but for equal texts. "
-            "`clusters: connected` keeps one document of each cluster; clean or filter "
-            "what makes such pages alike first (largest_clusters)"
-        )
-
-
-def make_plan(
-    inputs: Mapping[str, Path], section: Dedup, out: Path, context: Context
-) -> DedupPlan:
+def make_plan(inputs: Inputs, section: Dedup, out: Path, context: Context) -> DedupPlan:
     """Number the documents and choose the number of partitions for their keys."""
     indexes = [open_index(location, section) for location in section.against]
     new_files = [inputs["ingest"] / shard for shard in shard_names(inputs["ingest"])]
@@ -303,7 +374,7 @@ def make_plan(
     )
 
 
-def sketch_tasks(plan: DedupPlan) -> list[Task]:
+def sketch_tasks(plan: DedupPlan) -> list[Task[SketchPayload]]:
     """Tasks for the shards of this run, followed by tasks for the files of the
     indexes.
     """
@@ -315,14 +386,14 @@ def sketch_tasks(plan: DedupPlan) -> list[Task]:
         *(path.stat().st_size for path in index_files),
     ]
     return [
-        Task(shard, {"start": int(start), "index_file": file}, size)
+        Task(shard, SketchPayload(start=int(start), index_file=file), size)
         for shard, start, file, size in zip(
             plan.numbering.shards, plan.numbering.starts, files, sizes, strict=False
         )
     ]
 
 
-def sketch(task: Task, plan: DedupPlan) -> Generator[Sent, None, Done]:
+def sketch(task: Task[SketchPayload], plan: DedupPlan) -> Sending:
     """Sketch the documents of one shard, or read their sketches from an index."""
     index_file = task.payload["index_file"]
     paths = [sketch_path(plan.work, task.name)]
@@ -344,10 +415,11 @@ def sketch(task: Task, plan: DedupPlan) -> Generator[Sent, None, Done]:
     return Done(paths)
 
 
-def apply(task: Task, plan: DedupPlan, decisions: Shuffled) -> Done:
+def apply(task: ShardTask, plan: DedupPlan, decisions: Shuffled) -> Done[Applied]:
     """Write the annotations of one shard, and its part of the index."""
     shard = read_shard(plan.inputs, task.name, ["id", "source"])
-    documents, rows = shard.documents, shard.rows
+    documents = shard.documents
+    rows = shard.rows
     judged = judged_rows(documents, rows, plan.section.sources)
     sizes_and_errors = open_batches(seen_path(plan.work, task.name)).get_batch(0)
     errors = sizes_and_errors["error"].take(pa.array(judged))
@@ -393,7 +465,7 @@ def apply(task: Task, plan: DedupPlan, decisions: Shuffled) -> Done:
     )
 
 
-def finish_index(plan: DedupPlan, applied: Sequence[Mapping[str, Any]]) -> str:
+def finish_index(plan: DedupPlan, applied: Sequence[Applied]) -> str:
     """Write the header that marks the index as finished; returns its name."""
     sums = (int(result["ids"], 16) for result in applied)
     return write_header(

@@ -16,10 +16,9 @@ together with the new ones.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +33,7 @@ from gristmill.core.files import (
     write_json,
 )
 from gristmill.dataprep.document_numbers import Numbering
-from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, read_table
+from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, Inputs, read_table
 from gristmill.dataprep.duplicates.sketches import (
     binary_numbers,
     read_sketches,
@@ -42,7 +41,10 @@ from gristmill.dataprep.duplicates.sketches import (
     unpack_sketches,
 )
 from gristmill.dataprep.jobs.shuffle import Shuffled
-from gristmill.dataprep.jobs.tasks import Task, partition_tasks
+from gristmill.dataprep.jobs.tasks import (
+    PartitionTask,
+    partition_tasks,
+)
 from gristmill.mixtures.steps.dedup import Dedup
 
 FOLDER, HEADER = "index", "index.json"
@@ -82,7 +84,7 @@ class Index:
     files: Sequence[Path]
 
 
-def parameters(section: Dedup) -> dict[str, Any]:
+def parameters(section: Dedup) -> dict[str, str | int | None]:
     """Parameters that two comparable indexes share; None for a feature that the section
     switches off.
     """
@@ -119,7 +121,8 @@ def open_index(location: str, section: Dedup) -> Index:
             "stage `dedup` that ran to its end with `index: true`"
         )
     header = read_json(path / HEADER)
-    required, recorded = parameters(section), header["parameters"]
+    required = parameters(section)
+    recorded = header["parameters"]
     for field in required:
         if required[field] is not None and recorded.get(field) != required[field]:
             raise IndexMismatchError(
@@ -203,9 +206,9 @@ def sum_of_ids(ids: pa.ChunkedArray) -> int:
 class DedupPlan:
     """Settings shared by all tasks of the stage."""
 
-    inputs: Mapping[str, Path]
+    inputs: Inputs
     """Inputs with merged annotations (see `measuring.merge_annotations`)."""
-    measured: Mapping[str, Path]
+    measured: Inputs
     """Inputs with every annotating stage."""
     section: Dedup
     indexes: Sequence[Index]
@@ -230,7 +233,7 @@ class DedupPlan:
         ]
         return indexes
 
-    def partitions(self) -> list[Task]:
+    def partitions(self) -> list[PartitionTask]:
         """Tasks for the partitions of the keys, and of the pairs."""
         return partition_tasks(self.num_partitions)
 

@@ -48,10 +48,13 @@ def _signatures(
     result = np.full((len(offsets) - 1, len(a)), np.uint32(0xFFFFFFFF), np.uint32)
     for text in range(len(offsets) - 1):
         row = result[text]
-        position, end = offsets[text], offsets[text + 1]
+        position = offsets[text]
+        end = offsets[text + 1]
         while end - position >= 4:
-            first, second = fmix32(hashes[position]), fmix32(hashes[position + 1])
-            third, fourth = fmix32(hashes[position + 2]), fmix32(hashes[position + 3])
+            first = fmix32(hashes[position])
+            second = fmix32(hashes[position + 1])
+            third = fmix32(hashes[position + 2])
+            fourth = fmix32(hashes[position + 3])
             for k in range(len(a)):
                 lower_pair = min(
                     np.uint32(a[k] * first + b[k]), np.uint32(a[k] * second + b[k])

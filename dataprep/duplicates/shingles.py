@@ -97,9 +97,12 @@ def _similarities(
 
 @kernel
 def _count_shared(first: np.ndarray, second: np.ndarray) -> int:
-    shared, i, j = 0, 0, 0
+    shared = 0
+    i = 0
+    j = 0
     while i < len(first) and j < len(second):
-        a, b = first[i], second[j]
+        a = first[i]
+        b = second[j]
         shared += a == b
         i += a <= b
         j += b <= a
@@ -154,7 +157,9 @@ def _word_hashes(
     ascii_words: np.ndarray,
 ) -> np.ndarray:
     words = np.empty((end - begin) // 2 + 1, np.uint64)
-    count, length, value = 0, np.uint64(0), np.uint64(0)
+    count = 0
+    length = np.uint64(0)
+    value = np.uint64(0)
     position = begin
     while position < end:
         byte = data[np.uint64(position)]
@@ -167,14 +172,18 @@ def _word_hashes(
                 length += np.uint64(1)
             elif length > 0:
                 words[count] = fmix64(value + length)
-                count, length, value = count + 1, np.uint64(0), np.uint64(0)
+                count = count + 1
+                length = np.uint64(0)
+                value = np.uint64(0)
             continue
         code, width = decode(data, position)
         position += width
         flag = flags[code]
         if length > 0 and (flag & WORD == 0 or flag & ALONE != 0):
             words[count] = fmix64(value + length)
-            count, length, value = count + 1, np.uint64(0), np.uint64(0)
+            count = count + 1
+            length = np.uint64(0)
+            value = np.uint64(0)
         if flag & WORD == 0:
             continue
         value = (value ^ np.uint64(lower[code])) * _ODD
@@ -182,7 +191,9 @@ def _word_hashes(
         length += np.uint64(1)
         if flag & ALONE != 0:
             words[count] = fmix64(value + length)
-            count, length, value = count + 1, np.uint64(0), np.uint64(0)
+            count = count + 1
+            length = np.uint64(0)
+            value = np.uint64(0)
     if length > 0:
         words[count] = fmix64(value + length)
         count += 1

@@ -22,7 +22,7 @@ from gristmill.core.files import atomic_write
 from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
 from gristmill.dataprep.document_numbers import Numbering
-from gristmill.dataprep.documents import judged_rows, read_shard
+from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import (
     ShingleSets,
@@ -70,7 +70,7 @@ def seen_path(work: Path, shard: str) -> Path:
 
 
 def sketch_shard(
-    inputs: Mapping[str, Path], shard: str, section: Dedup
+    inputs: Inputs, shard: str, section: Dedup
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Sketch the judged documents of a shard.
 

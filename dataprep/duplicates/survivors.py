@@ -9,9 +9,9 @@ table of duplicates.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from gristmill.core.files import atomic_write
 from gristmill.dataprep.documents import (
     JUDGEMENT_COLUMNS,
     ROW_GROUP_ROWS,
+    Inputs,
     annotation_stages,
     read_annotations,
     read_documents,
@@ -56,12 +57,16 @@ from gristmill.dataprep.duplicates.sketches import (
     load_columns,
     read_sketches,
 )
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled
-from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    PartitionTask,
+    ShardTask,
+)
 from gristmill.dataprep.shuffle_format import MOST_PARTITIONS
 
 
-def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
+def measured_columns(inputs: Inputs) -> dict[str, tuple[str, str]]:
     """Columns of the earlier steps by name, as from `qualified`."""
     columns: dict[str, list[str]] = {}
     for step in annotation_stages(inputs):
@@ -75,7 +80,7 @@ def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
     return qualified(columns)
 
 
-def check_columns(inputs: Mapping[str, Path], keys: Sequence[KeepKey]) -> None:
+def check_columns(inputs: Inputs, keys: Sequence[KeepKey]) -> None:
     """Raise ValueError if a key is not a column, unless there are no documents."""
     if not any(inputs["ingest"].glob("part-*.parquet")):
         return
@@ -83,7 +88,7 @@ def check_columns(inputs: Mapping[str, Path], keys: Sequence[KeepKey]) -> None:
 
 
 def read_columns(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     rows: np.ndarray,
     keys: Sequence[KeepKey],
@@ -167,24 +172,55 @@ def count_member_partitions(num_members: int) -> int:
     return min(max(-(-num_members // MEMBERS_PER_PARTITION), 1), MOST_PARTITIONS)
 
 
+class Cluster(TypedDict):
+    """Cluster of duplicates; ids are in hexadecimal digits.
+
+    Attributes:
+        cluster: smallest id in it.
+        size: number of documents that the survivor represents, including itself.
+    """
+
+    cluster: str
+    survivor: str
+    size: int
+
+
+class Dropped(TypedDict):
+    """Documents that the rules of clusters drop or cannot compare.
+
+    Attributes:
+        uncompared: documents of clusters too large to compare all.
+        dropped_by_rule: documents that each rule would drop.
+    """
+
+    uncompared: int
+    dropped_by_rule: dict[str, int]
+
+
+class Decided(Dropped):
+    """Result of a task that decides."""
+
+    clusters: int
+    """Survivors that represent two documents or more."""
+    largest_clusters: list[Cluster]
+
+
 def gather_members(
-    task: Task,
+    task: ShardTask,
     plan: DedupPlan,
     keys: Sequence[KeepKey],
     labels: Shuffled,
     matches: Shuffled,
     num_partitions: int,
-) -> Generator[Sent, None, Done]:
+) -> Sending:
     """Send the cluster members of one shard, with the columns of the keys, to the
     partitions of their clusters.
 
     Their sketches are included if the plan sends sketches.
     """
     shard = task.payload["shard"]
-    labels_here, matches_here = (
-        labels_of(labels, shard),
-        best_matches(plan, shard, matches),
-    )
+    labels_here = labels_of(labels, shard)
+    matches_here = best_matches(plan, shard, matches)
     documents = np.union1d(labels_here[:, 0], matches_here["document"].to_numpy())
     # a document without links within this run is its own cluster
     components = documents.copy()
@@ -230,21 +266,16 @@ def gather_members(
 
 
 def decide(
-    task: Task,
+    task: PartitionTask,
     plan: DedupPlan,
     keys: Sequence[KeepKey],
     members: Shuffled,
     num_ranges: int,
-) -> Generator[Sent, None, Done]:
+) -> Sending[Decided]:
     """Choose the survivors of every cluster of one partition.
 
     Sends the decisions by shard, and the table of duplicates by the range of the
     cluster's id.
-
-    Returns:
-        `clusters` (number of survivors that represent two documents or more),
-        `largest_clusters` of these, number of `uncompared` documents in clusters that
-        are too large, and number of documents that each rule drops (`dropped_by_rule`).
     """
     partition = task.payload["partition"]
     rows = members.read(partition, _without_sketches)
@@ -280,10 +311,8 @@ def _without_sketches(members: pa.Table) -> pa.Table:
 
 def _decide(
     plan: DedupPlan, source: Source, members: pa.Table, keys: Sequence[KeepKey]
-) -> tuple[pa.Table, np.ndarray, dict[str, Any]]:
-    """Table with one row per member, mask of the survivors (bool), and the counts of
-    `_survivors`.
-    """
+) -> tuple[pa.Table, np.ndarray, Dropped]:
+    """Table with one row per member, mask of the survivors (bool), and counts."""
     names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
     values = members.select(names).rename_columns(
         [name.removeprefix(KEEP_PREFIX) for name in names]
@@ -350,20 +379,16 @@ def _survivors(
     members: pa.Table,
     values: pa.Table,
     keys: Sequence[KeepKey],
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """Row of each member's survivor by the section's rule, and the counts `uncompared`
-    and `dropped_by_rule`.
-    """
+) -> tuple[np.ndarray, Dropped]:
+    """Row of each member's survivor by the section's rule, and counts."""
     by_component = survivors_of_components(values, keys)
     if not len(members):
         return by_component, {
             "uncompared": 0,
             "dropped_by_rule": dict.fromkeys(RULES, 0),
         }
-    documents, matched = (
-        members["document"].to_numpy(),
-        members[MATCHED].to_numpy() == 1,
-    )
+    documents = members["document"].to_numpy()
+    matched = members[MATCHED].to_numpy() == 1
     digests = load_columns(source, documents, ["digest"])["digest"].combine_chunks()
     texts = digests.dictionary_encode().indices.to_numpy().astype(np.int64)
     # A dropped document cannot be a survivor, so documents that match an older one form
@@ -395,17 +420,15 @@ def _survivors(
     }
 
 
-def largest_clusters(clusters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def largest_clusters(clusters: list[Cluster]) -> list[Cluster]:
     """Select the LARGEST_CLUSTERS largest clusters; ties are sorted by id."""
     return sorted(clusters, key=lambda cluster: (-cluster["size"], cluster["cluster"]))[
         :LARGEST_CLUSTERS
     ]
 
 
-def as_clusters(survivors: pa.Table) -> list[dict[str, Any]]:
-    """Describe the largest clusters of some survivors by `cluster`, `survivor` and
-    `size`.
-    """
+def as_clusters(survivors: pa.Table) -> list[Cluster]:
+    """Describe the largest clusters of some survivors."""
     ordered = survivors.sort_by(
         [("size", "descending"), ("cluster", "ascending")]
     ).slice(0, LARGEST_CLUSTERS)

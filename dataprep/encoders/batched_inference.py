@@ -55,12 +55,10 @@ class TextReader:
         pool: str,
         finish: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     ) -> None:
-        self.tokenizer, self.network, self.pool, self.finish = (
-            tokenizer,
-            network,
-            pool,
-            finish,
-        )
+        self.tokenizer = tokenizer
+        self.network = network
+        self.pool = pool
+        self.finish = finish
 
     def read(self, texts: Sequence[str]) -> Read:
         """Read n texts, n > 0."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,7 @@ from gristmill.core.files import (
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.documents import (
+    Inputs,
     judged_rows,
     read_shard,
     read_table,
@@ -44,7 +45,7 @@ from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.model_folders import folder_sha256, needed
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.jobs.tasks import Done, Task
-from gristmill.dataprep.llm.llm_labels import ask_scores
+from gristmill.dataprep.llm.llm_labels import JudgeReport, ask_scores
 from gristmill.dataprep.quality.classifier import as_line, score_texts, train
 from gristmill.dataprep.quality.labelled_examples import QualityError, draw, split_draws
 from gristmill.mixtures.steps.quality import Classifier, Judge, Quality
@@ -92,7 +93,7 @@ class Labelled:
         )
 
 
-def choose_sample(inputs: Mapping[str, Path], section: Quality) -> Labelled:
+def choose_sample(inputs: Inputs, section: Quality) -> Labelled:
     """Sample documents to train and evaluate the classifier: `sample` of the documents
     with a score, by hash.
 
@@ -131,7 +132,7 @@ def choose_sample(inputs: Mapping[str, Path], section: Quality) -> Labelled:
 
 
 def read_scores(
-    inputs: Mapping[str, Path], shard: str, judge: Judge, metadata: pa.ChunkedArray
+    inputs: Inputs, shard: str, judge: Judge, metadata: pa.ChunkedArray
 ) -> np.ndarray:
     """Read the judge's score of each document of a shard: float64, NaN for a missing
     score.
@@ -173,14 +174,14 @@ def read_scores(
 
 
 def write_asked(
-    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], context: Context
-) -> Done:
+    task: Task, inputs: Inputs, section: Quality, context: Context
+) -> Done[JudgeReport]:
     """Ask the judge about the sample, and write its scores: a row per scored document
     with the fields of `Labelled`.
     """
-    section = Quality.model_validate(config)
     assert section.judge is not None
-    sample, shards = choose_sample(inputs, section), shard_names(inputs["ingest"])
+    sample = choose_sample(inputs, section)
+    shards = shard_names(inputs["ingest"])
     sample = sample.take(np.lexsort((sample.rows, sample.shards)))
     rows_by_shard = [
         sample.rows[sample.shards == number] for number in range(len(shards))
@@ -208,14 +209,7 @@ def write_asked(
     return Done([path], report)
 
 
-def _read_asked(path: Path) -> Labelled:
-    shards, rows, scores, held_out_draws, order = (
-        column.to_numpy() for column in read_table(path).columns
-    )
-    return Labelled(shards, rows, scores, np.stack([held_out_draws, order], axis=1))
-
-
-def read_texts(inputs: Mapping[str, Path], chosen: Labelled) -> list[str]:
+def read_texts(inputs: Inputs, chosen: Labelled) -> list[str]:
     """Read the texts of documents in order."""
     names = shard_names(inputs["ingest"])
     texts = [""] * len(chosen.rows)
@@ -231,25 +225,51 @@ def read_texts(inputs: Mapping[str, Path], chosen: Labelled) -> list[str]:
     return texts
 
 
+class ModelFile(TypedDict):
+    """File or folder of a model."""
+
+    path: str
+    sha256: str
+
+
+class Distilled(ModelFile):
+    """Result of training the classifier.
+
+    Attributes:
+        sample: documents that the judge scored.
+        good: good ones of these.
+        learnt: documents that it learned from.
+        held_out_scores: scores of the held-out documents.
+    """
+
+    sample: int
+    good: int
+    learnt: int
+    held_out_good: list[bool]
+    held_out_scores: list[float]
+
+
 def train_distilled(
     task: Task,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
+    inputs: Inputs,
+    section: Quality,
     out: Path,
     work: Path,
-) -> Done:
+) -> Done[Distilled]:
     """Train the classifier, write it, and score the held-out documents.
 
     Raises:
         QualityError: fewer than two documents are good, or fewer than two are not.
     """
-    section = Quality.model_validate(config)
     assert section.judge is not None
-    sample = (
-        choose_sample(inputs, section)
-        if section.judge.model is None
-        else _read_asked(work / ASKED)
-    )
+    if section.judge.model is None:
+        sample = choose_sample(inputs, section)
+    else:
+        shards, rows, asked_scores, held_out_draws, order = (
+            column.to_numpy() for column in read_table(work / ASKED).columns
+        )
+        draws = np.stack([held_out_draws, order], axis=1)
+        sample = Labelled(shards, rows, asked_scores, draws)
     good = sample.scores >= section.judge.at_least
     splits = []
     for is_good in (True, False):
@@ -278,14 +298,13 @@ def train_distilled(
     with atomic_write(out / name) as sink:
         sink.write(content)
     sha256 = hashlib.sha256(content).hexdigest()
-    model_file = {"path": str(out / name), "sha256": sha256}
+    model_file = ModelFile(path=str(out / name), sha256=sha256)
     score = load_distilled(section, {DISTILLED: model_file, **embedding_files(section)})
     scores = score(pa.array([texts[place] for place in held_out], pa.large_string()))
     return Done(
         [out / name],
         {
-            "path": str(out / name),
-            "sha256": sha256,
+            **model_file,
             "sample": len(good),
             "good": int(good.sum()),
             "learnt": len(to_learn),
@@ -319,27 +338,24 @@ def _learn(
     )
 
 
-def embedding_files(section: Quality) -> dict[str, Mapping[str, str]]:
+def embedding_files(section: Quality) -> dict[str, ModelFile]:
     """Embedding model of the classifier in the form of `scorers.ModelFiles`; empty if
     it does not use embeddings.
     """
     if section.embedding is None:
         return {}
-    return {
-        EMBEDDING: {
-            "path": section.embedding.path,
-            "sha256": folder_sha256(section.embedding.path),
-        }
-    }
+    path = section.embedding.path
+    return {EMBEDDING: ModelFile(path=path, sha256=folder_sha256(path))}
 
 
 def load_distilled(
-    section: Quality, models: Mapping[str, Mapping[str, str]]
+    section: Quality, models: Mapping[str, ModelFile]
 ) -> Callable[[pa.Array], np.ndarray]:
     """Load the classifier as a function of n texts that returns their probabilities of
     good, rounded to thousandths.
     """
-    path, sha256 = models[DISTILLED]["path"], models[DISTILLED]["sha256"]
+    path = models[DISTILLED]["path"]
+    sha256 = models[DISTILLED]["sha256"]
     if section.embedding is None:
         model = load_model(path, sha256)
         return lambda texts: score_texts(model, texts, BY_FASTTEXT)

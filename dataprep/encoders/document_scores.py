@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -259,7 +259,8 @@ def _softmax(rows: np.ndarray) -> np.ndarray:
 
 
 def _by_fasttext(section: ScoringModel, announced: Announced, sha256: str) -> Score:
-    model, labels = load_model(section.path, sha256), read_labels(section.path) or []
+    model = load_model(section.path, sha256)
+    labels = read_labels(section.path) or []
     names = outputs_of(section)
 
     def score(texts: pa.Array) -> Scored:
@@ -322,6 +323,64 @@ def rounded(values: np.ndarray) -> np.ndarray:
     return rounded_values
 
 
-def described(section: ReadingModel, sha256: str) -> dict[str, Any]:
-    """Describe a model for the summary: its name, hash and pooling."""
-    return {"model": Path(section.path).name, "sha256": sha256, "pool": section.pool}
+class ReadCounts(TypedDict):
+    """Numbers of what a model read of a shard."""
+
+    documents: int
+    tokens: int
+    windows: int
+    cut: int
+    """Documents that were not read to their end."""
+
+
+def count_read(
+    tokens: np.ndarray, windows: np.ndarray, is_whole: np.ndarray
+) -> ReadCounts:
+    """Count what a model read of n documents.
+
+    Args:
+        tokens, windows: int64 of shape (n,).
+        is_whole: bool of shape (n,), True if it was read to its end.
+    """
+    return ReadCounts(
+        documents=len(is_whole),
+        tokens=int(tokens.sum()),
+        windows=int(windows.sum()),
+        cut=int((~is_whole).sum()),
+    )
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model, and what it read.
+
+    Attributes:
+        model: name of its folder or file.
+        sha256: of its files.
+        pool: pooling of token vectors.
+        documents, tokens, windows: numbers of what it read.
+        cut: documents that were not read to their end.
+    """
+
+    model: str
+    sha256: str
+    pool: str
+    documents: int
+    tokens: int
+    windows: int
+    cut: int
+
+
+def describe_reader(
+    section: ReadingModel, sha256: str, read: Sequence[ReadCounts]
+) -> Reader:
+    """Describe a model and what it read, shard by shard, for the summary."""
+    return Reader(
+        Path(section.path).name,
+        sha256,
+        section.pool,
+        documents=sum(counts["documents"] for counts in read),
+        tokens=sum(counts["tokens"] for counts in read),
+        windows=sum(counts["windows"] for counts in read),
+        cut=sum(counts["cut"] for counts in read),
+    )

@@ -120,7 +120,8 @@ class TorchNetwork:
         # Silence deprecation warnings of torch for packages that transformers imports;
         # the user cannot act on them.
         logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
-        transformers, self._torch = needed("transformers"), needed("torch")
+        transformers = needed("transformers")
+        self._torch = needed("torch")
         on_gpu = section.device == "gpu"
         if on_gpu and not self._torch.cuda.is_available():
             raise ModelFolderError(

@@ -24,6 +24,8 @@ MODULES_FILE = "modules.json"
 MOST_TOKENS = 1_000_000
 """Limit of a valid `model_max_length`; transformers writes 10^30 for an unknown one."""
 SHOWN_FILES = 8
+ModelConfig = dict[str, Any]
+"""Content of a model's config.json, whose keys depend on its architecture."""
 
 
 class ModelFolderError(ValueError):
@@ -49,7 +51,7 @@ def model_folder(path: str) -> Path:
     return folder
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> ModelConfig:
     """Read the model's config.json.
 
     Raises:

@@ -5,24 +5,41 @@ thresholds.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep import conservation as histograms
-from gristmill.dataprep.annotate_batches import Measure, measure_texts, spread
-from gristmill.dataprep.conservation import add_counts, balance
-from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
+from gristmill.dataprep.annotate_batches import Columns, Measure, measure_texts, spread
+from gristmill.dataprep.conservation import (
+    ANY_EDGES,
+    Counted,
+    Counts,
+    Histograms,
+    RuleCounts,
+    add_counts,
+    balance,
+    fit_histograms,
+    histogram,
+)
+from gristmill.dataprep.documents import (
+    Inputs,
+    annotate,
+    judged_rows,
+    read_shard,
+    write_table,
+)
 from gristmill.dataprep.encoders.document_scores import (
     Announced,
+    ReadCounts,
+    Reader,
     Score,
     announce,
-    described,
+    count_read,
+    describe_reader,
     is_fasttext,
     load_scorer,
 )
@@ -33,7 +50,12 @@ from gristmill.dataprep.encoders.model_folders import (
     folder_sha256,
     model_folder,
 )
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    ShardTask,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.thresholds import (
     bounds_of,
     count_failures,
@@ -48,15 +70,34 @@ READ = ("(tokens)", "(windows)", "(whole)")
 """Counts per text beside its columns; names of columns cannot have parentheses."""
 
 
-def run(
-    inputs: Mapping[str, Path], section: Annotate, out: Path, context: Context
-) -> dict[str, Any]:
-    """Score every kept document with a model, and drop documents by the thresholds.
+@dataclass(frozen=True)
+class ScoreSummary:
+    """Summary of the scores.
 
-    Returns:
-        `counts`, `rules` and `histograms` as `own.annotate.run`; `reader`: the model,
-        and the numbers of documents, tokens and windows read, and of documents that
-        were not read to their end (`cut`).
+    Attributes:
+        counts: documents by outcome.
+        rules: threshold -> documents that fail it (`failing`), and only it (`only`).
+        histograms: of each numeric column.
+        reader: the model, and what it read.
+    """
+
+    counts: Counts
+    rules: RuleCounts
+    histograms: Histograms
+    reader: Reader
+
+
+class ScoredShard(Counted):
+    """Result of scoring a shard."""
+
+    rules: RuleCounts
+    seconds: float
+    histograms: Histograms
+    read: ReadCounts
+
+
+def run(inputs: Inputs, section: Annotate, out: Path, context: Context) -> ScoreSummary:
+    """Score every kept document with a model, and drop documents by the thresholds.
 
     Raises:
         ModelFolderError: the model does not exist, or a threshold bounds a column that
@@ -71,34 +112,26 @@ def run(
     process = partial(
         score_shard,
         inputs=dict(inputs),
-        config=section.model_dump(mode="json"),
+        section=section,
         sha256=sha256,
         out=out,
     )
     results = run_tasks("annotate", shard_tasks(inputs["ingest"]), process, context)
-    totals = {
-        name: sum(result["read"][name] for result in results)
-        for name in ("documents", "tokens", "windows", "cut")
-    }
+    reader = describe_reader(model, sha256, [result["read"] for result in results])
     seconds = sum(result["seconds"] for result in results)
     if seconds:
         print(
-            f"{context.stage}: {totals['documents']:,} documents, {totals['tokens']:,} "
-            f"tokens; each worker read {totals['documents'] / seconds:,.1f} "
-            f"documents/s, {totals['tokens'] / seconds:,.0f} tokens/s",
+            f"{context.stage}: {reader.documents:,} documents, {reader.tokens:,} "
+            f"tokens; each worker read {reader.documents / seconds:,.1f} "
+            f"documents/s, {reader.tokens / seconds:,.0f} tokens/s",
             flush=True,
         )
-    return {
-        "counts": balance(results, section.max_quarantined, context.stage, errors=out),
-        "rules": add_counts(result["rules"] for result in results),
-        "histograms": {
-            name: histograms.fit_histogram(counted)
-            for name, counted in histograms.add_histograms(
-                result["histograms"] for result in results
-            ).items()
-        },
-        "reader": {**described(model, sha256), **totals},
-    }
+    return ScoreSummary(
+        balance(results, section.max_quarantined, context.stage, errors=out),
+        add_counts(result["rules"] for result in results),
+        fit_histograms(result["histograms"] for result in results),
+        reader,
+    )
 
 
 def _model(section: Annotate) -> ScoringModel:
@@ -126,16 +159,16 @@ def check_packages(model: ScoringModel) -> None:
 
 
 def score_shard(
-    task: Task,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
+    task: ShardTask,
+    inputs: Inputs,
+    section: Annotate,
     sha256: str,
     out: Path,
-) -> Done:
+) -> Done[ScoredShard]:
     """Score one document shard and write its annotations."""
-    section = Annotate.model_validate(config)
     model = _model(section)
-    announced, score = announce(model), load_scorer(model, sha256)
+    announced = announce(model)
+    score = load_scorer(model, sha256)
     shard = read_shard(inputs, task.name, ["id", "source", "text"])
     judged = judged_rows(shard.documents, shard.rows, section.sources)
     texts = shard.documents["text"].take(pa.array(judged))
@@ -153,7 +186,6 @@ def score_shard(
         shard.documents, shard.rows, judged, spread_reasons, columns, errors
     )
     write_table(out / task.name, table)
-    tokens, windows, is_whole = (measured[name] for name in READ)
     return Done(
         [out / task.name],
         {
@@ -161,15 +193,9 @@ def score_shard(
             "rules": count_failures(failed),
             "seconds": seconds,
             "histograms": {
-                name: histograms.histogram(values, histograms.ANY_EDGES)
-                for name, values in numbers.items()
+                name: histogram(values, ANY_EDGES) for name, values in numbers.items()
             },
-            "read": {
-                "documents": len(is_whole),
-                "tokens": int(tokens.sum()),
-                "windows": int(windows.sum()),
-                "cut": int((~is_whole).sum()),
-            },
+            "read": count_read(*(measured[name] for name in READ)),
         },
     )
 
@@ -179,7 +205,7 @@ def as_measure(found: Announced, score: Score) -> Measure:
     texts.
     """
 
-    def measure(texts: pa.Array) -> Mapping[str, Any]:
+    def measure(texts: pa.Array) -> Columns:
         if not len(texts):
             names = (
                 {}

@@ -141,10 +141,8 @@ def pad(windows: Sequence[np.ndarray], padding: int) -> tuple[np.ndarray, np.nda
     shape (n, longest).
     """
     longest = max(1, max(len(ids) for ids in windows))
-    filled, mask = (
-        np.full((len(windows), longest), padding),
-        np.zeros((len(windows), longest), np.int64),
-    )
+    filled = np.full((len(windows), longest), padding)
+    mask = np.zeros((len(windows), longest), np.int64)
     for row, ids in enumerate(windows):
         filled[row, : len(ids)] = ids
         mask[row, : len(ids)] = 1

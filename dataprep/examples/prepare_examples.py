@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import pyarrow as pa
 
-from gristmill.core.files import write_json
+from gristmill.core.files import json_object, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, write_table
@@ -309,12 +309,13 @@ def run_steps(
         work = context.work / step.stage
         work.mkdir(parents=True, exist_ok=True)
         stage = importlib.import_module(STAGES[step.stage])
-        yield stage.run(
+        summary = stage.run(
             {"ingest": out / DOCUMENTS / prepared.judges, **outputs},
             step.config.model_dump(mode="json"),
             out / step.stage,
             replace(context, work=work, stage=f"{context.stage}: {step.stage}"),
         )
+        yield json_object(summary)
         outputs[step.stage] = out / step.stage
 
 

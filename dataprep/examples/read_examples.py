@@ -59,6 +59,7 @@ from gristmill.dataprep.reading.pythondocs import (
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.tables import table_rows
 from gristmill.mixtures.reinforcement import RecordColumns
+from gristmill.mixtures.sources import DocumentFiles
 from gristmill.mixtures.steps.examples import MADE, output_name
 
 PROMPT_KEYS = ("prompt", "question")
@@ -422,7 +423,10 @@ def _files(path: str) -> list[SourceFile]:
         try:
             files.update(
                 (file.name, file)
-                for file in find_files("examples", {"path": path, "format": form}).files
+                for file in find_files(
+                    "examples",
+                    DocumentFiles.model_validate({"path": path, "format": form}),
+                ).files
                 if file.name not in files
             )
         except SourceError as error:

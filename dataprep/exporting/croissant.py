@@ -7,14 +7,14 @@ Vocabulary: https://docs.mlcommons.org/croissant/docs/croissant-spec-1.0.html.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
-from gristmill.dataprep.exporting.dataset_card import Exported
+from gristmill.dataprep.exporting.dataset_card import About, Exported, ExportedColumn
 from gristmill.mixtures.evaluation import Documents
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
-CONTEXT: dict[str, Any] = {
+JsonLd = dict[str, object]
+"""Node of JSON-LD."""
+CONTEXT: JsonLd = {
     "@language": "en",
     "@vocab": "https://schema.org/",
     "citeAs": "cr:citeAs",
@@ -57,9 +57,7 @@ PARQUET = "application/x-parquet"
 """Media type of Parquet in the hub's own metadata and mlcroissant."""
 
 
-def croissant(
-    about: Mapping[str, Any], section: Documents, exported: Exported
-) -> dict[str, Any]:
+def croissant(about: About, section: Documents, exported: Exported) -> JsonLd:
     """Content of `croissant.json`: every file with its checksum, and the columns of the
     rows.
     """
@@ -115,7 +113,7 @@ def croissant(
     }
 
 
-def _field(column: Mapping[str, Any]) -> dict[str, Any]:
+def _field(column: ExportedColumn) -> JsonLd:
     name = column["name"]
     measured_by = (
         "" if column["step"] is None else f", measured by the step {column['step']}"

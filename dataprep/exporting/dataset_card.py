@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import yaml
 
@@ -61,33 +61,116 @@ LIMITS = {
 """Column -> sentence of the card if no step measured it."""
 
 
+class LicensedSource(TypedDict):
+    """Source of the manifest."""
+
+    name: str
+    licence: str | None
+
+
+class PreparingStep(TypedDict):
+    """Step of the manifest."""
+
+    name: str
+    stage: str
+    settings: list[tuple[str, Any]]
+    """Full name and value of each."""
+
+
+class CodeFile(TypedDict):
+    """File of the user's code."""
+
+    file: str
+    source: str
+
+
+class About(TypedDict):
+    """Description of the documents in a recipe.
+
+    Attributes:
+        name: of the manifest.
+        manifest: part of it that shapes the documents, in YAML.
+    """
+
+    name: str
+    sources: list[LicensedSource]
+    steps: list[PreparingStep]
+    manifest: str
+    code: list[CodeFile]
+
+
+class ExportedColumn(TypedDict):
+    """Column of the files.
+
+    Attributes:
+        type: arrow's.
+        step: step that measured it.
+    """
+
+    name: str
+    type: str
+    step: str | None
+
+
+class ExportedSource(TypedDict):
+    """Exported documents of a source with the same licence."""
+
+    source: str
+    licence: str | None
+    documents: int
+    text_bytes: int
+
+
+class FunnelStep(TypedDict):
+    """Documents of the run before and after a step."""
+
+    step: str
+    read: int
+    dropped: dict[str, int]
+    """By reason."""
+    kept: int
+
+
+class ExportedFile(TypedDict):
+    """File of documents."""
+
+    documents: int
+    text_bytes: int
+    bytes: int
+    sha256: str
+
+
 @dataclass(frozen=True)
 class Exported:
-    """Exported documents and their files.
+    """Exported documents and their files: the content of `_documents.json`.
 
     Attributes:
         documents, text_bytes: number of documents, and size of their texts in UTF-8.
-        columns: per column `name`, `type` (Arrow's) and `step`, which measured it.
-        sources: `source`, `licence`, `documents` and `text_bytes` per source and
-            licence.
-        funnel: per step `step`, `read`, `dropped` (reason -> documents) and `kept`, of
-            all documents of the run.
+        columns: the exported columns.
+        sources: documents by source and licence.
+        funnel: steps of the run, of all its documents.
         measured: columns that the steps measured, exported or not.
         languages: language -> exported documents; empty if no step determined it.
-        files: name -> `documents`, `text_bytes`, `bytes` and `sha256`.
+        files: name -> file.
+        format, dropped, where: of the selection.
+        identity: of the export; None for the stage.
     """
 
     documents: int
     text_bytes: int
-    columns: Sequence[Mapping[str, Any]]
-    sources: Sequence[Mapping[str, Any]]
-    funnel: Sequence[Mapping[str, Any]]
+    columns: Sequence[ExportedColumn]
+    sources: Sequence[ExportedSource]
+    funnel: Sequence[FunnelStep]
     measured: Sequence[str]
     languages: Mapping[str, int]
-    files: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, ExportedFile]
+    format: str
+    dropped: bool
+    where: str | None
+    identity: str | None = None
 
 
-def card(about: Mapping[str, Any], section: Documents, exported: Exported) -> str:
+def card(about: About, section: Documents, exported: Exported) -> str:
     """README.md of a folder that `datasets.load_dataset` can load."""
     return (
         "\n".join(
@@ -126,14 +209,14 @@ def size_category(documents: int) -> str:
     return next((name for name, bound in SIZES if documents < bound), "n>1T")
 
 
-def _header(about: Mapping[str, Any], exported: Exported) -> list[str]:
+def _header(about: About, exported: Exported) -> list[str]:
     licences = sorted(
         {hub_licence(source["licence"]) for source in exported.sources}
     ) or ["unknown"]
     languages = [
         language for language in exported.languages if LANGUAGE_CODE.match(language)
     ]
-    header: dict[str, Any] = {
+    header = {
         "pretty_name": about["name"],
         "license": licences[0] if len(licences) == 1 else licences,
         **({"language": languages[:MOST_LANGUAGES]} if languages else {}),
@@ -155,7 +238,7 @@ def _header(about: Mapping[str, Any], exported: Exported) -> list[str]:
 
 
 def _introduction(
-    about: Mapping[str, Any], section: Documents, exported: Exported
+    about: About, section: Documents, exported: Exported
 ) -> Iterator[str]:
     yield f"# {about['name']}\n"
     selection = (
@@ -201,7 +284,7 @@ def _sources(exported: Exported) -> Iterator[str]:
     )
 
 
-def _steps(about: Mapping[str, Any]) -> Iterator[str]:
+def _steps(about: About) -> Iterator[str]:
     yield "## How the documents were prepared\n"
     if not about["steps"]:
         yield "They are as they were read; no step judged or changed them.\n"
@@ -285,9 +368,7 @@ def _columns(exported: Exported) -> Iterator[str]:
     )
 
 
-def _limits(
-    about: Mapping[str, Any], section: Documents, exported: Exported
-) -> Iterator[str]:
+def _limits(about: About, section: Documents, exported: Exported) -> Iterator[str]:
     yield "## Known limits\n"
     yield from (
         f"- {sentence}"
@@ -322,7 +403,7 @@ def _limits(
     yield "- The rules are heuristics: they keep some bad text and drop some good.\n"
 
 
-def _rebuild(about: Mapping[str, Any], section: Documents) -> Iterator[str]:
+def _rebuild(about: About, section: Documents) -> Iterator[str]:
     yield "## How to rebuild it\n"
     yield (
         f"`{about['name']}.yaml`, the part of the manifest that shapes these "

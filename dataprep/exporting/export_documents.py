@@ -19,11 +19,11 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, TypedDict, cast
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +34,24 @@ from gristmill.core.files import array_bytes, atomic_write, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import TEXT, Corpus
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.exporting.croissant import croissant
-from gristmill.dataprep.exporting.dataset_card import Exported, card
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.exporting.dataset_card import (
+    About,
+    Exported,
+    ExportedFile,
+    ExportedSource,
+    FunnelStep,
+    card,
+)
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    ShardTask,
+    Task,
+    run_tasks,
+    shard_tasks,
+)
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.evaluation import Documents
 from gristmill.mixtures.sources import INGEST
 
@@ -81,49 +96,103 @@ class Cut:
     text_bytes: int
 
 
+@dataclass(frozen=True)
+class DocumentsSummary:
+    """Summary of the exported documents.
+
+    Attributes:
+        format: of the files.
+        documents, text_bytes: number of documents, and size of their texts in UTF-8.
+        sources: documents by source and licence.
+        funnel: steps of the run.
+        files: number of files.
+    """
+
+    format: str
+    documents: int
+    text_bytes: int
+    sources: Sequence[ExportedSource]
+    funnel: Sequence[FunnelStep]
+    files: int
+
+
+class MeasuredShard(TypedDict):
+    """Result of measuring a shard.
+
+    Attributes:
+        read: all documents of the shard.
+        drops: step, reason and number of dropped documents.
+        sources: source, licence, number and size of the selected documents.
+    """
+
+    read: int
+    drops: list[tuple[str, str, int]]
+    sources: list[tuple[str, str, int, int]]
+    languages: dict[str, int]
+
+
+class WritePayload(TypedDict):
+    """Payload of a task that writes consecutive files.
+
+    Attributes:
+        first: number of the first file.
+        cuts: fields of the `Cut` of each file.
+    """
+
+    first: int
+    cuts: list[dict[str, Any]]
+
+
+class WrittenFiles(TypedDict):
+    """Result of writing files, by name."""
+
+    files: dict[str, ExportedFile]
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Inputs, config: Recipe, out: Path, context: Context
+) -> DocumentsSummary:
     """Write the documents that all steps kept, or the dropped documents."""
-    about = config["about"]
+    about: About = config["about"]
     licences = {
         source["name"]: source["licence"]
         for source in about["sources"]
         if source["licence"] is not None
     }
-    export = export_documents(
+    exported = export_documents(
         Corpus(inputs, licences),
         Documents.model_validate(config["documents"]),
         about,
         out,
         context,
     )
-    return {
-        key: export[key]
-        for key in ("format", "documents", "text_bytes", "sources", "funnel")
-    } | {"files": len(export["files"])}
+    return DocumentsSummary(
+        exported.format,
+        exported.documents,
+        exported.text_bytes,
+        exported.sources,
+        exported.funnel,
+        len(exported.files),
+    )
 
 
 def export_documents(
     corpus: Corpus,
     section: Documents,
-    about: Mapping[str, Any],
+    about: About,
     out: Path,
     context: Context,
     identity: str | None = None,
-) -> dict[str, Any]:
+) -> Exported:
     """Write documents as files; repeating an interrupted call resumes it.
 
     Args:
         corpus: the documents.
         section: selection and format.
-        about: facts of the manifest for the dataset card (`flows/stages/documents.py`).
+        about: facts of the manifest for the dataset card.
         out: folder or URL.
         context: of the stage; `work` must be the same if the call is repeated.
         identity: identity of the export, for `_documents.json`.
-
-    Returns:
-        content of `_documents.json`.
 
     Raises:
         ConservationError: the documents written are not the documents selected.
@@ -153,24 +222,22 @@ def export_documents(
         for result in write_results
         for name, entry in result["files"].items()
     }
-    exported = _exported(corpus, section, columns, measure_results, files)
+    exported = _exported(corpus, section, columns, measure_results, files, identity)
     _check_conservation(exported, cuts)
     if section.format == "hf":
         with atomic_write(out / "README.md") as sink:
             sink.write(card(about, section, exported).encode())
         write_json(out / "croissant.json", croissant(about, section, exported))
-    description = {
-        **asdict(exported),
-        "format": section.format,
-        "dropped": section.dropped,
-        "where": section.where,
-        **({} if identity is None else {"identity": identity}),
-    }
+    description = asdict(exported)
+    if identity is None:
+        del description["identity"]
     write_json(out / LIST, description)
-    return description
+    return exported
 
 
-def measure_shard(task: Task, corpus: Corpus, section: Documents, out: Path) -> Done:
+def measure_shard(
+    task: ShardTask, corpus: Corpus, section: Documents, out: Path
+) -> Done[MeasuredShard]:
     """Count drops and sources of a shard's documents, and write the sizes of the
     selected texts.
     """
@@ -215,11 +282,14 @@ def measure_shard(task: Task, corpus: Corpus, section: Documents, out: Path) -> 
         {
             "read": len(outcomes),
             "drops": [
-                [*outcome, number]
-                for outcome, number in drops.items()
-                if outcome[0] is not None
+                (step, reason, number)
+                for (step, reason), number in drops.items()
+                if step is not None
             ],
-            "sources": [[*key, *entry] for key, entry in per_source.items()],
+            "sources": [
+                (source, licence, documents, size)
+                for (source, licence), (documents, size) in per_source.items()
+            ],
             "languages": dict(languages),
         },
     )
@@ -244,9 +314,13 @@ def plan_files(sizes: Iterable[np.ndarray], shard_bytes: int) -> list[Cut]:
         the files in their order; one empty file if nothing is selected.
     """
     cuts: list[Cut] = []
-    first, documents, text_bytes, number = (0, 0), 0, 0, -1
+    first = (0, 0)
+    documents = 0
+    text_bytes = 0
+    number = -1
     for number, lengths in enumerate(sizes):
-        ends, position = np.cumsum(lengths), 0
+        ends = np.cumsum(lengths)
+        position = 0
         while position < len(lengths):
             bytes_before = int(ends[position - 1]) if position else 0
             stop = max(
@@ -259,37 +333,41 @@ def plan_files(sizes: Iterable[np.ndarray], shard_bytes: int) -> list[Cut]:
             )
             stop = stop if documents or stop > position else position + 1
             if stop > position:
-                documents, text_bytes = (
-                    documents + stop - position,
-                    text_bytes + int(ends[stop - 1]) - bytes_before,
-                )
+                documents = documents + stop - position
+                text_bytes = text_bytes + int(ends[stop - 1]) - bytes_before
             if stop < len(lengths):
                 cuts.append(Cut(first, (number, stop), documents, text_bytes))
-                first, documents, text_bytes = (number, stop), 0, 0
+                first = (number, stop)
+                documents = 0
+                text_bytes = 0
             position = stop
     if documents or not cuts:
         cuts.append(Cut(first, (number + 1, 0), documents, text_bytes))
     return cuts
 
 
-def write_tasks(cuts: Sequence[Cut]) -> list[Task]:
+def write_tasks(cuts: Sequence[Cut]) -> list[Task[WritePayload]]:
     """Group consecutive files into tasks of at least TASK_BYTES."""
-    tasks: list[Task] = []
+    tasks: list[Task[WritePayload]] = []
     pending: list[Cut] = []
     for number, cut in enumerate(cuts):
         pending.append(cut)
         size = sum(entry.text_bytes for entry in pending)
         if size >= TASK_BYTES or number + 1 == len(cuts):
             first = number + 1 - len(pending)
-            payload = {"first": first, "cuts": [asdict(entry) for entry in pending]}
+            payload = WritePayload(first=first, cuts=list(map(asdict, pending)))
             tasks.append(Task(f"{first:05d}-{number:05d}", payload, size))
             pending = []
     return tasks
 
 
 def write_files(
-    task: Task, corpus: Corpus, section: Documents, out: Path, total: int
-) -> Done:
+    task: Task[WritePayload],
+    corpus: Corpus,
+    section: Documents,
+    out: Path,
+    total: int,
+) -> Done[WrittenFiles]:
     """Write consecutive files, reading every shard once."""
     columns = list(section.columns or corpus.columns)
     schema = pa.schema([corpus.schema.field(name) for name in columns])
@@ -304,15 +382,9 @@ def write_files(
             )
         return read[number]
 
-    files: dict[str, dict[str, Any]] = {}
-    for number, payload in enumerate(task.payload["cuts"], task.payload["first"]):
-        cut = Cut(
-            **{
-                **payload,
-                "first": tuple(payload["first"]),
-                "stop": tuple(payload["stop"]),
-            }
-        )
+    files: dict[str, ExportedFile] = {}
+    for number, fields in enumerate(task.payload["cuts"], task.payload["first"]):
+        cut = Cut(**fields)
         name = f"{prefix}-{number:05d}-of-{total:05d}{ending}"
         pieces = (
             shard(place).slice(begin, length)
@@ -322,9 +394,13 @@ def write_files(
     return Done([out / name for name in files], {"files": files})
 
 
-def _places(cut: Cut, selected_count: Any) -> Iterator[tuple[int, int, int]]:
-    """Ranges of shards in a file: shard, first position, length; `chosen(shard)` is the
-    number of selected documents.
+def _places(
+    cut: Cut, selected_count: Callable[[int], int]
+) -> Iterator[tuple[int, int, int]]:
+    """Ranges of shards in a file: shard, first position, length.
+
+    Args:
+        selected_count: function from a shard to its number of selected documents.
     """
     (first, first_position), (last, stop_position) = cut.first, cut.stop
     for number in range(first, last + (stop_position > 0)):
@@ -336,14 +412,14 @@ def _places(cut: Cut, selected_count: Any) -> Iterator[tuple[int, int, int]]:
 
 def _write_file(
     path: Path, ending: str, schema: pa.Schema, pieces: Iterable[pa.Table]
-) -> dict[str, Any]:
-    """Write one file; return its documents, bytes of text, bytes and SHA-256."""
-    counts = {"documents": 0, "text_bytes": 0}
+) -> ExportedFile:
+    """Write one file."""
+    file = ExportedFile(documents=0, text_bytes=0, bytes=0, sha256="")
 
     def counted() -> Iterator[pa.Table]:
         for piece in pieces:
-            counts["documents"] += len(piece)
-            counts["text_bytes"] += (
+            file["documents"] += len(piece)
+            file["text_bytes"] += (
                 pc.sum(pc.binary_length(piece[TEXT])).as_py()
                 if TEXT in schema.names
                 else 0
@@ -355,7 +431,8 @@ def _write_file(
         (_write_parquet if ending == ".parquet" else _write_json_lines)(
             hashed, schema, counted()
         )
-    return {**counts, "bytes": hashed.size, "sha256": hashed.digest.hexdigest()}
+    file["bytes"], file["sha256"] = hashed.size, hashed.digest.hexdigest()
+    return file
 
 
 class _HashingSink(io.RawIOBase):
@@ -437,8 +514,9 @@ def _exported(
     corpus: Corpus,
     section: Documents,
     columns: Sequence[str],
-    measure_results: Sequence[Mapping[str, Any]],
-    files: Mapping[str, Any],
+    measure_results: Sequence[MeasuredShard],
+    files: Mapping[str, ExportedFile],
+    identity: str | None,
 ) -> Exported:
     sources: dict[tuple[str, str], list[int]] = {}
     drops: Counter[tuple[str, str]] = Counter()
@@ -451,22 +529,19 @@ def _exported(
         for source, licence, documents, size in shard["sources"]:
             entry = sources.setdefault((source, licence), [0, 0])
             entry[0], entry[1] = entry[0] + documents, entry[1] + size
-    remaining, funnel = sum(shard["read"] for shard in measure_results), []
+    remaining = sum(shard["read"] for shard in measure_results)
+    funnel: list[FunnelStep] = []
     for step in corpus.steps:
         dropped = {
             reason: number
             for (dropping_step, reason), number in sorted(drops.items())
             if dropping_step == step
         }
+        kept = remaining - sum(dropped.values())
         funnel.append(
-            {
-                "step": step,
-                "read": remaining,
-                "dropped": dropped,
-                "kept": remaining - sum(dropped.values()),
-            }
+            {"step": step, "read": remaining, "dropped": dropped, "kept": kept}
         )
-        remaining = funnel[-1]["kept"]
+        remaining = kept
     kinds = {name: str(corpus.schema.field(name).type) for name in columns}
     return Exported(
         documents=sum(file["documents"] for file in files.values()),
@@ -491,7 +566,11 @@ def _exported(
         funnel=funnel,
         measured=[column for _, column in corpus.measured.values()],
         languages=dict(sorted(languages.items(), key=lambda item: (-item[1], item[0]))),
-        files=dict(files),
+        files=files,
+        format=section.format,
+        dropped=section.dropped,
+        where=section.where,
+        identity=identity,
     )
 
 

@@ -69,21 +69,17 @@ class KernelPredictor:
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
         """See Predictor."""
-        labels, shares = (
-            np.empty(len(lines.begins), np.int32),
-            np.empty(len(lines.begins), np.float64),
-        )
+        labels = np.empty(len(lines.begins), np.int32)
+        shares = np.empty(len(lines.begins), np.float64)
         for batch, hidden, counts in self._rows.averages(lines):
             find_tops(self._rows.weights, hidden, counts, labels[batch], shares[batch])
         return labels, shares
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
         """See Predictor."""
-        shares, number, rows = (
-            np.empty(len(lines.begins), np.float64),
-            self.labels.index(label),
-            self._outputs,
-        )
+        shares = np.empty(len(lines.begins), np.float64)
+        number = self.labels.index(label)
+        rows = self._outputs
         path = path_to(rows.weights, number)
         for batch, hidden, counts in rows.averages(lines):
             find_shares(rows.weights, hidden, counts, number, path, shares[batch])
@@ -139,10 +135,8 @@ class FastTextPredictor:
             (self.labels.index(names[0]), shares[0]) if names else (-1, 0.0)
             for names, shares in self._predict(lines, 1)
         ]
-        labels, shares = (
-            [label for label, _ in predictions],
-            [share for _, share in predictions],
-        )
+        labels = [label for label, _ in predictions]
+        shares = [share for _, share in predictions]
         return np.array(labels, np.int32), np.array(shares, np.float64)
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:

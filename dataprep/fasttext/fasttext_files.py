@@ -374,7 +374,9 @@ def _read_centroids(reader: _Reader) -> list[np.ndarray]:
     columns).
     """
     columns, groups, width, last = reader.numbers("4i")
-    centroids, start, groups_centroids = reader.array("f4", columns * CENTROIDS), 0, []
+    centroids = reader.array("f4", columns * CENTROIDS)
+    start = 0
+    groups_centroids = []
     for number in range(groups):
         size = CENTROIDS * (last if number == groups - 1 else width)
         groups_centroids.append(centroids[start : start + size].reshape(CENTROIDS, -1))
@@ -423,7 +425,8 @@ def _grow_tree(counts: np.ndarray) -> np.ndarray:
     n = len(counts)
     weights = [*counts.tolist(), *[10**15] * (n - 1)]
     children = np.full((2, 2 * n - 1), -1, np.int32)
-    leaf, node = n - 1, n
+    leaf = n - 1
+    node = n
     for parent in range(n, 2 * n - 1):
         for side in range(2):
             if leaf >= 0 and weights[leaf] < weights[node]:
@@ -459,11 +462,9 @@ def read_entries(
         starts, ends, counts: int64 of shape (size,); and the bytes of all entries, -1
             if the content is too short.
     """
-    starts, ends, counts = (
-        np.empty(size, np.int64),
-        np.empty(size, np.int64),
-        np.zeros(size, np.int64),
-    )
+    starts = np.empty(size, np.int64)
+    ends = np.empty(size, np.int64)
+    counts = np.zeros(size, np.int64)
     position = 0
     for entry in range(size):
         starts[entry] = position
@@ -534,7 +535,8 @@ def find_place(
     """Slot of a word in the table, or the empty slot for inserting it; `value` is its
     hash.
     """
-    places, mask = dictionary.places, np.uint64(len(dictionary.places) - 1)
+    places = dictionary.places
+    mask = np.uint64(len(dictionary.places) - 1)
     place = np.uint64(value) & mask
     while places[place]:
         if places[place] >> np.uint64(32) == np.uint64(value):

@@ -63,7 +63,9 @@ def find_heads(data: np.ndarray, offsets: np.ndarray, characters: int) -> np.nda
     """Ends of the first `characters` code points of texts: int64, one per text."""
     ends = np.empty(len(offsets) - 1, np.int64)
     for text in range(len(ends)):
-        position, end, remaining = offsets[text], offsets[text + 1], characters
+        position = offsets[text]
+        end = offsets[text + 1]
+        remaining = characters
         if end - position <= characters:
             ends[text] = end
             continue
@@ -88,15 +90,14 @@ def multiply_rows(weights: Weights) -> Weights:
         a model with the same probabilities; `weights` themselves if the products need
         more than half of the rows' memory.
     """
-    d, n = weights.rows.shape[1], len(weights.norms)
+    d = weights.rows.shape[1]
+    n = len(weights.norms)
     width = -(-n // STEP) * STEP
     if 2 * width > d:
         return weights
     is_tree = weights.loss == HIERARCHICAL
-    rows, output = (
-        aligned((len(weights.rows), width), np.float32),
-        np.eye(width, n, dtype=np.float32),
-    )
+    rows = aligned((len(weights.rows), width), np.float32)
+    output = np.eye(width, n, dtype=np.float32)
     multiply(
         weights.rows,
         np.ascontiguousarray(weights.output.T) if is_tree else weights.output,
@@ -144,11 +145,9 @@ def find_tops(
             label.
     """
     n = len(weights.norms)
-    nodes, scores, outputs = (
-        np.empty(n + 1, np.int32),
-        np.empty(n + 1, np.float64),
-        np.empty(n, np.float32),
-    )
+    nodes = np.empty(n + 1, np.int32)
+    scores = np.empty(n + 1, np.float64)
+    outputs = np.empty(n, np.float32)
     _find_tops(weights, hidden, counts, labels, shares, nodes, scores, outputs)
 
 
@@ -163,13 +162,12 @@ def _find_tops(
     scores: np.ndarray,
     outputs: np.ndarray,
 ) -> None:
-    loss, output, norms, table = (
-        weights.loss,
-        weights.output,
-        weights.norms,
-        weights.sigmoid,
-    )
-    left_children, right_children = weights.left, weights.right
+    loss = weights.loss
+    output = weights.output
+    norms = weights.norms
+    table = weights.sigmoid
+    left_children = weights.left
+    right_children = weights.right
     for line in range(len(counts)):
         labels[line], shares[line] = -1, 0.0
         if counts[line] == 0:
@@ -222,14 +220,13 @@ def find_shares(
         path: int32, with a tree: the nodes from the root to the label.
         shares: float64 of shape (n,), filled: 0 if the model has no answer.
     """
-    n, loss, output, norms, table = (
-        len(weights.norms),
-        weights.loss,
-        weights.output,
-        weights.norms,
-        weights.sigmoid,
-    )
-    right_children, outputs = weights.right, np.empty(n, np.float32)
+    n = len(weights.norms)
+    loss = weights.loss
+    output = weights.output
+    norms = weights.norms
+    table = weights.sigmoid
+    right_children = weights.right
+    outputs = np.empty(n, np.float32)
     for line in range(len(counts)):
         shares[line] = 0.0
         if counts[line] == 0:
@@ -273,11 +270,14 @@ def find_leaf(
     Returns:
         the leaf, or -1; its share; the share of the best skipped node.
     """
-    best, best_share, next_share = -1, 0.0, LEAST_SHARE
+    best = -1
+    best_share = 0.0
+    next_share = LEAST_SHARE
     nodes[0], scores[0], stack_size = len(left) - 1, 1.0, np.uint64(1)
     while stack_size:
         stack_size -= np.uint64(1)
-        node, share = nodes[stack_size], scores[stack_size]
+        node = nodes[stack_size]
+        share = scores[stack_size]
         if share < LEAST_SHARE:
             continue
         if share < best_share:
@@ -285,16 +285,16 @@ def find_leaf(
             continue
         if left[node] < 0:
             next_share = max(next_share, best_share)
-            best, best_share = node, share
+            best = node
+            best_share = share
             continue
         right_probability = share_of_right(
             output, norms, hidden, line, node - len(norms)
         )
-        left_share, right_share = (
-            share * (of_other(right_probability) + ADDED),
-            share * (np.float64(right_probability) + ADDED),
-        )
-        first, second = stack_size + np.uint64(1), stack_size
+        left_share = share * (of_other(right_probability) + ADDED)
+        right_share = share * (np.float64(right_probability) + ADDED)
+        first = stack_size + np.uint64(1)
+        second = stack_size
         if likelier_first and left_share <= right_share:
             first, second = second, first
         nodes[first], scores[first] = left[node], left_share
@@ -373,7 +373,8 @@ def find_outputs(
     for label in range(n):
         outputs[label] *= norms[label]
     if softmax:
-        largest, total = outputs[0], np.float32(0)
+        largest = outputs[0]
+        total = np.float32(0)
         for label in range(n):
             largest = max(largest, outputs[label])
         for label in range(n):
@@ -406,11 +407,15 @@ def find_largest(outputs: np.ndarray) -> tuple[int, np.float32]:
     """Label of the largest output, and its logarithm; the last label if logarithms are
     equal in single precision.
     """
-    best, best_score, largest = -1, np.float32(0), np.float32(0)
+    best = -1
+    best_score = np.float32(0)
+    largest = np.float32(0)
     for label in range(len(outputs)):
         if best >= 0 and outputs[label] < CLEARLY_LESS * largest:
             continue
         score = log_of(outputs[label])
         if best < 0 or score >= best_score:
-            best, best_score, largest = label, score, outputs[label]
+            best = label
+            best_score = score
+            largest = outputs[label]
     return best, best_score

@@ -213,14 +213,14 @@ def _average_rows(
     hidden: np.ndarray,
     counts: np.ndarray,
 ) -> None:
-    table, data, words, hashes, d = (
-        cache.table,
-        lines.data,
-        room.words,
-        room.hashes,
-        hidden.shape[1],
-    )
-    names, slots, d_kept = weights.dictionary, len(table) - 1, cache.sums.shape[1]
+    table = cache.table
+    data = lines.data
+    words = room.words
+    hashes = room.hashes
+    d = hidden.shape[1]
+    names = weights.dictionary
+    slots = len(table) - 1
+    d_kept = cache.sums.shape[1]
     ngrams = Ngrams(
         weights.kept,
         weights.kept_before,
@@ -230,32 +230,26 @@ def _average_rows(
         np.uint64(weights.buckets),
         reciprocal(np.uint64(weights.buckets)),
     )
-    rows_at, sums_at, hidden_at = (
-        address_of(weights.rows),
-        address_of(cache.sums),
-        address_of(hidden),
-    )
-    row_bytes, last, bigrams = (
-        FLOAT_BYTES * d,
-        weights.end_of_line,
-        weights.word_ngrams > 1,
-    )
-    longest, first_at = (
-        np.uint64(weights.word_ngrams),
-        rows_at + row_bytes * weights.words,
-    )
-    sources, single = room.sources, np.uint64(1)
+    rows_at = address_of(weights.rows)
+    sums_at = address_of(cache.sums)
+    hidden_at = address_of(hidden)
+    row_bytes = FLOAT_BYTES * d
+    last = weights.end_of_line
+    bigrams = weights.word_ngrams > 1
+    longest = np.uint64(weights.word_ngrams)
+    first_at = rows_at + row_bytes * weights.words
+    sources = room.sources
+    single = np.uint64(1)
     for line in range(len(counts)):
         total = hidden_at + row_bytes * line
         set_floats(total, d)
-        count, number, at, end, ended = (
-            0,
-            np.uint64(0),
-            lines.begins[line],
-            lines.ends[line],
-            False,
-        )
-        first_word, later = np.uint64(0), np.uint64(0)
+        count = 0
+        number = np.uint64(0)
+        at = lines.begins[line]
+        end = lines.ends[line]
+        ended = False
+        first_word = np.uint64(0)
+        later = np.uint64(0)
         while at < end and not ended:
             word_count, at = find_words(data, at, end, words, cache)
             pending = np.uint64(0)
@@ -275,7 +269,8 @@ def _average_rows(
                             and not table[np.uint64(neighbour), 0]
                         ):
                             place = neighbour
-                        begin, stop = words.begins[word], words.ends[word]
+                        begin = words.begins[word]
+                        stop = words.ends[word]
                         row, is_open = look_up(
                             names,
                             table,
@@ -291,10 +286,8 @@ def _average_rows(
                             table[np.uint64(place), ROWS] = add_up(
                                 ngrams, room, data, begin, stop, rows_at, row, sum_at, d
                             )
-                rows, hash_and_flags = (
-                    table[np.uint64(place), ROWS],
-                    table[np.uint64(place), FOUND],
-                )
+                rows = table[np.uint64(place), ROWS]
+                hash_and_flags = table[np.uint64(place), FOUND]
                 row = int(np.int64(rows >> HALF))
                 sources[pending] = (
                     rows_at + row_bytes * (row - 1)
@@ -345,7 +338,8 @@ def _average_rows(
                 )
                 first_word += single
             add_rows(total, room.later, later, d)
-            count, later = count + int(np.int64(later)), np.uint64(0)
+            count = count + int(np.int64(later))
+            later = np.uint64(0)
         counts[line] = count
         if count:
             share = np.float32(1.0 / count)
@@ -420,20 +414,20 @@ def note_word(
     cache: Cache,
 ) -> None:
     """Record the key of a word, and prefetch its slot."""
-    size, slots, d = end - begin, len(cache.table) - 1, cache.sums.shape[1]
+    size = end - begin
+    slots = len(cache.table) - 1
+    d = cache.sums.shape[1]
     # no word begins with these bytes
-    first, second, place = ~np.uint64(0), np.uint64(0), slots
+    first = ~np.uint64(0)
+    second = np.uint64(0)
+    place = slots
     if size <= LONGEST_KEPT:
         if begin + 16 <= len(data):
-            first, second = (
-                load64(data, begin) & MASKS[size, 0],
-                load64(data, begin + 8) & MASKS[size, 1],
-            )
+            first = load64(data, begin) & MASKS[size, 0]
+            second = load64(data, begin + 8) & MASKS[size, 1]
         else:
-            first, second = (
-                first_bytes(data, begin, size),
-                first_bytes(data, begin + 8, max(size - 8, 0)),
-            )
+            first = first_bytes(data, begin, size)
+            second = first_bytes(data, begin + 8, max(size - 8, 0))
         value = first * _ODD ^ second * _OTHER_ODD
         for at in range(begin + 16, end, 8):
             value = (value ^ value >> HALF ^ first_bytes(data, at, end - at)) * _ODD
@@ -479,7 +473,9 @@ def is_at(
     table: np.ndarray, place: int, words: Words, word: np.uint64, data: np.ndarray
 ) -> bool:
     """Return True if a slot holds a word."""
-    slot, column, at = np.uint64(place), np.uint64(2), words.begins[word] + 16
+    slot = np.uint64(place)
+    column = np.uint64(2)
+    at = words.begins[word] + 16
     if table[slot, 0] != words.firsts[word] or table[slot, 1] != words.seconds[word]:
         return False
     end = words.ends[word]
@@ -508,7 +504,9 @@ def look_up(
         its row, or -1; and True if it has character n-grams, so that ROWS is still to
         be set.
     """
-    slot, size, value = np.uint64(place), end - begin, hash_word(data, begin, end)
+    slot = np.uint64(place)
+    size = end - begin
+    value = hash_word(data, begin, end)
     entry = find_entry(names, value, data, begin, end)
     for column in range(np.uint64(WORD_COLUMNS)):
         at = begin + 8 * np.int64(column)
@@ -561,29 +559,31 @@ def add_up(
     Returns:
         number of rows.
     """
-    word, buckets, size, high = (
-        room.marked,
-        room.buckets,
-        np.uint64(end - begin + 2),
-        np.uint8(0),
-    )
+    word = room.marked
+    buckets = room.buckets
+    size = np.uint64(end - begin + 2)
+    high = np.uint8(0)
     for step in range(np.uint64(end - begin)):
         byte = data[np.uint64(begin) + step]
         word[step + np.uint64(1)] = byte
         high |= byte
     word[0], word[size - np.uint64(1)] = 0x3C, 0x3E
     set_floats(total, d)
-    count, number = np.uint64(0), np.uint64(0)
+    count = np.uint64(0)
+    number = np.uint64(0)
     first_at = rows_at + FLOAT_BYTES * d * ngrams.words
     if row >= 0:
         add_floats(total, rows_at + FLOAT_BYTES * d * row, d)
         count = np.uint64(1)
-    shortest, longest, is_ascii = ngrams.shortest, ngrams.longest, high < 0x80
+    shortest = ngrams.shortest
+    longest = ngrams.longest
+    is_ascii = high < 0x80
     for first in range(size):
         start = np.uint64(first)
         if word[start] & 0xC0 == 0x80:
             continue
-        value, at = FNV_OFFSET, start
+        value = FNV_OFFSET
+        at = start
         for length in range(1, longest + 1):
             if at == size:
                 break
@@ -598,7 +598,8 @@ def add_up(
         if number >= STRETCH:
             number = find_rows(ngrams, buckets, number, first_at, d)
             add_rows(total, buckets, number, d)
-            count, number = count + number, np.uint64(0)
+            count = count + number
+            number = np.uint64(0)
     number = find_rows(ngrams, buckets, number, first_at, d)
     add_rows(total, buckets, number, d)
     return count + number

@@ -27,13 +27,19 @@ def add_floats(target: int, source: int, size: int) -> None:
     """Add `size` numbers at `source` to those at `target`."""
     while size >= 16:
         _add_16(target, source)
-        target, source, size = target + 64, source + 64, size - 16
+        target = target + 64
+        source = source + 64
+        size = size - 16
     while size >= 4:
         _add_4(target, source)
-        target, source, size = target + 16, source + 16, size - 4
+        target = target + 16
+        source = source + 16
+        size = size - 4
     while size > 0:
         _add_1(target, source)
-        target, source, size = target + 4, source + 4, size - 1
+        target = target + 4
+        source = source + 4
+        size = size - 1
 
 
 @inlined_kernel
@@ -53,19 +59,24 @@ def add_rows(target: int, sources: np.ndarray, number: np.uint64, size: int) -> 
     offset = 0
     while size >= 64:
         _add_rows_64(target + offset, at, beyond, offset)
-        offset, size = offset + 256, size - 64
+        offset = offset + 256
+        size = size - 64
     if size >= 32:
         _add_rows_32(target + offset, at, beyond, offset)
-        offset, size = offset + 128, size - 32
+        offset = offset + 128
+        size = size - 32
     if size >= 16:
         _add_rows_16(target + offset, at, beyond, offset)
-        offset, size = offset + 64, size - 16
+        offset = offset + 64
+        size = size - 16
     while size >= 4:
         _add_rows_4(target + offset, at, beyond, offset)
-        offset, size = offset + 16, size - 4
+        offset = offset + 16
+        size = size - 4
     while size > 0:
         _add_rows_1(target + offset, at, beyond, offset)
-        offset, size = offset + 4, size - 1
+        offset = offset + 4
+        size = size - 1
 
 
 @intrinsic
@@ -91,13 +102,19 @@ def dot_floats(one: int, other: int, size: int) -> np.float32:
     total = np.float32(0)
     while size >= 16:
         total += _dot_16(one, other)
-        one, other, size = one + 64, other + 64, size - 16
+        one = one + 64
+        other = other + 64
+        size = size - 16
     while size >= 4:
         total += _dot_4(one, other)
-        one, other, size = one + 16, other + 16, size - 4
+        one = one + 16
+        other = other + 16
+        size = size - 4
     while size > 0:
         total += _dot_1(one, other)
-        one, other, size = one + 4, other + 4, size - 1
+        one = one + 4
+        other = other + 4
+        size = size - 1
     return total
 
 
@@ -148,7 +165,8 @@ def _adds_of_rows(width: int) -> Callable[[int, int, int, int], None]:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             target, first, beyond, offset = arguments
             total = cgutils.alloca_once_value(builder, _load(builder, target, width))
-            address, size = ir.IntType(64), ir.Constant(ir.IntType(64), 8)
+            address = ir.IntType(64)
+            size = ir.Constant(ir.IntType(64), 8)
             with cgutils.for_range(
                 builder, builder.udiv(builder.sub(beyond, first), size)
             ) as loop:
@@ -177,7 +195,8 @@ def _dots(width: int) -> Callable[[int, int], np.float32]:
     @intrinsic
     def dot(typing: Any, first: Any, second: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            lanes_left, index = width, ir.IntType(32)
+            lanes_left = width
+            index = ir.IntType(32)
             products = builder.fmul(
                 *(_load(builder, address, width) for address in arguments)
             )

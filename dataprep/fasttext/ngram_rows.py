@@ -91,7 +91,8 @@ def ask_for_ngrams(
     Returns:
         new number of addresses.
     """
-    single, pruned = np.uint64(1), len(ngrams.kept) > 0
+    single = np.uint64(1)
+    pruned = len(ngrams.kept) > 0
     value = np.uint64(np.int64(np.int32(hashes[first])))
     for last in range(first + single, min(first + longest, number)):
         value = value * WORD_STEP + np.uint64(np.int64(np.int32(hashes[last])))

@@ -76,18 +76,18 @@ def make_lines(
         flags: `unicode_tables.code_point_flags`.
         lowered: `unicode_tables.lower_case`, or empty.
     """
-    n, capacity = len(begins), 0
+    n = len(begins)
+    capacity = 0
     for text in range(n):
         capacity += ends[text] - begins[text]
     lines = np.empty(capacity + WIDTH, np.uint8)
-    starts, stops, skipped = (
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-        np.zeros(n, np.bool_),
-    )
+    starts = np.empty(n, np.int64)
+    stops = np.empty(n, np.int64)
+    skipped = np.zeros(n, np.bool_)
     filled = 0
     for text in range(n):
-        start, stop = filled, filled + ends[text] - begins[text]
+        start = filled
+        stop = filled + ends[text] - begins[text]
         skipped[text] = not _make_line(
             data, begins[text], flags, lowered, marks, lines, start, stop
         )
@@ -113,7 +113,9 @@ def _make_line(
 
     Up to 63 bytes after the line are overwritten.
     """
-    data_at, lines_at, filled = address_of(data), address_of(lines), start
+    data_at = address_of(data)
+    lines_at = address_of(lines)
+    filled = start
     while filled < stop:
         if at + WIDTH <= len(data):
             if len(lowered):
@@ -123,7 +125,8 @@ def _make_line(
             size = min(int(np.int64(trailing_zeros(non_ascii_bits))), stop - filled)
             if not marks and _has_mark(lines, start, filled, size):
                 return False
-            at, filled = at + size, filled + size
+            at = at + size
+            filled = filled + size
         while filled < stop and (at + WIDTH > len(data) or data[np.uint64(at)] >= 0x80):
             code, width = decode(data, at)
             if flags[code] & SPACE:
@@ -131,7 +134,8 @@ def _make_line(
                     lines[np.uint64(filled + step)] = 0x20
             elif not _write(lines, filled, code, width, lowered):
                 return False
-            at, filled = at + width, filled + width
+            at = at + width
+            filled = filled + width
             if (
                 not marks
                 and (code == 0x3E or code == 0x5F)

@@ -12,16 +12,26 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep import conservation as histograms
 from gristmill.dataprep.annotate_batches import measure_texts, spread
-from gristmill.dataprep.conservation import add_counts, balance
+from gristmill.dataprep.conservation import (
+    Counted,
+    Counts,
+    Histograms,
+    RuleCounts,
+    add_by_source,
+    add_counts,
+    add_histograms,
+    balance,
+    histogram,
+)
 from gristmill.dataprep.documents import (
+    Inputs,
     annotate,
     judged_rows,
     read_shard,
@@ -33,7 +43,12 @@ from gristmill.dataprep.filtering.rule_sets import (
     configured_sets,
     measure,
 )
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    ShardTask,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.langid.language_codes import Language, best_match, parse_label
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.dataprep.whatif_thresholds import (
@@ -43,6 +58,7 @@ from gristmill.dataprep.whatif_thresholds import (
     threshold_rules,
 )
 from gristmill.dataprep.words.language_words import load_words
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.filter import GENERAL_RULES, RULES_LANGUAGE, Filter
 from gristmill.mixtures.steps.rules import Rules
 
@@ -52,9 +68,34 @@ by language.
 """
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class FilterSummary:
+    """Summary of the rules.
+
+    Attributes:
+        counts: documents by outcome.
+        rules: rule -> documents that fail it (`failing`), and only it (`only`).
+        histograms: of each statistic.
+        histograms_by_source: source -> histogram of each statistic.
+        by_language: with `by_language`, entry -> documents `read` and `kept`.
+    """
+
+    counts: Counts
+    rules: RuleCounts
+    histograms: Histograms
+    histograms_by_source: Mapping[str, Histograms]
+    by_language: Mapping[str, Mapping[str, int]] | None = None
+
+
+class FilteredShard(Counted):
+    """Result of judging a shard; see `FilterSummary`."""
+
+    rules: RuleCounts
+    histograms_by_source: dict[str, Histograms]
+    by_language: NotRequired[dict[str, dict[str, int]]]
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> FilterSummary:
     """Judge every kept document by the configured rules.
 
     Writes one annotation table per document shard, with a column for each statistic of
@@ -66,12 +107,6 @@ def run(
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `filter` section (`mixtures.steps.filter.Filter`).
 
-    Returns:
-        `counts`; `rules`: per rule the number of documents that fail it, and that fail
-        only it; `histograms`: per statistic; `histograms_by_source`: per source and
-        statistic; with `by_language` also `by_language`: entry -> number of documents
-        `read` and `kept`.
-
     Raises:
         ConservationError: the counts do not balance.
         QuarantineError: more documents than allowed raised an error.
@@ -82,33 +117,24 @@ def run(
     for language, rules in rules_by_entry(section).items():
         load_words(rules, None if language == GENERAL_RULES else language)
     tasks = shard_tasks(inputs["ingest"])
-    process = partial(
-        filter_shard,
-        inputs=dict(inputs),
-        config=section.model_dump(mode="json"),
-        out=out,
-    )
+    process = partial(filter_shard, inputs=dict(inputs), section=section, out=out)
     results = run_tasks("filter", tasks, process, context)
-    counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    by_source = histograms.add_by_source(
-        result["histograms_by_source"] for result in results
+    by_source = add_by_source(result["histograms_by_source"] for result in results)
+    return FilterSummary(
+        balance(results, section.max_quarantined, context.stage, errors=out),
+        add_counts(result["rules"] for result in results),
+        add_histograms(by_source.values()),
+        by_source,
+        add_counts(result["by_language"] for result in results)
+        if section.by_language
+        else None,
     )
-    summary = {
-        "counts": counts,
-        "rules": add_counts(result["rules"] for result in results),
-        "histograms": histograms.add_histograms(by_source.values()),
-        "histograms_by_source": by_source,
-    }
-    if section.by_language:
-        summary["by_language"] = add_counts(result["by_language"] for result in results)
-    return summary
 
 
 def filter_shard(
-    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path
-) -> Done:
+    task: ShardTask, inputs: Inputs, section: Filter, out: Path
+) -> Done[FilteredShard]:
     """Judge one document shard and write its annotations."""
-    section = Filter.model_validate(config)
     language_columns = ["language", "script"] if section.by_language else []
     column_names = dict.fromkeys(
         ["id", "source", "text", *columns_read(section.rule_sets), *language_columns]
@@ -137,16 +163,16 @@ def filter_shard(
     sources = documents["source"].take(pa.array(good)).cast(pa.string()).to_numpy()
     histograms_by_source = {
         source: {
-            name: histograms.histogram(values[sources == source], edges(name))
+            name: histogram(values[sources == source], edges(name))
             for name, values in judged_documents.statistics.items()
         }
         for source in np.unique(sources).tolist()
     }
-    result = {
-        "counts": counts,
-        "rules": judged_documents.rules,
-        "histograms_by_source": histograms_by_source,
-    }
+    result = FilteredShard(
+        counts=counts,
+        rules=judged_documents.rules,
+        histograms_by_source=histograms_by_source,
+    )
     if section.by_language:
         result["by_language"] = _count_by_entry(judged_documents)
     return Done([out / task.name], result)
@@ -168,7 +194,7 @@ class Judged:
     statistics: dict[str, np.ndarray]
     errors: list[str | None]
     reasons: list[str | None]
-    rules: dict[str, dict[str, int]]
+    rules: RuleCounts
     entries: list[str | None]
 
 

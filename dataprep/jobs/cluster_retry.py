@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.files import as_path, read_json, write_json
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.jobs import worker_bootstrap
 from gristmill.dataprep.jobs.errors import WorkerError, failure_path, own_error, shorten
 from gristmill.dataprep.jobs.pool import Element
@@ -47,7 +47,8 @@ def meet_workers(context: Context) -> None:
     key = f"{cluster} {sorted(context.options.items())} {context.work}"
     if key in _met:
         return
-    question, answer = context.work / "probe.json", context.work / "probe.answer.json"
+    question = context.work / "probe.json"
+    answer = context.work / "probe.answer.json"
     token = {"token": secrets.token_hex(8)}
     context.work.mkdir(parents=True, exist_ok=True)
     try:
@@ -86,7 +87,7 @@ def meet_workers(context: Context) -> None:
 
 def answer_probe(
     question: str, answer: str, group: Sequence[Element]
-) -> Iterator[Mapping[str, Any]]:
+) -> Iterator[Counts]:
     """Answer a probe on a worker if it can read the question."""
     for _, token in group:
         try:
@@ -118,13 +119,15 @@ def run_on_cluster(
     """
     if context.runner != "local":
         meet_workers(context)
-    groups, num_failures = left(), 0
+    groups = left()
+    num_failures = 0
     while groups:
         try:
             run_there(job, context, work, groups, receive)
             return
         except Exception as error:
-            num_before, groups = sum(map(len, groups)), left()
+            num_before = sum(map(len, groups))
+            groups = left()
             num_failures = 0 if sum(map(len, groups)) < num_before else num_failures + 1
             if (
                 own_error(error) is not None

@@ -381,12 +381,17 @@ def _call(*command: str, folder: Path | None = None, **environment: str) -> str:
     return completed.stdout
 
 
-def _fetch_spark(folder: Path) -> None:
-    """Arrange the archive of `pyspark` as a distribution of Spark (`SPARK_HOME`)."""
+def _unpack_source(folder: Path, requirement: str) -> Path:
+    """Download the source archive of a package with pip and unpack it beside the folder
+    of its part; return the folder of the unpacked files.
+
+    Args:
+        requirement: line of a requirements file; a hash in it is checked.
+    """
     unpacked = folder.parent / "archive"
     unpacked.mkdir()
     requirements = unpacked / "wanted.txt"
-    requirements.write_text(f"pyspark=={SPARK_VERSION} --hash=sha256:{SPARK_SHA256}\n")
+    requirements.write_text(f"{requirement}\n")
     _call(
         sys.executable,
         "-m",
@@ -395,12 +400,20 @@ def _fetch_spark(folder: Path) -> None:
         "--quiet",
         "--no-deps",
         "--no-binary=:all:",
-        "--require-hashes",
         f"--dest={unpacked}",
         f"--requirement={requirements}",
     )
-    with tarfile.open(unpacked / f"pyspark-{SPARK_VERSION}.tar.gz") as archive:
+    [archived] = unpacked.glob("*.tar.gz")
+    with tarfile.open(archived) as archive:
         archive.extractall(unpacked, filter="data")
+    return unpacked
+
+
+def _fetch_spark(folder: Path) -> None:
+    """Arrange the archive of `pyspark` as a distribution of Spark (`SPARK_HOME`)."""
+    unpacked = _unpack_source(
+        folder, f"pyspark=={SPARK_VERSION} --hash=sha256:{SPARK_SHA256}"
+    )
     root = unpacked / f"pyspark-{SPARK_VERSION}"
     for name in ("bin", "sbin", "jars"):
         (root / "deps" / name).rename(folder / name)
@@ -451,22 +464,7 @@ def _fetch_flink_cluster(line: str, folder: Path) -> None:
     """Arrange the jars of `apache-flink-libraries`, with the distribution's jar under a
     name without its version.
     """
-    unpacked = folder.parent / "archive"
-    unpacked.mkdir()
-    _call(
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--no-binary=:all:",
-        f"--dest={unpacked}",
-        f"apache-flink-libraries=={line}.*",
-    )
-    [archived] = unpacked.glob("*.tar.gz")
-    with tarfile.open(archived) as archive:
-        archive.extractall(unpacked, filter="data")
+    unpacked = _unpack_source(folder, f"apache-flink-libraries=={line}.*")
     [dist] = unpacked.glob("*/deps/lib/flink-dist-*.jar")
     dist.parent.rename(folder / "lib")
     (folder / "lib" / dist.name).rename(folder / "lib" / "flink-dist.jar")

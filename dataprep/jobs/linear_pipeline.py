@@ -128,7 +128,8 @@ def do_steps(
     from apache_beam.internal import pickler
     from apache_beam.runners.worker import statesampler
 
-    counting, outside = Counting(), statesampler.get_current_tracker()
+    counting = Counting()
+    outside = statesampler.get_current_tracker()
     statesampler.set_current_tracker(counting)
     try:
         for step in steps:

@@ -35,7 +35,7 @@ from gristmill.core.files import (
     is_local,
 )
 from gristmill.dataprep.jobs.errors import failure_path
-from gristmill.dataprep.jobs.pool import Element, Work
+from gristmill.dataprep.jobs.pool import Element, Payload, Work
 
 OFFERS = "offers"
 """Folder of a stage's `work/` with the offers and the claims of each."""
@@ -124,7 +124,8 @@ def taking_part(folder: Path) -> Iterator[str]:
         folder: the stage's `work/`.
     """
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    beat, ended = _beat_file(folder / OFFERS, name), threading.Event()
+    beat = _beat_file(folder / OFFERS, name)
+    ended = threading.Event()
 
     def live() -> None:
         beats = 0
@@ -158,11 +159,9 @@ def take_share(
         host: name of this host.
         run: runs elements on this host's workers and waits for them.
     """
-    records, claims, watch = (
-        as_path(offer.records),
-        as_path(offer.claims),
-        BeatWatch(as_path(offer.file).parent),
-    )
+    records = as_path(offer.records)
+    claims = as_path(offer.claims)
+    watch = BeatWatch(as_path(offer.file).parent)
     pause = LOOK_SECONDS if is_local(records) else STORE_LOOK_SECONDS
     share_start = zlib.crc32(host.encode()) / (1 << 32)
     done: set[str] = set()
@@ -196,7 +195,7 @@ def claim_and_do(
     host: str,
     claimed: Mapping[str, int],
     name: str,
-    payload: Mapping[str, Any],
+    payload: Payload,
 ) -> Any:
     """Claim and run a task; returns empty counts if another host has claimed it
     meanwhile.

@@ -30,10 +30,14 @@ from typing import Any
 from gristmill.core.processes import ONE_THREAD, end_with_parent
 from gristmill.dataprep.jobs.errors import KilledWorkerError, WorkerError
 
-Element = tuple[str, Mapping[str, Any]]
+Payload = Mapping[str, Any]
+"""Arguments of a task's function, as JSON; a `TypedDict` beside the function names its
+keys.
+"""
+Element = tuple[str, Payload]
 """Name and payload of a task."""
-Work = Callable[[str, Mapping[str, Any]], Any]
-"""Function that runs a task."""
+Work = Callable[[str, Payload], Any]
+"""Function that runs a task, and returns its counts."""
 Pool = Callable[[Work, Sequence[Element]], Iterator[Any]]
 """Function that runs all tasks and yields their results in any order."""
 

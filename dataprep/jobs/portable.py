@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gristmill.dataprep.jobs import engine_downloads
 from gristmill.dataprep.jobs.engine_downloads import FLINK_VERSION, MissingEngineError
 from gristmill.dataprep.jobs.servers import job_server
+from gristmill.mixtures.engine import EngineOptions
 
 PROGRAM = "gristmill-worker"
 """Name of the installed program of `worker.py`."""
@@ -23,7 +23,7 @@ OURS = ("flink_version", "flink_job_server_jar", "job_server_jvm_properties")
 """Options for the start of the job server, which are not passed on to Beam."""
 
 
-def flink_options(address: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def flink_options(address: str | None, options: EngineOptions) -> EngineOptions:
     """Options of Beam's portable runner for Flink: the job server's address and the
     worker program.
 
@@ -51,7 +51,7 @@ def program() -> Path:
     return Path(sys.executable).with_name(PROGRAM)
 
 
-def environment(options: Mapping[str, Any]) -> dict[str, Any]:
+def environment(options: EngineOptions) -> dict[str, str]:
     """Options of the worker environment: the program of this installation, unless the
     options set another.
     """
@@ -68,7 +68,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _start_job_server(address: str | None, options: Mapping[str, Any]) -> str:
+def _start_job_server(address: str | None, options: EngineOptions) -> str:
     """Start Beam's job server for Flink, which submits jobs to the JobManager at
     `address`.
     """
@@ -77,7 +77,10 @@ def _start_job_server(address: str | None, options: Mapping[str, Any]) -> str:
         options.get("flink_job_server_jar")
         or engine_downloads.find(engine_downloads.flink(line))
     )
-    _check_there(jar, "flink_job_server_jar")
+    if not jar.is_file():
+        raise MissingEngineError(
+            f"there is no file {jar}; correct engine.options.flink_job_server_jar"
+        )
     java = shutil.which("java")
     if java is None:
         raise MissingEngineError(
@@ -101,10 +104,3 @@ def _start_job_server(address: str | None, options: Mapping[str, Any]) -> str:
         ]
 
     return job_server(f"Flink {line} at {address} ({jar})", command)
-
-
-def _check_there(file: Path, option: str) -> None:
-    if not file.is_file():
-        raise MissingEngineError(
-            f"there is no file {file}; correct engine.options.{option}"
-        )

@@ -23,10 +23,12 @@ from typing import Any, NoReturn
 
 from gristmill.core.processes import without_collection
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.pool import Element, Pool, Work
 from gristmill.dataprep.jobs.servers import answers
 from gristmill.dataprep.jobs.ship_files import carry_step
+from gristmill.mixtures.engine import EngineOptions
 
 TRACEBACK_LOGGERS = (
     "apache_beam.runners.common",
@@ -52,9 +54,7 @@ ENDED = ("DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED")
 """Terminal states of a Beam job."""
 POLL_SECONDS = 0.05
 """Interval between checks of a job with a time limit."""
-GroupWork = Callable[
-    [Sequence[Element]], Iterator[Mapping[str, Any] | tuple[int, bytes]]
-]
+GroupWork = Callable[[Sequence[Element]], Iterator[Counts | tuple[int, bytes]]]
 """Function that runs the tasks of an element and yields their counts and the data to
 shuffle.
 """
@@ -119,9 +119,11 @@ def run_there(
         MissingEngineError: the engine is not on this machine.
     """
     beam = import_beam()
-    runner, options = context.runner, context.options
+    runner = context.runner
+    options = context.options
     if runner == "local":
-        runner, options = LOCAL_OPTIONS["runner"], LOCAL_OPTIONS
+        runner = LOCAL_OPTIONS["runner"]
+        options = LOCAL_OPTIONS
     if runner == "dask":
         options = dask_options(context.address, len(groups), options)
         check_cluster(options, context.worker_seconds)
@@ -200,16 +202,16 @@ def _receive(receive: Receive, grouped: tuple[int, Iterable[bytes]]) -> Iterator
     yield None
 
 
-def count(stage: str, counts: Mapping[str, Any]) -> None:
+def count(stage: str, counts: Counts) -> None:
     """Add the decisions of a task to Beam counters: documents read, kept and
     quarantined, and dropped by each rule.
     """
     from apache_beam.metrics import Metrics
 
     for key in ("read", "kept", "quarantined"):
-        Metrics.counter(stage, key).inc(int(counts.get(key, 0)))
+        Metrics.counter(stage, key).inc(counts.get(key, 0))
     for rule, number in counts.get("dropped", {}).items():
-        Metrics.counter(stage, rule).inc(int(number))
+        Metrics.counter(stage, rule).inc(number)
 
 
 def import_beam() -> Any:
@@ -243,7 +245,7 @@ def _is_no_message(record: logging.LogRecord) -> bool:
     return record.module != "portable_runner"
 
 
-def make_pipeline(options: Mapping[str, Any]) -> Any:
+def make_pipeline(options: EngineOptions) -> Any:
     """Make an empty Beam pipeline with the runner of the options."""
     from apache_beam import Pipeline
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -355,7 +357,7 @@ def check_job_server(endpoint: str, seconds: float) -> None:
 
 
 @contextmanager
-def loopback_only(options: Mapping[str, Any]) -> Iterator[None]:
+def loopback_only(options: EngineOptions) -> Iterator[None]:
     """Context in which servers that Beam starts in this process listen on 127.0.0.1
     only.
 
@@ -414,8 +416,8 @@ def wait_no_longer(result: Any, seconds: float) -> None:
 
 
 def dask_options(
-    address: str | None, num_tasks: int, options: Mapping[str, Any]
-) -> dict[str, Any]:
+    address: str | None, num_tasks: int, options: EngineOptions
+) -> EngineOptions:
     """Options of Beam's Dask runner: one partition per task instead of its default of
     one per 128.
     """
@@ -423,7 +425,7 @@ def dask_options(
     return {**address_option, "dask_npartitions": num_tasks, **options}
 
 
-def check_cluster(options: Mapping[str, Any], worker_seconds: float) -> None:
+def check_cluster(options: EngineOptions, worker_seconds: float) -> None:
     """Raise WorkerError unless the scheduler answers and has a worker in time.
 
     Args:
@@ -437,10 +439,8 @@ def check_cluster(options: Mapping[str, Any], worker_seconds: float) -> None:
             "engine.runner is dask, which is not installed; install it with: pip "
             "install 'gristmill[engines]'"
         ) from error
-    address, file = (
-        options.get("dask_client_address"),
-        options.get("dask_scheduler_file"),
-    )
+    address = options.get("dask_client_address")
+    file = options.get("dask_scheduler_file")
     where = address or file
     try:
         client = Client(

@@ -168,7 +168,8 @@ def free_port() -> int:
 
 
 def _start(make_command: Callable[[int, Path], Sequence[str]]) -> Server:
-    folder, port = Path(tempfile.mkdtemp(prefix="gristmill-engine-")), free_port()
+    folder = Path(tempfile.mkdtemp(prefix="gristmill-engine-"))
+    port = free_port()
     with open(folder / "log", "wb") as log:
         return Server(
             subprocess.Popen(

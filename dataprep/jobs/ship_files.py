@@ -33,6 +33,8 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from gristmill.core.files import (
     as_path,
     atomic_write,
@@ -93,7 +95,7 @@ def carry(function: Callable[..., Any]) -> Callable[..., Any]:
         for path in local_paths
         if path.is_dir()
     }
-    job = {
+    job: worker_bootstrap.Job = {
         "store": str(store),
         "package": digest,
         "wheel": wheel,
@@ -168,7 +170,7 @@ def _send_file(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
     return sha256
 
 
-def call_here(job: Mapping[str, Any], *arguments: Any) -> Any:
+def call_here(job: worker_bootstrap.Job, *arguments: Any) -> Any:
     """Call the function of a job in a worker with the package, with local paths mapped
     to files of the store.
     """
@@ -227,6 +229,8 @@ def _local_files(value: Any, store: Path) -> Iterator[Path]:
         yield from _local_files([value.args, value.keywords], store)
     elif isinstance(value, Mapping):
         yield from _local_files(list(value.values()), store)
+    elif isinstance(value, BaseModel):
+        yield from _local_files(dict(value), store)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
             yield from _local_files(item, store)

@@ -34,20 +34,23 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.core.files import as_path, atomic_write, file_names, is_local
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.jobs.cluster_retry import run_on_cluster
 from gristmill.dataprep.jobs.errors import failure_path, note_failure
-from gristmill.dataprep.jobs.pool import Element
+from gristmill.dataprep.jobs.pool import Element, Payload
 from gristmill.dataprep.jobs.tasks import (
     Done,
+    Given,
     IncompleteJobError,
     Progress,
+    Result,
     Task,
     check_complete,
     finish_task,
@@ -98,10 +101,24 @@ class Sent(NamedTuple):
     partitions: np.ndarray
 
 
-Sender = Callable[[Task], Generator[Sent, None, Done]]
+Sending = Generator[Sent, None, Done[Result]]
+"""Rows that a task sends, and its result."""
+Sender = Callable[[Task[Given]], Sending[Result]]
 """Function of a task that sends rows; like `engine.Process` it must be importable by
 name or picklable.
 """
+
+
+class NumberedPayload(TypedDict):
+    """Payload of a task that sends rows through an engine.
+
+    Attributes:
+        place: index of the task in its job.
+        payload: for the sender.
+    """
+
+    place: int
+    payload: Payload
 
 
 @dataclass(frozen=True)
@@ -213,13 +230,13 @@ def must_send(context: Context) -> bool:
 
 def run_shuffle(
     job: str,
-    tasks: Sequence[Task],
-    sender: Sender,
+    tasks: Sequence[Task[Given]],
+    sender: Sender[Given, Result],
     context: Context,
     partitions: Mapping[str, int],
     holds_gil: bool = False,
     direct: bool = False,
-) -> tuple[list[dict[str, Any]], dict[str, Shuffled]]:
+) -> tuple[list[Result], dict[str, Shuffled]]:
     """Run all unfinished tasks; return their results, and the sent rows by name.
 
     Args:
@@ -239,7 +256,7 @@ def run_shuffle(
     """
     if form_of(context) == FILES:
         process = partial(send_to_files, sender, str(context.work), dict(partitions))
-        results = run_tasks(job, tasks, process, context, holds_gil, direct)
+        results: list[Any] = run_tasks(job, tasks, process, context, holds_gil, direct)
         runs_of_tasks = [result.pop(SENT) for result in results]
         return results, {
             name: Shuffled(
@@ -281,27 +298,28 @@ def send_to_files(
 
 def _run_by_engine(
     job: str,
-    tasks: Sequence[Task],
-    sender: Sender,
+    tasks: Sequence[Task[Given]],
+    sender: Sender[Given, Result],
     context: Context,
     partitions: Mapping[str, int],
-) -> tuple[list[dict[str, Any]], dict[str, Shuffled]]:
+) -> tuple[list[Result], dict[str, Shuffled]]:
     """Run the job as one chain, unless all its rows have arrived before."""
     records = context.work / f"{job}-engine"
     folders = {name: context.work / f"{name}-arrived" for name in partitions}
     for folder in (records, *folders.values()):
         folder.mkdir(parents=True, exist_ok=True)
     names = [task.name for task in tasks]
-    results, arrived = (
-        read_records(records, names),
-        {name: find_arrived(folder) for name, folder in folders.items()},
-    )
+    results = read_records(records, names)
+    arrived = {name: find_arrived(folder) for name, folder in folders.items()}
     total = len(tasks) + sum(partitions.values())
-    if not all(result is not None for result in results) or _find_lost(
-        results, arrived
-    ):
+    sent = [result[SENT] for result in results if result is not None]
+    if len(sent) < len(results) or _find_lost(sent, arrived):
         numbered = [
-            Task(task.name, {"place": place, "payload": task.payload}, task.size_bytes)
+            Task(
+                task.name,
+                NumberedPayload(place=place, payload=task.payload),
+                task.size_bytes,
+            )
             for place, task in enumerate(tasks)
         ]
         missing = {
@@ -332,7 +350,7 @@ def _run_by_engine(
         results,
         lambda: context.progress(total, total, "shards", job=job),
     )
-    lost = _find_lost(complete_results, arrived)
+    lost = _find_lost([result.pop(SENT) for result in complete_results], arrived)
     for name, (num_sent, num_arrived) in lost.items():
         for mark in [mark for mark in file_names(folders[name]) if mark.endswith(MARK)]:
             (folders[name] / mark).unlink()
@@ -346,8 +364,6 @@ def _run_by_engine(
             "not those that arrived: the runner lost some; nothing was committed, "
             "rerun to send them again"
         )
-    for result in complete_results:
-        del result[SENT]
     return complete_results, {
         name: Shuffled(folders[name], number, arrived=arrived[name])
         for name, number in partitions.items()
@@ -378,21 +394,22 @@ def find_arrived(folder: Path) -> dict[int, int]:
 
 
 def _find_lost(
-    results: Sequence[Mapping[str, Any] | None],
-    arrived: Mapping[str, Mapping[int, int]],
+    sent: Sequence[Mapping[str, int]], arrived: Mapping[str, Mapping[int, int]]
 ) -> dict[str, tuple[int, int]]:
     """Numbers of sent and arrived rows by name, for names where they differ or the
     columns did not arrive.
+
+    Args:
+        sent: per finished task, the number of rows by name.
+        arrived: by name, the number of rows by partition.
     """
     lost = {}
     for name, partitions in arrived.items():
-        sent = [
-            result[SENT][name]
-            for result in results
-            if result is not None and name in result[SENT]
-        ]
-        if sum(sent) != sum(partitions.values()) or bool(sent) != bool(partitions):
-            lost[name] = sum(sent), sum(partitions.values())
+        numbers = [rows[name] for rows in sent if name in rows]
+        if sum(numbers) != sum(partitions.values()) or bool(numbers) != bool(
+            partitions
+        ):
+            lost[name] = sum(numbers), sum(partitions.values())
     return lost
 
 
@@ -410,7 +427,7 @@ def send_group(
     partitions: Mapping[str, int],
     missing: Mapping[str, Sequence[int]],
     group: Sequence[Element],
-) -> Iterator[tuple[int, bytes] | Mapping[str, Any]]:
+) -> Iterator[tuple[int, bytes] | Counts]:
     """Run the tasks of an element on a cluster worker.
 
     A task's exception is noted and raised, so that the runner does not group incomplete
@@ -424,10 +441,8 @@ def send_group(
     Yields:
         a batch with the number of its name and partition; and the counts of a task.
     """
-    folder, numbers = (
-        as_path(records),
-        {name: number for number, name in enumerate(partitions)},
-    )
+    folder = as_path(records)
+    numbers = {name: number for number, name in enumerate(partitions)}
     is_missing = {
         name: np.isin(np.arange(number), missing[name])
         for name, number in partitions.items()
@@ -454,11 +469,11 @@ def send_group(
         except Exception as error:
             note_failure(folder, name, error)
             raise
-        yield dict(result.get("counts", {}))
+        yield result.get("counts", {})
 
 
 def _send(
-    sending: Generator[Sent, None, Done],
+    sending: Sending,
     place: int,
     numbers: Mapping[str, int],
     is_missing: Mapping[str, np.ndarray],
@@ -523,7 +538,8 @@ def receive_partition(
         number: key of name and partition.
         batches: as from `cut_batches`.
     """
-    name_index, partition = number >> KEY_BITS, number & (1 << KEY_BITS) - 1
+    name_index = number >> KEY_BITS
+    partition = number & (1 << KEY_BITS) - 1
     try:
         rows = _write_arrived(
             as_path(folders[name_index]) / partition_name(partition), batches
@@ -538,7 +554,8 @@ def receive_partition(
 
 def _write_arrived(path: Path, batches: Iterable[bytes]) -> int:
     """Write the batches to a file and return their number of rows."""
-    received_places, rows = set[bytes](), 0
+    received_places = set[bytes]()
+    rows = 0
     with atomic_write(path) as sink:
         writer = None
         for content in batches:

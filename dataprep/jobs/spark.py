@@ -35,6 +35,7 @@ from gristmill.dataprep.jobs.linear_pipeline import (
     read_chain,
 )
 from gristmill.dataprep.jobs.ship_files import carry
+from gristmill.mixtures.engine import EngineOptions
 
 CONNECT_SECONDS = 15
 """Timeout for the answer of a master."""
@@ -60,14 +61,12 @@ class ChainRunner(PipelineRunner):  # type: ignore[misc]
     """
 
     def __init__(
-        self, master: str, options: Mapping[str, Any], worker_seconds: float
+        self, master: str, options: EngineOptions, worker_seconds: float
     ) -> None:
         super().__init__()
-        self._master, self._options, self._worker_seconds = (
-            master,
-            options,
-            worker_seconds,
-        )
+        self._master = master
+        self._options = options
+        self._worker_seconds = worker_seconds
 
     def run_pipeline(self, pipeline: Any, options: Any) -> Result:
         """Run a pipeline to its end.
@@ -150,7 +149,7 @@ def _reason(text: str) -> str:
 _session: list[tuple[str, Any]] = []
 
 
-def connect(master: str, options: Mapping[str, Any], worker_seconds: float) -> Any:
+def connect(master: str, options: EngineOptions, worker_seconds: float) -> Any:
     """Connect to a cluster and wait for an executor; reuses this process's SparkContext
     for the same cluster.
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 
 from gristmill.core.files import (
     as_path,
@@ -28,6 +28,7 @@ from gristmill.core.files import (
     write_json,
 )
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.jobs.cluster_retry import run_on_cluster
 from gristmill.dataprep.jobs.errors import (
@@ -46,6 +47,7 @@ from gristmill.dataprep.jobs.multi_host import (
 )
 from gristmill.dataprep.jobs.pool import (
     Element,
+    Payload,
     Pool,
     Work,
     in_processes,
@@ -68,12 +70,18 @@ repeats the imports.
 """
 
 
+Given = TypeVar("Given", bound=Mapping[str, object])
+"""Payload of a job's tasks."""
+Result = TypeVar("Result", bound=Mapping[str, object])
+"""Result of a job's tasks."""
+
+
 class IncompleteJobError(RuntimeError):
     """Error of a runner that reported success although planned tasks have no result."""
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Generic[Given]):
     """Task of a job.
 
     Attributes:
@@ -84,30 +92,53 @@ class Task:
     """
 
     name: str
-    payload: Mapping[str, Any] = field(default_factory=dict)
+    payload: Given = field(default_factory=dict)  # type: ignore[assignment]
     size_bytes: int = 0
 
 
 @dataclass(frozen=True)
-class Done:
+class Done(Generic[Result]):
     """Return value of a task's function: the files that it committed, and a JSON
     result.
     """
 
     files: Sequence[Path] = ()
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: Result = field(default_factory=dict)  # type: ignore[assignment]
 
 
-Process = Callable[[Task], Done]
+Process = Callable[[Task[Given]], Done[Result]]
 """Function of a task, importable by name or picklable, because other machines may run
 it.
 """
 
 
-def partition_tasks(num_partitions: int) -> list[Task]:
-    """Tasks for the partitions of a shuffle, with the partition's number as payload
-    `partition`.
-    """
+class OfShard(TypedDict):
+    """Payload of a task for a document shard."""
+
+    shard: int
+    """Number of the shard in the order of the names."""
+
+
+class OfPartition(TypedDict):
+    """Payload of a task for a partition of a shuffle."""
+
+    partition: int
+
+
+ShardTask = Task[OfShard]
+PartitionTask = Task[OfPartition]
+
+
+class Record(TypedDict):
+    """Record of a finished task."""
+
+    files: Mapping[str, int]
+    """Path -> size in bytes of each file that it committed."""
+    result: Any
+
+
+def partition_tasks(num_partitions: int) -> list[PartitionTask]:
+    """Tasks for the partitions of a shuffle."""
     return [
         Task(f"{number:05d}", {"partition": number}) for number in range(num_partitions)
     ]
@@ -127,10 +158,8 @@ def run_names(tasks: Sequence[Task], runs: Iterable[int]) -> list[str]:
     ]
 
 
-def shard_tasks(ingest: Path) -> list[Task]:
-    """Tasks for the document shards of a committed ingest, in order: name, payload
-    `shard` (its number) and size.
-    """
+def shard_tasks(ingest: Path) -> list[ShardTask]:
+    """Tasks for the document shards of a committed ingest, in order."""
     sizes = file_sizes(ingest)
     return [
         Task(shard, {"shard": number}, sizes[shard])
@@ -140,12 +169,12 @@ def shard_tasks(ingest: Path) -> list[Task]:
 
 def run_tasks(
     job: str,
-    tasks: Sequence[Task],
-    process: Process,
+    tasks: Sequence[Task[Given]],
+    process: Process[Given, Result],
     context: Context,
     holds_gil: bool = False,
     direct: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     """Run all unfinished tasks, and return all results in the order of `tasks`.
 
     Args:
@@ -170,7 +199,7 @@ def run_tasks(
     records = context.work / job
     records.mkdir(parents=True, exist_ok=True)
     names = [task.name for task in tasks]
-    results = read_records(records, names)
+    results: list[Result | None] = read_records(records, names)
     pending = [
         task for task, result in zip(tasks, results, strict=True) if result is None
     ]
@@ -199,9 +228,9 @@ def run_tasks(
 def check_complete(
     job: str,
     names: Sequence[str],
-    results: Sequence[dict[str, Any] | None],
+    results: Sequence[Result | None],
     done: Callable[[], None],
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     """Check that all tasks have results, call `done`, and return the results.
 
     Raises:
@@ -236,7 +265,7 @@ def choose_mode(
     return "processes" if holds_gil and worth_it else "threads"
 
 
-def read_records(records: Path, names: Sequence[str]) -> list[dict[str, Any] | None]:
+def read_records(records: Path, names: Sequence[str]) -> list[Any | None]:
     """Read the results of tasks, None for a task that is unfinished or whose files are
     missing.
 
@@ -252,14 +281,16 @@ def read_records(records: Path, names: Sequence[str]) -> list[dict[str, Any] | N
     )
     sizes: dict[str, Mapping[str, int]] = {}
 
-    def complete_result(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        for file, size in {} if record is None else record["files"].items():
-            folder, _, name = str(file).rpartition("/")
+    def complete_result(record: Record | None) -> Any | None:
+        if record is None:
+            return None
+        for file, size in record["files"].items():
+            folder, _, name = file.rpartition("/")
             if folder not in sizes:
                 sizes[folder] = file_sizes(as_path(folder))
             if sizes[folder].get(name) != size:
                 return None
-        return None if record is None else record["result"]
+        return record["result"]
 
     return [
         None if name is None else complete_result(next(records_read))
@@ -267,15 +298,17 @@ def read_records(records: Path, names: Sequence[str]) -> list[dict[str, Any] | N
     ]
 
 
-def _read_record(records: Path, name: str) -> dict[str, Any] | None:
+def _read_record(records: Path, name: str) -> Record | None:
     try:
-        record: dict[str, Any] = json.loads((records / f"{name}.json").read_bytes())
+        record: Record = json.loads((records / f"{name}.json").read_bytes())
     except (FileNotFoundError, ValueError):
         return None
     return record
 
 
-def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
+def finish_task(
+    task: Task[Given], process: Process[Given, Result], records: Path
+) -> Result:
     """Run one task and write its record last.
 
     Output files are synced to disk before. Files for later jobs (`shuffle_format.py`)
@@ -287,15 +320,13 @@ def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
     files = {str(path): path.stat().st_size for path in done.files}
     write_json(
         records / f"{task.name}.json",
-        {"files": files, "result": dict(done.result)},
+        {"files": files, "result": done.result},
         durable=False,
     )
-    return dict(done.result)
+    return done.result
 
 
-def do_task(
-    process: Process, records: str, name: str, payload: Mapping[str, Any]
-) -> dict[str, Any]:
+def do_task(process: Process, records: str, name: str, payload: Payload) -> Counts:
     """Run a task on a worker, from its name and payload, and return its counts.
 
     An exception is noted and stops further tasks from starting; to the runner the task
@@ -309,12 +340,13 @@ def do_task(
     except Exception as error:  # noqa: BLE001 - any exception ends the job
         note_failure(folder, name, error)
         return {}
-    return dict(result.get("counts", {}))
+    counts: Counts = result.get("counts", {})
+    return counts
 
 
 def do_group(
     process: Process, records: str, group: Sequence[Element]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Counts]:
     """Run the tasks of an element on a cluster worker, except those that an earlier
     attempt has finished.
     """
@@ -327,7 +359,7 @@ def do_group(
         yield (
             do_task(process, records, name, payload)
             if recorded_result is None
-            else dict(recorded_result.get("counts", {}))
+            else recorded_result.get("counts", {})
         )
 
 
@@ -492,7 +524,10 @@ class Progress:
     def __init__(
         self, context: Context, job: str, total: int, count: Callable[[], int]
     ) -> None:
-        self._context, self._job, self._total, self._count = context, job, total, count
+        self._context = context
+        self._job = job
+        self._total = total
+        self._count = count
         self._seconds = POLL_SECONDS if is_local(context.work) else STORE_POLL_SECONDS
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)

@@ -31,7 +31,7 @@ import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 PACKAGE = "gristmill"
 SUBPACKAGES = ("mixtures", "core", "dataprep", "tokenize", "train", "flows")
@@ -56,6 +56,30 @@ _lock = threading.Lock()
 _begun: set[str] = set()
 
 
+class Job(TypedDict):
+    """A job for workers that may share nothing with the machine that started it.
+
+    Attributes:
+        store: URL or folder.
+        package: digest of the package.
+        wheel: file of the package, below the store.
+        function: pickled by cloudpickle.
+        python: version, as `3.12`.
+        options: arguments of fsspec that open the store.
+        files: path on the machine of the run -> SHA-256.
+        folders: path on the machine of the run -> relative path -> SHA-256.
+    """
+
+    store: str
+    package: str
+    wheel: str
+    function: bytes
+    python: str
+    options: Mapping[str, Any]
+    files: dict[str, str]
+    folders: dict[str, dict[str, str]]
+
+
 class Carried:
     """Function of a job, callable on workers without this package.
 
@@ -65,15 +89,18 @@ class Carried:
         job: see `call`.
     """
 
-    def __init__(self, text: str, name: str, job: Mapping[str, Any]) -> None:
-        self._told: dict[str, Any] = {"text": text, "name": name, "job": job}
+    def __init__(self, text: str, name: str, job: Job) -> None:
+        self._text = text
+        self._name = name
+        self._job = job
 
     def __call__(self, *arguments):  # type: ignore[no-untyped-def]
         """Call the function."""
-        return call(self._told["job"], *arguments)
+        return call(self._job, *arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return eval, (BEGIN, dict(self._told))
+        variables = {"text": self._text, "name": self._name, "job": self._job}
+        return eval, (BEGIN, variables)
 
     def step(self) -> Any:
         """Make the DoFn that calls the function; Beam's own wrapper would travel as
@@ -96,15 +123,8 @@ class Carried:
         return Step()
 
 
-def call(job: Mapping[str, Any], *arguments: Any) -> Any:
+def call(job: Job, *arguments: Any) -> Any:
     """Call the function of a job, with the package and the files of the run.
-
-    Args:
-        job: `store` (URL or folder), `package` (its digest), `wheel` (below the store),
-            `function` (pickled), `python` (its version), `options` (for fsspec),
-            `files` (path at the run -> SHA-256) and `folders` (path at the run ->
-            relative path -> SHA-256).
-        arguments: for the function.
 
     Raises:
         RuntimeError: this worker has another Python, cannot see the store, or has
@@ -135,7 +155,7 @@ def check_python(version: str) -> None:
         )
 
 
-def have_package(job: Mapping[str, Any]) -> None:
+def have_package(job: Job) -> None:
     """Make `import gristmill` import the package of the run."""
     loaded = sys.modules.get(PACKAGE)
     spec = None if loaded is not None else importlib.util.find_spec(PACKAGE)
@@ -170,7 +190,7 @@ def have_package(job: Mapping[str, Any]) -> None:
     importlib.invalidate_caches()
 
 
-def read_store(job: Mapping[str, Any], name: str) -> bytes:
+def read_store(job: Job, name: str) -> bytes:
     """Read a file of the store.
 
     Raises:

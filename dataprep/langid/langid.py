@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -28,18 +28,32 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import measure_texts, spread
 from gristmill.dataprep.conservation import (
     SHARE_EDGES,
+    Counted,
+    Counts,
+    Histograms,
     add_counts,
     add_histograms,
     balance,
     histogram,
 )
-from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
+from gristmill.dataprep.documents import (
+    Inputs,
+    annotate,
+    judged_rows,
+    read_shard,
+    write_table,
+)
 from gristmill.dataprep.edits import EDITS, Edit, edits_array
 from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
 from gristmill.dataprep.fasttext.fasttext_models import find_model
 from gristmill.dataprep.fasttext.fasttext_predict import lines_of
 from gristmill.dataprep.fasttext.fasttext_words import Lines
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    ShardTask,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.langid.check_languages import (
     LanguageError,
     Wanted,
@@ -54,6 +68,7 @@ from gristmill.dataprep.whatif_thresholds import (
     remember_last,
     threshold_rules,
 )
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.langid import LanguageId
 
 LANGUAGES_NAMED = 3
@@ -188,7 +203,9 @@ def without_cuts(text: str, cuts: Sequence[Edit]) -> str:
     """Apply cuts to a text."""
     if not cuts:
         return text
-    data, position, remaining = text.encode("utf-8"), 0, []
+    data = text.encode("utf-8")
+    position = 0
+    remaining = []
     for begin, end, _ in cuts:
         remaining.append(data[position:begin])
         position = end
@@ -231,9 +248,51 @@ Predictions = tuple[list[Language], np.ndarray]
 """Top language of each of n lines, and its score in [0, 1] (float64 of shape (n,))."""
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+class CutLines(TypedDict):
+    """Lines of other languages that were cut from kept documents."""
+
+    lines: int
+    bytes: int
+
+
+class IdentifiedShard(Counted, total=False):
+    """Result of identifying the languages of a shard; see `LanguageSummary`."""
+
+    languages: dict[str, int]
+    languages_kept: dict[str, int]
+    parts: dict[str, dict[str, int]]
+    histograms: Histograms
+    line_languages: dict[str, int]
+    cut: CutLines
+
+
+@dataclass(frozen=True)
+class LanguageSummary:
+    """Summary of the languages.
+
+    Attributes:
+        counts: documents by outcome.
+        languages: top language -> documents.
+        languages_kept: of these, the kept ones.
+        parts: key of a mapping `keep` -> reason -> documents.
+        histograms: of `language_score`.
+        fallback: the reason for predicting with fastText itself, which is slower, if it
+            was used.
+        line_languages: with `lines`, language -> characters.
+        cut: with `lines`, what was cut.
+    """
+
+    counts: Counts
+    languages: Mapping[str, int]
+    languages_kept: Mapping[str, int]
+    parts: Mapping[str, Mapping[str, int]]
+    histograms: Histograms
+    fallback: str | None = None
+    line_languages: Mapping[str, int] | None = None
+    cut: CutLines | None = None
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LanguageSummary:
     """Measure `language` and `language_score` of every kept document, and drop unwanted
     documents.
 
@@ -250,14 +309,6 @@ def run(
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `langid` section (`mixtures.steps.langid.LanguageId`).
-
-    Returns:
-        `counts`; `languages`: top language -> documents, `languages_kept`: of these,
-        the kept ones; `parts`: key of a mapping `keep` -> reason -> documents;
-        `histograms` of `language_score`; with `lines` also `line_languages`: language
-        -> characters, and `cut`: `lines` and `bytes` cut from kept documents;
-        `fallback`: the reason for predicting with fastText itself, which is slower, if
-        it was used.
 
     Raises:
         ModelError: the language model is unavailable.
@@ -279,7 +330,7 @@ def run(
     process = partial(
         identify_shard,
         inputs=dict(inputs),
-        config={**section.model_dump(mode="json"), "model": str(path)},
+        section=section.model_copy(update={"model": str(path)}),
         out=out,
         sha256=sha256,
     )
@@ -290,42 +341,39 @@ def run(
         context,
         holds_gil=bool(model.fallback) or section.lines,
     )
-    counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    summary: dict[str, Any] = {
-        "counts": counts,
-        "languages": add_counts(result["languages"] for result in results),
-        "languages_kept": add_counts(result["languages_kept"] for result in results),
-        "parts": add_counts(result["parts"] for result in results),
-        "histograms": add_histograms(result["histograms"] for result in results),
-    }
-    if model.fallback:
-        summary["fallback"] = model.fallback
-    if section.lines:
-        summary["line_languages"] = add_counts(
-            result["line_languages"] for result in results
-        )
-        summary["cut"] = add_counts(result["cut"] for result in results)
-    return summary
+    return LanguageSummary(
+        balance(results, section.max_quarantined, context.stage, errors=out),
+        add_counts(result["languages"] for result in results),
+        add_counts(result["languages_kept"] for result in results),
+        add_counts(result["parts"] for result in results),
+        add_histograms(result["histograms"] for result in results),
+        fallback=model.fallback or None,
+        line_languages=add_counts(result["line_languages"] for result in results)
+        if section.lines
+        else None,
+        cut=add_counts(result["cut"] for result in results) if section.lines else None,
+    )
 
 
 def identify_shard(
-    task: Task,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
+    task: ShardTask,
+    inputs: Inputs,
+    section: LanguageId,
     out: Path,
     sha256: str,
-) -> Done:
+) -> Done[IdentifiedShard]:
     """Identify the languages of one document shard and write its annotations."""
-    section = LanguageId.model_validate(config)
     read = read_shard(inputs, task.name, ["id", "source", "text"])
-    documents, rows = read.documents, read.rows
+    documents = read.documents
+    rows = read.rows
     judged = judged_rows(documents, rows, section.sources)
     model = load_model(str(find_model(section.model)), sha256)
     thresholds = wanted_languages(section)
     measured, errors = measure_texts(
         documents["text"].take(judged), partial(measure, model, section, thresholds)
     )
-    lines, scripts = measured.pop("lines"), measured.pop("script")
+    lines = measured.pop("lines")
+    scripts = measured.pop("script")
     verdicts = [
         judge(Language(code, script), score, section, thresholds, line_judgement)
         for code, script, score, line_judgement in zip(
@@ -360,7 +408,7 @@ def identify_shard(
         for code, script, verdict in predictions
         if verdict == "language_score"
     ]
-    result: dict[str, Any] = {
+    result: IdentifiedShard = {
         "counts": counts,
         "languages": _occurrences(measured["language"]),
         "languages_kept": _occurrences(measured["language"][kept]),

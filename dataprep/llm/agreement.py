@@ -3,23 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
-from gristmill.dataprep.conservation import Counts
 
+class PairCounts(TypedDict, total=False):
+    """Counts of the scores of two judges, which add up over shards; empty without a
+    shard.
 
-def count_pairs(first: np.ndarray, second: np.ndarray) -> Counts:
-    """Counts of the scores of two judges (float64 of shape (n,), NaN for no score).
-
-    Returns:
-        `pairs`, by both scores rounded to integers, and the sums that a correlation
-        needs.
+    Attributes:
+        pairs: by both scores rounded to integers, separated by a blank.
+        x: sum of the first judge's scores.
+        xx: sum of their squares.
     """
+
+    pairs: dict[str, int]
+    n: int
+    x: float
+    y: float
+    xx: float
+    yy: float
+    xy: float
+
+
+class Agreement(TypedDict):
+    """Agreement of two judges; what is undefined is None.
+
+    Attributes:
+        same: share with equal scores.
+        kappa: of the rounded scores (Cohen 1960).
+        weighted_kappa: with quadratic weights (Cohen 1968).
+        correlation: pearson's, of the scores.
+        difference: mean score of the first judge minus the second's.
+    """
+
+    documents: int
+    same: float | None
+    kappa: float | None
+    weighted_kappa: float | None
+    correlation: float | None
+    difference: float | None
+
+
+def count_pairs(first: np.ndarray, second: np.ndarray) -> PairCounts:
+    """Counts of the scores of two judges (float64 of shape (n,), NaN for no score)."""
     has_scores = ~(np.isnan(first) | np.isnan(second))
-    x, y = first[has_scores], second[has_scores]
+    x = first[has_scores]
+    y = second[has_scores]
     pairs: dict[str, int] = {}
     for score, second_score in zip(
         np.rint(x).astype(int).tolist(), np.rint(y).astype(int).tolist(), strict=True
@@ -36,15 +67,8 @@ def count_pairs(first: np.ndarray, second: np.ndarray) -> Counts:
     }
 
 
-def agreement(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Statistics of the counts of `count_pairs`, None if undefined.
-
-    Returns:
-        `documents`; `same`, the share with equal scores; `kappa` (Cohen 1960) and
-        `weighted_kappa` (quadratic weights:
-            Cohen 1968) of the rounded scores; `correlation` (Pearson's) of the scores;
-            `difference`, the first judge's mean score minus the second's.
-    """
+def agreement(counts: PairCounts) -> Agreement:
+    """Statistics of the counts of `count_pairs`."""
     n = counts.get("n", 0)
     if not n:
         return {

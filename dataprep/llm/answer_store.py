@@ -26,7 +26,6 @@ import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.files import (
     as_path,
@@ -36,6 +35,8 @@ from gristmill.core.files import (
     is_local,
     write_json,
 )
+from gristmill.dataprep.llm.budget import Spending, spending_on
+from gristmill.dataprep.llm.response_parsing import Completion
 
 SETTINGS_CHARACTERS = 16
 OFFSET_BITS = 48
@@ -46,6 +47,8 @@ UNSAVED_ANSWERS = 100
 SETTINGS = "settings.json"
 END = ".jsonl"
 KEY_CHARACTERS = 64
+Settings = Mapping[str, object]
+"""Model, its identity and its sampling, as JSON."""
 _WHOLE = re.compile(rb"[0-9a-f]{%d} \{.*\}\n\Z" % KEY_CHARACTERS, re.DOTALL)
 _DOCUMENT_LINE = re.compile(
     rb'([0-9a-f]{%d}) (?:\{"of":"|of )([0-9a-f]{32})' % KEY_CHARACTERS
@@ -77,7 +80,7 @@ class KeptAnswers:
         owner: output that asks; its requests count as its spending.
     """
 
-    def __init__(self, root: Path, settings: Mapping[str, Any], owner: str) -> None:
+    def __init__(self, root: Path, settings: Settings, owner: str) -> None:
         self._folder = _folder_of(root, settings)
         self._folder.mkdir(parents=True, exist_ok=True)
         if not (self._folder / SETTINGS).exists():
@@ -90,9 +93,11 @@ class KeptAnswers:
         self._files: list[Path] = []
         self._descriptors: dict[int, int] = {}
         self._opening = threading.Lock()
-        self._owner, self._own, self._size = owner, -1, 0
-        self.spent: list[dict[str, Any]] = []
-        """Token counts of the owner's requests in earlier attempts."""
+        self._owner = owner
+        self._own = -1
+        self._size = 0
+        self.spent = Spending()
+        """Spending of the owner in earlier attempts."""
         for name in sorted(file_names(self._folder)):
             if name.endswith(END):
                 self._index(self._folder / name, name.startswith(f"{owner}~"))
@@ -101,7 +106,8 @@ class KeptAnswers:
         return len(self._places) + len(self._unsaved)
 
     def _index(self, path: Path, is_own: bool) -> None:
-        number, offset = len(self._files), 0
+        number = len(self._files)
+        offset = 0
         self._files.append(path)
         for line in _lines(path):
             if _WHOLE.match(line):
@@ -109,18 +115,13 @@ class KeptAnswers:
                     number << OFFSET_BITS | offset
                 )
                 if is_own:
-                    answer = json.loads(line[KEY_CHARACTERS:])
-                    self.spent.append(
-                        {
-                            name: answer[name]
-                            for name in ("prompt_tokens", "answer_tokens")
-                        }
-                    )
+                    answer: Completion = json.loads(line[KEY_CHARACTERS:])
+                    self.spent += spending_on(answer)
             elif _NOTE_LINE.match(line):
                 self._noted.add(line)
             offset += len(line)
 
-    def find(self, key: str) -> dict[str, Any] | None:
+    def find(self, key: str) -> Completion | None:
         """Answer of a key; None if it is unknown or has been forgotten meanwhile."""
         unsaved = self._unsaved.get(key)
         place = self._places.get(bytes.fromhex(key))
@@ -130,11 +131,12 @@ class KeptAnswers:
         assert line is not None
         if not _WHOLE.match(line):
             return None
-        answer: dict[str, Any] = json.loads(line[KEY_CHARACTERS:])
+        answer: Completion = json.loads(line[KEY_CHARACTERS:])
         return answer
 
     def _line_at(self, place: int) -> bytes:
-        number, offset = place >> OFFSET_BITS, place & ((1 << OFFSET_BITS) - 1)
+        number = place >> OFFSET_BITS
+        offset = place & ((1 << OFFSET_BITS) - 1)
         path = self._files[number]
         if not self._is_local:
             with path.open("rb") as stream:
@@ -144,20 +146,22 @@ class KeptAnswers:
             if number not in self._descriptors:
                 self._descriptors[number] = os.open(path, os.O_RDONLY)
             descriptor = self._descriptors[number]
-        chunk, size = b"", 1 << 13
+        chunk = b""
+        size = 1 << 13
         while not chunk.endswith(b"\n"):
             chunk = os.pread(descriptor, size, offset)
-            chunk, size = chunk[: chunk.find(b"\n") + 1 or len(chunk)], 2 * size
+            chunk = chunk[: chunk.find(b"\n") + 1 or len(chunk)]
+            size = 2 * size
         return chunk
 
     def keep(
-        self, key: str, answer: Mapping[str, Any], about: str | None = None
-    ) -> dict[str, Any]:
+        self, key: str, answer: Completion, about: str | None = None
+    ) -> Completion:
         """Store an answer; it survives a crash of the process once this returns.
 
         Args:
             key: see `key_of`.
-            answer: `text` and further fields.
+            answer: as the endpoint gave it.
             about: ids of the documents that the prompt is about, in hexadecimal,
                 separated by blanks.
 
@@ -165,7 +169,7 @@ class KeptAnswers:
             stored record: the answer, with the first id as `of`.
         """
         first, _, more_documents = (about or "").partition(" ")
-        record = {"of": first, **answer} if first else dict(answer)
+        record: Completion = {"of": first, **answer} if first else answer
         line = f"{key} {json.dumps(record, ensure_ascii=False, separators=(',', ':'))}\n".encode(
             "utf-8", "replace"
         )
@@ -225,7 +229,8 @@ class KeptAnswers:
     def _save(self) -> None:
         if not self._unsaved and not self._unsaved_notes:
             return
-        path, offset = self._folder / self._new_file_name(), 0
+        path = self._folder / self._new_file_name()
+        offset = 0
         with atomic_write(path) as sink:
             sink.write(b"".join([*self._unsaved.values(), *self._unsaved_notes]))
         self._files.append(path)
@@ -234,17 +239,18 @@ class KeptAnswers:
                 len(self._files) - 1
             ) << OFFSET_BITS | offset
             offset += len(line)
-        self._unsaved, self._unsaved_notes = {}, []
+        self._unsaved = {}
+        self._unsaved_notes = []
 
 
-def _folder_of(root: Path, settings: Mapping[str, Any]) -> Path:
+def _folder_of(root: Path, settings: Settings) -> Path:
     return (
         root
         / hashlib.sha256(canonical_json(settings)).hexdigest()[:SETTINGS_CHARACTERS]
     )
 
 
-def has_answers(root: Path, settings: Mapping[str, Any]) -> bool:
+def has_answers(root: Path, settings: Settings) -> bool:
     """Return True if the store has an answer of the model with these settings."""
     folder = _folder_of(root, settings)
     return folder.exists() and any(name.endswith(END) for name in file_names(folder))
@@ -272,12 +278,10 @@ def forget_answers(
         for name in sorted(file_names(folder))
         if name.endswith(END)
     ]
-    ids, forgotten, named_keys, unnamed = (
-        {document.encode() for document in documents},
-        set[bytes](),
-        set[bytes](),
-        set[bytes](),
-    )
+    ids = {document.encode() for document in documents}
+    forgotten = set[bytes]()
+    named_keys = set[bytes]()
+    unnamed = set[bytes]()
     for path in files:
         for line in _lines(path):
             if (match := _DOCUMENT_LINE.match(line)) is not None:
@@ -296,12 +300,10 @@ def _blank(path: Path, keys: Collection[bytes], remove: bool) -> int:
     """Overwrite the lines of some keys with blanks and return the number of answers
     among them.
     """
-    lines, answer_count, offset, blanked = (
-        list(_lines(path)),
-        0,
-        0,
-        list[tuple[int, int]](),
-    )
+    lines = list(_lines(path))
+    answer_count = 0
+    offset = 0
+    blanked = list[tuple[int, int]]()
     for number, line in enumerate(lines):
         if line[:KEY_CHARACTERS] in keys:
             answer_count += _WHOLE.match(line) is not None

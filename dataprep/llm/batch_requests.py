@@ -6,17 +6,23 @@ Memory: the texts of HELD_SHARDS shards, and the answers of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.documents import judged_rows, read_shard
-from gristmill.dataprep.jobs.tasks import Done, Task, finish_task, read_records
-from gristmill.dataprep.llm.llm_client import Asking
+from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    Result,
+    ShardTask,
+    finish_task,
+    read_records,
+)
+from gristmill.dataprep.llm.llm_client import Asking, RequestCounts
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.user_code.own_documents import JudgedColumns
 from gristmill.mixtures.steps.asked_model import AskedModel
@@ -60,7 +66,7 @@ def ask_shards(
     use: Callable[[str, Of, Sequence[Sequence[Answer]]], object],
     context: Context,
     total: int | None = None,
-) -> list[dict[str, Any]]:
+) -> list[RequestCounts]:
     """Send the requests of every shard to every model.
 
     Args:
@@ -104,13 +110,13 @@ def ask_shards(
 
 def ask_tasks(
     job: str,
-    tasks: Sequence[Task],
+    tasks: Sequence[ShardTask],
     models: Sequence[AskedModel],
     read: Callable[[str], Of],
-    write: Callable[[Task, Of, Sequence[Sequence[Answer]]], Done],
+    write: Callable[[ShardTask, Of, Sequence[Sequence[Answer]]], Done[Result]],
     context: Context,
     count: Callable[[Sequence[str]], int],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[Result], list[RequestCounts]]:
     """Ask about the shards that no attempt has finished yet, and write each of them.
 
     Args:
@@ -159,7 +165,7 @@ def ask_tasks(
 
 
 def count_judged(
-    inputs: Mapping[str, Any], sources: Sequence[str] | None, shards: Sequence[str]
+    inputs: Inputs, sources: Sequence[str] | None, shards: Sequence[str]
 ) -> int:
     """Number of judged documents in some shards."""
     number = 0

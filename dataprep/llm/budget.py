@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gristmill.dataprep.llm.response_parsing import Completion
 from gristmill.mixtures.steps.asked_model import AskedModel
 
 MILLION = 1_000_000
@@ -40,12 +40,9 @@ class Spending:
         ) / MILLION
 
 
-def spending_of(answers: Iterable[Mapping[str, int]]) -> Spending:
-    """Sum of the spending on answers."""
-    total = Spending()
-    for answer in answers:
-        total += Spending(1, answer["prompt_tokens"], answer["answer_tokens"])
-    return total
+def spending_on(answer: Completion) -> Spending:
+    """Spending on an answer."""
+    return Spending(1, answer["prompt_tokens"], answer["answer_tokens"])
 
 
 def most_spent(model: AskedModel, body: bytes) -> Spending:

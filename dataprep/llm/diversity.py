@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -17,28 +17,41 @@ WORDS = 2000
 SHINGLE = 3
 
 
-def describe(texts: Sequence[str], parents: Sequence[str]) -> dict[str, Any]:
+class Diversity(TypedDict, total=False):
+    """Diversity of generated texts; similarities are means of Jaccard similarities of
+    3-grams of words.
+
+    Attributes:
+        sampled: number of texts; without any, all other keys are missing.
+        characters: 10th, 50th and 90th percentile.
+        distinct: per n of 1, 2, 3 the share of distinct n-grams of words (Li et al.
+            2016).
+        self_similarity: of two texts.
+        parent_similarity: of a text and its parent.
+        parent_self_similarity: of two parents.
+    """
+
+    sampled: int
+    characters: list[int]
+    distinct: dict[str, float | None]
+    self_similarity: float | None
+    parent_similarity: float | None
+    parent_self_similarity: float | None
+
+
+def describe(texts: Sequence[str], parents: Sequence[str]) -> Diversity:
     """Diversity statistics of texts.
 
     Args:
         texts: n generated texts.
         parents: n texts that they were generated from.
-
-    Returns:
-        `characters`: the 10th, 50th and 90th percentile; `distinct`: per n of 1, 2, 3
-        the share of distinct n-grams of words (Li et al. 2016), over all texts;
-        `self_similarity`: mean Jaccard similarity of the 3-grams of two texts;
-        `parent_similarity`: of a text and its parent; `parent_self_similarity`: of two
-        parents.
     """
     if not texts:
         return {"sampled": 0}
     words = [text.lower().split()[:WORDS] for text in texts]
-    shingles, parent_shingles = (
-        _shingles(words),
-        _shingles([text.lower().split()[:WORDS] for text in parents]),
-    )
-    distinct = {}
+    shingles = _shingles(words)
+    parent_shingles = _shingles([text.lower().split()[:WORDS] for text in parents])
+    distinct: dict[str, float | None] = {}
     for n in (1, 2, 3):
         grams = [
             gram

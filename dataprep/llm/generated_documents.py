@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -33,28 +33,29 @@ from gristmill.core.files import atomic_write
 from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import (
+    Counted,
+    Counts,
     add_counts,
     check_conservation,
     check_quarantine,
 )
 from gristmill.dataprep.corpus import LICENCE_KEYS
-from gristmill.dataprep.documents import document_id
-from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
+from gristmill.dataprep.documents import Inputs, document_id
+from gristmill.dataprep.jobs.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.llm.batch_requests import ask_tasks
-from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, describe
+from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, Diversity, describe
 from gristmill.dataprep.llm.lineage import (
     GENERATED,
-    KIND,
-    PARENTS,
     SCHEMA,
-    STYLE,
     write_lineage,
 )
+from gristmill.dataprep.llm.llm_client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import read_lines, read_template
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.reading import ingest
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
-from gristmill.mixtures.generated_source import Generate, ParentStep
+from gristmill.mixtures.base import Recipe
+from gristmill.mixtures.generated_source import Generate
 
 READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "persona", "language", "number", "others")
@@ -73,37 +74,136 @@ STEPS = {
 }
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+class Failure(TypedDict):
+    """New document that was not written."""
+
+    parent: str
+    """Id of the first parent, in hexadecimal."""
+    number: int
+    error: str
+
+
+class GeneratedShard(Counted):
+    """Result of writing the new documents of a shard of parents."""
+
+    parents: int
+    errors: list[Failure]
+    sample: list[tuple[str, str, str]]
+    """Ids and beginnings of new documents, and beginnings of their first parents."""
+
+
+class GeneratedDocument(TypedDict, total=False):
+    """Line of a generated file; its keys besides locator and text become metadata.
+
+    Attributes:
+        parents: ids in hexadecimal, separated by blanks.
+        licence: licences of the parents, if they have any.
+    """
+
+    locator: str
+    text: str
+    kind: str
+    style: str
+    parents: str
+    model: str
+    licence: str
+
+
+@dataclass(frozen=True)
+class GenerateRecipe:
+    """Recipe of the stage.
+
+    Attributes:
+        sources: sections of the parents' sources, as of the stage `ingest`.
+        ingest: section of the manifest.
+        generate: name of a generated source -> section.
+        order: names, each after those that it is generated from.
+        seed: of sources without a seed.
+    """
+
+    sources: Mapping[str, Recipe]
+    ingest: Recipe
+    generate: Mapping[str, Recipe]
+    order: Sequence[str]
+    seed: int
+
+
+@dataclass(frozen=True)
+class GeneratedSource:
+    """Yield of a generated source.
+
+    Attributes:
+        style: of its prompt, or the template.
+        made_from: names of the parents' sources.
+        parents: number of parents that the preparing steps kept.
+        eligible: of these, within its share.
+        used: of these, within its limit.
+        requests: number of new documents that were requested.
+        kept, dropped, quarantined: new documents by outcome.
+        bytes: of the kept ones.
+        asked: requests and costs; empty if all documents were written before.
+        texts: diversity of the new documents.
+    """
+
+    style: str
+    made_from: Sequence[str]
+    parents: int
+    eligible: int
+    used: int
+    requests: int
+    kept: int
+    dropped: Mapping[str, int]
+    quarantined: int
+    bytes: int
+    asked: RequestCounts | dict[str, int]
+    texts: Diversity
+
+
+@dataclass(frozen=True)
+class GenerateSummary:
+    """Summary of the generated sources by name."""
+
+    generated: Mapping[str, GeneratedSource]
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> GenerateSummary:
     """Generate the documents of all generated sources, one source after another.
 
     Args:
         inputs: empty.
-        config: `sources` and `ingest` as of the stage `ingest`, for the parents'
-            sources; `generate`: name -> section; `order`: names, each after those that
-            it is generated from; `seed`.
-
-    Returns:
-        `generated`: per source, counts of parents and requests, tokens and costs, and
-        the diversity of the texts.
+        config: see `GenerateRecipe`.
 
     Raises:
         AskingError: answers are unavailable, or the budget is spent; all answers
             received are stored.
         ConservationError, QuarantineError: see `counts`.
     """
-    generated = {}
-    for name in config["order"]:
-        section = Generate.model_validate(config["generate"][name])
-        generated[name] = _Source(name, section, config, out, context).make()
+    recipe = GenerateRecipe(
+        config["sources"],
+        config["ingest"],
+        config["generate"],
+        config["order"],
+        config["seed"],
+    )
+    generated: dict[str, GeneratedSource] = {}
+    for name in recipe.order:
+        section = Generate.model_validate(recipe.generate[name])
+        generated[name] = _Source(name, section, recipe, out, context).make()
     tables = [
         table
         for name in generated
         for table in _read_lineage(context.work / f"lineage-{name}", name)
     ]
     write_lineage(out, pa.concat_tables(tables) if tables else SCHEMA.empty_table())
-    return {"generated": generated}
+    return GenerateSummary(generated)
+
+
+class Parent(NamedTuple):
+    """Document that new ones are written from."""
+
+    id: bytes
+    text: str
+    licence: str | None
 
 
 @dataclass(frozen=True)
@@ -111,12 +211,12 @@ class _Chosen:
     """Requests of a shard of parents.
 
     Attributes:
-        parents: id, text and licence of each parent.
+        parents: of the shard.
         wanted: per new document the numbers of its parents (the first one leads), its
             own number, and its request or the reason for having none.
     """
 
-    parents: Sequence[tuple[bytes, str, str | None]]
+    parents: Sequence[Parent]
     wanted: Sequence[tuple[tuple[int, ...], int, Request | str]]
 
     @property
@@ -134,25 +234,23 @@ class _Source:
         self,
         name: str,
         section: Generate,
-        config: Mapping[str, Any],
+        recipe: GenerateRecipe,
         out: Path,
         context: Context,
     ) -> None:
-        self.name, self.section, self.out = name, section, out
-        self.seed = config["seed"] if section.seed is None else section.seed
+        self.name = name
+        self.section = section
+        self.recipe = recipe
+        self.out = out
+        self.seed = recipe.seed if section.seed is None else section.seed
         self.lineage = context.work / f"lineage-{name}"
-        self.config, self.context = (
-            config,
-            replace(context, stage=f"{context.stage} {name}"),
-        )
+        self.context = replace(context, stage=f"{context.stage} {name}")
         self.template = read_template(section.template, f"generate-{section.style}")
         self.template.check(GIVEN)
         self.personas = read_lines(section.personas)
 
-    def make(self) -> dict[str, Any]:
-        """Choose parents, ask the model and write its answers; return the source's part
-        of the summary.
-        """
+    def make(self) -> GeneratedSource:
+        """Choose parents, ask the model and write its answers."""
         inputs = self._read_parents()
         tasks = shard_tasks(inputs["ingest"])
         bound, parents, eligible = self._choose(inputs, tasks)
@@ -170,39 +268,43 @@ class _Source:
         )
         counts = add_counts(result["counts"] for result in results)
         check_conservation(counts, self.context.stage)
-        self._write_quarantine(results)
+        errors = [error for result in results for error in result["errors"]]
+        if errors:
+            with atomic_write(self.out / "quarantine" / f"{self.name}.jsonl") as sink:
+                sink.write(
+                    "".join(json.dumps(error) + "\n" for error in errors).encode()
+                )
         check_quarantine(counts, self.section.max_quarantined, self.context.stage)
         sample = sorted(
             (row for result in results for row in result["sample"]),
             key=lambda row: row[0],
         )[:SAMPLE_TEXTS]
-        return {
-            "style": self.section.style
-            if self.section.template is None
-            else self.template.place,
-            "made_from": list(self.section.parents),
-            "parents": parents,
-            "eligible": eligible,
-            "used": sum(result["parents"] for result in results),
-            "requests": counts.get("read", 0),
-            "kept": counts.get("kept", 0),
-            "dropped": counts.get("dropped", {}),
-            "quarantined": counts.get("quarantined", 0),
-            "bytes": counts.get("bytes_kept", 0),
-            "asked": tallies[0] if tallies else {},
-            "texts": describe(
+        is_shipped = self.section.template is None
+        return GeneratedSource(
+            style=self.section.style if is_shipped else self.template.place,
+            made_from=self.section.parents,
+            parents=parents,
+            eligible=eligible,
+            used=sum(result["parents"] for result in results),
+            requests=counts.get("read", 0),
+            kept=counts.get("kept", 0),
+            dropped=counts.get("dropped", {}),
+            quarantined=counts.get("quarantined", 0),
+            bytes=counts.get("bytes_kept", 0),
+            asked=tallies[0] if tallies else {},
+            texts=describe(
                 [text for _, text, _ in sample], [parent for _, _, parent in sample]
             ),
-        }
+        )
 
     def _read_parents(self) -> dict[str, Path]:
         """Ingest the parents and run the preparing steps on them; return the folders by
         step.
         """
         sources = {
-            source: self.config["sources"][source]
-            if source in self.config["sources"]
-            else (ingest.generated_files(self.out / source))
+            source: self.recipe.sources[source]
+            if source in self.recipe.sources
+            else ingest.generated_files(self.out / source)
             for source in self.section.parents
         }
         work = self.context.work / f"parents-{self.name}"
@@ -210,34 +312,29 @@ class _Source:
         self._run(
             ingest,
             {},
-            {"sources": sources, "ingest": self.config["ingest"]},
+            {"sources": sources, "ingest": self.recipe.ingest},
             work / "ingest",
         )
         for number, step in enumerate(self.section.prepare):
-            self._run_step(step, inputs, f"{step.stage}-{number}")
+            name = f"{step.stage}-{number}"
+            config = step.config.model_dump(mode="json")
+            if "seed" in config and config["seed"] is None:
+                config["seed"] = self.seed
+            module = importlib.import_module(STEPS[step.stage])
+            self._run(module, dict(inputs), config, work / name)
+            inputs[name] = work / name
         return inputs
-
-    def _run_step(self, step: ParentStep, inputs: dict[str, Path], name: str) -> None:
-        out = inputs["ingest"].with_name(name)
-        module = importlib.import_module(STEPS[step.stage])
-        config = step.config.model_dump(mode="json")
-        if "seed" in config and config["seed"] is None:
-            config["seed"] = self.seed
-        self._run(module, dict(inputs), config, out)
-        inputs[name] = out
 
     def _run(
         self,
         module: Any,
-        inputs: Mapping[str, Path],
-        config: Mapping[str, Any],
+        inputs: Inputs,
+        config: Recipe,
         out: Path,
     ) -> None:
         """Run a stage's function inside this stage, unless it has finished already."""
-        done, work = (
-            out.with_name(f"{out.name}.done"),
-            out.with_name(f"{out.name}.work"),
-        )
+        done = out.with_name(f"{out.name}.done")
+        work = out.with_name(f"{out.name}.work")
         if done.exists():
             return
         work.mkdir(parents=True, exist_ok=True)
@@ -245,7 +342,7 @@ class _Source:
         answers = self.context.answers or self.context.work / "answers"
         module.run(
             inputs,
-            dict(config),
+            config,
             out,
             replace(
                 self.context,
@@ -258,12 +355,13 @@ class _Source:
             sink.write(b"")
 
     def _choose(
-        self, inputs: Mapping[str, Path], tasks: Sequence[Task]
+        self, inputs: Inputs, tasks: Sequence[ShardTask]
     ) -> tuple[int, int, int]:
         """Largest key of a parent that is used, number of parents, and number of
         eligible parents.
         """
-        keys, number = [np.zeros(0, np.uint64)], 0
+        keys = [np.zeros(0, np.uint64)]
+        number = 0
         for task in tasks:
             read = read_judged_columns(inputs, task.name, None, ("id",))
             number += len(read.judged)
@@ -291,7 +389,7 @@ class _Source:
     def _key(self, document: str, *more: str | int) -> int:
         return seeded_key(self.seed, "generate", self.name, document, *more)
 
-    def _read(self, inputs: Mapping[str, Path], bound: int, shard: str) -> _Chosen:
+    def _read(self, inputs: Inputs, bound: int, shard: str) -> _Chosen:
         """Requests about the parents of a shard."""
         read = read_judged_columns(inputs, shard, None, READS)
         rows = [
@@ -299,27 +397,31 @@ class _Source:
             for values in read.given.select(READS).to_pylist()
             if self._key(values["id"]) <= bound
         ]
-        parents: list[tuple[bytes, str, str | None]] = []
+        parents: list[Parent] = []
         new_documents: list[tuple[tuple[int, ...], int, Request | str]] = []
         for place, row in enumerate(rows):
-            document, metadata = row["id"], json.loads(row["metadata"])
+            document = row["id"]
+            metadata = json.loads(row["metadata"])
             licence = next(
                 (str(metadata[key]) for key in LICENCE_KEYS if metadata.get(key)), None
             )
-            parents.append((bytes.fromhex(document), row["text"], licence))
+            parents.append(Parent(bytes.fromhex(document), row["text"], licence))
             values = {
                 **{key: row[key] for key in READS[1:]},
-                "text": self._shown(row),
+                "text": row["text"][: self.section.characters],
                 "metadata": metadata,
             }
             for number in range(self.section.per_document):
-                more_parents = self._more_parents(rows, place, number)
+                more_parents = self._more_parents(document, place, number, len(rows))
                 filled = {
                     **values,
                     "language": self.section.language,
                     "persona": self._persona(document, number),
                     "number": number,
-                    "others": [self._shown(rows[index]) for index in more_parents],
+                    "others": [
+                        rows[index]["text"][: self.section.characters]
+                        for index in more_parents
+                    ],
                 }
                 about = [rows[index]["id"] for index in (place, *more_parents)]
                 new_documents.append(
@@ -333,21 +435,23 @@ class _Source:
                 )
         return _Chosen(parents, new_documents)
 
-    def _shown(self, row: Mapping[str, Any]) -> str:
-        text: str = row["text"][: self.section.characters]
-        return text
-
     def _more_parents(
-        self, rows: Sequence[Mapping[str, Any]], place: int, number: int
+        self, document: str, place: int, number: int, num_rows: int
     ) -> list[int]:
         """Rows of the further parents of a new document: the number wanted, or all if
         there are fewer.
+
+        Args:
+            document: id of the first parent.
+            place: row of the first parent.
+            number: of the new document.
+            num_rows: number of rows to choose from.
         """
         if not self.section.others:
             return []
-        draws = np.random.default_rng(self._key(rows[place]["id"], "others", number))
+        draws = np.random.default_rng(self._key(document, "others", number))
         drawn = draws.choice(
-            len(rows), min(len(rows), self.section.others + 1), replace=False
+            num_rows, min(num_rows, self.section.others + 1), replace=False
         ).tolist()
         return [row for row in drawn if row != place][: self.section.others]
 
@@ -359,16 +463,14 @@ class _Source:
         ]
 
     def _write(
-        self, task: Task, chosen: _Chosen, answers: Sequence[Sequence[Answer]]
-    ) -> Done:
+        self, task: ShardTask, chosen: _Chosen, answers: Sequence[Sequence[Answer]]
+    ) -> Done[GeneratedShard]:
         responses = iter(answers[0])
-        lines, edges, sample, errors = (
-            list[str](),
-            list[tuple[str, str]](),
-            list[Any](),
-            list[dict[str, Any]](),
-        )
-        counts: dict[str, Any] = {
+        lines: list[str] = []
+        edges: list[tuple[str, str]] = []
+        sample: list[tuple[str, str, str]] = []
+        errors: list[Failure] = []
+        counts: Counts = {
             "read": len(chosen.wanted),
             "kept": 0,
             "dropped": {},
@@ -412,10 +514,8 @@ class _Source:
             counts["kept"] += 1
             counts["bytes_kept"] += len(new.encode())
         folder = self.out / self.name
-        path, kept = (
-            folder / f"{Path(task.name).stem}.jsonl",
-            self.lineage / f"{Path(task.name).stem}.json",
-        )
+        path = folder / f"{Path(task.name).stem}.jsonl"
+        kept = self.lineage / f"{Path(task.name).stem}.json"
         with atomic_write(path) as sink:
             sink.write("".join(f"{line}\n" for line in lines).encode())
         with atomic_write(kept) as sink:
@@ -439,29 +539,22 @@ class _Source:
         return SHORT if len(text) < self.section.shortest else None
 
     def _record(
-        self, locator: str, text: str, parents: Sequence[tuple[bytes, str, str | None]]
-    ) -> dict[str, Any]:
-        licences = dict.fromkeys(
-            licence for *_, licence in parents if licence is not None
-        )
-        licence_field = {"licence": " and ".join(licences)} if licences else {}
-        return {
+        self, locator: str, text: str, parents: Sequence[Parent]
+    ) -> GeneratedDocument:
+        document: GeneratedDocument = {
             "locator": locator,
             "text": text,
-            KIND: GENERATED,
-            STYLE: self.section.style,
-            PARENTS: " ".join(parent.hex() for parent, *_ in parents),
+            "kind": GENERATED,
+            "style": self.section.style,
+            "parents": " ".join(parent.id.hex() for parent in parents),
             "model": self.section.model.called,
-            **licence_field,
         }
-
-    def _write_quarantine(self, results: Sequence[Mapping[str, Any]]) -> None:
-        errors = [error for result in results for error in result["errors"]]
-        if errors:
-            with atomic_write(self.out / "quarantine" / f"{self.name}.jsonl") as sink:
-                sink.write(
-                    "".join(json.dumps(error) + "\n" for error in errors).encode()
-                )
+        licences = dict.fromkeys(
+            parent.licence for parent in parents if parent.licence is not None
+        )
+        if licences:
+            document["licence"] = " and ".join(licences)
+        return document
 
 
 def _read_lineage(folder: Path, name: str) -> Iterator[pa.Table]:

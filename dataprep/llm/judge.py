@@ -13,31 +13,47 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.core.files import canonical_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep import conservation as histograms
-from gristmill.dataprep.conservation import add_counts, balance
-from gristmill.dataprep.documents import annotate, write_table
-from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
-from gristmill.dataprep.llm.agreement import agreement, count_pairs
+from gristmill.dataprep.conservation import (
+    ANY_EDGES,
+    Counted,
+    Counts,
+    Histograms,
+    RuleCounts,
+    add_counts,
+    balance,
+    fit_histograms,
+    histogram,
+)
+from gristmill.dataprep.documents import Inputs, annotate, write_table
+from gristmill.dataprep.jobs.tasks import Done, ShardTask, shard_tasks
+from gristmill.dataprep.llm.agreement import (
+    Agreement,
+    PairCounts,
+    agreement,
+    count_pairs,
+)
 from gristmill.dataprep.llm.batch_requests import (
     ShardPrompts,
     ask_tasks,
     count_judged,
     with_problems,
 )
+from gristmill.dataprep.llm.llm_client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_template
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.judge import FIRST, SECOND, Judge, Question
 
 READS = ("id", "text", "source", "locator", "url", "metadata")
@@ -52,20 +68,44 @@ ARROW = {
 }
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class JudgeSummary:
+    """Summary of the answers.
+
+    Attributes:
+        counts: documents by outcome.
+        rules: threshold -> documents that fail it (`failing`), and only it (`only`).
+        histograms: of each numeric answer.
+        asked: requests and costs per judge.
+        unusable: documents without a usable answer.
+        agreement: of two judges, by score; None for one judge.
+    """
+
+    counts: Counts
+    rules: RuleCounts
+    histograms: Histograms
+    asked: Sequence[RequestCounts]
+    unusable: int
+    agreement: Mapping[str, Agreement] | None = None
+
+
+class JudgedShard(Counted):
+    """Result of judging a shard."""
+
+    rules: RuleCounts
+    unusable: int
+    histograms: Histograms
+    agreement: NotRequired[dict[str, PairCounts]]
+    """Of two judges, by score."""
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> JudgeSummary:
     """Ask one or two judges about every kept document, and drop documents by the
     thresholds.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `judge` section.
-
-    Returns:
-        `counts`, `rules` and `histograms` as of `annotate`; `asked`: requests and costs
-        per judge; `unusable`: documents without a usable answer; with two judges
-        `agreement` of each score.
 
     Raises:
         AskingError: answers are unavailable, or the budget is spent; all answers
@@ -90,35 +130,23 @@ def run(
         context.warn(
             f"{unusable:,} documents have no usable answer, and pass (`unusable: pass`)"
         )
-    agreement_field = (
-        {}
+    return JudgeSummary(
+        balance(results, section.max_quarantined, context.stage, errors=out),
+        add_counts(result["rules"] for result in results),
+        fit_histograms(result["histograms"] for result in results),
+        tallies,
+        unusable,
+        None
         if section.second is None
         else {
-            "agreement": {
-                name: agreement(
-                    add_counts(result["agreement"][name] for result in results)
-                )
-                for name in section.scores
-            }
-        }
-    )
-    return {
-        "counts": balance(results, section.max_quarantined, context.stage, errors=out),
-        "rules": add_counts(result["rules"] for result in results),
-        "histograms": {
-            name: histograms.fit_histogram(histogram)
-            for name, histogram in histograms.add_histograms(
-                result["histograms"] for result in results
-            ).items()
+            name: agreement(add_counts(result["agreement"][name] for result in results))
+            for name in section.scores
         },
-        "asked": tallies,
-        "unusable": unusable,
-        **agreement_field,
-    }
+    )
 
 
 def read_prompts(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     question: Question,
     template: PromptTemplate,
     sources: Sequence[str] | None,
@@ -155,10 +183,10 @@ def read_prompts(
 def _write(
     section: Judge,
     out: Path,
-    task: Task,
+    task: ShardTask,
     shard_prompts: ShardPrompts,
     responses: Sequence[Sequence[Answer]],
-) -> Done:
+) -> Done[JudgedShard]:
     answers = [
         with_problems(shard_prompts.prompts, judge_answers)
         for judge_answers in responses
@@ -188,29 +216,20 @@ def _write(
         read.documents, read.rows, read.judged, reasons, columns, errors
     )
     write_table(out / task.name, table)
-    agreement_field = (
-        {}
-        if section.second is None
-        else {
-            "agreement": {
-                name: count_pairs(numbers[FIRST + name], numbers[SECOND + name])
-                for name in section.scores
-            }
-        }
-    )
-    return Done(
-        [out / task.name],
-        {
-            "counts": counts,
-            "rules": count_failures(failed),
-            "unusable": sum(problem is not None for problem in problems),
-            "histograms": {
-                name: histograms.histogram(values, histograms.ANY_EDGES)
-                for name, values in numbers.items()
-            },
-            **agreement_field,
+    result = JudgedShard(
+        counts=counts,
+        rules=count_failures(failed),
+        unusable=sum(problem is not None for problem in problems),
+        histograms={
+            name: histogram(values, ANY_EDGES) for name, values in numbers.items()
         },
     )
+    if section.second is not None:
+        result["agreement"] = {
+            name: count_pairs(numbers[FIRST + name], numbers[SECOND + name])
+            for name in section.scores
+        }
+    return Done([out / task.name], result)
 
 
 def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:

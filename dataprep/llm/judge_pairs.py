@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -21,20 +22,27 @@ import pyarrow as pa
 from gristmill.core.files import canonical_json
 from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import add_counts, balance
-from gristmill.dataprep.documents import annotate, write_table
-from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
-from gristmill.dataprep.llm.agreement import agreement, count_pairs
+from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
+from gristmill.dataprep.documents import Inputs, annotate, write_table
+from gristmill.dataprep.jobs.tasks import Done, ShardTask, shard_tasks
+from gristmill.dataprep.llm.agreement import (
+    Agreement,
+    PairCounts,
+    agreement,
+    count_pairs,
+)
 from gristmill.dataprep.llm.batch_requests import (
     ShardPrompts,
     ask_tasks,
     count_judged,
     with_problems,
 )
+from gristmill.dataprep.llm.llm_client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_lines, shipped
 from gristmill.dataprep.llm.prompt_templates import read_template as read_template_file
-from gristmill.dataprep.llm.prompting import Answer, Request
+from gristmill.dataprep.llm.prompting import Answer, Request, Schema
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.judge import FIRST, SECOND
 from gristmill.mixtures.steps.judge_pairs import (
     REJECTED,
@@ -46,7 +54,7 @@ from gristmill.mixtures.steps.judge_pairs import (
 QUESTION = "compare-pairs"
 GIVEN = ("prompt", "first", "second", "principle", "source", "answer_schema")
 """Names that templates may use."""
-ANSWER: Mapping[str, Any] = {
+ANSWER: Schema = {
     "type": "object",
     "properties": {
         "better": {"enum": ["first", "second", "same"]},
@@ -81,9 +89,64 @@ def read_question(section: Comparison) -> PromptTemplate:
     return template
 
 
+class Biases(TypedDict):
+    """Position and length bias of a judge; a share of nothing is None.
+
+    Attributes:
+        confirmed: share of decided pairs in which the chosen answer is preferred.
+        decided: share of pairs with the same verdict in both orders.
+        first_taken: share of verdicts for the first position; 0.5 is no position bias.
+        longer_taken: share of decided pairs of unequal lengths in which the longer
+            answer is preferred.
+        longer_chosen: share in which it is the chosen answer; `longer_taken` above it
+            is a length bias.
+    """
+
+    pairs: int
+    confirmed: float | None
+    decided: float | None
+    first_taken: float | None
+    longer_taken: float | None
+    longer_chosen: float | None
+
+
+class JudgeBiases(Biases):
+    """Biases of a judge by name."""
+
+    model: str
+
+
+@dataclass(frozen=True)
+class JudgePairsSummary:
+    """Summary of the comparisons.
+
+    Attributes:
+        counts: pairs by outcome.
+        asked: requests and costs per judge.
+        unusable: pairs without two usable answers.
+        biases: of each judge.
+        agreement: of two judges; None for one judge.
+    """
+
+    counts: Counts
+    asked: Sequence[RequestCounts]
+    unusable: int
+    biases: Sequence[JudgeBiases]
+    agreement: Agreement | None = None
+
+
+class ComparedShard(Counted):
+    """Result of comparing the pairs of a shard."""
+
+    unusable: int
+    agreement: NotRequired[PairCounts]
+    biases: list[dict[str, int]]
+    """See `count_biases`, per judge."""
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Inputs, config: Recipe, out: Path, context: Context
+) -> JudgePairsSummary:
     """Ask one or two judges about every kept pair, and drop pairs that the first judge
     does not confirm.
 
@@ -91,10 +154,6 @@ def run(
         inputs: `ingest`, with pairs as texts, and the annotating stages that ran
             before.
         config: the section `judge_pairs`.
-
-    Returns:
-        `counts`; `asked`; `unusable`; `biases`: `biases_of` per judge; with two judges
-        `agreement`.
 
     Raises:
         AskingError: answers are unavailable, or the budget is spent; all answers
@@ -114,33 +173,26 @@ def run(
         context,
         lambda shards: 2 * count_judged(inputs, section.sources, shards),
     )
-    agreement_field = (
-        {}
-        if section.second is None
-        else {
-            "agreement": agreement(
-                add_counts(result["agreement"] for result in results)
-            )
-        }
-    )
     biases = [
-        {
-            "model": model.called,
+        JudgeBiases(
+            model=model.called,
             **biases_of(add_counts(result["biases"][number] for result in results)),
-        }
+        )
         for number, model in enumerate(section.models)
     ]
-    return {
-        "counts": balance(results, section.max_quarantined, context.stage, errors=out),
-        "asked": tallies,
-        "unusable": sum(result["unusable"] for result in results),
-        "biases": biases,
-        **agreement_field,
-    }
+    return JudgePairsSummary(
+        balance(results, section.max_quarantined, context.stage, errors=out),
+        tallies,
+        sum(result["unusable"] for result in results),
+        biases,
+        None
+        if section.second is None
+        else agreement(add_counts(result["agreement"] for result in results)),
+    )
 
 
 def _read_prompts(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     section: JudgePairs,
     template: PromptTemplate,
     principles: Sequence[str],
@@ -208,10 +260,10 @@ def in_both_orders(
 def _write(
     section: JudgePairs,
     out: Path,
-    task: Task,
+    task: ShardTask,
     shard_prompts: ShardPrompts,
     responses: Sequence[Sequence[Answer]],
-) -> Done:
+) -> Done[ComparedShard]:
     answers = [
         with_problems(shard_prompts.prompts, judge_answers)
         for judge_answers in responses
@@ -270,27 +322,19 @@ def _write(
         read.documents, read.rows, read.judged, reasons, columns, errors
     )
     write_table(out / task.name, table)
-    agreement_field = (
-        {}
-        if len(scores) == 1
-        else {
-            "agreement": count_pairs(
-                *(judge_scores[usable].astype(float) for judge_scores in scores)
-            )
-        }
+    result = ComparedShard(
+        counts=counts,
+        unusable=int((~usable).sum()),
+        biases=[
+            count_biases(np.array(judge)[:, usable], score[usable], longer[usable])
+            for judge, score in zip(picks, scores, strict=True)
+        ],
     )
-    return Done(
-        [out / task.name],
-        {
-            "counts": counts,
-            "unusable": int((~usable).sum()),
-            **agreement_field,
-            "biases": [
-                count_biases(np.array(judge)[:, usable], score[usable], longer[usable])
-                for judge, score in zip(picks, scores, strict=True)
-            ],
-        },
-    )
+    if len(scores) > 1:
+        result["agreement"] = count_pairs(
+            *(judge_scores[usable].astype(float) for judge_scores in scores)
+        )
+    return Done([out / task.name], result)
 
 
 def score_of(chosen_first: str, rejected_first: str) -> int:
@@ -331,18 +375,8 @@ def count_biases(
     }
 
 
-def biases_of(counts: Mapping[str, int]) -> dict[str, Any]:
-    """Position and length bias of a judge, from the counts of `count_biases`; None if
-    undefined.
-
-    Returns:
-        `pairs`; `decided`, the share of pairs with the same verdict in both orders;
-        `confirmed`, the share of decided pairs in which the chosen answer is preferred;
-        `first_taken`, the share of verdicts for the first position (0.5 is no position
-        bias); `longer_taken`, the share of decided pairs of unequal lengths in which
-        the longer answer is preferred, and `longer_chosen`, the share in which it is
-        the chosen answer (the first above the second is a length bias).
-    """
+def biases_of(counts: Mapping[str, int]) -> Biases:
+    """Position and length bias of a judge, from the counts of `count_biases`."""
 
     def share(part: str, *total_keys: str) -> float | None:
         total = sum(counts.get(key, 0) for key in total_keys)

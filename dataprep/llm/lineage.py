@@ -8,12 +8,12 @@ Metadata of documents and records of examples also name the parents.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow as pa
 
-from gristmill.dataprep.documents import ID_BYTES, write_table
+from gristmill.dataprep.documents import ID_BYTES, Inputs, write_table
 from gristmill.dataprep.row_groups import read_matching
 
 LINEAGE = "lineage.parquet"
@@ -38,7 +38,7 @@ def write_lineage(folder: Path, rows: pa.Table) -> None:
     )
 
 
-def descendants(inputs: Mapping[str, Path], ids: Collection[bytes]) -> set[bytes]:
+def descendants(inputs: Inputs, ids: Collection[bytes]) -> set[bytes]:
     """Ids of all documents generated from `ids`, directly or through other generated
     documents.
 
@@ -48,7 +48,8 @@ def descendants(inputs: Mapping[str, Path], ids: Collection[bytes]) -> set[bytes
     tables = [
         folder / LINEAGE for folder in inputs.values() if (folder / LINEAGE).exists()
     ]
-    descendant_ids, new = set[bytes](), set(ids)
+    descendant_ids = set[bytes]()
+    new = set(ids)
     while new and tables:
         children = {
             child
@@ -62,7 +63,7 @@ def descendants(inputs: Mapping[str, Path], ids: Collection[bytes]) -> set[bytes
     return descendant_ids
 
 
-def parents(inputs: Mapping[str, Path], child: bytes) -> set[bytes]:
+def parents(inputs: Inputs, child: bytes) -> set[bytes]:
     """Ids that a document or example was generated from.
 
     Args:

@@ -24,18 +24,22 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict
 
 from gristmill.core.files import canonical_json
 from gristmill.core.secrets import mask_text, remember_secrets
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.conversations import Message
-from gristmill.dataprep.llm.answer_store import KeptAnswers, key_of
-from gristmill.dataprep.llm.budget import Spending, exceeded, most_spent, spending_of
+from gristmill.dataprep.llm.answer_store import (
+    KeptAnswers,
+    Settings,
+    key_of,
+)
+from gristmill.dataprep.llm.budget import Spending, exceeded, most_spent, spending_on
 from gristmill.dataprep.llm.local_endpoint import served
 from gristmill.dataprep.llm.prompting import (
     Answer,
@@ -45,6 +49,7 @@ from gristmill.dataprep.llm.prompting import (
     shorten,
 )
 from gristmill.dataprep.llm.response_parsing import (
+    Completion,
     read_completion,
     read_refusal,
     read_retry_after,
@@ -121,6 +126,26 @@ class _Endpoint:
     closed_until: float = 0.0
 
 
+class RequestCounts(TypedDict):
+    """Requests to a model and their costs, for the summary.
+
+    Attributes:
+        asked: requests to the endpoint.
+        kept: answers from the store.
+        money: cost, if the model has prices.
+    """
+
+    model: str
+    asked: int
+    kept: int
+    retried: int
+    repaired: int
+    unusable: int
+    prompt_tokens: int
+    answer_tokens: int
+    money: NotRequired[float]
+
+
 @dataclass
 class Tally:
     """Counts of requests: `asked` of the endpoint, `kept` from the store, retried,
@@ -134,14 +159,9 @@ class Tally:
     unusable: int = 0
     spent: Spending = field(default_factory=Spending)
 
-    def as_json(self, model: AskedModel) -> dict[str, Any]:
-        """Counts and costs as JSON for the summary."""
-        money = (
-            {"money": round(self.spent.money(model), 6)}
-            if model.prompt_price or model.answer_price
-            else {}
-        )
-        return {
+    def as_json(self, model: AskedModel) -> RequestCounts:
+        """Counts and costs for the summary."""
+        counts: RequestCounts = {
             "model": model.called,
             "asked": self.asked,
             "kept": self.kept,
@@ -150,8 +170,10 @@ class Tally:
             "unusable": self.unusable,
             "prompt_tokens": self.spent.prompt_tokens,
             "answer_tokens": self.spent.answer_tokens,
-            **money,
         }
+        if model.prompt_price or model.answer_price:
+            counts["money"] = round(self.spent.money(model), 6)
+        return counts
 
 
 class Asking:
@@ -172,12 +194,16 @@ class Asking:
         identity: Any = None,
     ) -> None:
         self.model, self.tally = model, Tally()
-        self._context, self._total, self._done, self._told = context, total, 0, 0.0
-        self._identity = (
-            identity
-            if identity is not None or model.folder is None
-            else _identify(model)
-        )
+        self._context = context
+        self._total = total
+        self._done = 0
+        self._told = 0.0
+        if identity is None and model.folder is not None:
+            from gristmill.dataprep.reading.sources import outside_listing
+
+            # distinguishes the files of a folder from others
+            identity = outside_listing("folder", model.folder)
+        self._identity = identity
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
@@ -190,14 +216,14 @@ class Asking:
                 self._owner(),
             )
             stack.callback(self._kept.close)
-            self.tally.spent = spending_of(self._kept.spent)
+            self.tally.spent = self._kept.spent
             self._named = canonical_json(
                 {"model": self.model.called, "identity": self._identity}
             )
             self._endpoints = [_endpoint(url) for url in served_model.endpoints]
             self._loop = asyncio.new_event_loop()
             self._slots = asyncio.Semaphore(self.model.concurrency)
-            self._in_flight: dict[str, asyncio.Task[dict[str, Any]]] = {}
+            self._in_flight: dict[str, asyncio.Task[Completion]] = {}
             self._reserved: dict[str, Spending] = {}
             self._settled = asyncio.Condition()
             self._ended: AskingError | None = None
@@ -267,28 +293,20 @@ class Asking:
 
     def _body(self, messages: Sequence[Message], request: Request) -> bytes:
         model = self.model
-        response_format: dict[str, Any] = {}
-        if request.schema is not None and model.response_format != "none":
-            json_schema = {"json_schema": {"name": "answer", "schema": request.schema}}
-            response_format = {
-                "response_format": {
-                    "type": model.response_format,
-                    **(json_schema if model.response_format == "json_schema" else {}),
-                }
-            }
-        system: list[Message] = (
-            []
+        body: dict[str, object] = {
+            "model": model.called,
+            "messages": messages
             if model.system is None
-            else [{"role": "system", "content": model.system}]
-        )
-        return canonical_json(
-            {
-                "model": model.called,
-                "messages": [*system, *messages],
-                **_drawn(model, request.number),
-                **response_format,
-            }
-        )
+            else [{"role": "system", "content": model.system}, *messages],
+            **_drawn(model, request.number),
+        }
+        if request.schema is not None and model.response_format != "none":
+            response_format: dict[str, object] = {"type": model.response_format}
+            if model.response_format == "json_schema":
+                schema = {"name": "answer", "schema": request.schema}
+                response_format["json_schema"] = schema
+            body["response_format"] = response_format
+        return canonical_json(body)
 
     def expect(self, requests: int) -> None:
         """Add to the number of expected requests, for progress and messages about the
@@ -303,7 +321,8 @@ class Asking:
             AskingError: see `ask`.
         """
         window: deque[Future[Answer] | Answer] = deque()
-        window_size, remaining = WINDOW * self.model.concurrency, iter(requests)
+        window_size = WINDOW * self.model.concurrency
+        remaining = iter(requests)
         try:
             while True:
                 while (
@@ -342,10 +361,11 @@ class Asking:
         return asyncio.run_coroutine_threadsafe(self._settle(request, body), self._loop)
 
     def _checked(
-        self, request: Request, stored: Mapping[str, Any]
+        self, request: Request, stored: Completion
     ) -> tuple[Answer, str | None]:
         """Answer, and the problem with its form or None."""
-        text, finish = stored["text"], stored["finish"]
+        text = stored["text"]
+        finish = stored["finish"]
         if request.schema is None:
             return Answer(text, finish=finish), None
         value, error = read_json_answer(text, request.schema)
@@ -378,7 +398,7 @@ class Asking:
         )
         return replace(answer, error=problem, repaired=True)
 
-    async def _answer(self, body: bytes, request: Request) -> dict[str, Any]:
+    async def _answer(self, body: bytes, request: Request) -> Completion:
         """Answer to a body: stored, in flight for another request, or asked for now."""
         key = key_of(self._named, body, request.number)
         stored = self._kept.find(key)
@@ -389,31 +409,27 @@ class Asking:
                     self._ask(key, body, request.about)
                 )
                 task.add_done_callback(lambda task: self._in_flight.pop(key, None))
-            stored = await asyncio.shield(task)
+            shielded: asyncio.Future[Completion] = asyncio.shield(task)
+            stored = await shielded
         self._kept.note(key, _further_documents(stored, request))
         return stored
 
-    async def _ask(self, key: str, body: bytes, about: str | None) -> dict[str, Any]:
+    async def _ask(self, key: str, body: bytes, about: str | None) -> Completion:
         async with self._slots:
             try:
                 await self._reserve(key, body)
                 stored = self._kept.keep(key, await self._ask_with_retries(body), about)
                 self.tally.asked += 1
-                self.tally.spent += Spending(
-                    1, stored["prompt_tokens"], stored["answer_tokens"]
-                )
+                self.tally.spent += spending_on(stored)
                 return stored
             except AskingError as error:
-                self._give_up(error)
+                self._ended = self._ended or error
+                self._end.set()
                 raise
             finally:
                 if self._reserved.pop(key, None) is not None:
                     async with self._settled:
                         self._settled.notify_all()
-
-    def _give_up(self, error: AskingError) -> None:
-        self._ended = self._ended or error
-        self._end.set()
 
     async def _reserve(self, key: str, body: bytes) -> None:
         """Wait until the budget covers the largest cost of a request in addition to all
@@ -439,7 +455,8 @@ class Asking:
                 await self._settled.wait()
 
     def _of_budget(self, key: str) -> str:
-        spent, limit = self.tally.spent, getattr(self.model.budget, key)
+        spent = self.tally.spent
+        limit = getattr(self.model.budget, key)
         of_total = f" of {self._total:,}" if self._total else ""
         money = f" for {spent.money(self.model):,.6g}" if key == "money" else ""
         return (
@@ -449,7 +466,7 @@ class Asking:
             f"`budget.{key}` and run again, which asks only for the others"
         )
 
-    async def _ask_with_retries(self, body: bytes) -> dict[str, Any]:
+    async def _ask_with_retries(self, body: bytes) -> Completion:
         """Send a request until it is answered.
 
         Raises:
@@ -457,13 +474,15 @@ class Asking:
             AskingError: no answer within `patience_seconds`, or the endpoint refuses
                 all requests.
         """
-        start, wait, tried = time.monotonic(), FIRST_WAIT_SECONDS, list[_Endpoint]()
+        start = time.monotonic()
+        wait = FIRST_WAIT_SECONDS
+        tried = list[_Endpoint]()
         while True:
             endpoint = self._choose(tried)
             if (seconds_closed := endpoint.closed_until - time.monotonic()) > 0:
                 await self._pause(seconds_closed)
             problem, retry_after = await self._try(endpoint, body)
-            if isinstance(problem, dict):
+            if not isinstance(problem, str):
                 return problem
             self.tally.retried += 1
             tried = [endpoint]
@@ -520,7 +539,7 @@ class Asking:
 
     async def _try(
         self, endpoint: _Endpoint, body: bytes
-    ) -> tuple[dict[str, Any] | str, float]:
+    ) -> tuple[Completion | str, float]:
         """Response, or a problem and the least seconds before a retry."""
         import httpx
 
@@ -561,7 +580,8 @@ class Asking:
             _RefusedError: the endpoint permanently refuses this request.
             AskingError: the endpoint refuses all requests.
         """
-        status, message = response.status_code, read_refusal(response)
+        status = response.status_code
+        message = read_refusal(response)
         if status in AGAIN or status >= 500:
             retry_after = read_retry_after(response.headers.get("retry-after"))
             endpoint.closed_until = max(
@@ -598,14 +618,14 @@ class Asking:
             )
 
 
-def settings_of(model: AskedModel, identity: Any) -> dict[str, Any]:
+def settings_of(model: AskedModel, identity: Any) -> Settings:
     """Settings that stored answers depend on: the model, its identity and its
     sampling.
     """
     return {"model": model.called, "identity": identity, **_drawn(model, 0)}
 
 
-def _drawn(model: AskedModel, number: int) -> dict[str, Any]:
+def _drawn(model: AskedModel, number: int) -> Settings:
     """Part of a request's body that does not depend on the prompt."""
     seed = {} if model.seed is None else {"seed": model.seed + number}
     return {
@@ -617,7 +637,7 @@ def _drawn(model: AskedModel, number: int) -> dict[str, Any]:
     }
 
 
-def _further_documents(stored: Mapping[str, Any], request: Request) -> str:
+def _further_documents(stored: Completion, request: Request) -> str:
     """Documents of a request other than the one that its stored answer names."""
     return " ".join(
         document
@@ -649,10 +669,3 @@ def _api_key(model: AskedModel) -> str | None:
         )
     remember_secrets({"api_key": key})
     return key
-
-
-def _identify(model: AskedModel) -> Any:
-    """Listing of a model folder, which distinguishes its files from others."""
-    from gristmill.dataprep.reading.sources import outside_listing
-
-    return outside_listing("folder", str(model.folder))

@@ -5,33 +5,48 @@ Memory: 32 bytes per document of the sample, and the texts of one or two shards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.llm.agreement import agreement, count_pairs
+from gristmill.dataprep.documents import Inputs
+from gristmill.dataprep.llm.agreement import Agreement, agreement, count_pairs
 from gristmill.dataprep.llm.batch_requests import (
     ShardPrompts,
     ask_shards,
     with_problems,
 )
 from gristmill.dataprep.llm.judge import GIVEN, as_numbers, column_of, read_prompts
+from gristmill.dataprep.llm.llm_client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import read_template
 from gristmill.dataprep.llm.prompting import Answer
 from gristmill.mixtures.steps.quality import Judge
 
 
+class JudgeReport(TypedDict, total=False):
+    """Answers of the judges; empty if they were not asked.
+
+    Attributes:
+        asked: by judge.
+        unusable: documents without a usable answer of the first judge.
+        agreement: of two judges, by score.
+    """
+
+    asked: list[RequestCounts]
+    unusable: int
+    agreement: dict[str, Agreement]
+
+
 def ask_scores(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     judge: Judge,
     sources: Sequence[str] | None,
     shards: Sequence[str],
     chosen: Sequence[np.ndarray],
     context: Context,
-) -> tuple[list[np.ndarray], dict[str, Any]]:
+) -> tuple[list[np.ndarray], JudgeReport]:
     """Ask judges about the chosen documents, in the order of the shards.
 
     Args:
@@ -43,9 +58,8 @@ def ask_scores(
             rows.
 
     Returns:
-        per shard the scores of its rows (float64, NaN without a usable answer); for the
-        summary `asked`, `unusable` and, with two judges, `agreement`, as of the step
-        `judge`.
+        per shard the scores of its rows (float64, NaN without a usable answer); and a
+        report for the summary.
 
     Raises:
         AskingError: answers are unavailable, or the budget is spent; all answers
@@ -57,6 +71,7 @@ def ask_scores(
     rows_by_shard = {
         shard: rows for shard, rows in zip(shards, chosen, strict=True) if len(rows)
     }
+    score_type = judge.answer["properties"][judge.score_name]["type"]
     scores = {shard: [np.empty(0)] * len(judge.models) for shard in shards}
 
     def read(shard: str) -> ShardPrompts:
@@ -68,7 +83,13 @@ def ask_scores(
         shard: str, shard_prompts: ShardPrompts, answers: Sequence[Sequence[Answer]]
     ) -> None:
         scores[shard] = [
-            _scores(judge, with_problems(shard_prompts.prompts, judge_answers))
+            as_numbers(
+                column_of(
+                    with_problems(shard_prompts.prompts, judge_answers),
+                    judge.score_name,
+                    score_type,
+                )
+            )
             for judge_answers in answers
         ]
 
@@ -81,19 +102,9 @@ def ask_scores(
         )
         for number in range(len(judge.models))
     ]
-    summary: dict[str, Any] = {"asked": tallies, "unusable": int(np.isnan(first).sum())}
+    report = JudgeReport(asked=tallies, unusable=int(np.isnan(first).sum()))
     if second:
-        summary["agreement"] = {
+        report["agreement"] = {
             judge.score_name: agreement(count_pairs(first, second[0]))
         }
-    return [shard_scores[0] for shard_scores in scores.values()], summary
-
-
-def _scores(judge: Judge, answers: Sequence[Answer]) -> np.ndarray:
-    return as_numbers(
-        column_of(
-            answers,
-            judge.score_name,
-            judge.answer["properties"][judge.score_name]["type"],
-        )
-    )
+    return [shard_scores[0] for shard_scores in scores.values()], report

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.core.files import as_path
-from gristmill.dataprep.llm.prompting import Request, prompt
+from gristmill.dataprep.llm.prompting import Request, Schema, prompt
 from gristmill.mixtures.yaml_text import did_you_mean, why_unreadable
 
 FOLDER = Path(__file__).parent / "templates"
@@ -79,7 +79,7 @@ class PromptTemplate:
                 f"templates get {', '.join(known)}"
             )
 
-    def fill(self, values: Mapping[str, Any]) -> str:
+    def fill(self, values: Mapping[str, object]) -> str:
         """Render the template.
 
         Raises:
@@ -97,8 +97,8 @@ class PromptTemplate:
 
     def request(
         self,
-        values: Mapping[str, Any],
-        schema: Mapping[str, Any] | None = None,
+        values: Mapping[str, object],
+        schema: Schema | None = None,
         number: int = 0,
         about: str | None = None,
     ) -> Request | str:

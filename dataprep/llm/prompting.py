@@ -17,6 +17,9 @@ SHOWN_CHARACTERS = 200
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 _THOUGHT = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 
+Schema = Mapping[str, Any]
+"""JSON schema of an answer."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -31,7 +34,7 @@ class Request:
     """
 
     messages: Sequence[Message]
-    schema: Mapping[str, Any] | None = None
+    schema: Schema | None = None
     number: int = 0
     about: str | None = None
 
@@ -57,7 +60,7 @@ class Answer:
 
 def prompt(
     text: str,
-    schema: Mapping[str, Any] | None = None,
+    schema: Schema | None = None,
     system: str | None = None,
     number: int = 0,
     about: str | None = None,
@@ -69,7 +72,7 @@ def prompt(
     return Request(messages, schema, number, about)
 
 
-def read_json_answer(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:
+def read_json_answer(text: str, schema: Schema) -> tuple[Any, str | None]:
     """Parse the JSON object in an answer; return it and its problem, one of which is
     None.
 
@@ -114,7 +117,9 @@ def _objects(text: str) -> list[Any]:
             return [json.loads(candidate)]
         except (ValueError, RecursionError):
             continue
-    objects, start, decoder = [], body.find("{"), json.JSONDecoder()
+    objects = []
+    start = body.find("{")
+    decoder = json.JSONDecoder()
     for _ in range(MOST_TRIED):
         if start < 0:
             break
@@ -128,7 +133,7 @@ def _objects(text: str) -> list[Any]:
 
 
 def repair_messages(
-    messages: Sequence[Message], text: str, error: str, schema: Mapping[str, Any]
+    messages: Sequence[Message], text: str, error: str, schema: Schema
 ) -> list[Message]:
     """Conversation that asks again for an answer of the right form."""
     return [
@@ -143,7 +148,7 @@ def repair_messages(
     ]
 
 
-def json_schema_problem(schema: Mapping[str, Any]) -> str | None:
+def json_schema_problem(schema: Schema) -> str | None:
     """Problem of a JSON schema, or None."""
     from jsonschema import Draft202012Validator, SchemaError
 

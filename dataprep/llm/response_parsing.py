@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from gristmill.core.secrets import mask_text
 from gristmill.dataprep.llm.prompting import shorten
@@ -15,12 +15,29 @@ if TYPE_CHECKING:
     import httpx
 
 
-def read_completion(response: httpx.Response) -> dict[str, Any] | str:
+class Completion(TypedDict):
+    """Chat completion of an endpoint.
+
+    Attributes:
+        finish: reason of its end; `length` if it was cut.
+        of: in the store: id of the first document that its prompt is about, in
+            hexadecimal.
+    """
+
+    text: str
+    finish: str
+    prompt_tokens: int
+    answer_tokens: int
+    of: NotRequired[str]
+
+
+def read_completion(response: httpx.Response) -> Completion | str:
     """Parse a chat completion, or return its problem."""
     try:
         body = response.json()
         choice = body["choices"][0]
-        text, usage = choice["message"].get("content") or "", body.get("usage") or {}
+        text = choice["message"].get("content") or ""
+        usage = body.get("usage") or {}
         if not isinstance(text, str):
             raise TypeError(f"content is {type(text).__name__}")
         return {

@@ -85,7 +85,9 @@ def find_matches(
     certain_shares = _share(hits.text[hit_rows], part, place, index)
     counts = certain_shares >= certain_coverage
     counts |= ~frequent[hits.ngram[hit_rows]]
-    hit_rows, place, part = hit_rows[counts], place[counts], part[counts]
+    hit_rows = hit_rows[counts]
+    place = place[counts]
+    part = part[counts]
     text = hits.text[hit_rows]
     contamination = _share(text, part, place, index)
     order = sort_rows(text, part, place - hits.word[hit_rows], place)

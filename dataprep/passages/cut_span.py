@@ -54,10 +54,15 @@ def _widen(
     ends: np.ndarray,
     margin: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    wide_begins, wide_ends = begins.copy(), ends.copy()
+    wide_begins = begins.copy()
+    wide_ends = ends.copy()
     for span in range(len(text)):
-        first, last = offsets[text[span]], offsets[text[span] + 1]
-        position, line, space, steps = first + begins[span], -1, -1, 0
+        first = offsets[text[span]]
+        last = offsets[text[span] + 1]
+        position = first + begins[span]
+        line = -1
+        space = -1
+        steps = 0
         while position > first and steps < margin:
             position -= 1
             while data[position] & 0xC0 == 0x80:
@@ -73,7 +78,10 @@ def _widen(
         border = line if line >= 0 else space
         if border >= 0:
             wide_begins[span] = border - first
-        position, line, space, steps = first + ends[span], -1, -1, 0
+        position = first + ends[span]
+        line = -1
+        space = -1
+        steps = 0
         while position < last and steps < margin:
             code, width = decode(data, position)
             if data[position] == NEWLINE:
@@ -94,10 +102,8 @@ def _widen(
 def _join(
     text: np.ndarray, begins: np.ndarray, ends: np.ndarray, texts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    joined_begins, joined_ends = (
-        np.empty(len(text), np.int64),
-        np.empty(len(text), np.int64),
-    )
+    joined_begins = np.empty(len(text), np.int64)
+    joined_ends = np.empty(len(text), np.int64)
     offsets = np.zeros(texts + 1, np.int64)
     count = 0
     for span in range(len(text)):

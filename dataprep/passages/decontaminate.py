@@ -10,11 +10,11 @@ the contaminated passages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +25,12 @@ from gristmill.dataprep.annotate_batches import (
     merge_annotations,
     read_judged,
 )
-from gristmill.dataprep.conservation import balance
-from gristmill.dataprep.documents import ID_BYTES, write_table
+from gristmill.dataprep.conservation import Counted, Counts, balance
+from gristmill.dataprep.corpus import hex_ids
+from gristmill.dataprep.documents import ID_BYTES, Inputs, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
+from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.passages.contamination import (
     Matches,
     Runs,
@@ -54,6 +55,7 @@ from gristmill.dataprep.shuffle_format import (
 )
 from gristmill.dataprep.thresholds import first_failures
 from gristmill.dataprep.whatif_thresholds import Rule, threshold_rule, threshold_rules
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 MATCHES_FILE = "matches.parquet"
@@ -119,8 +121,10 @@ def match_table(
     )
     rows = []
     for number, document in enumerate(documents):
-        part, run = parts[matches.part[number]], longest[number]
-        begin, end = int(runs.begin[run]), int(runs.end[run])
+        part = parts[matches.part[number]]
+        run = longest[number]
+        begin = int(runs.begin[run])
+        end = int(runs.end[run])
         passage = (
             texts.texts[int(matches.text[number])].as_py().encode()[begin:end].decode()
         )
@@ -161,15 +165,50 @@ def write_matches(path: Path, found: Shuffled) -> pa.Table:
     return table
 
 
+@dataclass(frozen=True)
+class SetReport:
+    """Items of an evaluation set.
+
+    Attributes:
+        items: number of items.
+        checked: items with counted n-grams.
+        too_short: items without.
+        contaminated: items of documents above the thresholds.
+        contaminated_share: of the checked items.
+    """
+
+    items: int
+    checked: int
+    too_short: int
+    contaminated: int
+    contaminated_share: float
+
+
+class ShownMatch(TypedDict):
+    """Row of MATCH_SCHEMA, with the id in hexadecimal digits."""
+
+    set: str
+    item: int
+    field: str
+    item_text: str
+    id: str
+    source: str
+    locator: str
+    contamination: float
+    words: int
+    contaminated: bool
+    begin: int
+    end: int
+    text: str
+
+
 def report_sets(
     parts: Sequence[Part],
     items: Mapping[str, int],
     counted_words: np.ndarray,
     matches: pa.Table,
-) -> dict[str, dict[str, Any]]:
-    """Report per evaluation set: numbers of its items, of checked items, and of
-    contaminated items.
-    """
+) -> dict[str, SetReport]:
+    """Report per evaluation set."""
     checked = {
         (part.set, part.item)
         for part, words in zip(parts, counted_words, strict=True)
@@ -183,19 +222,17 @@ def report_sets(
     for name, total in items.items():
         num_checked = sum(key[0] == name for key in checked)
         num_contaminated = sum(key[0] == name for key in contaminated)
-        report[name] = {
-            "items": total,
-            "checked": num_checked,
-            "too_short": total - num_checked,
-            "contaminated": num_contaminated,
-            "contaminated_share": num_contaminated / num_checked
-            if num_checked
-            else 0.0,
-        }
+        report[name] = SetReport(
+            total,
+            num_checked,
+            total - num_checked,
+            num_contaminated,
+            num_contaminated / num_checked if num_checked else 0.0,
+        )
     return report
 
 
-def shown_matches(matches: pa.Table) -> list[dict[str, Any]]:
+def shown_matches(matches: pa.Table) -> list[ShownMatch]:
     """Matches for the summary: contaminated ones first, by their share of the item."""
     order = [
         ("contaminated", "descending"),
@@ -206,8 +243,11 @@ def shown_matches(matches: pa.Table) -> list[dict[str, Any]]:
         ("field", "ascending"),
         ("id", "ascending"),
     ]
-    rows = matches.sort_by(order).slice(0, SHOWN_MATCHES).to_pylist()
-    return [{**row, "id": row["id"].hex()} for row in rows]
+    worst = matches.sort_by(order).slice(0, SHOWN_MATCHES)
+    rows: list[ShownMatch] = worst.set_column(
+        MATCH_SCHEMA.get_field_index("id"), "id", hex_ids(worst["id"])
+    ).to_pylist()
+    return rows
 
 
 STAGE = "decontaminate"
@@ -221,15 +261,44 @@ and rows of MATCH_SCHEMA.
 class DecontaminationPlan:
     """Settings shared by all tasks of the stage."""
 
-    inputs: Mapping[str, Path]
+    inputs: Inputs
     section: Decontaminate
     work: Path
     out: Path
 
 
+@dataclass(frozen=True)
+class DecontaminationSummary:
+    """Summary of a decontamination.
+
+    Attributes:
+        counts: documents by outcome.
+        sets: report of each evaluation set.
+        matches: the worst matches.
+        ngrams: number of distinct n-grams of the items.
+        frequent_ngrams: of these, those in too many documents to be evidence.
+        template_ngrams: of these, those in too many items.
+        bytes_cut: size of the cut passages.
+    """
+
+    counts: Counts
+    sets: Mapping[str, SetReport]
+    matches: Sequence[ShownMatch]
+    ngrams: int
+    frequent_ngrams: int
+    template_ngrams: int
+    bytes_cut: int
+
+
+class Cleaned(Counted):
+    """Result of writing a shard's annotations."""
+
+    bytes_cut: int
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Inputs, config: Recipe, out: Path, context: Context
+) -> DecontaminationSummary:
     """Find evaluation items in the documents kept so far.
 
     Writes one annotation table per document shard, with `contamination` (largest share
@@ -243,11 +312,6 @@ def run(
         inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `decontaminate` section
             (`mixtures.steps.decontaminate.Decontaminate`).
-
-    Returns:
-        `counts`; `sets`: per evaluation set `items`, `checked`, `too_short`,
-        `contaminated` and `contaminated_share` of the checked items; the worst
-        `matches`; `ngrams`, `frequent_ngrams`, `template_ngrams`, `bytes_cut`.
 
     Raises:
         EvaluationSetError: an evaluation set cannot be read.
@@ -280,18 +344,18 @@ def run(
     )
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     matches = write_matches(out / MATCHES_FILE, matched[MATCHES])
-    return {
-        "counts": counts,
-        "sets": report_sets(parts, items, index.counted_words, matches),
-        "matches": shown_matches(matches),
-        "ngrams": index.num_ngrams,
-        "frequent_ngrams": int(frequent.sum()),
-        "template_ngrams": index.num_templates(),
-        "bytes_cut": sum(result["bytes_cut"] for result in results),
-    }
+    return DecontaminationSummary(
+        counts,
+        report_sets(parts, items, index.counted_words, matches),
+        shown_matches(matches),
+        index.num_ngrams,
+        int(frequent.sum()),
+        index.num_templates(),
+        sum(result["bytes_cut"] for result in results),
+    )
 
 
-def scan(task: Task, plan: DecontaminationPlan) -> Generator[Sent, None, Done]:
+def scan(task: ShardTask, plan: DecontaminationPlan) -> Sending:
     """Find the n-grams of the index in one shard."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     hits = find_ngrams(texts.texts, read_index(task_file(plan.work, "index", "ngrams")))
@@ -312,7 +376,7 @@ def count_documents_with(counts: Iterable[pa.Table], num_ngrams: int) -> np.ndar
     return documents
 
 
-def apply(task: Task, plan: DecontaminationPlan) -> Generator[Sent, None, Done]:
+def apply(task: ShardTask, plan: DecontaminationPlan) -> Sending[Cleaned]:
     """Write the annotations and the matches of one shard."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     hits = Hits(**_read_columns(task_file(plan.work, "hits", task.name)))
@@ -354,7 +418,8 @@ def _measure(
     matches: Matches, texts: int, parts: Sequence[Part]
 ) -> dict[str, pa.Array]:
     """Measured columns of n texts."""
-    share, words = np.zeros(texts), np.zeros(texts, np.int64)
+    share = np.zeros(texts)
+    words = np.zeros(texts, np.int64)
     np.maximum.at(share, matches.text, matches.contamination)
     np.maximum.at(words, matches.text, matches.words)
     item: list[str | None] = [None] * texts

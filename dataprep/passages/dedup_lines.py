@@ -18,11 +18,11 @@ more than any other line. The document that keeps a unit depends only on documen
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -33,13 +33,16 @@ from gristmill.dataprep.annotate_batches import (
     merge_annotations,
     read_judged,
 )
-from gristmill.dataprep.conservation import balance
+from gristmill.dataprep.conservation import Counted, Counts, balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
-from gristmill.dataprep.documents import write_table
+from gristmill.dataprep.documents import Inputs, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import (
     Done,
+    OfShard,
+    PartitionTask,
+    ShardTask,
     Task,
     partition_tasks,
     run_tasks,
@@ -61,6 +64,7 @@ from gristmill.dataprep.text.unicode_tables import (
     decode,
     lower_case,
 )
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import DedupLines
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
@@ -139,9 +143,12 @@ def _find_units(
     capacity = texts
     for position in range(offsets[0], offsets[texts]):
         capacity += data[position] == NEWLINE
-    begins, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-    high, low = np.empty(capacity, np.uint64), np.empty(capacity, np.uint64)
-    characters, words = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    begins = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
+    high = np.empty(capacity, np.uint64)
+    low = np.empty(capacity, np.uint64)
+    characters = np.empty(capacity, np.int64)
+    words = np.empty(capacity, np.int64)
     unit_offsets = np.zeros(texts + 1, np.int64)
     count = 0
     for text in range(texts):
@@ -176,7 +183,10 @@ def _key(
     data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray
 ) -> tuple[int, int, int]:
     """Halves of the key, and the number of words."""
-    high, low, length, words = np.uint64(0), np.uint64(0), np.uint64(0), 0
+    high = np.uint64(0)
+    low = np.uint64(0)
+    length = np.uint64(0)
+    words = 0
     before = SPACE
     while begin < end:
         code, width = decode(data, begin)
@@ -203,12 +213,14 @@ def _cut_units(
     cut: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     texts = len(offsets) - 1
-    cut_begins, cut_ends = np.empty(len(cut), np.int64), np.empty(len(cut), np.int64)
+    cut_begins = np.empty(len(cut), np.int64)
+    cut_ends = np.empty(len(cut), np.int64)
     cut_offsets = np.zeros(texts + 1, np.int64)
     count = 0
     for text in range(texts):
         size = offsets[text + 1] - offsets[text]
-        first, stop = unit_offsets[text], unit_offsets[text + 1]
+        first = unit_offsets[text]
+        stop = unit_offsets[text + 1]
         for unit in range(first, stop):
             if not cut[unit]:
                 continue
@@ -244,16 +256,106 @@ CLAIM = ("id_high", "id_low", "document")
 class LinesPlan:
     """Settings shared by all tasks of the stage."""
 
-    inputs: Mapping[str, Path]
+    inputs: Inputs
     section: DedupLines
     numbering: Numbering
     num_partitions: int
     out: Path
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class UnitCounts:
+    """Numbers of lines or paragraphs.
+
+    Attributes:
+        seen: in all documents.
+        shuffled: distinct ones of each shard.
+        repeated: distinct ones in several documents.
+        removed: cut.
+        bytes_cut: size of the cut spans.
+    """
+
+    seen: int
+    shuffled: int
+    repeated: int
+    removed: int
+    bytes_cut: int
+
+
+@dataclass(frozen=True)
+class RepeatedUnit:
+    """Unit of many documents.
+
+    Attributes:
+        documents: number of documents with it.
+        text: its beginning.
+        document: id of the document that keeps it, or would with `cut_all`.
+    """
+
+    documents: int
+    text: str
+    document: str
+
+
+@dataclass(frozen=True)
+class LinesSummary:
+    """Summary of the cuts.
+
+    Attributes:
+        counts: documents by outcome.
+        units: numbers of units.
+        most_repeated: units in the most documents.
+    """
+
+    counts: Counts
+    units: UnitCounts
+    most_repeated: Sequence[RepeatedUnit]
+
+
+class TopUnit(TypedDict):
+    """Repeated unit whose text is still to be read.
+
+    Attributes:
+        document: number of the document that keeps it.
+        key: 32 hexadecimal digits.
+    """
+
+    documents: int
+    document: int
+    key: str
+
+
+class Excerpt(TypedDict):
+    """Beginning of a unit, and the id of its document."""
+
+    text: str
+    document: str
+
+
+class RepeatedUnits(TypedDict):
+    """Result of finding the repeated units of a partition."""
+
+    repeated: int
+    top: list[TopUnit]
+
+
+class LinesPayload(OfShard):
+    """Payload of a task that writes the annotations of a shard."""
+
+    show: list[TopUnit]
+    """Units whose text it reads if it has their documents."""
+
+
+class CutLines(Counted):
+    """Result of writing a shard's annotations."""
+
+    removed: int
+    bytes_cut: int
+    shown: dict[str, Excerpt]
+    """By the unit's key."""
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LinesSummary:
     """Cut repeated units out of the documents kept so far, all but one copy of each (or
     all).
 
@@ -267,12 +369,6 @@ def run(
         inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `dedup_lines` section
             (`mixtures.steps.dedup.DedupLines`).
-
-    Returns:
-        `counts`; `units` (`seen`, `shuffled` between shards, distinct `repeated`,
-        `removed`, `bytes_cut`); `most_repeated`: units in the most documents with
-        `documents`, `text` (its beginning) and `document`, the id of the document that
-        keeps it, or would with `cut_all`.
 
     Raises:
         ConservationError: the counts do not balance.
@@ -302,7 +398,11 @@ def run(
         key=lambda row: (-row["documents"], row["key"]),
     )
     applying = [
-        replace(task, payload={**task.payload, "show": top[:MOST_REPEATED]})
+        Task(
+            task.name,
+            LinesPayload(**task.payload, show=top[:MOST_REPEATED]),
+            task.size_bytes,
+        )
         for task in shards
     ]
     results = run_tasks(
@@ -312,23 +412,23 @@ def run(
     excerpts = {
         key: value for result in results for key, value in result["shown"].items()
     }
-    return {
-        "counts": counts,
-        "units": {
-            "seen": sum(result["units"] for result in sent_results),
-            "shuffled": sum(result["shuffled"] for result in sent_results),
-            "repeated": sum(result["repeated"] for result in repeated),
-            "removed": sum(result["removed"] for result in results),
-            "bytes_cut": sum(result["bytes_cut"] for result in results),
-        },
-        "most_repeated": [
-            {"documents": row["documents"], **excerpts[row["key"]]}
+    return LinesSummary(
+        counts,
+        UnitCounts(
+            seen=sum(result["units"] for result in sent_results),
+            shuffled=sum(result["shuffled"] for result in sent_results),
+            repeated=sum(result["repeated"] for result in repeated),
+            removed=sum(result["removed"] for result in results),
+            bytes_cut=sum(result["bytes_cut"] for result in results),
+        ),
+        [
+            RepeatedUnit(row["documents"], **excerpts[row["key"]])
             for row in top[:MOST_REPEATED]
         ],
-    }
+    )
 
 
-def send_units(task: Task, plan: LinesPlan) -> Generator[Sent, None, Done]:
+def send_units(task: ShardTask, plan: LinesPlan) -> Sending[dict[str, int]]:
     """Send every distinct unit of a shard to the partition of its key, with the
     document of smallest id that has it.
     """
@@ -363,8 +463,8 @@ def send_units(task: Task, plan: LinesPlan) -> Generator[Sent, None, Done]:
 
 
 def find_repeated(
-    task: Task, plan: LinesPlan, units: Shuffled
-) -> Generator[Sent, None, Done]:
+    task: PartitionTask, plan: LinesPlan, units: Shuffled
+) -> Sending[RepeatedUnits]:
     """Send the repeated units of one partition to their shards, each with the document
     that keeps it.
     """
@@ -394,17 +494,19 @@ def find_repeated(
         :MOST_REPEATED
     ]
     top = [
-        {
-            "documents": int(documents[number]),
-            "document": int(rows["document"][starts[number]]),
-            "key": f"{rows['high'][starts[number]]:016x}{rows['low'][starts[number]]:016x}",
-        }
+        TopUnit(
+            documents=int(documents[number]),
+            document=int(rows["document"][starts[number]]),
+            key=f"{rows['high'][starts[number]]:016x}{rows['low'][starts[number]]:016x}",
+        )
         for number in largest
     ]
     return Done([], {"repeated": int(repeated.sum()), "top": top})
 
 
-def apply(task: Task, plan: LinesPlan, replies: Shuffled) -> Done:
+def apply(
+    task: Task[LinesPayload], plan: LinesPlan, replies: Shuffled
+) -> Done[CutLines]:
     """Write the annotations of one shard."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     units, document = _units(texts, plan.section)
@@ -490,15 +592,15 @@ def _first_in_document(units: Units, document: np.ndarray) -> np.ndarray:
 
 
 def _excerpts(
-    repeated_units: list[dict[str, Any]],
+    repeated_units: Sequence[TopUnit],
     number: np.ndarray,
     texts: JudgedTexts,
     units: Units,
-) -> dict[str, Any]:
+) -> dict[str, Excerpt]:
     """Beginning of each unit and id of its document by key, for units whose keeping
     document is in this shard.
     """
-    excerpts = {}
+    excerpts: dict[str, Excerpt] = {}
     for row in repeated_units:
         text_position = int(np.searchsorted(number, row["document"]))
         if text_position == len(number) or number[text_position] != row["document"]:
@@ -506,7 +608,8 @@ def _excerpts(
         unit_range = slice(
             units.offsets[text_position], units.offsets[text_position + 1]
         )
-        high, low = int(row["key"][:16], 16), int(row["key"][16:], 16)
+        high = int(row["key"][:16], 16)
+        low = int(row["key"][16:], 16)
         matches = np.flatnonzero(
             (units.high[unit_range] == np.uint64(high))
             & (units.low[unit_range] == np.uint64(low))

@@ -28,11 +28,11 @@ Guarantees, with n = `min_words` and c = `certain_words`:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -43,13 +43,17 @@ from gristmill.dataprep.annotate_batches import (
     merge_annotations,
     read_judged,
 )
-from gristmill.dataprep.conservation import balance
+from gristmill.dataprep.conservation import Counted, Counts, balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
-from gristmill.dataprep.documents import write_table
+from gristmill.dataprep.documents import Inputs, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.shuffle import Sender, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.shuffle import Sender, Sending, Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import (
     Done,
+    Given,
+    PartitionTask,
+    Result,
+    ShardTask,
     Task,
     partition_tasks,
     run_tasks,
@@ -72,6 +76,7 @@ from gristmill.dataprep.shuffle_format import (
     task_file,
     write_partitions,
 )
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 
@@ -79,7 +84,7 @@ from gristmill.mixtures.steps.dedup import DedupSubstrings
 class SubstringsPlan:
     """Settings shared by all tasks of the stage."""
 
-    inputs: Mapping[str, Path]
+    inputs: Inputs
     section: DedupSubstrings
     numbering: Numbering
     num_partitions: int
@@ -93,7 +98,7 @@ class SubstringsPlan:
         """
         return self.section.certain_words - self.section.min_words + 1
 
-    def read(self, task: Task) -> tuple[JudgedTexts, np.ndarray]:
+    def read(self, task: ShardTask) -> tuple[JudgedTexts, np.ndarray]:
         """Read the texts of a shard, and the document number of each."""
         texts = read_judged(self.inputs, task.name, self.section.sources)
         return texts, self.numbering.starts[task.payload["shard"]] + texts.good
@@ -140,12 +145,38 @@ copy has the smallest values.
 """
 
 
-Results = list[dict[str, Any]]
+Numbers = dict[str, int]
+"""Result of a task that sends rows: numbers of rows and windows by name."""
+
+
+class Repeat(TypedDict):
+    """Repeated passage.
+
+    Attributes:
+        text: its beginning.
+        document: id of the document with the first copy, in hexadecimal digits.
+        begin: first byte in that document.
+    """
+
+    words: int
+    copies: int
+    text: str
+    document: str
+    begin: int
+
+
+class CutRepeats(Counted):
+    """Result of writing a shard's annotations."""
+
+    spans: int
+    words_cut: int
+    bytes_cut: int
+    repeats: list[Repeat]
 
 
 def run_jobs(
     plan: SubstringsPlan, context: Context, direct: bool = False
-) -> tuple[Results, Results, Results, Results]:
+) -> tuple[list[Numbers], list[Numbers], list[Numbers], list[CutRepeats]]:
     """Run all jobs and return the results of `anchors`, `windows`, `repeated_windows`
     and `apply`.
 
@@ -156,8 +187,11 @@ def run_jobs(
     partitions = partition_tasks(plan.num_partitions) if shards else []
 
     def shuffle(
-        job: str, tasks: Sequence[Task], sender: Sender, number: int
-    ) -> tuple[Results, Shuffled]:
+        job: str,
+        tasks: Sequence[Task[Given]],
+        sender: Sender[Given, Result],
+        number: int,
+    ) -> tuple[list[Result], Shuffled]:
         results, sent = run_shuffle(
             job, tasks, sender, context, {job: number}, direct=direct
         )
@@ -166,15 +200,21 @@ def run_jobs(
     anchors, sent_anchors = shuffle(
         ANCHORS, shards, partial(send_anchors, plan=plan), plan.num_partitions
     )
-    find_repeated = partial(find_repeated_anchors, anchors=sent_anchors)
-    _, near_repeats = shuffle(REPEATED_ANCHORS, partitions, find_repeated, len(shards))
+    _, near_repeats = shuffle(
+        REPEATED_ANCHORS,
+        partitions,
+        partial(find_repeated_anchors, anchors=sent_anchors),
+        len(shards),
+    )
     send_near_windows = partial(send_windows, plan=plan, anchors=near_repeats)
     windows, sent_windows = shuffle(
         WINDOWS, shards, send_near_windows, plan.num_partitions
     )
-    find_repeated = partial(find_repeated_windows, plan=plan, windows=sent_windows)
     repeated, first_copies = shuffle(
-        REPEATED_WINDOWS, partitions, find_repeated, len(shards)
+        REPEATED_WINDOWS,
+        partitions,
+        partial(find_repeated_windows, plan=plan, windows=sent_windows),
+        len(shards),
     )
     run_tasks(
         "lend",
@@ -184,15 +224,11 @@ def run_jobs(
         direct=direct,
     )
     cut_repeats = partial(apply, plan=plan, anchors=near_repeats, repeated=first_copies)
-    return (
-        anchors,
-        windows,
-        repeated,
-        run_tasks("apply", shards, cut_repeats, context, direct=direct),
-    )
+    applied = run_tasks("apply", shards, cut_repeats, context, direct=direct)
+    return anchors, windows, repeated, applied
 
 
-def send_anchors(task: Task, plan: SubstringsPlan) -> Generator[Sent, None, Done]:
+def send_anchors(task: ShardTask, plan: SubstringsPlan) -> Sending[Numbers]:
     """Send the distinct anchors of a shard to the partitions of their hashes."""
     texts, _ = plan.read(task)
     windows = find_windows(texts.texts, plan.section.min_words)
@@ -205,7 +241,7 @@ def send_anchors(task: Task, plan: SubstringsPlan) -> Generator[Sent, None, Done
     return Done([], {"windows": len(windows.hashes), "sent": len(anchors)})
 
 
-def find_repeated_anchors(task: Task, anchors: Shuffled) -> Generator[Sent, None, Done]:
+def find_repeated_anchors(task: PartitionTask, anchors: Shuffled) -> Sending:
     """Send the repeated anchors of one partition to their shards."""
     rows = _columns(anchors.read(task.payload["partition"]))
     order = sort_rows(rows["hash"])
@@ -219,8 +255,8 @@ def find_repeated_anchors(task: Task, anchors: Shuffled) -> Generator[Sent, None
 
 
 def send_windows(
-    task: Task, plan: SubstringsPlan, anchors: Shuffled
-) -> Generator[Sent, None, Done]:
+    task: ShardTask, plan: SubstringsPlan, anchors: Shuffled
+) -> Sending[Numbers]:
     """Send the distinct windows around repeated anchors, each with its first copy in
     the shard.
     """
@@ -245,7 +281,7 @@ def send_windows(
 
 
 def windows_near_repeats(
-    texts: pa.Array, task: Task, plan: SubstringsPlan, repeated: Shuffled
+    texts: pa.Array, task: ShardTask, plan: SubstringsPlan, repeated: Shuffled
 ) -> tuple[Windows, np.ndarray]:
     """Windows of a shard's texts, and positions (int64, ascending) of those that may
     lie in a repeated passage.
@@ -262,8 +298,8 @@ def windows_near_repeats(
 
 
 def find_repeated_windows(
-    task: Task, plan: SubstringsPlan, windows: Shuffled
-) -> Generator[Sent, None, Done]:
+    task: PartitionTask, plan: SubstringsPlan, windows: Shuffled
+) -> Sending[Numbers]:
     """Send the repeated windows of one partition to their shards, each with its first
     copy.
     """
@@ -285,7 +321,7 @@ def find_repeated_windows(
     return Done([], {"repeated": int((copies >= 2).sum())})
 
 
-def lend(task: Task, plan: SubstringsPlan, repeated: Shuffled) -> Done:
+def lend(task: ShardTask, plan: SubstringsPlan, repeated: Shuffled) -> Done:
     """Write the texts of a shard that contain first copies of repeated windows, for
     shards with later copies.
     """
@@ -339,9 +375,45 @@ half.
 """
 
 
+@dataclass(frozen=True)
+class WindowCounts:
+    """Numbers of windows.
+
+    Attributes:
+        seen: in all documents.
+        anchors_shuffled: anchors sent between shards.
+        shuffled: windows sent between shards.
+        repeated: distinct ones that occur more than once.
+    """
+
+    seen: int
+    anchors_shuffled: int
+    shuffled: int
+    repeated: int
+
+
+@dataclass(frozen=True)
+class SubstringsSummary:
+    """Summary of the repeated passages.
+
+    Attributes:
+        counts: documents by outcome.
+        windows: numbers of windows.
+        spans, words_cut, bytes_cut: of copies, with the action `cut`.
+        largest_repeats: the longest repeated passages.
+    """
+
+    counts: Counts
+    windows: WindowCounts
+    spans: int
+    words_cut: int
+    bytes_cut: int
+    largest_repeats: Sequence[Repeat]
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Inputs, config: Recipe, out: Path, context: Context
+) -> SubstringsSummary:
     """Cut repeated passages out of the documents kept so far, all but the first copy of
     each.
 
@@ -355,13 +427,6 @@ def run(
         inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `dedup_substrings` section
             (`mixtures.steps.dedup.DedupSubstrings`).
-
-    Returns:
-        `counts`; `windows` (`seen`, `anchors_shuffled`, `shuffled`, distinct
-        `repeated`); `spans`, `words_cut` and `bytes_cut` (of copies, with the action
-        `cut`); `largest_repeats`: `words`, `copies`, `text` (its beginning),
-        `document`, the id of the document with the first copy, and `begin`, its first
-        byte there.
 
     Raises:
         ConservationError: the counts do not balance.
@@ -380,38 +445,36 @@ def run(
     )
     anchors, windows, repeated, results = run_jobs(plan, context)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    return {
-        "counts": counts,
-        "windows": {
-            "seen": sum(result["windows"] for result in anchors),
-            "anchors_shuffled": sum(result["sent"] for result in anchors),
-            "shuffled": sum(result["sent"] for result in windows),
-            "repeated": sum(result["repeated"] for result in repeated),
-        },
-        **{
-            name: sum(result[name] for result in results)
-            for name in ("spans", "words_cut", "bytes_cut")
-        },
-        "largest_repeats": _largest(
+    return SubstringsSummary(
+        counts,
+        WindowCounts(
+            seen=sum(result["windows"] for result in anchors),
+            anchors_shuffled=sum(result["sent"] for result in anchors),
+            shuffled=sum(result["sent"] for result in windows),
+            repeated=sum(result["repeated"] for result in repeated),
+        ),
+        spans=sum(result["spans"] for result in results),
+        words_cut=sum(result["words_cut"] for result in results),
+        bytes_cut=sum(result["bytes_cut"] for result in results),
+        largest_repeats=_largest(
             repeat for result in results for repeat in result["repeats"]
         ),
-    }
+    )
 
 
 def apply(
-    task: Task, plan: SubstringsPlan, anchors: Shuffled, repeated: Shuffled
-) -> Done:
+    task: ShardTask, plan: SubstringsPlan, anchors: Shuffled, repeated: Shuffled
+) -> Done[CutRepeats]:
     """Write the annotations of one shard."""
     texts, numbers = plan.read(task)
     windows, chosen = windows_near_repeats(texts.texts, task, plan, anchors)
     reply = _by_hash(repeated, task.payload["shard"])
     places = find_hashes(reply["hash"], windows.hashes[chosen])
-    chosen, places = chosen[places >= 0], places[places >= 0]
-    text, begins, ends = (
-        windows.text[chosen],
-        windows.begins[chosen],
-        windows.ends[chosen],
-    )
+    chosen = chosen[places >= 0]
+    places = places[places >= 0]
+    text = windows.text[chosen]
+    begins = windows.begins[chosen]
+    ends = windows.ends[chosen]
     first = {name: values[places] for name, values in reply.items()}
     is_first = (first["first_document"] == numbers[text]) & (
         first["first_begin"] == begins
@@ -499,7 +562,7 @@ def _repeats(
     begins: np.ndarray,
     ends: np.ndarray,
     first: Mapping[str, np.ndarray],
-) -> list[dict[str, Any]]:
+) -> list[Repeat]:
     """Longest copied passages of a shard: windows that are consecutive both here and in
     the first copy.
     """
@@ -515,14 +578,12 @@ def _repeats(
     )
     starts = np.flatnonzero(new)
     lasts = np.append(starts[1:], len(window)) - 1
-    words, copies = (
-        lasts - starts + plan.section.min_words,
-        np.maximum.reduceat(first["copies"], starts),
-    )
+    words = lasts - starts + plan.section.min_words
+    copies = np.maximum.reduceat(first["copies"], starts)
     first_positions = [
         first[name][starts] for name in ("first_id_high", "first_id_low", "first_begin")
     ]
-    longest: dict[tuple[int, int, int], dict[str, Any]] = {}
+    longest: dict[tuple[int, int, int], Repeat] = {}
     for run in sort_rows(-words, -copies, *first_positions):
         key = (
             int(first_positions[0][run]),
@@ -548,13 +609,13 @@ def _repeats(
     return list(longest.values())
 
 
-def _largest(repeats: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _largest(repeats: Iterable[Repeat]) -> list[Repeat]:
     """Select the longest repeats, one per start of a first copy."""
     ordered = sorted(
         repeats,
         key=lambda row: (-row["words"], -row["copies"], row["document"], row["begin"]),
     )
-    longest: dict[tuple[str, int], dict[str, Any]] = {}
+    longest: dict[tuple[str, int], Repeat] = {}
     for repeat in ordered:
         longest.setdefault((repeat["document"], repeat["begin"]), repeat)
     return list(longest.values())[:LARGEST_REPEATS]

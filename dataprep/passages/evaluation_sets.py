@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +23,7 @@ from gristmill.dataprep.reading.compression import (
     read_whole,
     split_compression,
 )
+from gristmill.dataprep.reading.records import Fields
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.dataprep.reading.tables import table_rows
 from gristmill.mixtures.steps.decontaminate import EvaluationSet
@@ -198,7 +199,7 @@ def forms(field: str, text: str) -> Iterator[tuple[str, str]]:
         yield field + WITHOUT_LABELS, bare
 
 
-def read_items(name: str, path: Path) -> Iterator[Mapping[str, Any]]:
+def read_items(name: str, path: Path) -> Iterator[Fields]:
     """Read the items of a file (Parquet, CSV, JSON lines, JSON, lines of text;
     compressed or not).
 
@@ -234,7 +235,7 @@ def read_items(name: str, path: Path) -> Iterator[Mapping[str, Any]]:
         yield from ({TEXT: line} for line in text.splitlines() if line.strip())
 
 
-def _rows(path: Path, rows: csv.DictReader) -> Iterator[Mapping[str, Any]]:
+def _rows(path: Path, rows: csv.DictReader) -> Iterator[Fields]:
     try:
         yield from rows
     except csv.Error as error:
@@ -243,7 +244,7 @@ def _rows(path: Path, rows: csv.DictReader) -> Iterator[Mapping[str, Any]]:
         ) from error
 
 
-def _json_records(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
+def _json_records(path: Path, text: str) -> Iterator[Fields]:
     """Items of a JSON list of objects, of JSON lines under another extension, or of a
     single object.
 
@@ -273,7 +274,7 @@ def _json_records(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
         yield from _objects(path, number, item)
 
 
-def _objects(path: Path, number: int, value: Any) -> Iterator[Mapping[str, Any]]:
+def _objects(path: Path, number: int, value: Any) -> Iterator[Fields]:
     if not isinstance(value, dict):
         raise EvaluationSetError(
             f"{path}: item {number} must be a JSON object, not {type(value).__name__}"

@@ -47,14 +47,14 @@ def number_words(
     """Number the distinct words of all parts in order of appearance."""
     parts = len(offsets) - 1
     capacity = offsets[parts] - offsets[0]
-    words, part_offsets = np.empty(capacity, np.int32), np.zeros(parts + 1, np.int64)
+    words = np.empty(capacity, np.int32)
+    part_offsets = np.zeros(parts + 1, np.int64)
     table = empty_table(capacity)
-    hashes, codes, code_offsets = (
-        np.empty(capacity, np.uint64),
-        np.empty(capacity, np.uint32),
-        np.zeros(capacity + 1, np.int64),
-    )
-    total, distinct = 0, 0
+    hashes = np.empty(capacity, np.uint64)
+    codes = np.empty(capacity, np.uint32)
+    code_offsets = np.zeros(capacity + 1, np.int64)
+    total = 0
+    distinct = 0
     for part in range(parts):
         starts, ends, values = hashed_words(
             data, offsets[part], offsets[part + 1], flags, lower
@@ -196,10 +196,8 @@ def number_ngrams(
     `words`, or -1.
     """
     table = empty_table(len(words))
-    begins, ngram_lengths = (
-        np.empty(len(words), np.int64),
-        np.empty(len(words), np.int64),
-    )
+    begins = np.empty(len(words), np.int64)
+    ngram_lengths = np.empty(len(words), np.int64)
     number_at = np.full(len(words), -1, np.int64)
     distinct = 0
     for part in range(len(lengths)):
@@ -354,7 +352,8 @@ def scan_texts(
                 if count == size:
                     grown = np.empty((5, 2 * size), np.int64)
                     grown[:, :size] = hits
-                    hits, size = grown, 2 * size
+                    hits = grown
+                    size = 2 * size
                 hits[0, count], hits[1, count], hits[4, count] = text, position, ngram
                 hits[2, count] = starts[position] - offsets[text]
                 hits[3, count] = ends[position + length - 1] - offsets[text]

@@ -80,12 +80,11 @@ def _find_windows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     texts = len(offsets) - 1
     capacity = (offsets[texts] - offsets[0]) // 2 + texts
-    hashes, begins, ends = (
-        np.empty(capacity, np.uint64),
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-    )
-    window_offsets, words = np.zeros(texts + 1, np.int64), np.empty(texts, np.int64)
+    hashes = np.empty(capacity, np.uint64)
+    begins = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
+    window_offsets = np.zeros(texts + 1, np.int64)
+    words = np.empty(texts, np.int64)
     oldest = np.uint64(1)
     for _ in range(length - 1):
         oldest *= _ODD
@@ -133,7 +132,8 @@ def _find_windows(
 def _find_anchors(hashes: np.ndarray, offsets: np.ndarray, spread: int) -> np.ndarray:
     anchors = np.zeros(len(hashes), np.bool_)
     for text in range(len(offsets) - 1):
-        first, stop = offsets[text], offsets[text + 1]
+        first = offsets[text]
+        stop = offsets[text + 1]
         best = first - 1
         for last in range(max(min(first + spread, stop) - 1, first), stop):
             begin = max(first, last - spread + 1)
@@ -152,7 +152,8 @@ def _find_anchors(hashes: np.ndarray, offsets: np.ndarray, spread: int) -> np.nd
 def _near(offsets: np.ndarray, marked: np.ndarray, distance: int) -> np.ndarray:
     is_near = np.zeros(len(marked), np.bool_)
     for text in range(len(offsets) - 1):
-        first, stop = offsets[text], offsets[text + 1]
+        first = offsets[text]
+        stop = offsets[text + 1]
         since = distance + 1
         for window in range(first, stop):
             since = 0 if marked[window] else since + 1
@@ -257,7 +258,8 @@ def _are_copies(
 ) -> np.ndarray:
     copies = np.zeros(len(text), np.bool_)
     for span in range(len(text)):
-        begin, end = begins[span], ends[span]
+        begin = begins[span]
+        end = ends[span]
         shift = lent_begins[span] - begin
         if end + shift > lent_offsets[lender[span] + 1] - lent_offsets[lender[span]]:
             continue
@@ -274,10 +276,8 @@ def _are_copies(
             )
             if continues and ends[span - 1] > begin:
                 compared = ends[span - 1]
-        position, lent_position = (
-            offsets[text[span]] + compared,
-            lent_offsets[lender[span]] + compared + shift,
-        )
+        position = offsets[text[span]] + compared
+        lent_position = lent_offsets[lender[span]] + compared + shift
         copies[span] = _same(data, position, lent_data, lent_position, end - compared)
     return copies
 
@@ -293,14 +293,19 @@ def _cut_copies(
     copy: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     texts = len(offsets) - 1
-    cut_begins, cut_ends = np.empty(len(text), np.int64), np.empty(len(text), np.int64)
-    cut_offsets, cut_words = np.zeros(texts + 1, np.int64), np.zeros(texts, np.int64)
-    count, window = 0, 0
+    cut_begins = np.empty(len(text), np.int64)
+    cut_ends = np.empty(len(text), np.int64)
+    cut_offsets = np.zeros(texts + 1, np.int64)
+    cut_words = np.zeros(texts, np.int64)
+    count = 0
+    window = 0
     for number in range(texts):
         if window < len(text) and text[window] == number:
             base = offsets[number]
             firsts, lasts = word_spans(data, base, offsets[number + 1], flags)
-            copied, kept, open_cut = -1, -1, False
+            copied = -1
+            kept = -1
+            open_cut = False
             for word in range(len(firsts)):
                 while (
                     window < len(text)

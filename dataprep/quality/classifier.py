@@ -113,7 +113,7 @@ def train(
     Raises:
         ClassifierError: training failed, or this platform cannot train reproducibly.
     """
-    settings: dict[str, Any] = {
+    settings: dict[str, float] = {
         "wordNgrams": section.word_ngrams,
         "dim": section.dimensions,
         "bucket": section.buckets,
@@ -123,7 +123,8 @@ def train(
         "verbose": 0,
     }
     with tempfile.TemporaryDirectory(dir=work) as folder:
-        lines, model = Path(folder) / "lines.txt", Path(folder) / "model.bin"
+        lines = Path(folder) / "lines.txt"
+        model = Path(folder) / "model.bin"
         number = 0
         with lines.open("w", encoding="utf-8", newline="\n") as sink:
             for is_positive, line in examples:
@@ -195,8 +196,10 @@ def check_label(model: Predictor, section: Classifier) -> None:
 def memory_is_zeroed() -> bool:
     """Return True if this process's allocator returns freed memory as zeros."""
     library = ctypes.CDLL(None)
-    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    library.malloc.restype = ctypes.c_void_p
+    library.malloc.argtypes = [ctypes.c_size_t]
+    library.free.restype = None
+    library.free.argtypes = [ctypes.c_void_p]
     first_block = library.malloc(PROBE_BYTES)
     ctypes.memset(first_block, 0xAB, PROBE_BYTES)
     library.free(first_block)

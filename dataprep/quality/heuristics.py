@@ -83,7 +83,8 @@ def counts_of(texts: pa.Array | pa.ChunkedArray) -> np.ndarray:
 def score_counts(counts: np.ndarray) -> np.ndarray:
     """Scores of n texts from their COUNTS, int64 of shape (n, 10)."""
     count = dict(zip(COUNTS, counts.T.astype(np.float64), strict=True))
-    words, lines = count["words"], count["lines"]
+    words = count["words"]
+    lines = count["lines"]
     marks = [
         _ramp(np.log(np.maximum(words, 1)), np.log(20), np.log(1000)),
         _ramp(np.log(np.maximum(_share(words, lines), 1)), np.log(3), np.log(60)),
@@ -129,10 +130,14 @@ def _count(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> np.nda
     counts = np.zeros((len(offsets) - 1, 10), np.int64)
     for text in range(len(offsets) - 1):
         row = counts[text]
-        in_word, has_letter = False, False
+        in_word = False
+        has_letter = False
         # of a line: code points since its first one, up to its last one
-        length, inner, terminal = 0, 0, False
-        position, end = offsets[text], offsets[text + 1]
+        length = 0
+        inner = 0
+        terminal = False
+        position = offsets[text]
+        end = offsets[text + 1]
         while position < end:
             code, size = decode(data, position)
             position += size
@@ -143,14 +148,17 @@ def _count(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> np.nda
                 length += length > 0
                 if code == 10:
                     _end_line(row, inner, terminal)
-                    length, inner = 0, 0
+                    length = 0
+                    inner = 0
                 continue
             if not in_word:
-                in_word, has_letter = True, False
+                in_word = True
+                has_letter = False
                 row[3] += 1
                 row[5] += (kind & _CAPITAL) != 0
             length += 1
-            inner, terminal = length, (kind & _TERMINAL) != 0
+            inner = length
+            terminal = (kind & _TERMINAL) != 0
             row[0] += 1
             if kind & _LETTER:
                 has_letter = True

@@ -167,7 +167,8 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
     counts_of_counts = np.bincount(np.minimum(counts, 5), minlength=6).astype(
         np.float64
     )
-    n1, n2 = counts_of_counts[1], counts_of_counts[2]
+    n1 = counts_of_counts[1]
+    n2 = counts_of_counts[2]
     if counts_of_counts[1:5].all():
         scale = n1 / (n1 + 2 * n2)
         discounts = [
@@ -190,19 +191,23 @@ def _extend_all(chain: np.ndarray, words: np.ndarray) -> np.ndarray:
 @kernel
 def _sentences(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     capacity = 2 * (offsets[-1] - offsets[0]) + 2
-    words, positions = np.empty(capacity, np.uint64), np.empty(capacity, np.int64)
+    words = np.empty(capacity, np.uint64)
+    positions = np.empty(capacity, np.int64)
     count = 0
     for text in range(len(offsets) - 1):
-        position, end = offsets[text], offsets[text + 1]
+        position = offsets[text]
+        end = offsets[text + 1]
         while position < end:
             begin, position, is_word = next_word(data, position, end)
             index = 0
             while is_word:
                 if index == 0:
                     words[count], positions[count] = BEGIN, 0
-                    count, index = count + 1, 1
+                    count = count + 1
+                    index = 1
                 words[count], positions[count] = word_hash(data, begin, position), index
-                count, index = count + 1, index + 1
+                count = count + 1
+                index = index + 1
                 begin, position, is_word = next_word(data, position, end)
             if index:
                 words[count], positions[count] = END, index

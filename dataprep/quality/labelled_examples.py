@@ -11,7 +11,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.documents import (
+    Inputs,
     document_id,
     judged_rows,
     read_documents,
@@ -33,6 +33,7 @@ from gristmill.dataprep.reading.compression import (
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Page, Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import SourceFile, find_files
+from gristmill.mixtures.sources import DocumentFiles
 from gristmill.mixtures.steps.quality import Classifier, Quality
 
 LABELS = re.compile(r"^(?:__label__\S+\s+)+")
@@ -49,7 +50,11 @@ def expand_files(key: str, paths: Sequence[str]) -> list[SourceFile]:
         gristmill.dataprep.reading.sources.SourceError: a path matches nothing, or a
             file's format is unknown.
     """
-    return [file for path in paths for file in find_files(key, {"path": path}).files]
+    return [
+        file
+        for path in paths
+        for file in find_files(key, DocumentFiles.model_validate({"path": path})).files
+    ]
 
 
 def read_labelled(file: SourceFile) -> Iterator[str]:
@@ -121,7 +126,7 @@ class Examples:
 class Pool:
     """Parts that examples come from: the document shards, then the labelled files."""
 
-    inputs: Mapping[str, Path]
+    inputs: Inputs
     shards: Sequence[str]
     files: Mapping[bool, Sequence[SourceFile]]
     """True for positive -> files of the class."""
@@ -147,7 +152,7 @@ class Pool:
             yield places, self.texts(part, examples.rows[places])
 
 
-def open_pool(inputs: Mapping[str, Path], section: Classifier) -> Pool:
+def open_pool(inputs: Inputs, section: Classifier) -> Pool:
     """Pool of a classifier's classes.
 
     Raises:
@@ -202,7 +207,7 @@ def choose_examples(
     }
 
 
-def read_ngram_texts(inputs: Mapping[str, Path], section: Quality) -> Iterator[str]:
+def read_ngram_texts(inputs: Inputs, section: Quality) -> Iterator[str]:
     """Yield the training documents of the n-gram model: the first by hash, up to
     `max_bytes` of text.
 
@@ -211,7 +216,8 @@ def read_ngram_texts(inputs: Mapping[str, Path], section: Quality) -> Iterator[s
     """
     assert section.perplexity is not None
     assert section.perplexity.ngram is not None
-    settings, classifier = section.perplexity.ngram, section.classifier
+    settings = section.perplexity.ngram
+    classifier = section.classifier
     held_out = np.uint64(
         (
             classifier.holdout
@@ -224,10 +230,8 @@ def read_ngram_texts(inputs: Mapping[str, Path], section: Quality) -> Iterator[s
     columns = []
     for number, shard in enumerate(shards):
         read = read_shard(inputs, shard, ["id", "source", "text"])
-        documents, rows = (
-            read.documents,
-            judged_rows(read.documents, read.rows, settings.sources),
-        )
+        documents = read.documents
+        rows = judged_rows(read.documents, read.rows, settings.sources)
         draws = draw(documents["id"].take(pa.array(rows)).to_pylist(), section.key_seed)
         is_free = draws[:, 0] >= held_out
         sizes = (
@@ -295,7 +299,8 @@ def _split(
     )
     if len(draws) < 2:
         name = "positive" if is_positive else "negative"
-        sources, files = getattr(section, name), getattr(section, f"{name}_files")
+        sources = getattr(section, name)
+        files = getattr(section, f"{name}_files")
         raise QualityError(
             f"quality: the {name} sources ({', '.join((*sources, *files))}) have "
             f"{len(draws)} documents left, at least 2 are needed; name other sources "

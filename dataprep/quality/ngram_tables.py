@@ -177,7 +177,8 @@ def _insert(
     new_logs: np.ndarray,
     backoffs: np.ndarray,
 ) -> None:
-    start, size = starts[number], starts[number + 1] - starts[number]
+    start = starts[number]
+    size = starts[number + 1] - starts[number]
     for entry in range(len(keys)):
         slot = _home(keys[entry], size)
         while cells[start + slot, 0] != 0 and cells[start + slot, 0] != keys[entry]:
@@ -189,7 +190,8 @@ def _insert(
 @kernel
 def _find(starts: np.ndarray, cells: np.ndarray, number: int, key: np.uint64) -> int:
     """Slot of an entry of order number + 1, or -1."""
-    start, size = starts[number], starts[number + 1] - starts[number]
+    start = starts[number]
+    size = starts[number + 1] - starts[number]
     slot = _home(key, size)
     while cells[start + slot, 0] != 0:
         if cells[start + slot, 0] == key:
@@ -215,23 +217,27 @@ def _step(
     order = len(starts) - 1
     unigram_slot = _find(starts, cells, 0, word)
     if unigram_slot < 0:
-        word, unigram_slot = UNKNOWN, _find(starts, cells, 0, UNKNOWN)
+        word = UNKNOWN
+        unigram_slot = _find(starts, cells, 0, UNKNOWN)
     longest = min(context_words, order - 1)
     # each extends the next shorter one, of the previous word
     for number in range(longest, 0, -1):
         chain[number] = extend(chain[number - 1], word)
     chain[0] = word
-    matched, total = 0, np.float64(logs[unigram_slot, 2])
+    matched = 0
+    total = np.float64(logs[unigram_slot, 2])
     context = slots[0]
     slots[0] = unigram_slot
     for number in range(1, longest + 1):
-        previous_slot, slot = context, -1
+        previous_slot = context
+        slot = -1
         context = slots[number] if number < order - 1 else -1
         # the prefix and suffix of an entry are entries, too
         if previous_slot >= 0 and matched == number - 1:
             slot = _find(starts, cells, number, chain[number])
         if slot >= 0:
-            matched, total = number, np.float64(logs[slot, 2])
+            matched = number
+            total = np.float64(logs[slot, 2])
         elif previous_slot >= 0:
             total += logs[previous_slot, 3]
         slots[number] = slot
@@ -246,11 +252,15 @@ def _score(
     cells: np.ndarray,
     logs: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    number, order = len(offsets) - 1, len(starts) - 1
-    totals, sizes = np.zeros(number), np.zeros(number, np.int64)
-    chain, slots = np.zeros(order, np.uint64), np.full(order, -1, np.int64)
+    number = len(offsets) - 1
+    order = len(starts) - 1
+    totals = np.zeros(number)
+    sizes = np.zeros(number, np.int64)
+    chain = np.zeros(order, np.uint64)
+    slots = np.full(order, -1, np.int64)
     for text in range(number):
-        position, end = offsets[text], offsets[text + 1]
+        position = offsets[text]
+        end = offsets[text + 1]
         while position < end:
             begin, position, is_word = next_word(data, position, end)
             context_words = 0

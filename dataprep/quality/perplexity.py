@@ -100,7 +100,8 @@ def score_by_other_half(
         half: of each text, see `halves`.
         texts: n strings.
     """
-    logs, sizes = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
+    logs = np.zeros(len(texts))
+    sizes = np.zeros(len(texts), np.int64)
     for number in (0, 1):
         half_rows = np.flatnonzero(half == number)
         logs[half_rows], sizes[half_rows] = models[1 - number](
@@ -196,7 +197,8 @@ def _load_kenlm(path: str, sha256: str) -> Any:
             "train a model instead (`ngram`)"
         ) from error
     config = kenlm.Config()
-    config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
+    config.show_progress = False
+    config.arpa_complain = kenlm.ARPALoadComplain.NONE
     try:
         return kenlm.Model(str(Path(path)), config)
     except (OSError, RuntimeError) as error:
@@ -207,7 +209,8 @@ def _load_kenlm(path: str, sha256: str) -> Any:
 
 
 def _score_with_kenlm(model: Any, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    logs, ends = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
+    logs = np.zeros(len(texts))
+    ends = np.zeros(len(texts), np.int64)
     score = model.score
     for row, text in enumerate(texts.cast(pa.large_binary()).to_pylist()):
         # In bytes only ASCII whitespace separates words, for Python and for KenLM,

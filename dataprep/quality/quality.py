@@ -9,10 +9,11 @@ are scored first and judged when all ranks are known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +22,17 @@ import pyarrow.compute as pc
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import measure_texts, merge_annotations, spread
 from gristmill.dataprep.conservation import (
+    Counted,
+    Counts,
+    Histograms,
+    RuleCounts,
     add_counts,
     add_histograms,
     balance,
     histogram,
 )
 from gristmill.dataprep.documents import (
+    Inputs,
     annotate,
     judged_rows,
     read_shard,
@@ -34,36 +40,43 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.encoders.distil_classifier import (
-    DISTILLED,
+    Distilled,
     calibrate,
     count_confusion,
     write_asked,
 )
 from gristmill.dataprep.jobs.tasks import (
     Done,
+    ShardTask,
     Task,
     finish_task,
     read_records,
     run_tasks,
     shard_tasks,
 )
+from gristmill.dataprep.llm.agreement import Agreement
+from gristmill.dataprep.llm.llm_client import RequestCounts
+from gristmill.dataprep.llm.llm_labels import JudgeReport
 from gristmill.dataprep.quality.labelled_examples import draw
 from gristmill.dataprep.quality.quality_models import (
     CHARACTERS,
     HELD_OUT_FILE,
+    NgramModel,
     find_models,
     measure_held_out,
-    trainings,
+    train_models,
 )
 from gristmill.dataprep.quality.ranking import (
     ALL,
     Cuts,
+    DescribedCut,
     describe_cuts,
     kept_by_rank,
     rank_documents,
 )
 from gristmill.dataprep.quality.scorers import SCORES, ModelFiles, make_measure
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.quality import (
     SCORE_OF_THRESHOLD,
     THRESHOLDS,
@@ -87,16 +100,34 @@ def area_under_curve(positive: np.ndarray, negative: np.ndarray) -> float:
     return float(wins / (len(positive) * len(negative)))
 
 
-def measure_cut(
-    positive: np.ndarray, negative: np.ndarray, cut: float
-) -> dict[str, float]:
+class CutQuality(TypedDict):
+    """Quality of accepting documents up to a cut."""
+
+    cut: float
+    precision: float
+    recall: float
+    f1: float
+
+
+class Separation(TypedDict):
+    """Separation of good and other documents by a score.
+
+    Attributes:
+        at_cut: at the configured cut; None without a single cut.
+        best: at the cut with the highest F1.
+    """
+
+    auc: float
+    at_cut: CutQuality | None
+    best: CutQuality
+
+
+def measure_cut(positive: np.ndarray, negative: np.ndarray, cut: float) -> CutQuality:
     """Precision, recall and F1 of accepting scores of at least `cut`; precision is 1 if
     nothing is accepted.
     """
-    true_positives, false_positives = (
-        int((positive >= cut).sum()),
-        int((negative >= cut).sum()),
-    )
+    true_positives = int((positive >= cut).sum())
+    false_positives = int((negative >= cut).sum())
     precision = (
         true_positives / (true_positives + false_positives)
         if true_positives + false_positives
@@ -110,7 +141,7 @@ def measure_cut(
     }
 
 
-def best_cut(positive: np.ndarray, negative: np.ndarray) -> dict[str, float]:
+def best_cut(positive: np.ndarray, negative: np.ndarray) -> CutQuality:
     """Cut with the highest F1 among the scores; the highest such cut if several are
     equal.
     """
@@ -132,9 +163,8 @@ def measure_separation(
     negative: np.ndarray,
     cut: float | None,
     higher_is_better: bool,
-) -> dict[str, Any]:
-    """AUC, and precision and recall at the cut (None without a single cut) and at the
-    best cut.
+) -> Separation:
+    """Measure the separation.
 
     Args:
         positive, negative: scores of good and other examples, neither empty.
@@ -147,11 +177,15 @@ def measure_separation(
         if cut is None
         else measure_cut(sign * positive, sign * negative, sign * cut)
     )
-    cuts = {"at_cut": at_cut, "best": best_cut(sign * positive, sign * negative)}
-    for measured in cuts.values():
+    best = best_cut(sign * positive, sign * negative)
+    for measured in (at_cut, best):
         if measured is not None:
             measured["cut"] *= sign
-    return {"auc": area_under_curve(sign * positive, sign * negative), **cuts}
+    return {
+        "auc": area_under_curve(sign * positive, sign * negative),
+        "at_cut": at_cut,
+        "best": best,
+    }
 
 
 BUCKETS = ("head", "middle", "tail")
@@ -164,9 +198,58 @@ and the size of a text.
 """
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+class ScoreReport(TypedDict):
+    """Distribution of a score: its histogram by source and, if labelled documents were
+    held out, its separation of these.
+    """
+
+    histograms: Histograms
+    separation: NotRequired[Separation]
+
+
+@dataclass(frozen=True)
+class QualitySummary:
+    """Summary of the scores and the judgement; what does not apply is None.
+
+    Attributes:
+        counts: documents by outcome.
+        rules: threshold -> documents that fail it (`failing`), and only it (`only`).
+        scores: column -> its distribution.
+        cuts: with `keep_top`, source (or `all`) -> cut.
+        buckets: the same for the ends of `head` and `middle`.
+        ngrams: the two trained n-gram models.
+        histogram: of a classifier, source -> documents in each of 20 equal bins of
+            `quality`.
+        distilled: agreement with the judge that the classifier was distilled from.
+        asked: requests and costs per judge that was asked.
+        unusable: documents without a usable answer of the first judge.
+        agreement: of two judges, by score.
+        training_documents: of a classifier, number by class.
+        epochs: passes of its training.
+        held_out: number of held-out documents.
+        auc: of the classifier on them.
+        length_auc: of the text length alone, in the better direction.
+    """
+
+    counts: Counts
+    rules: RuleCounts
+    scores: Mapping[str, ScoreReport]
+    cuts: Mapping[str, DescribedCut] | None = None
+    buckets: Mapping[str, Mapping[str, DescribedCut]] | None = None
+    ngrams: Sequence[NgramModel] | None = None
+    histogram: Mapping[str, Sequence[int]] | None = None
+    distilled: DistilledAgreement | None = None
+    asked: Sequence[RequestCounts] | None = None
+    unusable: int | None = None
+    agreement: Mapping[str, Agreement] | None = None
+    training_documents: Mapping[str, int] | None = None
+    epochs: int | None = None
+    held_out: int | None = None
+    auc: float | None = None
+    length_auc: float | None = None
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> QualitySummary:
     """Score every kept document, and drop documents with bad scores.
 
     Training reads the kept documents of the classes' sources, even if `sources` does
@@ -179,20 +262,6 @@ def run(
         config: the manifest's `quality` section (`mixtures.steps.quality.Quality`), its
             `seed` set.
 
-    Returns:
-        `counts`; `rules`: per threshold the documents that fail it, and that fail only
-        it; `scores`: column -> its `histograms` by source and, if labelled documents
-        were held out, its `separation` of them (see `measure_separation`); `cuts` with
-        `keep_top`: source (or `all`) -> the cut's `score`, and the documents `kept`
-        `of` all; `buckets`: the same for the ends of `head` and `middle`; `ngrams`:
-        documents, words and n-grams by order of the two trained n-gram models. With a
-        classifier also `training_documents` by class, `epochs`, `held_out` documents,
-        its `auc` on them, `length_auc`, the AUC of the text length alone (in the better
-        direction), and `histogram`: source -> documents in each of 20 equal bins of
-        `quality`. With `distil` also `distilled`, see `describe_agreement`; if the
-        judge was asked also `asked`, `unusable` and, with two judges, `agreement`, as
-        of the step `judge`.
-
     Raises:
         QualityError: a class has fewer than two documents.
         ClassifierError: training failed, or a user's model lacks the label.
@@ -201,128 +270,125 @@ def run(
         ConservationError, QuarantineError: see `counts`.
     """
     section = Quality.model_validate(config)
-    arguments: dict[str, Any] = {
-        "inputs": merge_annotations(inputs, context),
-        "config": section.model_dump(mode="json"),
-    }
-    trained, judge_summary = {}, _ask(section, inputs, arguments["config"], context)
-    for name, train in trainings(section).items():
-        # the distilled model reads the measured inputs
-        read = {"inputs": dict(inputs)} if name == DISTILLED else {}
-        process = partial(train, **{**arguments, **read}, out=out, work=context.work)
-        (trained[name],) = run_tasks(
-            f"train_{name}", [Task(name)], process, context, holds_gil=True
-        )
-    arguments["models"] = find_models(section, out, trained)
+    merged = merge_annotations(inputs, context)
+    judge_report = _ask(section, inputs, context)
+    trained = train_models(section, inputs, merged, out, context)
+    models = find_models(section, out, trained)
     tasks = shard_tasks(inputs["ingest"])
     scores = context.work / "scored"
-    results = run_tasks(
+    scored = run_tasks(
         "score",
         tasks,
-        partial(score_shard, **arguments, out=scores),
+        partial(score_shard, inputs=merged, section=section, models=models, out=scores),
         context,
         holds_gil=section.perplexity is not None,
     )
-    histograms = _join_histograms(result["histograms"] for result in results)
+    histograms = _join_histograms(scored)
     cuts = _find_cuts(section, scores, [task.name for task in tasks])
     buckets = _find_buckets(section, scores, [task.name for task in tasks])
     judge = partial(
         judge_shard,
-        inputs=arguments["inputs"],
-        config=arguments["config"],
+        inputs=merged,
+        section=section,
         scores=scores,
         out=out,
         cuts=cuts,
         buckets=buckets,
     )
     results = run_tasks("judge", tasks, judge, context)
-    counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    summary: dict[str, Any] = {
-        "counts": counts,
-        "rules": add_counts(result["rules"] for result in results),
-        "scores": {name: {"histograms": histograms[name]} for name in section.scores},
-    }
-    if cuts is not None:
-        summary["cuts"] = describe_cuts(cuts)
-    if buckets is not None:
-        summary["buckets"] = {
+    summary = QualitySummary(
+        balance(results, section.max_quarantined, context.stage, errors=out),
+        add_counts(result["rules"] for result in results),
+        {name: ScoreReport(histograms=histograms[name]) for name in section.scores},
+        cuts=None if cuts is None else describe_cuts(cuts),
+        buckets=None
+        if buckets is None
+        else {
             name: describe_cuts(cut)
             for name, cut in zip(BUCKETS, buckets, strict=False)
-        }
-    if "ngram" in trained:
-        summary["ngrams"] = [
-            {key: value for key, value in model.items() if key != "sha256"}
-            for model in trained["ngram"]["models"]
-        ]
-    if "quality" in section.scores:
-        summary["histogram"] = {
+        },
+        ngrams=None
+        if trained.ngrams is None
+        else [
+            NgramModel(
+                documents=model["documents"],
+                words=model["words"],
+                ngrams=model["ngrams"],
+            )
+            for model in trained.ngrams
+        ],
+        histogram={
             source: [*shape["counts"][1:-2], sum(shape["counts"][-2:])]
             for source, shape in histograms["quality"].items()
         }
-    if DISTILLED in trained:
-        summary["distilled"] = describe_agreement(section, trained[DISTILLED], cuts)
-        summary |= judge_summary
-    if section.classifier is not None:
-        summary["training_documents"] = trained.get("classifier", {}).get(
-            "training_documents", {}
+        if "quality" in section.scores
+        else None,
+        distilled=None
+        if trained.distilled is None
+        else describe_agreement(section, trained.distilled, cuts),
+        asked=judge_report.get("asked"),
+        unusable=judge_report.get("unusable"),
+        agreement=judge_report.get("agreement"),
+    )
+    if section.classifier is None:
+        return summary
+    if trained.classifier is None:
+        summary = replace(summary, training_documents={})
+    else:
+        summary = replace(
+            summary,
+            training_documents=trained.classifier["training_documents"],
+            epochs=trained.classifier["epochs"],
         )
-        if "classifier" in trained:
-            summary["epochs"] = trained["classifier"]["epochs"]
-    if section.classifier is not None and section.classifier.has_classes:
-        measure = partial(
-            measure_held_out, **arguments, out=context.work / HELD_OUT_FILE
-        )
-        run_tasks("held_out", [Task("held_out")], measure, context, holds_gil=True)
-        summary.update(
-            _separations(
-                section,
-                read_table(context.work / HELD_OUT_FILE),
-                cuts,
-                summary["scores"],
-            )
-        )
-        if summary["auc"] <= summary["length_auc"]:
-            context.warn(
-                f"{context.stage}: the classifier tells {summary['held_out']:,} "
-                "held-out documents apart no "
-                f"better than their length alone (AUC {summary['auc']:.3f}, length "
-                f"{summary['length_auc']:.3f}); give it more or other examples"
-            )
-    return summary
+    if not section.classifier.has_classes:
+        return summary
+    held_out = context.work / HELD_OUT_FILE
+    measure = partial(
+        measure_held_out, inputs=merged, section=section, models=models, out=held_out
+    )
+    run_tasks("held_out", [Task("held_out")], measure, context, holds_gil=True)
+    return _add_separations(summary, section, read_table(held_out), cuts, context)
 
 
-def _ask(
-    section: Quality,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
-    context: Context,
-) -> dict[str, Any]:
-    """Let the configured judge score the sample; return its part of the summary."""
+def _ask(section: Quality, inputs: Inputs, context: Context) -> JudgeReport:
+    """Let the configured judge score the sample."""
     if section.judge is None or section.judge.model is None:
         return {}
     records = context.work / ASK
     records.mkdir(parents=True, exist_ok=True)
+    record: JudgeReport | None
     (record,) = read_records(records, [ASK])
-    write = partial(write_asked, inputs=dict(inputs), config=config, context=context)
+    write = partial(write_asked, inputs=dict(inputs), section=section, context=context)
     return finish_task(Task(ASK), write, records) if record is None else record
 
 
+class ScoredShard(TypedDict):
+    """Result of scoring a shard."""
+
+    histograms: dict[str, Histograms]
+    """Score -> source -> histogram."""
+
+
+class JudgedShard(Counted):
+    """Result of judging a shard by its scores."""
+
+    rules: RuleCounts
+    """Threshold -> documents that fail it (`failing`), and only it (`only`)."""
+
+
 def score_shard(
-    task: Task,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
+    task: ShardTask,
+    inputs: Inputs,
+    section: Quality,
     models: ModelFiles,
     out: Path,
-) -> Done:
+) -> Done[ScoredShard]:
     """Score one document shard: a row per document with its size and, if it is judged,
     its scores.
     """
-    section = Quality.model_validate(config)
     read = read_shard(inputs, task.name, ["id", "source", "text"])
-    documents, judged = (
-        read.documents,
-        pa.array(judged_rows(read.documents, read.rows, section.sources)),
-    )
+    documents = read.documents
+    judged = pa.array(judged_rows(read.documents, read.rows, section.sources))
     measured, errors = measure_texts(
         documents["text"].take(judged), make_measure(section, models)
     )
@@ -352,18 +418,18 @@ def score_shard(
 
 
 def judge_shard(
-    task: Task,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
+    task: ShardTask,
+    inputs: Inputs,
+    section: Quality,
     scores: Path,
     out: Path,
     cuts: Cuts | None,
     buckets: tuple[Cuts, Cuts] | None,
-) -> Done:
+) -> Done[JudgedShard]:
     """Judge one document shard by its scores and write its annotations."""
-    section = Quality.model_validate(config)
     read = read_shard(inputs, task.name, ["id", "source"])
-    documents, rows = read.documents, read.rows
+    documents = read.documents
+    rows = read.rows
     judged = judged_rows(documents, rows, section.sources)
     all_scores = read_table(scores / task.name)
     scored = all_scores.take(pa.array(judged)).combine_chunks()
@@ -385,7 +451,8 @@ def judge_shard(
         {name: getattr(section, name) for name in THRESHOLDS}
     )
     failed = failures(statistics, {"quality": bounds})
-    sources, ties = scored["source"].to_pylist(), scored[TIE].to_numpy()
+    sources = scored["source"].to_pylist()
+    ties = scored[TIE].to_numpy()
     if cuts is not None:
         ranked = _numbers(columns[cuts.score])
         failed["quality/keep_top"] = ~np.isnan(ranked) & ~kept_by_rank(
@@ -401,10 +468,8 @@ def judge_shard(
             np.array(BUCKETS)[bucket_indices], mask=np.isnan(ranked)
         )
     errors = scored["error"].to_pylist()
-    reasons, sizes = (
-        first_failures(failed, len(judged)),
-        all_scores[BYTES].combine_chunks(),
-    )
+    reasons = first_failures(failed, len(judged))
+    sizes = all_scores[BYTES].combine_chunks()
     table, counts = annotate(documents, rows, judged, reasons, columns, errors, sizes)
     write_table(out / task.name, table)
     return Done([out / task.name], {"counts": counts, "rules": count_failures(failed)})
@@ -445,58 +510,74 @@ def _rank(
     )
 
 
-def _separations(
+def _add_separations(
+    summary: QualitySummary,
     section: Quality,
     held_out: pa.Table,
     cuts: Cuts | None,
-    scores: Mapping[str, dict[str, Any]],
-) -> dict[str, Any]:
-    """Measure each score on the held-out documents into `scores`; return the
-    classifier's own figures.
+    context: Context,
+) -> QualitySummary:
+    """Add what the held-out documents show, and warn of a classifier that only learned
+    their length.
     """
     good = held_out["good"].to_numpy(zero_copy_only=False).astype(bool)
-    for name, summary in scores.items():
+    for name, report in summary.scores.items():
         values = _numbers(held_out[name])
         positive, negative = (
             values[in_class & ~np.isnan(values)] for in_class in (good, ~good)
         )
         if len(positive) and len(negative):
-            cut, higher_is_better = (
-                _single_cut(section, name, cuts),
-                SCORES[name].higher_is_better,
-            )
-            summary["separation"] = measure_separation(
+            cut = _single_cut(section, name, cuts)
+            higher_is_better = SCORES[name].higher_is_better
+            report["separation"] = measure_separation(
                 positive, negative, cut, higher_is_better
             )
     lengths = _numbers(held_out[CHARACTERS])
     by_length = area_under_curve(lengths[good], lengths[~good])
-    return {
-        "auc": scores["quality"]["separation"]["auc"],
-        "length_auc": max(by_length, 1.0 - by_length),
-        "held_out": len(held_out),
-    }
+    auc = summary.scores["quality"]["separation"]["auc"]
+    length_auc = max(by_length, 1.0 - by_length)
+    if auc <= length_auc:
+        context.warn(
+            f"{context.stage}: the classifier tells {len(held_out):,} held-out "
+            "documents apart no better than their length alone (AUC "
+            f"{auc:.3f}, length {length_auc:.3f}); give it more or other examples"
+        )
+    return replace(summary, held_out=len(held_out), auc=auc, length_auc=length_auc)
 
 
-def describe_agreement(
-    section: Quality, trained: Mapping[str, Any], cuts: Cuts | None
-) -> dict[str, Any]:
+class DistilledAgreement(Separation):
     """Agreement of a classifier with the judge that it was distilled from, on held-out
     documents.
 
-    Returns:
-        `sample`: documents that the judge scored, of which `good` are good and `learnt`
-        were trained on; on the held-out documents `held_out`: `auc`, `at_cut`
-        (precision, recall and F1 at the configured cut, or at 0.5), `best`, `confusion`
-        at the cut, and `calibration` (see `distilled.calibrate`).
+    Attributes:
+        sample: documents that the judge scored.
+        good: good ones of these.
+        learnt: documents that the classifier was trained on.
+        held_out: documents that all figures are of.
+        confusion: at the cut.
+        calibration: see `distil_classifier.calibrate`.
     """
-    good, scores = (
-        np.array(trained["held_out_good"], bool),
-        np.array(trained["held_out_scores"], np.float64),
-    )
+
+    sample: int
+    good: int
+    learnt: int
+    held_out: int
+    confusion: dict[str, int]
+    calibration: list[dict[str, float]]
+
+
+def describe_agreement(
+    section: Quality, trained: Distilled, cuts: Cuts | None
+) -> DistilledAgreement:
+    """Measure the agreement at the configured cut, or at 0.5."""
+    good = np.array(trained["held_out_good"], bool)
+    scores = np.array(trained["held_out_scores"], np.float64)
     configured = _single_cut(section, "quality", cuts)
     cut = 0.5 if configured is None else configured
     return {
-        **{name: trained[name] for name in ("sample", "good", "learnt")},
+        "sample": trained["sample"],
+        "good": trained["good"],
+        "learnt": trained["learnt"],
         "held_out": len(good),
         **measure_separation(scores[good], scores[~good], cut, True),
         "confusion": count_confusion(good, scores, cut),
@@ -531,18 +612,25 @@ def _numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 def _histograms(
     sources: pa.Array, scores: pa.Array, edges: tuple[float, ...]
-) -> dict[str, Any]:
-    values, names = _numbers(scores), np.array(sources.to_pylist(), object)
+) -> Histograms:
+    values = _numbers(scores)
+    names = np.array(sources.to_pylist(), object)
     return {
         source: histogram(values[names == source], list(edges))
         for source in sorted(set(names.tolist()))
     }
 
 
-def _join_histograms(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    histograms = list(parts)
-    names = dict.fromkeys(name for part in histograms for name in part)
+def _join_histograms(
+    results: Sequence[ScoredShard],
+) -> dict[str, Histograms]:
+    """Add the histograms of all shards, by score and source."""
+    names = dict.fromkeys(name for result in results for name in result["histograms"])
     return {
-        name: dict(sorted(add_histograms(part[name] for part in histograms).items()))
+        name: dict(
+            sorted(
+                add_histograms(result["histograms"][name] for result in results).items()
+            )
+        )
         for name in names
     }

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.files import as_path, atomic_write, is_local, sha256_file
-from gristmill.dataprep.annotate_batches import measure_texts
-from gristmill.dataprep.documents import write_table
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.annotate_batches import Columns, measure_texts
+from gristmill.dataprep.documents import Inputs, write_table
 from gristmill.dataprep.encoders.distil_classifier import (
     DISTILLED,
+    Distilled,
+    ModelFile,
     embedding_files,
     train_distilled,
 )
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
-from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.jobs.tasks import Done, Result, Task, run_tasks
 from gristmill.dataprep.quality.classifier import as_line, check_label, epochs_of, train
 from gristmill.dataprep.quality.kneser_ney import read_sentences, train_entries
 from gristmill.dataprep.quality.labelled_examples import (
@@ -39,7 +44,6 @@ from gristmill.dataprep.quality.perplexity import (
     normalise,
 )
 from gristmill.dataprep.quality.scorers import (
-    Measure,
     ModelFiles,
     load_language_model,
     make_measure,
@@ -52,30 +56,93 @@ CHARACTERS = "characters"
 """File with a row per held-out document: `good`, its CHARACTERS, and every score."""
 
 
-def trainings(section: Quality) -> dict[str, Callable[..., Done]]:
-    """Trainings that the section needs: name -> a function of (task, inputs, config,
-    out, work).
+class TrainedClassifier(TypedDict):
+    """Result of training the classifier."""
+
+    sha256: str
+    training_documents: dict[str, int]
+    """By class, `positive` and `negative`."""
+    epochs: int
+
+
+class NgramModel(TypedDict):
+    """Model of n-grams."""
+
+    documents: int
+    words: int
+    ngrams: list[int]
+    """By order."""
+
+
+class NgramFile(NgramModel):
+    """Model of n-grams, and the hash of its file."""
+
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Models that the step has trained; None for those without a training.
+
+    Attributes:
+        classifier: fastText classifier of two classes.
+        distilled: classifier distilled from a judge.
+        ngrams: one model for each half of the documents.
     """
-    functions: dict[str, Callable[..., Done]] = {}
-    if section.classifier is not None and section.classifier.model is None:
-        functions["classifier"] = train_classifier
-    if section.distil is not None:
-        functions[DISTILLED] = train_distilled
-    if section.perplexity is not None and section.perplexity.ngram is not None:
-        functions["ngram"] = train_ngram
-    return functions
+
+    classifier: TrainedClassifier | None
+    distilled: Distilled | None
+    ngrams: Sequence[NgramFile] | None
+
+
+def train_models(
+    section: Quality,
+    inputs: Inputs,
+    merged: Inputs,
+    out: Path,
+    context: Context,
+) -> Trained:
+    """Run all trainings of the section.
+
+    Args:
+        inputs: with every annotating stage, whose columns may be a judge's scores.
+        merged: inputs with merged annotations.
+    """
+
+    def run(
+        name: str, train: Callable[..., Done[Result]], read: Mapping[str, Path]
+    ) -> Result:
+        process = partial(
+            train, inputs=dict(read), section=section, out=out, work=context.work
+        )
+        (result,) = run_tasks(
+            f"train_{name}", [Task(name)], process, context, holds_gil=True
+        )
+        return result
+
+    classifier = section.classifier
+    perplexity = section.perplexity
+    return Trained(
+        run("classifier", train_classifier, merged)
+        if classifier is not None and classifier.model is None
+        else None,
+        run(DISTILLED, train_distilled, inputs) if section.distil is not None else None,
+        run("ngram", train_ngram, merged)["models"]
+        if perplexity is not None and perplexity.ngram is not None
+        else None,
+    )
 
 
 def train_classifier(
     task: Task,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
+    inputs: Inputs,
+    section: Quality,
     out: Path,
     work: Path,
-) -> Done:
+) -> Done[TrainedClassifier]:
     """Train the classifier and commit it."""
-    section = Quality.model_validate(config)
-    settings, seed = section.classifier, section.key_seed
+    settings = section.classifier
+    seed = section.key_seed
     assert settings is not None
     pool = open_pool(inputs, settings)
     training = {
@@ -103,23 +170,23 @@ def train_classifier(
 
 def train_ngram(
     task: Task,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
+    inputs: Inputs,
+    section: Quality,
     out: Path,
     work: Path,
-) -> Done:
+) -> Done[dict[str, list[NgramFile]]]:
     """Train the n-gram models, one on each half of the documents (see
     `perplexity.halves`), and commit them.
 
     Raises:
         QualityError: the sources have too little text.
     """
-    section = Quality.model_validate(config)
     assert section.perplexity is not None
     assert section.perplexity.ngram is not None
     settings = section.perplexity.ngram
     texts = pa.array(list(read_ngram_texts(inputs, section)), pa.large_string())
-    half, models = halves(texts), []
+    half = halves(texts)
+    models = list[NgramFile]()
     for number, name in enumerate(NGRAM_FILES):
         half_texts = texts.filter(pa.array(half == number)).to_pylist()
         normalised = normalise(
@@ -147,46 +214,44 @@ def train_ngram(
     return Done([out / name for name in NGRAM_FILES], {"models": models})
 
 
-def find_models(
-    section: Quality, out: Path, trained: Mapping[str, Mapping[str, Any]]
-) -> ModelFiles:
+def find_models(section: Quality, out: Path, trained: Trained) -> dict[str, ModelFile]:
     """Path and content hash of every scorer's model.
 
     Raises:
         gristmill.dataprep.quality.classifier.ClassifierError: a user's classifier lacks
             the label.
     """
-    models: dict[str, Mapping[str, str]] = {}
+    models: dict[str, ModelFile] = {}
     if section.classifier is not None:
-        user_path = section.classifier.model
-        path = out / CLASSIFIER_FILE if user_path is None else as_path(user_path)
+        path = as_path(section.classifier.model or out / CLASSIFIER_FILE)
         sha256 = (
             sha256_file(path)
-            if user_path is not None
-            else trained["classifier"]["sha256"]
+            if trained.classifier is None
+            else trained.classifier["sha256"]
         )
-        models["classifier"] = {"path": str(path), "sha256": sha256}
+        models["classifier"] = ModelFile(path=str(path), sha256=sha256)
         check_label(load_model(str(path), sha256), section.classifier)
-    if DISTILLED in trained:
-        models[DISTILLED] = {
-            name: trained[DISTILLED][name] for name in ("path", "sha256")
-        }
+    if trained.distilled is not None:
+        models[DISTILLED] = ModelFile(
+            path=trained.distilled["path"], sha256=trained.distilled["sha256"]
+        )
         models.update(embedding_files(section))
     if section.perplexity is not None and section.perplexity.has_ngrams:
         user_path = section.perplexity.kenlm
         for name in NGRAM_FILES if user_path is None else ["given"]:
             path = out / name if user_path is None else as_path(user_path)
-            models[f"ngram/{name}"] = {"path": str(path), "sha256": sha256_file(path)}
+            models[f"ngram/{name}"] = ModelFile(
+                path=str(path), sha256=sha256_file(path)
+            )
             # an unusable model fails before any work
             load_scores(**models[f"ngram/{name}"])
     if section.perplexity is not None and section.perplexity.model is not None:
         # Without weights the loader reports what is missing.
         weights = sorted(as_path(section.perplexity.model).glob("model*.safetensors"))
         sha256 = "".join(sha256_file(path) for path in weights)
-        models["language_model"] = {
-            "path": str(section.perplexity.model),
-            "sha256": sha256,
-        }
+        models["language_model"] = ModelFile(
+            path=str(section.perplexity.model), sha256=sha256
+        )
         load_language_model(
             section.perplexity.model, sha256, section.perplexity.max_tokens
         )
@@ -195,17 +260,21 @@ def find_models(
 
 def measure_held_out(
     task: Task,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
+    inputs: Inputs,
+    section: Quality,
     models: ModelFiles,
     out: Path,
 ) -> Done:
     """Measure every score on the held-out documents, which no model was trained on."""
-    section = Quality.model_validate(config)
     assert section.classifier is not None
     pool = open_pool(inputs, section.classifier)
     chosen = choose_examples(pool, section.classifier, section.key_seed)
-    measure = _with_length(make_measure(section, models))
+    measure_scores = make_measure(section, models)
+
+    def measure(texts: pa.Array) -> Columns:
+        lengths = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+        return {CHARACTERS: lengths, **measure_scores(texts)}
+
     parts = []
     for good, (_, held_out) in chosen.items():
         for _, texts in pool.read(held_out):
@@ -225,13 +294,6 @@ def measure_held_out(
         ),
     )
     return Done([out])
-
-
-def _with_length(measure: Measure) -> Measure:
-    return lambda texts: {
-        CHARACTERS: pc.utf8_length(texts).to_numpy(zero_copy_only=False),
-        **measure(texts),
-    }
 
 
 def read_training_lines(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -280,17 +279,34 @@ def group_names(sources: Sequence[str], per_source: bool) -> np.ndarray:
     return np.array(list(sources) if per_source else [ALL] * len(sources), object)
 
 
-def describe_cuts(cuts: Cuts) -> dict[str, Any]:
-    """Cuts as JSON; a document with the cut's score is kept if its tie is at most
-    `tie`.
+@dataclass(frozen=True)
+class DescribedCut:
+    """Cut of a group of documents, for the summary.
+
+    Attributes:
+        by: name of the score.
+        score: the worst one that is kept.
+        kept: number of kept documents.
+        of: number of ranked documents.
+        tie: largest tie of a kept document with this score, in 16 hexadecimal digits.
     """
+
+    by: str
+    score: float
+    kept: int
+    of: int
+    tie: str
+
+
+def describe_cuts(cuts: Cuts) -> dict[str, DescribedCut]:
+    """Cuts by group, for the summary."""
     return {
-        name: {
-            "by": cuts.score,
-            "score": group_cut.score,
-            "kept": group_cut.kept,
-            "of": group_cut.of,
-            "tie": f"{group_cut.cut.tie:016x}",
-        }
+        name: DescribedCut(
+            cuts.score,
+            group_cut.score,
+            group_cut.kept,
+            group_cut.of,
+            f"{group_cut.cut.tie:016x}",
+        )
         for name, group_cut in cuts.found.items()
     }

@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.encoders.distil_classifier import DISTILLED, load_distilled
+from gristmill.dataprep.encoders.distil_classifier import (
+    DISTILLED,
+    ModelFile,
+    load_distilled,
+)
 from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
 from gristmill.dataprep.quality.classifier import score_texts
 from gristmill.dataprep.quality.heuristics import heuristic_scores
@@ -25,10 +29,10 @@ from gristmill.dataprep.quality.perplexity import (
 )
 from gristmill.mixtures.steps.quality import Perplexity, Quality
 
-Measure = Callable[[pa.Array], Mapping[str, np.ndarray]]
+Measure = Callable[[pa.Array], dict[str, np.ndarray]]
 """A function from n texts to columns of n values."""
-ModelFiles = Mapping[str, Mapping[str, str]]
-"""Name of a scorer -> `path` and `sha256` of its model."""
+ModelFiles = Mapping[str, ModelFile]
+"""Model by name of its scorer."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from gristmill.dataprep.documents import annotation_stages, shard_names
+from gristmill.dataprep.documents import Inputs, annotation_stages, shard_names
 from gristmill.dataprep.quality.labelled_examples import draw
 from gristmill.dataprep.quality.ranking import (
     Cuts,
@@ -34,7 +33,7 @@ Rules = Mapping[str, Sequence[Rule]]
 
 
 def keep_top_rule(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     stage: str,
     section: Quality,
     seed: int,
@@ -102,7 +101,7 @@ def nobody(columns: Columns) -> np.ndarray:
 
 
 def _rows_left(
-    inputs: Mapping[str, Path], shard: str, stage: str, ran: Rules, replayed: Rules
+    inputs: Inputs, shard: str, stage: str, ran: Rules, replayed: Rules
 ) -> np.ndarray:
     """Rows of a shard that a stage saw, and that pass the replayed rules of the stages
     before it.

@@ -110,7 +110,8 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
             ) as archive:
                 for member in archive:
                     if Header.passed:
-                        size, Header.passed = Header.passed * tarfile.BLOCKSIZE, 0
+                        size = Header.passed * tarfile.BLOCKSIZE
+                        Header.passed = 0
                         yield Rejected(
                             name_counts.total() + 1,
                             f"the tar archive is damaged: the {size:,} bytes before "

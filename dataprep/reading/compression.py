@@ -288,13 +288,15 @@ def _decode_gzip(stream: ByteStream, member: _CurrentMember) -> Iterator[bytes]:
                 data = data.lstrip(b"\0")
                 if not data:
                     break
-                member.offset, member.decoded = read - len(data), 0
+                member.offset = read - len(data)
+                member.decoded = 0
                 more = (
                     stream.read(GZIP_BYTES)
                     if len(data) < len(_GZIP_HEADERS[0])
                     else b""
                 )
-                data, read = data + more, read + len(more)
+                data = data + more
+                read = read + len(more)
                 if not data.startswith(_GZIP_HEADERS):
                     raise _UncertainError
                 decoder = isal_zlib.decompressobj(_GZIP_WINDOW_BITS)
@@ -309,7 +311,9 @@ def _decode_gzip(stream: ByteStream, member: _CurrentMember) -> Iterator[bytes]:
             if not decoder.eof:
                 break
             yield ready
-            data, decoder, ready = decoder.unused_data, None, b""
+            data = decoder.unused_data
+            decoder = None
+            ready = b""
     if decoder is not None:
         raise _UncertainError
 
@@ -325,7 +329,8 @@ class _StoredBytes:
     """
 
     def __init__(self, stream: ByteStream, step: int, begin: int) -> None:
-        self._stream, self._step = stream, step
+        self._stream = stream
+        self._step = step
         self._waiting = b""
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
@@ -344,7 +349,8 @@ class _StoredBytes:
         self._waiting = self._waiting[size:]
         self.end += len(data)
         self._keep(data)
-        data, self._passed = data[self._passed :], 0
+        data = data[self._passed :]
+        self._passed = 0
         return data
 
     def begin(self, left: int) -> None:
@@ -365,19 +371,19 @@ class _StoredBytes:
         """Skip to the next sound member after the start of the current one; False if
         there is none.
         """
-        magic, probe_bytes = _MAGICS[compression], _PROBE_BYTES[compression]
+        magic = _MAGICS[compression]
+        probe_bytes = _PROBE_BYTES[compression]
         window = b"".join(self._kept) + self._waiting
         first = self.end + len(self._waiting) - len(window)
-        position, peeked, at_end = (
-            max(self.member + 1 - first, 0),
-            len(self._waiting),
-            False,
-        )
+        position = max(self.member + 1 - first, 0)
+        peeked = len(self._waiting)
+        at_end = False
         while True:
             position = window.find(magic, position)
             if position >= 0 and (at_end or len(window) - position >= probe_bytes):
                 if _decodes(compression, window[position : position + probe_bytes]):
-                    self.end, self._waiting = first + position, window[position:]
+                    self.end = first + position
+                    self._waiting = window[position:]
                     self._kept.clear()
                     self._kept_bytes = 0
                     return True
@@ -387,11 +393,13 @@ class _StoredBytes:
                 _take_back(self._stream, peeked)
                 return False
             chunk = self._stream.read(READ_BYTES)
-            at_end, peeked = not chunk, peeked + len(chunk)
+            at_end = not chunk
+            peeked = peeked + len(chunk)
             skipped = (
                 position if position >= 0 else max(len(window) - len(magic) + 1, 0)
             )
-            window, first = window[skipped:] + chunk, first + skipped
+            window = window[skipped:] + chunk
+            first = first + skipped
             position = max(self.member + 1 - first, 0)
 
 
@@ -442,7 +450,8 @@ def _decode_members(
                 if not data:
                     break
                 stored.begin(len(data))
-                decoder, decoded = _DECODERS[compression](), 0
+                decoder = _DECODERS[compression]()
+                decoded = 0
             try:
                 for piece in _steps(decoder, data, compression):
                     decoded += len(piece)
@@ -452,7 +461,8 @@ def _decode_members(
                 return Damage(str(error), stored.member, None, decoded)
             if not decoder.eof:
                 break
-            data, decoder = decoder.unused_data, None
+            data = decoder.unused_data
+            decoder = None
     if decoder is None:
         return None
     return Damage(
@@ -553,29 +563,30 @@ def blocks_of(
         if isinstance(chunk, Damage):
             yield from _joined(block)
             yield chunk
-            block, partial_line, block_bytes, partial_bytes = [], [], 0, 0
+            block = []
+            partial_line = []
+            block_bytes = 0
+            partial_bytes = 0
             continue
         for piece in _at_most(chunk, min(BLOCK_BYTES, MAX_RECORD_BYTES)):
-            first, line_end = piece.find(b"\n"), piece.rfind(b"\n") + 1
+            first = piece.find(b"\n")
+            line_end = piece.rfind(b"\n") + 1
             if first >= 0 and partial_bytes + first > MAX_RECORD_BYTES:
                 yield from _joined(block)
                 yield _too_long("line")
-                block, partial_line, block_bytes, partial_bytes = (
-                    [piece[first + 1 : line_end]],
-                    [],
-                    line_end - first - 1,
-                    0,
-                )
+                block = [piece[first + 1 : line_end]]
+                partial_line = []
+                block_bytes = line_end - first - 1
+                partial_bytes = 0
             elif line_end:
                 block += [*partial_line, piece[:line_end]]
-                block_bytes, partial_line, partial_bytes = (
-                    block_bytes + partial_bytes + line_end,
-                    [],
-                    0,
-                )
+                block_bytes = block_bytes + partial_bytes + line_end
+                partial_line = []
+                partial_bytes = 0
             if block_bytes >= BLOCK_BYTES:
                 yield from _joined(block)
-                block, block_bytes = [], 0
+                block = []
+                block_bytes = 0
             partial_bytes += len(piece) - line_end
             partial_line.append(piece[line_end:])
             if partial_bytes > MAX_RECORD_BYTES:
@@ -751,12 +762,14 @@ class DecodedStream:
             while ready < size and (chunk := self._next()):
                 parts.append(chunk)
                 ready += len(chunk)
-            self._buffer, self._start = b"".join(parts), 0
+            self._buffer = b"".join(parts)
+            self._start = 0
         return self._buffer[self._start : self._start + size]
 
     def push_back(self, content: bytes) -> None:
         """Push the bytes read last back."""
-        self._buffer, self._start = content + self._buffer[self._start :], 0
+        self._buffer = content + self._buffer[self._start :]
+        self._start = 0
         self._position -= len(content)
 
     def resume(self) -> bool:
@@ -773,7 +786,8 @@ class DecodedStream:
         return self._position
 
     def _fill(self) -> bool:
-        self._buffer, self._start = self._next(), 0
+        self._buffer = self._next()
+        self._start = 0
         return bool(self._buffer)
 
     def _next(self) -> bytes:

@@ -9,7 +9,6 @@ import csv
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.charsets import (
@@ -172,7 +171,9 @@ def _lines(start: bytes, stream: DecodedStream, codec: str) -> Iterator[str]:
     which `_record` rejects.
     """
     decoder = codecs.getincrementaldecoder(codec)(errors=KEEP_BAD)
-    parts, num_chars, chunk = list[str](), 0, start
+    parts = list[str]()
+    num_chars = 0
+    chunk = start
     while chunk:
         first, *complete_lines = _split(decoder.decode(chunk))
         parts.append(first)
@@ -184,7 +185,8 @@ def _lines(start: bytes, stream: DecodedStream, codec: str) -> Iterator[str]:
         if complete_lines:
             yield "".join(parts)
             yield from complete_lines[:-1]
-            parts, num_chars = [complete_lines[-1]], len(complete_lines[-1])
+            parts = [complete_lines[-1]]
+            num_chars = len(complete_lines[-1])
         chunk = stream.read(compression.READ_BYTES)
     yield from io.StringIO("".join(parts) + decoder.decode(b"", final=True), newline="")
 
@@ -251,7 +253,5 @@ def _record(
         return Rejected(
             number, f"not valid {name}: byte 0x{ord(damaged) - 0xDC00:02x}", row_excerpt
         )
-    fields: dict[str, Any] = dict(
-        zip(header, (value for value, _ in decoded_fields), strict=True)
-    )
+    fields = dict(zip(header, (value for value, _ in decoded_fields), strict=True))
     return from_row(reading, number, fields, f"{item.name}#{number}", replaced)

@@ -21,14 +21,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.secrets import mask_text
-from gristmill.dataprep.conservation import Counts, add_counts
+from gristmill.dataprep.conservation import Counted, Counts, SourceCounts, add_counts
 from gristmill.dataprep.documents import (
     DOCUMENT_SCHEMA,
     QUARANTINE_SCHEMA,
@@ -51,16 +51,13 @@ SHOWN_DAMAGED = 20
 """Damaged files in a summary, those with most lost records first."""
 
 
-@dataclass(frozen=True)
-class Damaged:
+class Damaged(TypedDict):
     """A file, or a member of an archive, with lost records.
 
     Attributes:
-        source, file: location.
         error: that ended the reading.
         records: number of records read.
-        stored_bytes, read_bytes: its size, and the bytes read.
-        member: True for a member of an archive.
+        kind: what it is compared with.
         lost: number of lost records; None if the reader does not know.
     """
 
@@ -70,39 +67,95 @@ class Damaged:
     records: int
     stored_bytes: int
     read_bytes: int
-    member: bool
+    kind: Literal["files", "members"]
     lost: int | None
 
-    @property
-    def kind(self) -> str:
-        """Key of the intact files or members that it is compared with."""
-        return "members" if self.member else "files"
+
+class QuarantinedRecord(TypedDict):
+    """Record that is not a document."""
+
+    source: str
+    file: str
+    record: int
+    """Number in its file."""
+    error: str
 
 
-def estimate_losses(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Losses of a stage's damaged files: `source`, `file`, `records` (read), `lost`,
-    `error`; most lost first.
+class SourceTotals(TypedDict, total=False):
+    """Numbers of what was read of a source; empty if it has no files.
 
-    Args:
-        results: of the tasks, with `source`, `damaged` (Damaged as dictionaries) and
-            `whole`: `number`, `records` and `bytes` of intact `files` and `members`.
+    Attributes:
+        skipped: items that are not documents, by kind; outside the counts.
+        skipped_candidates: those of a kind that may be a document.
+        replaced: number of `records` with invalid bytes, and of their `places`.
+        too_long: number of `records` with a text beyond the limit, and their `bytes`.
     """
-    intact = add_counts({result["source"]: result["whole"]} for result in results)
-    losses = []
-    for file in (Damaged(**entry) for result in results for entry in result["damaged"]):
-        lost = lost_records(file, intact[file.source].get(file.kind, {}))
-        losses.append(
-            {
-                "source": file.source,
-                "file": file.file,
-                "records": file.records,
-                "lost": lost,
-                "error": file.error,
-            }
+
+    read: int
+    shards: int
+    skipped: dict[str, int]
+    skipped_candidates: dict[str, int]
+    replaced: dict[str, int]
+    too_long: dict[str, int]
+
+
+class ReadFiles(Counted):
+    """Result of reading the files of a task, all of one source.
+
+    Attributes:
+        quarantined: the first ones.
+        whole: `number`, `records` and `bytes` of intact `files` and `members`.
+    """
+
+    source: str
+    totals: SourceTotals
+    quarantined: list[QuarantinedRecord]
+    warnings: list[str]
+    whole: dict[str, dict[str, int]]
+    damaged: list[Damaged]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Records lost in a damaged file.
+
+    Attributes:
+        source, file: location.
+        records: number of records read.
+        lost: estimated number of records lost.
+        error: that ended the reading.
+    """
+
+    source: str
+    file: str
+    records: int
+    lost: int
+    error: str
+
+    def describe(self) -> str:
+        """Sentence for a warning."""
+        return (
+            f"source {self.source!r}: {self.file} could not be read to its end: "
+            f"{self.error}; {self.records:,} records of it were read, about "
+            f"{self.lost:,} are lost"
         )
-    return sorted(
-        losses, key=lambda entry: (-entry["lost"], entry["source"], entry["file"])
-    )
+
+
+def estimate_losses(results: Sequence[ReadFiles]) -> list[Loss]:
+    """Losses of a stage's damaged files, most lost first."""
+    intact = add_counts({result["source"]: result["whole"]} for result in results)
+    losses = [
+        Loss(
+            file["source"],
+            file["file"],
+            file["records"],
+            lost_records(file, intact[file["source"]].get(file["kind"], {})),
+            file["error"],
+        )
+        for result in results
+        for file in result["damaged"]
+    ]
+    return sorted(losses, key=lambda loss: (-loss.lost, loss.source, loss.file))
 
 
 def lost_records(file: Damaged, whole: Mapping[str, int]) -> int:
@@ -112,30 +165,20 @@ def lost_records(file: Damaged, whole: Mapping[str, int]) -> int:
     Args:
         whole: `number`, `records` and `bytes` of the intact files of its source.
     """
-    if file.lost is not None:
-        return file.lost
-    if file.records and 0 < file.read_bytes < file.stored_bytes:
-        return math.ceil(file.records * (file.stored_bytes / file.read_bytes - 1))
+    if file["lost"] is not None:
+        return file["lost"]
+    num_read = file["records"]
+    stored_bytes = file["stored_bytes"]
+    if num_read and 0 < file["read_bytes"] < stored_bytes:
+        return math.ceil(num_read * (stored_bytes / file["read_bytes"] - 1))
     number, records, size = (
         whole.get(key, 0) for key in ("number", "records", "bytes")
     )
     expected = max(
         records / number if number else 0,
-        file.stored_bytes * records / size if size else 0,
+        stored_bytes * records / size if size else 0,
     )
-    return max(
-        math.ceil(expected - file.records) if expected > file.records else file.records,
-        1,
-    )
-
-
-def describe_loss(loss: Mapping[str, Any]) -> str:
-    """Sentence about a damaged file, an entry of `estimate_losses`."""
-    return (
-        f"source {loss['source']!r}: {loss['file']} could not be read to its end: "
-        f"{loss['error']}; "
-        f"{loss['records']:,} records of it were read, about {loss['lost']:,} are lost"
-    )
+    return max(math.ceil(expected - num_read) if expected > num_read else num_read, 1)
 
 
 MAX_SHARD_ROWS = 100_000
@@ -162,7 +205,7 @@ class _Rows:
 
     folder: str
     schema: pa.Schema
-    held: list[dict[str, Any]] = field(default_factory=list)
+    held: list[Mapping[str, object]] = field(default_factory=list)
     files: int = 0
 
 
@@ -188,7 +231,7 @@ class ShardWriter:
     max_document_bytes: int
     limit: int | None = None
     files: list[Path] = field(default_factory=list)
-    shown: list[dict[str, Any]] = field(default_factory=list)
+    shown: list[QuarantinedRecord] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     """Records without text, by reason."""
     skipped: Counter[str] = field(default_factory=Counter)
@@ -264,7 +307,8 @@ class ShardWriter:
             raise TypeError(f"{type(record).__name__} is not a result of reading")
 
     def _keep(self, file: str, record: Record) -> None:
-        locator, text = record.locator.encode("utf-8"), record.text.encode("utf-8")
+        locator = record.locator.encode("utf-8")
+        text = record.text.encode("utf-8")
         if len(text) > self.max_document_bytes:
             self._reject_long(file, record, len(text))
             return
@@ -288,7 +332,8 @@ class ShardWriter:
             else min(len(records), self.limit - self.kept)
         )
         ids = hash_documents(self._source, records.locators, records.texts)
-        ends, begin = np.cumsum(sizes[:number]), 0
+        ends = np.cumsum(sizes[:number])
+        begin = 0
         self._settle()
         while begin < number:
             before = int(ends[begin - 1]) if begin else 0
@@ -354,14 +399,14 @@ class ShardWriter:
 
     def counts(self) -> Counts:
         """Ledger of the task, in total and for its source."""
-        counts = {
-            "read": self.read,
-            "kept": self.kept,
-            "dropped": dict(sorted(self.dropped.items())),
-            "quarantined": self.quarantined,
-            "bytes_read": self.text_bytes,
-            "bytes_kept": self.text_bytes,
-        }
+        counts = SourceCounts(
+            read=self.read,
+            kept=self.kept,
+            dropped=dict(sorted(self.dropped.items())),
+            quarantined=self.quarantined,
+            bytes_read=self.text_bytes,
+            bytes_kept=self.text_bytes,
+        )
         return {**counts, "sources": {self.source: counts}}
 
     def _reject_long(self, file: str, record: Record, size: int) -> None:
@@ -375,33 +420,34 @@ class ShardWriter:
         self._reject(file, Rejected(record.number, error, excerpt(record.text)))
 
     def _reject(self, file: str, record: Rejected) -> None:
-        row = {
-            "source": self.source,
-            "file": _place(file, record.part),
-            "record": record.number,
-            "error": mask_text(record.error),
-        }
+        row = QuarantinedRecord(
+            source=self.source,
+            file=_place(file, record.part),
+            record=record.number,
+            error=mask_text(record.error),
+        )
         if len(self.shown) < SHOWN_QUARANTINED:
             self.shown.append(row)
         self.quarantined += 1
         self._note(self._rejects, {**row, "excerpt": record.excerpt})
 
     def _end(self, file: str, end: Ended) -> None:
-        place = _place(file, end.part)
-        summary = Damaged(
-            self.source,
-            place,
-            end.error,
-            end.records,
-            end.stored_bytes,
-            end.read_bytes,
-            bool(end.part),
-            end.lost,
-        )
+        kind: Literal["files", "members"] = "members" if end.part else "files"
         if end.error:
-            self.damaged.append(summary)
+            self.damaged.append(
+                Damaged(
+                    source=self.source,
+                    file=_place(file, end.part),
+                    error=end.error,
+                    records=end.records,
+                    stored_bytes=end.stored_bytes,
+                    read_bytes=end.read_bytes,
+                    kind=kind,
+                    lost=end.lost,
+                )
+            )
         elif end.records:
-            self.whole[summary.kind].update(
+            self.whole[kind].update(
                 number=1, records=end.records, bytes=end.stored_bytes
             )
 
@@ -418,7 +464,7 @@ class ShardWriter:
             },
         )
 
-    def _note(self, rows: _Rows, row: dict[str, Any]) -> None:
+    def _note(self, rows: _Rows, row: Mapping[str, object]) -> None:
         rows.held.append(row)
         if len(rows.held) >= MAX_QUARANTINE_ROWS:
             self._write_rows(rows)

@@ -17,12 +17,12 @@ remove these rows from their shards, with one shard in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -31,22 +31,24 @@ import pyarrow.parquet as pq
 
 from gristmill.core.files import as_path, atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import Counts
+from gristmill.dataprep.conservation import Counts, SourceCounts
 from gristmill.dataprep.documents import (
     ID_BYTES,
     ROW_GROUP_ROWS,
     read_table,
     write_table,
 )
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import (
     PROCESS_BYTES,
     Done,
+    OfShard,
+    PartitionTask,
     Task,
     partition_tasks,
     run_tasks,
 )
-from gristmill.dataprep.reading.document_shards import DROPPED_SCHEMA
+from gristmill.dataprep.reading.document_shards import DROPPED_SCHEMA, ReadFiles
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.dataprep.shuffle_format import group_starts, open_batches, sort_rows
 
@@ -84,11 +86,11 @@ class Repeats:
 
     def counts(self) -> Counts:
         """Changes to the ledger, which counted them as kept."""
-        change = {
-            "kept": -self.documents,
-            "dropped": {REPEATED: self.documents},
-            "bytes_kept": -self.text_bytes,
-        }
+        change = SourceCounts(
+            kept=-self.documents,
+            dropped={REPEATED: self.documents},
+            bytes_kept=-self.text_bytes,
+        )
         return {**change, "sources": {self.source: change}}
 
     def describe(self) -> str:
@@ -100,15 +102,13 @@ class Repeats:
         )
 
 
-def shards_of(
-    out: Path, source: str, results: Sequence[Mapping[str, Any]]
-) -> list[Path]:
+def shards_of(out: Path, source: str, results: Sequence[ReadFiles]) -> list[Path]:
     """Shards of a source in the order of its listing."""
     return [
         out / f"part-{task:05d}-{piece:03d}.parquet"
         for task, result in enumerate(results)
         if result["source"] == source
-        for piece in range(result["shards"])
+        for piece in range(result["totals"]["shards"])
     ]
 
 
@@ -117,18 +117,44 @@ def count_partitions(documents: int) -> int:
     return min(max(-(-NOTE_BYTES * documents // SORTED_BYTES), 1), MOST_PARTITIONS)
 
 
-def send_ids(name: str, num_partitions: int, task: Task) -> Generator[Sent, None, Done]:
-    """Send the ids of a shard under a name: payload `path`, and `shard`, its
-    position.
-    """
+class IdsPayload(OfShard):
+    """Payload of a task that sends the ids of a shard."""
+
+    path: str
+
+
+class GroupPayload(TypedDict):
+    """Payload of a task that removes repeated documents."""
+
+    group: int
+    """Number of a group of shards."""
+
+
+class Groups(TypedDict):
+    """Result of finding the repeated rows of a partition."""
+
+    groups: list[int]
+    """Groups of shards with some."""
+
+
+class Removed(TypedDict):
+    """Result of removing repeated documents."""
+
+    documents: int
+    text_bytes: int
+    first: str
+    """Locator of the first one."""
+    emptied_shards: int
+
+
+def send_ids(name: str, num_partitions: int, task: Task[IdsPayload]) -> Sending:
+    """Send the ids of a shard under a name."""
     column = read_table(as_path(task.payload["path"]), ["id"])["id"].combine_chunks()
     halves = np.frombuffer(
         column.buffers()[1], np.uint64, len(column) * 2, column.offset * ID_BYTES
     ).reshape(-1, 2)
-    shard, row = (
-        np.full(len(column), task.payload["shard"], np.int32),
-        np.arange(len(column), dtype=np.int32),
-    )
+    shard = np.full(len(column), task.payload["shard"], np.int32)
+    row = np.arange(len(column), dtype=np.int32)
     rows = pa.table([halves[:, 0].copy(), halves[:, 1].copy(), shard, row], NOTE_SCHEMA)
     partitions = (halves[:, 0] >> np.uint64(32)) * np.uint64(
         num_partitions
@@ -165,12 +191,10 @@ def settle_repeats(
     """
     if not shards:
         return None
-    number, sorting = (
-        count_partitions(documents),
-        _alone(context, NOTE_BYTES * documents),
-    )
+    number = count_partitions(documents)
+    sorting = _alone(context, NOTE_BYTES * documents)
     tasks = [
-        Task(shard.stem, {"path": str(shard), "shard": place})
+        Task(shard.stem, IdsPayload(path=str(shard), shard=place))
         for place, shard in enumerate(shards)
     ]
     ids = f"{job}-ids"
@@ -199,16 +223,18 @@ def settle_repeats(
     size = sum(shard.stat().st_size for shard in shards)
     results = run_tasks(
         f"{job}-drop",
-        [Task(f"{group:05d}", {"group": group}) for group in groups],
+        [Task(f"{group:05d}", GroupPayload(group=group)) for group in groups],
         drop,
         _alone(context, size),
         direct=True,
     )
-    total = {
-        key: sum(result[key] for result in results)
-        for key in ("documents", "text_bytes", "emptied_shards")
-    }
-    repeats = Repeats(source, first=results[0]["first"], **total)
+    repeats = Repeats(
+        source,
+        sum(result["documents"] for result in results),
+        sum(result["text_bytes"] for result in results),
+        results[0]["first"],
+        sum(result["emptied_shards"] for result in results),
+    )
     if refuse:
         raise DuplicateIdError(
             f"source {source!r}: {repeats.documents} records repeat the id and the "
@@ -230,8 +256,8 @@ def _num_groups(shards: int) -> int:
 
 
 def find_repeats(
-    name: str, shards: int, ids: Shuffled, task: Task
-) -> Generator[Sent, None, Done]:
+    name: str, shards: int, ids: Shuffled, task: PartitionTask
+) -> Sending[Groups]:
     """Find the rows of a partition whose id is in an earlier shard or row; send `shard`
     and `row` of each.
 
@@ -239,7 +265,7 @@ def find_repeats(
         name: to send them under.
         shards: number of shards.
         ids: of all shards.
-        task: payload `partition`.
+        task: for a partition.
     """
     table = ids.read(task.payload["partition"])
     high, low = (table[name].to_numpy() for name in ("high", "low"))
@@ -259,8 +285,12 @@ def dropped_file(folder: Path, group: int) -> Path:
 
 
 def drop_repeats(
-    shards: Sequence[str], found: Shuffled, folder: str, refuse: bool, task: Task
-) -> Done:
+    shards: Sequence[str],
+    found: Shuffled,
+    folder: str,
+    refuse: bool,
+    task: Task[GroupPayload],
+) -> Done[Removed]:
     """Remove the repeated documents from a group of shards.
 
     Args:
@@ -268,12 +298,13 @@ def drop_repeats(
         found: rows of `find_repeats`, by group.
         folder: for the locators of removed documents.
         refuse: only count them.
-        task: payload `group`.
+        task: for a group.
     """
     rows = found.read(task.payload["group"])
     shard, row = (rows[name].to_numpy() for name in ("shard", "row"))
     order = sort_rows(shard, row)
-    shard, row = shard[order], row[order]
+    shard = shard[order]
+    row = row[order]
     starts = [*group_starts(shard).tolist(), len(shard)]
     text_bytes = emptied = 0
     locators: list[pa.Array] = []

@@ -20,7 +20,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypedDict
 from unicodedata import normalize
 
 from gristmill.dataprep.reading.charsets import (
@@ -38,8 +38,41 @@ MAX_PAGE_DATE = "2100-01-01"
 change the result tomorrow.
 """
 
-Options = Mapping[str, Any]
-Extractor = Callable[[str, Options], tuple[str, dict[str, Any]]]
+Options = Mapping[str, str | bool]
+"""Fields of `mixtures.sources.ExtractOptions`."""
+Extractor = Callable[[str, Options], tuple[str, dict[str, object]]]
+"""Function from HTML and options to a text and its metadata."""
+
+
+class ExtractorSettings(TypedDict):
+    """Settings of the process."""
+
+    extractor: str
+    options: Options
+    seconds: float
+    """Processor time per page."""
+    memory_bytes: int
+
+
+class PageHeader(TypedDict):
+    """Header of a page, before its bytes; see `records.Page`."""
+
+    encoding: str
+    charset: str
+    errors: Errors
+
+
+class ExtractorAnswer(TypedDict, total=False):
+    """One of the answers of the process: it is ready; the fields of `Extracted`; the
+    error of a page; or the page took too much memory, and the process ends.
+    """
+
+    ready: bool
+    text: str
+    metadata: Mapping[str, object]
+    replaced: int
+    error: str
+    memory: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +80,7 @@ class Extracted:
     """Text of a page (empty if it has none) and its metadata."""
 
     text: str
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
     replaced: int = 0
     """Number of U+FFFD put for invalid bytes."""
 
@@ -81,7 +114,7 @@ def extract(
     return Extracted(text.strip(), metadata, decoded.replaced)
 
 
-def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, Any]]:
+def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, object]]:
     """Extract with resiliparse and the settings of DCLM (baselines/mappers: main
     content, no alternative texts).
     """
@@ -95,14 +128,14 @@ def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, Any]]:
         tree,
         main_content=options["favor"] != "recall",
         alt_texts=False,
-        comments=options["comments"],
-        links=options["links"],
+        comments=bool(options["comments"]),
+        links=bool(options["links"]),
         skip_elements=None if options["tables"] else ["table"],
     )
     return text, {"title": " ".join((tree.title or "").split()), "language": language}
 
 
-def with_trafilatura(html: str, options: Options) -> tuple[str, dict[str, Any]]:
+def with_trafilatura(html: str, options: Options) -> tuple[str, dict[str, object]]:
     """Extract with trafilatura, followed by comments if enabled."""
     from trafilatura import bare_extraction
 
@@ -149,6 +182,7 @@ def find_extractor(name: str) -> Extractor:
 
 def main() -> None:
     """Answer until the requests end. The only argument is JSON, see `Guard._start`."""
+    settings: ExtractorSettings
     settings, pages, answers = begin()
     logging.disable()  # libraries log about each page; errors are part of the answers
     extractor = find_extractor(settings["extractor"])
@@ -160,7 +194,9 @@ def main() -> None:
         content := read_frame(pages)
     ) is not None:
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
-        answer = _extract(json.loads(page_header), content, extractor, settings)
+        answer = _extract(
+            json.loads(page_header), content, extractor, settings["options"]
+        )
         signal.setitimer(signal.ITIMER_PROF, 0)
         _answer(answers, answer)
         if "memory" in answer:
@@ -168,23 +204,20 @@ def main() -> None:
 
 
 def _extract(
-    page_header: dict[str, Any],
-    content: bytes,
-    extractor: Extractor,
-    settings: dict[str, Any],
-) -> dict[str, Any]:
+    page_header: PageHeader, content: bytes, extractor: Extractor, options: Options
+) -> ExtractorAnswer:
     try:
         extracted = extract(
             content,
             page_header["encoding"],
             page_header["charset"],
             extractor,
-            settings["options"],
+            options,
             page_header["errors"],
         )
         return {
             "text": extracted.text,
-            "metadata": dict(extracted.metadata),
+            "metadata": extracted.metadata,
             "replaced": extracted.replaced,
         }
     except UndecodableError as error:
@@ -198,7 +231,7 @@ def _extract(
         }
 
 
-def _answer(sink: BinaryIO, answer: dict[str, Any]) -> None:
+def _answer(sink: BinaryIO, answer: ExtractorAnswer) -> None:
     sink.write(frame(answer))
     sink.flush()
 

@@ -18,13 +18,19 @@ import select
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from gristmill.core.processes import kill_child
 from gristmill.dataprep.reading import guarded
-from gristmill.dataprep.reading.extraction import Extracted
+from gristmill.dataprep.reading.extraction import (
+    Extracted,
+    ExtractorAnswer,
+    ExtractorSettings,
+    Options,
+    PageHeader,
+)
 from gristmill.dataprep.reading.guarded import LENGTH_BYTES, frame
 from gristmill.dataprep.reading.records import (
     EMPTY,
@@ -90,7 +96,7 @@ class Guard:
     """
 
     extractor: str
-    options: Mapping[str, Any]
+    options: Options
     limits: Limits = Limits()
     _child: subprocess.Popen[bytes] | None = None
     _pages: deque[_SentPage] = field(default_factory=deque)
@@ -113,11 +119,9 @@ class Guard:
 
     def submit(self, page: Page) -> None:
         """Submit a page; `collect` returns the answers in order."""
-        page_header = {
-            "encoding": page.encoding,
-            "charset": page.charset,
-            "errors": page.errors,
-        }
+        page_header = PageHeader(
+            encoding=page.encoding, charset=page.charset, errors=page.errors
+        )
         self._pages.append(_SentPage(frame(page_header) + frame(page.content)))
         self._bytes += len(self._pages[-1].content)
         if self._child is None:
@@ -136,7 +140,9 @@ class Guard:
                 return (
                     Failed(answer["error"])
                     if "error" in answer
-                    else Extracted(**answer)
+                    else Extracted(
+                        answer["text"], answer["metadata"], answer["replaced"]
+                    )
                 )
             if answer is not None:
                 error = (
@@ -186,12 +192,12 @@ class Guard:
         )
 
     def _start(self) -> None:
-        settings = {
-            "extractor": self.extractor,
-            "options": dict(self.options),
-            "seconds": self.limits.seconds,
-            "memory_bytes": self.limits.memory_bytes,
-        }
+        settings = ExtractorSettings(
+            extractor=self.extractor,
+            options=self.options,
+            seconds=self.limits.seconds,
+            memory_bytes=self.limits.memory_bytes,
+        )
         self._child = guarded.start(
             "gristmill.dataprep.reading.extraction", settings, bufsize=0
         )
@@ -217,13 +223,13 @@ class Guard:
             kill_child(self._child)
             self._child = None
 
-    def _take_answer(self) -> dict[str, Any] | None:
+    def _take_answer(self) -> ExtractorAnswer | None:
         if len(self._unread) < LENGTH_BYTES:
             return None
         end = LENGTH_BYTES + int.from_bytes(self._unread[:LENGTH_BYTES], "little")
         if len(self._unread) < end:
             return None
-        answer: dict[str, Any] = json.loads(bytes(self._unread[LENGTH_BYTES:end]))
+        answer: ExtractorAnswer = json.loads(bytes(self._unread[LENGTH_BYTES:end]))
         del self._unread[:end]
         return answer
 

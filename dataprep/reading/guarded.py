@@ -25,7 +25,7 @@ READ_AHEAD_BYTES = 1 << 20
 
 
 def start(
-    module: str, settings: Mapping[str, Any], bufsize: int = -1
+    module: str, settings: Mapping[str, object], bufsize: int = -1
 ) -> subprocess.Popen[bytes]:
     """Start a module in a child process; to be used by the calling thread (Linux ends
     the process with it).
@@ -39,16 +39,14 @@ def start(
     )
 
 
-def begin() -> tuple[dict[str, Any], BinaryIO, BinaryIO]:
+def begin() -> tuple[Any, BinaryIO, BinaryIO]:
     """Set up the child process; returns its settings, the request stream and the answer
     stream.
     """
     settings = json.loads(sys.argv[1])
     end_with_parent(signal.SIGKILL, settings["parent"])
-    requests, answers = (
-        os.fdopen(os.dup(0), "rb", buffering=READ_AHEAD_BYTES),
-        os.fdopen(os.dup(1), "wb"),
-    )
+    requests = os.fdopen(os.dup(0), "rb", buffering=READ_AHEAD_BYTES)
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not mix with answers
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limit_resource(resource.RLIMIT_CORE, 0)
@@ -62,7 +60,7 @@ def limit_resource(what: int, amount: int) -> None:
     resource.setrlimit(what, (amount, amount))
 
 
-def frame(content: bytes | Mapping[str, Any]) -> bytes:
+def frame(content: bytes | Mapping[str, object]) -> bytes:
     """Content, or its JSON, prefixed with its length."""
     if not isinstance(content, bytes):
         content = json.dumps(content).encode("ascii")

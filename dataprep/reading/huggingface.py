@@ -13,7 +13,8 @@ import fnmatch
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+
+from gristmill.dataprep.reading.records import Fields
 
 DEFAULT_SPLIT = "train"
 _ALIASES = {
@@ -90,7 +91,7 @@ def _saved_files(
     return sorted(listed)
 
 
-def _parse(read: Callable[[str], bytes], name: str) -> dict[str, Any]:
+def _parse(read: Callable[[str], bytes], name: str) -> Fields:
     try:
         parsed = json.loads(read(name))
     except (ValueError, FileNotFoundError) as error:
@@ -131,7 +132,7 @@ def _card_patterns(
         ) from error
 
 
-def _data_files(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]] | None:
+def _data_files(configs: Sequence[Fields]) -> dict[str, list[str]] | None:
     if not configs:
         return None
     marked = (

@@ -19,24 +19,28 @@ locator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import add_counts, balance
+from gristmill.dataprep.conservation import Counts, SourceCounts, add_counts, balance
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.reading.binary_formats import answers
 from gristmill.dataprep.reading.document_shards import (
     SHOWN_DAMAGED,
     SHOWN_QUARANTINED,
+    Loss,
+    QuarantinedRecord,
+    ReadFiles,
     ShardWriter,
-    describe_loss,
+    SourceTotals,
     estimate_losses,
 )
 from gristmill.dataprep.reading.duplicate_records import (
@@ -44,8 +48,10 @@ from gristmill.dataprep.reading.duplicate_records import (
     settle_repeats,
     shards_of,
 )
+from gristmill.dataprep.reading.extraction import Options
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_pages
 from gristmill.dataprep.reading.own_sources import OwnProcess
+from gristmill.dataprep.reading.pythondocs import ListedFile
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Read, Reading
 from gristmill.dataprep.reading.sources import (
@@ -55,6 +61,7 @@ from gristmill.dataprep.reading.sources import (
     find_files,
 )
 from gristmill.dataprep.reading.table_guard import TableReader
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.sources import GENERATE, Ingest, OwnReader, Paragraphs, Source
 from gristmill.mixtures.user_code import OwnCodeError
 
@@ -79,9 +86,70 @@ class ChangedInputError(SourceError):
     """
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SourceReport:
+    """What was read of a source.
+
+    Attributes:
+        path: as in the manifest.
+        files: number of files.
+        input_bytes: their size.
+        shards: number of document shards.
+        skipped: items that are not documents, by kind.
+        replaced: number of `records` with invalid bytes, and of their `places`.
+        lost: estimated records of files that could not be read to their end.
+    """
+
+    path: str
+    files: int
+    input_bytes: int
+    shards: int
+    skipped: Mapping[str, int]
+    replaced: Mapping[str, int]
+    lost: int
+
+
+@dataclass(frozen=True)
+class IngestSummary:
+    """Summary of all sources.
+
+    Attributes:
+        counts: records by outcome.
+        sources: report of each source.
+        lost: estimated records of files that could not be read to their end.
+        damaged: the files that lost most.
+        quarantined: the first quarantined records.
+        skipped: items that are not documents, by kind.
+        warnings: sentences for the user.
+    """
+
+    counts: Counts
+    sources: Mapping[str, SourceReport]
+    lost: int
+    damaged: Sequence[Loss]
+    quarantined: Sequence[QuarantinedRecord]
+    skipped: Mapping[str, int]
+    warnings: Sequence[str]
+
+
+class IngestPayload(TypedDict):
+    """Payload of a task that reads files of a source.
+
+    Attributes:
+        files: fields of each `SourceFile`.
+        reading: fields of `Reading`.
+        read: section of a user's reader.
+    """
+
+    source: str
+    files: list[dict[str, Any]]
+    reading: Recipe
+    extract_options: Options
+    limit: int | None
+    read: NotRequired[Recipe]
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSummary:
     """Read all sources of `config` into document shards under `out`.
 
     Args:
@@ -92,12 +160,6 @@ def run(
             generated sources).
         out: folder for the shards and the quarantine.
         context: of the stage.
-
-    Returns:
-        `counts`, `sources` (files, shards and skipped items of each), `quarantined`
-        (the first ones), `lost` (estimated records of files that could not be read to
-        their end), `damaged` (the files that lost most), `skipped` (number by kind) and
-        `warnings`.
 
     Raises:
         SourceError: a source matches nothing, has an unknown format, or yields no
@@ -110,20 +172,16 @@ def run(
             or are lost with damaged files.
     """
     section = Ingest.model_validate(config.get("ingest", {}))
-    planned = {
-        name: source.get("listing") for name, source in config["sources"].items()
+    settings: dict[str, Recipe] = {
+        name: {**source} for name, source in config["sources"].items()
     }
+    planned = {name: source.pop("listing", None) for name, source in settings.items()}
+    for name in config.get("generated", ()):
+        settings[name] = generated_files(inputs[GENERATE] / name)
     sources = {
-        name: Source.model_validate(
-            {key: value for key, value in source.items() if key != "listing"}
-        )
-        for name, source in sorted(
-            {**config["sources"], **_generated(inputs, config)}.items()
-        )
+        name: Source.model_validate(source) for name, source in sorted(settings.items())
     }
-    listings = {
-        name: find_files(name, source.model_dump()) for name, source in sources.items()
-    }
+    listings = {name: find_files(name, source) for name, source in sources.items()}
     for name, listing in listings.items():
         check_unchanged(name, listing, planned.get(name))
     unsteady = list(try_readers(sources, listings))
@@ -131,62 +189,62 @@ def run(
     process = partial(ingest_task, str(out), section)
     in_threads = context.workers <= THREADS and _is_read_in_kernels(sources, listings)
     results = run_tasks("read", tasks, process, context, holds_gil=not in_threads)
-    _check_every_source(sources, results)
+    totals = {
+        name: add_counts(
+            result["totals"] for result in results if result["source"] == name
+        )
+        for name in sources
+    }
+    _check_every_source(sources, totals, results)
     losses = estimate_losses(results)
     warnings = [
         *unsteady,
         *_ignored_files(listings),
         *(warning for result in results for warning in result["warnings"]),
-        *_skip_warnings(sources, results),
-        *_replacement_warnings(sources, results),
-        *_too_long(sources, results, section.max_document_bytes),
-        *map(describe_loss, losses[:SHOWN_DAMAGED]),
+        *_reading_warnings(totals, section.max_document_bytes),
+        *(loss.describe() for loss in losses[:SHOWN_DAMAGED]),
     ]
     for warning in warnings:
         context.warn(warning)
-    lost = sum(loss["lost"] for loss in losses)
+    lost = sum(loss.lost for loss in losses)
     counts = balance(
         results, section.max_quarantined, context.stage, lost, out / "quarantine"
     )
-    repeats = _settle_repeats(out, sources, listings, results, context)
+    repeats = _settle_repeats(out, sources, listings, results, counts, context)
     for repeat in repeats:
         context.warn(repeat.describe())
-    described = {
-        name: _describe(name, source, listings[name], results, losses)
-        for name, source in sources.items()
-    }
-    for repeat in repeats:
-        described[repeat.source]["shards"] -= repeat.emptied_shards
-    return {
-        "counts": add_counts([counts, *(repeat.counts() for repeat in repeats)]),
-        "sources": described,
-        "lost": lost,
-        "damaged": losses[:SHOWN_DAMAGED],
-        "quarantined": [row for result in results for row in result["quarantined"]][
+    emptied = {repeat.source: repeat.emptied_shards for repeat in repeats}
+    return IngestSummary(
+        add_counts([counts, *(repeat.counts() for repeat in repeats)]),
+        {
+            name: SourceReport(
+                path=source.path,
+                files=len(listings[name].files),
+                input_bytes=sum(file.size for file in listings[name].files),
+                shards=totals[name]["shards"] - emptied.get(name, 0),
+                skipped=totals[name]["skipped"],
+                replaced=totals[name]["replaced"],
+                lost=sum(loss.lost for loss in losses if loss.source == name),
+            )
+            for name, source in sources.items()
+        },
+        lost,
+        losses[:SHOWN_DAMAGED],
+        [row for result in results for row in result["quarantined"]][
             :SHOWN_QUARANTINED
         ],
-        "skipped": add_counts(result["skipped"] for result in results),
-        "warnings": [*warnings, *(repeat.describe() for repeat in repeats)],
-    }
+        add_counts(total["skipped"] for total in totals.values()),
+        [*warnings, *(repeat.describe() for repeat in repeats)],
+    )
 
 
-def _generated(
-    inputs: Mapping[str, Path], config: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Source sections of the sources that the previous stage wrote."""
-    return {
-        name: generated_files(inputs[GENERATE] / name)
-        for name in config.get("generated", ())
-    }
-
-
-def generated_files(folder: Path) -> dict[str, Any]:
+def generated_files(folder: Path) -> Recipe:
     """Files of a generated source, as a section of `sources`."""
     return {"path": f"{folder}/part-*.jsonl", "format": "jsonl", "id_field": "locator"}
 
 
 def check_unchanged(
-    name: str, listing: SourceListing, planned: Sequence[Mapping[str, Any]] | None
+    name: str, listing: SourceListing, planned: Sequence[ListedFile] | None
 ) -> None:
     """Raise ChangedInputError if a source's files differ from the listing that it was
     planned from.
@@ -226,26 +284,26 @@ def plan(
     sources: Mapping[str, Source],
     listings: Mapping[str, SourceListing],
     shard_bytes: int,
-) -> list[Task]:
+) -> list[Task[IngestPayload]]:
     """Split the listings into tasks, ordered by source and file name; a pure function
     of both.
     """
-    tasks: list[Task] = []
+    tasks: list[Task[IngestPayload]] = []
     for name, source in sorted(sources.items()):
-        reading, listing = reading_of(source), listings[name]
+        reading = reading_of(source)
+        listing = listings[name]
         for files in _groups(
             listing.files, shard_bytes, is_single=source.limit is not None
         ):
-            payload = {
-                "source": name,
-                "files": [asdict(file) for file in files],
-                "reading": asdict(reading),
-                "extract_options": source.extract_options.model_dump(),
-                "limit": source.limit,
-                **(
-                    {"read": source.read.model_dump(mode="json")} if source.read else {}
-                ),
-            }
+            payload = IngestPayload(
+                source=name,
+                files=[asdict(file) for file in files],
+                reading=asdict(reading),
+                extract_options=source.extract_options.model_dump(),
+                limit=source.limit,
+            )
+            if source.read:
+                payload["read"] = source.read.model_dump(mode="json")
             tasks.append(
                 Task(f"{len(tasks):05d}", payload, sum(file.size for file in files))
             )
@@ -279,14 +337,17 @@ def _groups(
             and (group_bytes + file.size > shard_bytes or file.format == "python")
         ):
             yield group
-            group, group_bytes = [], 0
+            group = []
+            group_bytes = 0
         group.append(file)
         group_bytes += file.size
     if group:
         yield group
 
 
-def ingest_task(out: str, section: Ingest, task: Task) -> Done:
+def ingest_task(
+    out: str, section: Ingest, task: Task[IngestPayload]
+) -> Done[ReadFiles]:
     """Read the files of one task; a function of the task's payload and the files alone.
 
     Args:
@@ -304,18 +365,22 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
         task.payload["limit"],
     )
     reading = Reading(**task.payload["reading"])
-    warnings = []
+    warnings: list[str] = []
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     extractor = Guard(
         reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits
     )
+    own = task.payload.get("read")
     with (
         extractor as guard,
         TableReader() as tables,
-        _own_reader(task.payload) as own_reader,
+        nullcontext()
+        if own is None
+        else OwnProcess(OwnReader.model_validate(own)) as own_reader,
     ):
         for file in (SourceFile(**entry) for entry in task.payload["files"]):
-            before, skipped = writer.read, writer.skipped.total()
+            before = writer.read
+            skipped = writer.skipped.total()
             records = (
                 read_file(file, reading, tables)
                 if own_reader is None
@@ -335,30 +400,23 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
             if writer.is_full:
                 break
     writer.close()
-    result = {
-        "source": source,
-        "counts": writer.counts(),
-        "skipped": dict(sorted(writer.skipped.items())),
-        "skipped_candidates": writer.skipped_candidates,
-        "shards": writer.shards,
-        "quarantined": writer.shown,
-        "warnings": warnings,
-        "replaced": writer.replaced,
-        "too_long": writer.too_long,
-        "whole": writer.whole,
-        "damaged": [asdict(file) for file in writer.damaged],
-    }
-    return Done(writer.files, result)
-
-
-def _own_reader(
-    payload: Mapping[str, Any],
-) -> AbstractContextManager[OwnProcess | None]:
-    return (
-        OwnProcess(OwnReader.model_validate(payload["read"]))
-        if "read" in payload
-        else nullcontext()
+    result = ReadFiles(
+        source=source,
+        counts=writer.counts(),
+        totals=SourceTotals(
+            read=writer.read,
+            shards=writer.shards,
+            skipped=dict(sorted(writer.skipped.items())),
+            skipped_candidates=writer.skipped_candidates,
+            replaced=writer.replaced,
+            too_long=writer.too_long,
+        ),
+        quarantined=writer.shown,
+        warnings=warnings,
+        whole={name: {**counted} for name, counted in writer.whole.items()},
+        damaged=writer.damaged,
     )
+    return Done(writer.files, result)
 
 
 def own_records(own: OwnProcess, file: SourceFile, reading: Reading) -> Iterator[Read]:
@@ -378,7 +436,8 @@ def try_readers(
     for name, source in sources.items():
         if source.read is None:
             continue
-        file, reading = listings[name].files[0], reading_of(source)
+        file = listings[name].files[0]
+        reading = reading_of(source)
         try:
             with (
                 OwnProcess(source.read) as first_process,
@@ -399,11 +458,13 @@ def try_readers(
 
 
 def _check_every_source(
-    sources: Mapping[str, Source], results: Sequence[Mapping[str, Any]]
+    sources: Mapping[str, Source],
+    totals: Mapping[str, SourceTotals],
+    results: Sequence[ReadFiles],
 ) -> None:
     counts = add_counts(result["counts"]["sources"] for result in results)
     for name, source in sources.items():
-        part = counts.get(name, {})
+        part = counts.get(name, SourceCounts())
         if part.get("kept"):
             continue
         first_rejected = next(
@@ -422,7 +483,10 @@ def _check_every_source(
             else ""
         )
         empty = sum(part.get("dropped", {}).values())
-        skipped = _skipped(name, results)
+        skipped = [
+            f"{number} x {kind}"
+            for kind, number in totals[name].get("skipped", {}).items()
+        ]
         raise SourceError(
             f"source {name!r}: no documents came out of {source.path}: "
             + (
@@ -434,93 +498,47 @@ def _check_every_source(
                 else "its files hold no records"
             )
             + (f"; {empty} pages had no text" if empty else "")
-            + (
-                f"; skipped: {', '.join(f'{number} x {kind}' for kind, number in skipped.items())}"
-                if skipped
-                else ""
-            )
+            + (f"; skipped: {', '.join(skipped)}" if skipped else "")
             + "; correct the source or remove it"
         )
 
 
-def _skipped(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    return add_counts(
-        result["skipped"] for result in results if result["source"] == name
-    )
-
-
-def _skip_warnings(
-    names: Iterable[str], results: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """Warnings about sources with more skipped than read responses or members."""
-    warnings = []
-    for name in names:
-        source_results = [result for result in results if result["source"] == name]
-        candidates = add_counts(
-            result["skipped_candidates"] for result in source_results
-        )
-        skipped, read = (
-            sum(candidates.values()),
-            sum(result["counts"]["read"] for result in source_results),
-        )
-        if skipped > read:
-            causes = sorted(candidates.items(), key=lambda item: (-item[1], item[0]))[
-                :SHOWN_CAUSES
-            ]
-            warnings.append(
-                f"source {name!r}: {skipped:,} of {skipped + read:,} responses and "
-                "members were skipped; most "
-                f"often: {', '.join(f'{cause} ({number:,})' for cause, number in causes)}"
-            )
-    return warnings
-
-
-def _replacement_warnings(
-    names: Iterable[str], results: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """Warnings about sources with bytes that are invalid in their encoding."""
-    replaced = {name: _count_replaced(name, results) for name in names}
-    return [
-        f"source {name!r}: {count['records']:,} records had bytes that their encoding "
-        f"does not hold; {count['places']:,} places have U+FFFD instead "
-        "(`encoding_errors: strict` quarantines such records)"
-        for name, count in replaced.items()
-        if count["records"]
-    ]
-
-
-def _count_replaced(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    return add_counts(
-        result["replaced"] for result in results if result["source"] == name
-    )
-
-
-def _too_long(
-    names: Iterable[str], results: Sequence[Mapping[str, Any]], max_bytes: int
-) -> list[str]:
-    """Warnings about sources with texts beyond the limit: one text may be longer than
-    all other documents.
+def _reading_warnings(
+    totals: Mapping[str, SourceTotals], max_bytes: int
+) -> Iterator[str]:
+    """Yield warnings about sources with more skipped than read responses or members,
+    with bytes that are invalid in their encoding, or with texts beyond the limit: one
+    text may be longer than all other documents.
     """
-    too_long = {
-        name: add_counts(
-            result["too_long"] for result in results if result["source"] == name
-        )
-        for name in names
-    }
-    return [
-        f"source {name!r}: quarantined texts longer than ingest.max_document_bytes = "
-        f"{max_bytes:,}: {count['records']:,}, "
-        f"with {count['bytes']:,} bytes in all; split them, or raise that"
-        for name, count in too_long.items()
-        if count["records"]
-    ]
-
-
-def _has_warc(listing: SourceListing) -> bool:
-    return any(
-        "warc" in (file.format, file.members) or file.members == "auto"
-        for file in listing.files
-    )
+    for name, total in totals.items():
+        skipped = sum(total["skipped_candidates"].values())
+        if skipped > total["read"]:
+            causes = sorted(
+                total["skipped_candidates"].items(),
+                key=lambda item: (-item[1], item[0]),
+            )[:SHOWN_CAUSES]
+            yield (
+                f"source {name!r}: {skipped:,} of {skipped + total['read']:,} "
+                "responses and members were skipped; most often: "
+                f"{', '.join(f'{cause} ({number:,})' for cause, number in causes)}"
+            )
+    for name, total in totals.items():
+        if total["replaced"]["records"]:
+            yield (
+                f"source {name!r}: {total['replaced']['records']:,} records had bytes "
+                "that their encoding does not hold; "
+                f"{total['replaced']['places']:,} places have U+FFFD instead "
+                "(`encoding_errors: strict` quarantines such records)"
+            )
+    for name, total in totals.items():
+        if total["too_long"]["records"]:
+            yield (
+                f"source {name!r}: quarantined texts longer than "
+                f"ingest.max_document_bytes = {max_bytes:,}: "
+                f"{total['too_long']['records']:,}, with "
+                f"{total['too_long']['bytes']:,} bytes in all; split them, or raise "
+                "that"
+            )
 
 
 def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
@@ -557,32 +575,28 @@ def _is_read_in_kernels(
     )
 
 
-def _may_repeat(source: Source, listing: SourceListing) -> bool:
-    """True if records have their own ids instead of a path and a number."""
-    return source.id_field is not None or _has_warc(listing)
-
-
 def _settle_repeats(
     out: Path,
     sources: Mapping[str, Source],
     listings: Mapping[str, SourceListing],
-    results: Sequence[Mapping[str, Any]],
+    results: Sequence[ReadFiles],
+    counts: Counts,
     context: Context,
 ) -> list[Repeats]:
     """Drop or reject repeated records of sources that may have them."""
     repeats_of_sources = []
     for number, (name, source) in enumerate(sources.items()):
-        if _may_repeat(source, listings[name]):
-            documents = sum(
-                result["counts"]["kept"]
-                for result in results
-                if result["source"] == name
-            )
+        # Other records have a path and a number instead of their own ids.
+        has_own_ids = source.id_field is not None or any(
+            "warc" in (file.format, file.members) or file.members == "auto"
+            for file in listings[name].files
+        )
+        if has_own_ids:
             repeats_of_sources.append(
                 settle_repeats(
                     name,
                     shards_of(out, name, results),
-                    documents,
+                    counts["sources"][name]["kept"],
                     f"repeats-{number:05d}",
                     source.on_repeat == "fail",
                     out / "dropped" / f"repeated-{number:05d}.parquet",
@@ -590,23 +604,3 @@ def _settle_repeats(
                 )
             )
     return [repeats for repeats in repeats_of_sources if repeats is not None]
-
-
-def _describe(
-    name: str,
-    source: Source,
-    listing: SourceListing,
-    results: Sequence[Mapping[str, Any]],
-    losses: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    return {
-        "path": source.path,
-        "files": len(listing.files),
-        "input_bytes": sum(file.size for file in listing.files),
-        "shards": sum(
-            result["shards"] for result in results if result["source"] == name
-        ),
-        "skipped": _skipped(name, results),
-        "replaced": _count_replaced(name, results),
-        "lost": sum(loss["lost"] for loss in losses if loss["source"] == name),
-    }

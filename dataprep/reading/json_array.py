@@ -118,7 +118,8 @@ class _Elements:
             CorruptFileError: the next element is longer than the longest record.
         """
         lines: list[bytes] = []
-        begin, scanned = 0, self._scanned
+        begin = 0
+        scanned = self._scanned
         for token in _TOKEN.finditer(self._text, scanned):
             mark = token.group()
             if mark == b'"':

@@ -26,6 +26,7 @@ from gristmill.dataprep.reading.compression import (
 from gristmill.dataprep.reading.json_array import json_blocks
 from gristmill.dataprep.reading.records import (
     Dropped,
+    Fields,
     Input,
     Page,
     Reading,
@@ -132,7 +133,7 @@ def _from_line(
     return from_row(reading, number, row, f"{item.name}#{number}", replaced)
 
 
-def _exact_row(line: bytes, reading: Reading) -> dict[str, Any] | None:
+def _exact_row(line: bytes, reading: Reading) -> Fields | None:
     """Object of a line if orjson reads it as Python does; otherwise None.
 
     orjson refuses lone surrogates, NaN and infinities, which Python reads, and rounds
@@ -147,9 +148,7 @@ def _exact_row(line: bytes, reading: Reading) -> dict[str, Any] | None:
     for value in row.values():
         if type(value) is float and abs(value) >= INEXACT:
             return None
-        if type(value) in (dict, list) and (
-            reading.metadata or "." in f"{reading.text}{reading.id}"
-        ):
+        if reading.is_nested and type(value) in (dict, list):
             return None  # a number in it may be kept
     return row
 

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from gristmill.core.files import as_path, is_local
 from gristmill.core.processes import kill_child
@@ -46,6 +46,7 @@ from gristmill.dataprep.reading.records import (
     with_end,
 )
 from gristmill.dataprep.user_functions import blame, load_function, load_own
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.sources import OwnListing, OwnReader
 from gristmill.mixtures.user_code import Own, OwnCodeError
 
@@ -57,8 +58,54 @@ BUFFER_BYTES = 1 << 16
 """Buffered answers: a switch between two processes costs as much as some hundred of
 them.
 """
-ENTRY_KEYS = ("path", "size", "name")
 Answer = tuple[Any, ...]
+
+
+class ListedEntry(TypedDict, total=False):
+    """File that a user's function lists.
+
+    Attributes:
+        path: path or URL; always present.
+        size: in bytes.
+    """
+
+    path: str
+    size: int
+    name: str
+
+
+class ListRequest(TypedDict):
+    """Request for a listing."""
+
+    path: str
+    """Of the source."""
+
+
+class ReadRequest(TypedDict):
+    """Request for the records of a file.
+
+    Attributes:
+        reading: fields of `Reading`.
+        at_once: send each record immediately.
+    """
+
+    name: str
+    location: str
+    compression: str
+    reading: Recipe
+    at_once: bool
+
+
+class OwnSettings(TypedDict):
+    """Settings of the process.
+
+    Attributes:
+        what: READ or LIST.
+        seconds: processor time per record, or of the listing.
+    """
+
+    what: str
+    seconds: float
 
 
 class _EndedError(Exception):
@@ -94,8 +141,8 @@ class OwnProcess:
     def __exit__(self, *error: object) -> None:
         self._kill()
 
-    def files(self, path: str) -> list[dict[str, Any]]:
-        """Entries of a listing, in its order: `path`, and optionally `size` and `name`.
+    def files(self, path: str) -> list[ListedEntry]:
+        """Entries of a listing, in its order.
 
         Args:
             path: of the source, for a function with a parameter `path`.
@@ -107,7 +154,7 @@ class OwnProcess:
         try:
             return [
                 entry
-                for answer_kind, entry in self._answers({"path": path})
+                for answer_kind, entry in self._answers(ListRequest(path=path))
                 if answer_kind == "file"
             ]
         except _EndedError as error:
@@ -141,15 +188,16 @@ class OwnProcess:
             if self.takes == "path"
             else contextlib.nullcontext(location) as place
         ):
-            request = {
-                "name": name,
-                "location": place,
-                "compression": compression,
-                "reading": asdict(reading),
-            }
+            request = ReadRequest(
+                name=name,
+                location=place,
+                compression=compression,
+                reading=asdict(reading),
+                at_once=False,
+            )
             yield from with_end(self._records(request, meter or _Meter()), size, meter)
 
-    def _records(self, request: dict[str, Any], meter: _Meter) -> Iterator[Read]:
+    def _records(self, request: ReadRequest, meter: _Meter) -> Iterator[Read]:
         num_yielded = 0
         for is_unbuffered in (False, True):
             try:
@@ -157,7 +205,8 @@ class OwnProcess:
                     self._answers({**request, "at_once": is_unbuffered}), 1
                 ):
                     if number > num_yielded:
-                        num_yielded, meter.read_bytes = number, read_bytes
+                        num_yielded = number
+                        meter.read_bytes = read_bytes
                         yield (
                             content
                             if answer_kind == "record"
@@ -172,7 +221,7 @@ class OwnProcess:
                         lost=None,
                     )
 
-    def _answers(self, request: Mapping[str, Any]) -> Iterator[Answer]:
+    def _answers(self, request: ListRequest | ReadRequest) -> Iterator[Answer]:
         """Yield the answers to a request; kills the process unless all were read.
         Raises _EndedError if the process ended.
         """
@@ -206,9 +255,8 @@ class OwnProcess:
         if self._child is not None:
             return
         task = READ if isinstance(self.own, OwnReader) else LIST
-        self._child = guarded.start(
-            THIS_MODULE, {"what": task, "seconds": self.own.time_limit_seconds}
-        )
+        settings = OwnSettings(what=task, seconds=self.own.time_limit_seconds)
+        self._child = guarded.start(THIS_MODULE, settings)
         self._send(
             frame(self.own.model_dump_json(exclude={"time_limit_seconds"}).encode())
         )
@@ -243,7 +291,8 @@ class OwnProcess:
 
     def _obituary(self, status: int) -> str:
         unit = "one record" if isinstance(self.own, OwnReader) else "its listing"
-        seconds, key = self.own.time_limit_seconds, "(`time_limit_seconds`)"
+        seconds = self.own.time_limit_seconds
+        key = "(`time_limit_seconds`)"
         if status == -signal.SIGPROF:
             return f"took more than {seconds:g} s of processor time for {unit} {key}"
         if status == -signal.SIGALRM:
@@ -282,6 +331,7 @@ def _as_file(location: str) -> Iterator[str]:
 
 def main() -> None:
     """Load the function, then answer requests until their stream ends."""
+    settings: OwnSettings
     settings, requests, output = guarded.begin()
     answers = open(output.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)  # noqa: SIM115 - closed at exit
     with open(os.devnull) as null_device:
@@ -342,10 +392,8 @@ class _TimeLimited:
 
 def _reader(user_function: Own) -> tuple[Callable[..., Any], str]:
     """Load a reader; returns it with its argument, `path` or `stream`."""
-    call, parameters = (
-        load_own(user_function, "path or stream"),
-        _parameters(user_function),
-    )
+    call = load_own(user_function, "path or stream")
+    parameters = _parameters(user_function)
     first = next(
         (
             parameter
@@ -411,13 +459,14 @@ def _read(
     user_function: Own,
     call: Callable[..., Any],
     takes: str,
-    request: Mapping[str, Any],
+    request: ReadRequest,
     limited: _TimeLimited,
 ) -> Iterator[Answer]:
     """Yield (`record`, stored bytes read so far, Read) for each record, and (`failed`,
     bytes, error) if reading cannot continue.
     """
-    reading, name = Reading(**request["reading"]), request["name"]
+    reading = Reading(**request["reading"])
+    name = request["name"]
     if takes == "path":
         for number, item in enumerate(
             _items(user_function, call, Path(request["location"]), limited), start=1
@@ -555,7 +604,7 @@ def _list(
     user_function: Own,
     call: Callable[..., Any],
     takes: str,
-    request: Mapping[str, Any],
+    request: ListRequest,
     limited: _TimeLimited,
 ) -> Iterator[Answer]:
     """Yield (`file`, entry) for each file."""
@@ -577,20 +626,21 @@ def _list(
         yield "file", _entry(user_function, number, entry)
 
 
-def _entry(user_function: Own, number: int, entry: Any) -> dict[str, Any]:
+def _entry(user_function: Own, number: int, entry: Any) -> ListedEntry:
     if isinstance(entry, str | os.PathLike):
         return {"path": os.fspath(entry)}
     has_valid_keys = (
         isinstance(entry, Mapping)
         and isinstance(entry.get("path"), str)
-        and set(entry) <= set(ENTRY_KEYS)
+        and set(entry) <= ListedEntry.__optional_keys__
     )
     if (
         has_valid_keys
         and isinstance(entry.get("size", 0), int)
         and isinstance(entry.get("name", ""), str)
     ):
-        return dict(entry)
+        listed: Any = dict(entry)
+        return listed
     raise OwnCodeError(
         f"{user_function.use.place}: entry {number} of {user_function.use.name} is "
         f"{_described(entry)}; each is a path "

@@ -16,11 +16,11 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from gristmill.dataprep.examples.conversations import Example, Message
 
@@ -57,7 +57,7 @@ class PythonDocument:
 
     locator: str
     text: str
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 
 
@@ -78,7 +78,21 @@ def python_documents(path: str, part: str) -> Iterator[PythonDocument]:
     return _PARTS[path][part]()
 
 
-def python_listing(path: str, verify: bool) -> list[dict[str, Any]]:
+class ListedFile(TypedDict):
+    """Fingerprint of a file of a source, or of a part of it.
+
+    Attributes:
+        path: relative to the source.
+        size: in bytes.
+        stamp: modification time, etag or hash, which changes with the content.
+    """
+
+    path: str
+    size: int
+    stamp: str
+
+
+def python_listing(path: str, verify: bool) -> list[ListedFile]:
     """Fingerprint of the content: interpreter and distributions, or with `verify` the
     hash of every part.
     """
@@ -95,8 +109,9 @@ def python_listing(path: str, verify: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _hashed(path: str, part: str) -> dict[str, Any]:
-    digest, size = hashlib.sha256(), 0
+def _hashed(path: str, part: str) -> ListedFile:
+    digest = hashlib.sha256()
+    size = 0
     for document in python_documents(path, part):
         for content in (document.locator, document.text, document.error):
             encoded = content.encode("utf-8", "surrogatepass")
@@ -230,7 +245,7 @@ def _distribution_docs() -> Iterator[PythonDocument]:
 
 
 def _licences(
-    name: str, distribution: metadata.Distribution, document_metadata: dict[str, Any]
+    name: str, distribution: metadata.Distribution, document_metadata: dict[str, str]
 ) -> Iterator[PythonDocument]:
     for file in sorted(distribution.files or [], key=str):
         _, inside, relative_path = str(file).partition(".dist-info/")
@@ -263,7 +278,7 @@ def _standard_library_code() -> Iterator[PythonDocument]:
 
 
 def _if_long_enough(
-    locator: str, text: str, document_metadata: dict[str, Any]
+    locator: str, text: str, document_metadata: dict[str, str]
 ) -> Iterator[PythonDocument]:
     if len(text) >= MIN_CHARACTERS:
         yield PythonDocument(locator, text, document_metadata)

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +26,10 @@ from gristmill.dataprep.reading.compression import Openable
 
 EXCERPT_CHARACTERS = 200
 NUL = "\0"
+Fields = Mapping[str, Any]
+"""A record of a user's file: fields by name, as JSON or Arrow gives them."""
+Metadata = Mapping[str, object]
+"""Metadata of a document, to be written as JSON."""
 EMPTY = "extract/empty"
 """Reason for dropping a page without text, which is common on the web and not an
 error.
@@ -37,7 +42,7 @@ _METADATA_ENCODER = json.JSONEncoder(
 """Shared encoder: `json.dumps` creates one per record."""
 
 
-def metadata_json(values: Mapping[str, Any]) -> str:
+def metadata_json(values: Metadata) -> str:
     """Metadata as a document's JSON string. NaN and infinities, which JSON lacks,
     become strings.
     """
@@ -85,6 +90,11 @@ class Reading:
     extract: str | None = None
     encoding_errors: Errors = "replace"
     split: Literal["chapters"] | int | None = None
+
+    @cached_property
+    def is_nested(self) -> bool:
+        """True if a value inside of an object or a list of a record may be kept."""
+        return bool(self.metadata) or "." in f"{self.text}{self.id}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +178,7 @@ class Page:
     content: bytes
     encoding: str = "auto"
     charset: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Metadata = field(default_factory=dict)
     part: str = ""
     errors: Errors = "replace"
 
@@ -269,11 +279,11 @@ def with_end(
             else isinstance(record, Record | Page | Rejected | Dropped)
         )
         if isinstance(record, Rejected) and record.lost != 0 and record.part == part:
-            error, lost = (
-                record.error,
+            error = record.error
+            lost = (
                 None
                 if None in (lost, record.lost)
-                else (lost or 0) + (record.lost or 0),
+                else (lost or 0) + (record.lost or 0)
             )
     yield Ended(
         number,
@@ -286,7 +296,7 @@ def with_end(
 
 
 def make_record(
-    number: int, locator: str, text: str, metadata: Mapping[str, Any], replaced: int = 0
+    number: int, locator: str, text: str, metadata: Metadata, replaced: int = 0
 ) -> Record | Rejected | Dropped:
     """Make a document; an empty text is dropped, one with NULs or lone surrogates is
     quarantined.
@@ -323,7 +333,7 @@ def make_record(
 def from_row(
     reading: Reading,
     number: int,
-    row: Mapping[str, Any],
+    row: Fields,
     locator: str,
     replaced: int = 0,
 ) -> Record | Page | Rejected | Dropped:
@@ -337,7 +347,8 @@ def from_row(
     if text is None and not has_field(row, reading.text):
         return Rejected(
             number,
-            f"no field {reading.text!r}; the fields are {_names(row)}",
+            f"no field {reading.text!r}; the fields are "
+            f"{excerpt(', '.join(map(str, row))) or 'none'}",
             excerpt(str(dict(row))),
         )
     if text is None:
@@ -377,7 +388,7 @@ def _page(
     number: int,
     locator: str,
     html: str | bytes,
-    metadata: Mapping[str, Any],
+    metadata: Metadata,
     reading: Reading,
 ) -> Page | Rejected | Dropped:
     record = make_record(
@@ -397,7 +408,7 @@ def _page(
     )
 
 
-def has_field(row: Mapping[str, Any], name: str) -> bool:
+def has_field(row: Fields, name: str) -> bool:
     """True if a row has a field, even if it is null."""
     if name in row:
         return True
@@ -409,7 +420,7 @@ def has_field(row: Mapping[str, Any], name: str) -> bool:
     )
 
 
-def field_of(row: Mapping[str, Any], name: str) -> Any:
+def field_of(row: Fields, name: str) -> Any:
     """Value of a field, or None; `a.b` is the key `a.b` if there is one, else the key
     `b` of the object `a`.
     """
@@ -423,7 +434,7 @@ def field_of(row: Mapping[str, Any], name: str) -> Any:
     )
 
 
-def _metadata(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
+def _metadata(row: Fields, reading: Reading) -> Metadata:
     if reading.metadata is not None:
         values = {name: field_of(row, name) for name in reading.metadata}
         return {name: value for name, value in values.items() if value is not None}
@@ -438,7 +449,7 @@ def _metadata(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
     return scalars
 
 
-def chosen_metadata(values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
+def chosen_metadata(values: Metadata, reading: Reading) -> Metadata:
     """Metadata that the source keeps, without empty values."""
     names = values if reading.metadata is None else reading.metadata
     return {name: values[name] for name in names if values.get(name) not in (None, "")}
@@ -483,10 +494,6 @@ def kind(value: Any) -> str:
         type(value),
         "a number" if isinstance(value, int | float) else type(value).__name__,
     )
-
-
-def _names(row: Mapping[str, Any]) -> str:
-    return excerpt(", ".join(map(str, row))) or "none"
 
 
 def one_line(error: BaseException) -> str:

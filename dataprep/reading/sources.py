@@ -31,13 +31,14 @@ from gristmill.dataprep.reading.huggingface import (
     NoSplitError,
     split_files,
 )
-from gristmill.dataprep.reading.own_sources import OwnProcess
+from gristmill.dataprep.reading.own_sources import ListedEntry, OwnProcess
 from gristmill.dataprep.reading.pythondocs import (
+    ListedFile,
     is_python_source,
     python_listing,
     python_parts,
 )
-from gristmill.mixtures.sources import OwnListing
+from gristmill.mixtures.sources import DocumentFiles, OwnListing
 from gristmill.mixtures.user_code import OwnCodeError
 
 _STAMP_KEYS = (
@@ -49,6 +50,10 @@ _STAMP_KEYS = (
     "updated",
     "created",
 )
+
+
+FileInfo = Mapping[str, Any]
+"""A file as fsspec describes it; the keys for its content's version differ by store."""
 
 
 class LinkOutsideError(ValueError):
@@ -101,10 +106,8 @@ def _file_inside(root: str, name: str) -> Found:
     Raises:
         LinkOutsideError: the file is a link to a file outside of the folder.
     """
-    location, base = (
-        os.path.realpath(os.path.join(root, name)),
-        os.path.realpath(root or "."),
-    )
+    location = os.path.realpath(os.path.join(root, name))
+    base = os.path.realpath(root or ".")
     allowed = [base]
     # Hugging Face cache: a snapshot's files link to its blobs.
     if os.path.basename(os.path.dirname(base)) == "snapshots":
@@ -169,9 +172,7 @@ def _find_remote(path: str) -> tuple[str, list[Found]]:
     return "folder", _remote_files(store, inner, store.find(inner, detail=True))
 
 
-def _remote_files(
-    store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]
-) -> list[Found]:
+def _remote_files(store: Any, root: str, infos: Mapping[str, FileInfo]) -> list[Found]:
     files = []
     for location, info in infos.items():
         name = location[len(root) :].lstrip("/")
@@ -291,13 +292,9 @@ class SourceListing:
     """User's function that listed them."""
 
 
-def listing(
-    name: str, source: Mapping[str, Any], verify: bool = False
-) -> list[dict[str, Any]]:
-    """List the fingerprint of a source: `path` (relative), `size` (bytes), `stamp`,
-    sorted by path.
-
-    A user's listing keeps its order.
+def listing(name: str, source: DocumentFiles, verify: bool = False) -> list[ListedFile]:
+    """List the fingerprint of a source, sorted by path; a user's listing keeps its
+    order.
 
     Args:
         name: of the source, for messages.
@@ -308,22 +305,21 @@ def listing(
     Raises:
         SourceError: as in `find_files`.
     """
-    path = source["path"]
-    if is_python_source(path):
-        return python_listing(path, verify)
-    return [
-        {
-            "path": file.name,
-            "size": file.size,
-            "stamp": f"sha256:{sha256_file(as_path(file.location))}"
-            if verify
-            else file.stamp,
-        }
-        for file in find_files(name, source).files
-    ]
+    if is_python_source(source.path):
+        return python_listing(source.path, verify)
+    return [_listed_file(file, verify) for file in find_files(name, source).files]
 
 
-def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str, Any]]:
+def _listed_file(file: Found | SourceFile, hashed: bool) -> ListedFile:
+    digest = sha256_file(as_path(file.location)) if hashed else ""
+    return {
+        "path": file.name,
+        "size": file.size,
+        "stamp": f"sha256:{digest}" if hashed else file.stamp,
+    }
+
+
+def outside_listing(key: str, path: str, verify: bool = False) -> list[ListedFile]:
     """List the fingerprint of a setting's outside files (word lists, models, evaluation
     sets), sorted by name.
 
@@ -338,19 +334,18 @@ def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str,
     Raises:
         SourceError: the path matches nothing.
     """
+    return [
+        _listed_file(file, verify or file.size < HASHED_BYTES)
+        for file in _outside(key, path)
+    ]
+
+
+def _outside(key: str, path: str) -> list[Found]:
+    """Files of a setting, sorted by name."""
     kind, files = find_at(key, path)
     if not files:
         raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
-    return [
-        {
-            "path": file.name,
-            "size": file.size,
-            "stamp": f"sha256:{sha256_file(as_path(file.location))}"
-            if verify or file.size < HASHED_BYTES
-            else file.stamp,
-        }
-        for file in sorted(files, key=lambda file: file.name)
-    ]
+    return sorted(files, key=lambda file: file.name)
 
 
 def find_at(key: str, path: str) -> tuple[str, list[Found]]:
@@ -387,20 +382,10 @@ def outside_files(key: str, path: str) -> list[tuple[str, str]]:
     Raises:
         SourceError: the path matches nothing.
     """
-    kind, files = find_at(key, path)
-    if not files:
-        raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
-    return sorted((file.name, file.location) for file in files)
+    return [(file.name, file.location) for file in _outside(key, path)]
 
 
-def check(name: str, source: Mapping[str, Any]) -> None:
-    """Raise SourceError if a source matches nothing, or the format of a file is
-    unknown.
-    """
-    find_files(name, source)
-
-
-def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
+def find_files(name: str, source: DocumentFiles) -> SourceListing:
     """Find the inputs of a source, sorted by name; a user's listing keeps its order.
 
     A folder is searched recursively for files of the source's format (`auto`: all known
@@ -411,17 +396,14 @@ def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
         SourceError: the path matches nothing, `auto` does not know a file's format, or
             an `hf` folder lacks the split.
     """
-    path, source_format = (
-        source["path"],
-        OWN if source.get("read") else source.get("format", "auto"),
-    )
-    if source.get("list"):
-        own_listing = OwnListing.model_validate(source["list"])
+    path = source.path
+    source_format = OWN if source.read else source.format
+    if source.list is not None:
         files = [
             _source_file(name, item, source_format, "")
-            for item in _listed(name, own_listing, path)
+            for item in _listed(name, source.list, path)
         ]
-        return SourceListing(files, by=own_listing.use.reference)
+        return SourceListing(files, by=source.list.use.reference)
     if is_python_source(path):
         return SourceListing(
             [SourceFile(part, path, 0, "", "python", "") for part in python_parts(path)]
@@ -433,10 +415,10 @@ def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
         )
     kind, matches = find_at(f"source {name!r}", path)
     if source_format == "hf":
-        return _dataset_files(
-            name, path, kind, matches, source.get("split") or DEFAULT_SPLIT
-        )
-    selected, ignored = matches, Counter[str]()
+        split = str(source.split or DEFAULT_SPLIT)
+        return _dataset_files(name, path, kind, matches, split)
+    selected = matches
+    ignored = Counter[str]()
     if kind == "folder":
         selected = [item for item in matches if _is_wanted(item.name, source_format)]
         kept = {item.name for item in selected}
@@ -484,7 +466,7 @@ def _listed(name: str, own_listing: OwnListing, base: str) -> list[Found]:
     return files
 
 
-def _entry(name: str, entry: Mapping[str, Any], base: str) -> Found:
+def _entry(name: str, entry: ListedEntry, base: str) -> Found:
     """A listed file; an entry with a URL and a size is not looked up."""
     path = entry["path"]
     location = (
@@ -627,7 +609,8 @@ def _source_file(
                 f"source {name!r}: {item.name}: {source_format} files are not read "
                 "out of archives; unpack it"
             )
-        chosen, members = known_format, source_format
+        chosen = known_format
+        members = source_format
     compression = "" if chosen in _WITHOUT_COMPRESSION else compression
     return SourceFile(
         item.name, item.location, item.size, item.stamp, chosen, compression, members

@@ -16,12 +16,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.dataprep.reading.guarded import begin, frame, limit_resource, read_frame
+from gristmill.dataprep.reading.table_protocol import (
+    TableAnswer,
+    TableRequest,
+    TableSettings,
+)
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
@@ -38,11 +43,11 @@ def main() -> None:
     """Read files until the requests end, or a file is damaged. The only argument is
     JSON.
     """
+    settings: TableSettings
     settings, requests, answers = begin()
     limit_resource(resource.RLIMIT_AS, _address_space() + settings["memory_bytes"])
     while (request := read_frame(requests)) is not None:
-        details = json.loads(request)
-        outcome = _answer(answers, Path(details["path"]), details, settings)
+        outcome = _answer(answers, json.loads(request), settings)
         answers.write(frame(outcome))
         answers.flush()
         if outcome != {"end": True}:
@@ -50,9 +55,10 @@ def main() -> None:
 
 
 def _answer(
-    answers: BinaryIO, path: Path, request: dict[str, Any], settings: dict[str, Any]
-) -> dict[str, Any]:
+    answers: BinaryIO, request: TableRequest, settings: TableSettings
+) -> TableAnswer:
     """Write the batches of a file; returns the outcome."""
+    path = Path(request["path"])
     try:
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
         for batch in (
@@ -73,7 +79,10 @@ def _answer(
                 long = len(piece) == 1 and piece.nbytes > settings["row_bytes"]
                 answers.write(frame({"batch": not long}))
                 if not long:
-                    answers.write(frame(_packed(piece)))
+                    sink = pa.BufferOutputStream()
+                    with pa.ipc.new_stream(sink, piece.schema) as writer:
+                        writer.write_batch(piece)
+                    answers.write(frame(bytes(sink.getvalue())))
                 answers.flush()
             signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
     except (MemoryError, pa.ArrowMemoryError):
@@ -101,7 +110,7 @@ class _LostRows:
     error: str
 
 
-def _damage(error: Exception) -> dict[str, Any]:
+def _damage(error: Exception) -> TableAnswer:
     """Answer for a file that cannot be read further."""
     return {"damage": _one_line(error)}
 
@@ -128,7 +137,7 @@ def _address_space() -> int:
 
 
 def _parquet(
-    path: Path, request: dict[str, Any]
+    path: Path, request: TableRequest
 ) -> Iterator[pa.RecordBatch | int | _LostRows]:
     """Yield the number of rows, if a file of this size can have so many, then the
     batches; damage loses its row group only.
@@ -157,7 +166,7 @@ def _parquet(
                 )
 
 
-def _arrow(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | _LostRows]:
+def _arrow(path: Path, request: TableRequest) -> Iterator[pa.RecordBatch | _LostRows]:
     with pa.OSFile(str(path)) as source:
         is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         source.seek(0)
@@ -188,7 +197,7 @@ def _arrow(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | _Lo
 
 
 def _stream_batches(
-    source: pa.NativeFile, request: dict[str, Any]
+    source: pa.NativeFile, request: TableRequest
 ) -> Iterator[pa.RecordBatch]:
     with pa.ipc.open_stream(source) as opened:
         columns = columns_of(opened.schema, request)
@@ -202,17 +211,17 @@ def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(first, BATCH_ROWS)
 
 
-def columns_of(schema: pa.Schema, about: dict[str, Any]) -> list[str]:
+def columns_of(schema: pa.Schema, request: TableRequest) -> list[str]:
     """Columns to read: all if none are requested; for a nested field, its top-level
     column.
     """
-    if about["columns"] is None:
+    if request["columns"] is None:
         return list(schema.names)
-    requested = set(about["columns"])
+    requested = set(request["columns"])
     selected = requested | {
         name.split(".")[0] for name in requested if name not in schema.names
     }
-    if not about["scalars"]:
+    if not request["scalars"]:
         return [name for name in schema.names if name in selected]
     no_metadata = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary)
     return [
@@ -266,13 +275,6 @@ def as_bytes(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(as_bytes(kind.value_type)))
     return kind
-
-
-def _packed(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
 
 
 if __name__ == "__main__":

@@ -17,13 +17,18 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gristmill.core.files import is_local
 from gristmill.core.processes import kill_child
 from gristmill.dataprep.reading import compression, guarded
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError
 from gristmill.dataprep.reading.guarded import frame, read_frame
+from gristmill.dataprep.reading.table_protocol import (
+    TableAnswer,
+    TableRequest,
+    TableSettings,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,13 +101,14 @@ class TableReader:
             OSError: the storage failed.
         """
         with _as_file(path) as file:
-            request = {
-                "path": str(file),
-                "form": form,
-                "columns": None if columns is None else list(columns),
-                "scalars": scalars,
-            }
-            num_yielded, is_fresh = 0, self._child is None
+            request = TableRequest(
+                path=str(file),
+                form=form,
+                columns=None if columns is None else list(columns),
+                scalars=scalars,
+            )
+            num_yielded = 0
+            is_fresh = self._child is None
             while True:
                 try:
                     for number, batch in enumerate(self._answers(request), start=1):
@@ -118,7 +124,7 @@ class TableReader:
                     is_fresh = True
 
     def _answers(
-        self, request: dict[str, Any]
+        self, request: TableRequest
     ) -> Iterator[pa.RecordBatch | RecordTooLongError | LostRows]:
         """Yield the answers to a request; kills the process unless all were read.
         Raises _EndedError if the process ended.
@@ -129,7 +135,7 @@ class TableReader:
         try:
             self._send(request)
             while not is_complete:
-                answer = json.loads(self._frame())
+                answer: TableAnswer = json.loads(self._frame())
                 if "rows" in answer:
                     self.rows = answer["rows"]
                 elif "lost" in answer:
@@ -167,13 +173,13 @@ class TableReader:
             if not is_complete:
                 self._kill()
 
-    def _send(self, request: dict[str, Any]) -> None:
+    def _send(self, request: TableRequest) -> None:
         if self._child is None:
-            settings = {
-                "memory_bytes": self.memory_bytes,
-                "seconds": self.seconds,
-                "row_bytes": compression.MAX_RECORD_BYTES,
-            }
+            settings = TableSettings(
+                memory_bytes=self.memory_bytes,
+                seconds=self.seconds,
+                row_bytes=compression.MAX_RECORD_BYTES,
+            )
             self._child = guarded.start(
                 "gristmill.dataprep.reading.table_child", settings
             )

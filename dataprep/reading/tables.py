@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from gristmill.dataprep.reading.charsets import (
     KEEP_BAD,
@@ -17,6 +17,7 @@ from gristmill.dataprep.reading.charsets import (
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError
 from gristmill.dataprep.reading.records import (
     Dropped,
+    Fields,
     Input,
     Page,
     Reading,
@@ -31,7 +32,7 @@ from gristmill.dataprep.reading.table_guard import LostRows, TableReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row = tuple[dict[str, Any], int] | str | LostRows
+Row = tuple[Fields, int] | str | LostRows
 """A row and its number of U+FFFD for invalid bytes, or its error."""
 
 
@@ -75,7 +76,7 @@ def read_table(
 
 def table_rows(
     path: Path, form: str = "parquet"
-) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
+) -> Iterator[tuple[int, Fields | ValueError]]:
     """Yield rows with all non-null columns, numbered from 1; damaged rows become a
     CorruptFileError.
     """
@@ -116,7 +117,7 @@ def _all_rows(
 
 def _rows(batch: pa.RecordBatch, replaces: bool) -> Iterator[Row]:
     try:
-        rows: list[dict[str, Any]] = batch.to_pylist()
+        rows: list[Fields] = batch.to_pylist()
     except (ValueError, OverflowError):
         # not UTF-8, or a date that Python does not support
         yield from (_row(batch.slice(row, 1), replaces) for row in range(len(batch)))
@@ -126,7 +127,7 @@ def _rows(batch: pa.RecordBatch, replaces: bool) -> Iterator[Row]:
 
 def _row(row_batch: pa.RecordBatch, replaces: bool) -> Row:
     try:
-        row: dict[str, Any] = row_batch.to_pylist()[0]
+        row: Fields = row_batch.to_pylist()[0]
     except UnicodeDecodeError as error:
         repaired = _repair_row(row_batch) if replaces else None
         return not_utf8(error) if repaired is None else repaired
@@ -135,7 +136,7 @@ def _row(row_batch: pa.RecordBatch, replaces: bool) -> Row:
     return row, 0
 
 
-def _repair_row(row_batch: pa.RecordBatch) -> tuple[dict[str, Any], int] | None:
+def _repair_row(row_batch: pa.RecordBatch) -> tuple[Fields, int] | None:
     """Row with U+FFFD for invalid UTF-8 in its string columns; None if there is too
     much.
     """
@@ -143,7 +144,9 @@ def _repair_row(row_batch: pa.RecordBatch) -> tuple[dict[str, Any], int] | None:
 
     from gristmill.dataprep.reading.table_child import as_bytes
 
-    columns, replaced, size = {}, 0, 0
+    columns = {}
+    replaced = 0
+    size = 0
     for name, column in zip(row_batch.schema.names, row_batch.columns, strict=True):
         if not (
             pa.types.is_string(column.type) or pa.types.is_large_string(column.type)

@@ -19,7 +19,7 @@ or chunked.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -44,6 +44,7 @@ from gristmill.dataprep.reading.records import (
     EMPTY,
     Dropped,
     Input,
+    Metadata,
     Page,
     Read,
     Reading,
@@ -297,7 +298,7 @@ def _text_of(
     number: int,
     locator: str,
     decoded: Decoded,
-    metadata: Mapping[str, Any],
+    metadata: Metadata,
     reading: Reading,
 ) -> Record | Rejected | Dropped:
     if not decoded.text.strip():
@@ -343,7 +344,8 @@ def _response(
     charset_match = _CHARSET.search(declared)
     charset = charset_match.group(1).lower() if charset_match else ""
     metadata = {**_about(record), "content_type": media_type}
-    encoding, locator = reading.encoding or AUTO, _locator(item, number, record)
+    encoding = reading.encoding or AUTO
+    locator = _locator(item, number, record)
     if media_type == PLAIN_TYPE or reading.extract == "none":
         decoded = decode(
             content,
@@ -444,7 +446,7 @@ def _unpacked(block: bytes) -> bytes:
     return content
 
 
-def _about(record: _Record) -> dict[str, Any]:
+def _about(record: _Record) -> dict[str, str]:
     return {
         "url": _url(record),
         "date": record.headers.get("WARC-Date", ""),

@@ -120,7 +120,8 @@ def own_reward(reward: OwnReward) -> Rewarded:
         OwnCodeError: it cannot be loaded, or its parameters do not match; or, when
             called, it raises or does not return a number for each answer.
     """
-    code, function = reward.use, load_function(reward.use)
+    code = reward.use
+    function = load_function(reward.use)
     takes = taken_by_name(function, GIVEN)
     if TURNS in inspect.signature(function).parameters and TURNS not in {
         *reward.columns,
@@ -219,7 +220,8 @@ class Answer:
 
 def exact(answer: Answer, reward: Exact) -> float:
     """Return 1 if the answer equals the reference answer, else 0."""
-    text, reference = answer.text.strip(), _right(answer).strip()
+    text = answer.text.strip()
+    reference = _right(answer).strip()
     return float(
         text.casefold() == reference.casefold()
         if reward.ignore_case
@@ -242,7 +244,8 @@ def number(answer: Answer, reward: Number) -> float:
     """Return 1 if the last numbers of the answer and of the reference answer are equal
     within the tolerance, else 0.
     """
-    value, reference = last_number(answer.text), last_number(_right(answer))
+    value = last_number(answer.text)
+    reference = last_number(_right(answer))
     if value is None or reference is None:
         return 0.0
     return float(abs(value - reference) <= reward.tolerance * abs(reference))

@@ -62,7 +62,8 @@ def final_answer(text: str) -> str:
     """
     begin = text.rfind("\\boxed{")
     if begin >= 0:
-        depth, start = 1, begin + len("\\boxed{")
+        depth = 1
+        start = begin + len("\\boxed{")
         for index in range(start, len(text)):
             depth += {"{": 1, "}": -1}.get(text[index], 0)
             if depth == 0:
@@ -76,7 +77,8 @@ def same_answer(given: str, right: str) -> bool:
     """Return True if the final answers of two texts have the same value; other texts
     must be equal.
     """
-    answer, reference = final_answer(given), final_answer(right)
+    answer = final_answer(given)
+    reference = final_answer(right)
     if answer.strip() == reference.strip():
         return bool(answer.strip())
     try:
@@ -182,7 +184,8 @@ def _to_sympy(node: ast.expr) -> Any:
         ):
             return getattr(sympy, name)(_to_sympy(inner))
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            base, exponent = _to_sympy(left), _to_sympy(right)
+            base = _to_sympy(left)
+            exponent = _to_sympy(right)
             size = abs(complex(exponent.evalf(5))) if exponent.is_number else math.inf
             digits = (
                 size * math.log10(abs(complex(base.evalf(5))) + 2.0)

@@ -64,7 +64,8 @@ def fit_centroids(vectors: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     distinct = np.unique(vectors, axis=0)
     if min(clusters, len(distinct)) < 2:
         return np.zeros((1, vectors.shape[1]), np.float32)
-    cluster, limits = needed("sklearn.cluster"), needed("threadpoolctl")
+    cluster = needed("sklearn.cluster")
+    limits = needed("threadpoolctl")
     kmeans = cluster.MiniBatchKMeans(
         min(clusters, len(distinct)),
         batch_size=FIRST_BATCH,

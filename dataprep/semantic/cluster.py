@@ -13,20 +13,33 @@ characters per document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import add_counts, balance
-from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
-from gristmill.dataprep.encoders.document_scores import described
+from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
+from gristmill.dataprep.documents import (
+    Inputs,
+    annotate,
+    judged_rows,
+    read_shard,
+    write_table,
+)
+from gristmill.dataprep.encoders.document_scores import Reader, describe_reader
 from gristmill.dataprep.jobs.shuffle import Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    ShardTask,
+    Task,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.semantic.centroids import fit_centroids, nearest_centroids
 from gristmill.dataprep.semantic.cluster_names import name_clusters, project
 from gristmill.dataprep.semantic.embedding_store import unpack_vectors
@@ -43,15 +56,67 @@ from gristmill.dataprep.semantic.vector_jobs import (
     write_centroids,
 )
 from gristmill.dataprep.shuffle_format import open_batches
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup_semantic import Cluster
 
 MOST_POINTS = 1_000
 """Maximum number of sampled documents on the map."""
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+class DomainPlace(TypedDict):
+    """Cluster of documents with a name, and its place on the map."""
+
+    domain: int
+    name: str
+    x: float
+    y: float
+
+
+class Domain(DomainPlace):
+    """Cluster with its number of documents."""
+
+    documents: int
+
+
+Point = Sequence[float]
+"""Place of a sampled document on the map, x and y, and the number of its cluster."""
+
+
+@dataclass(frozen=True)
+class ClusterSummary:
+    """Summary of the clusters.
+
+    Attributes:
+        counts: documents by outcome.
+        domains: the clusters, largest first.
+        map: places of up to MOST_POINTS sampled documents.
+        sample: documents that the clusters were learned from.
+        reader: the model, and what it read.
+    """
+
+    counts: Counts
+    domains: Sequence[Domain]
+    map: Sequence[Point]
+    sample: int
+    reader: Reader
+
+
+class FittedDomains(TypedDict):
+    """Result of learning and naming the clusters; see `ClusterSummary`."""
+
+    sample: int
+    domains: list[DomainPlace]
+    map: list[Point]
+
+
+class ClusteredShard(Counted):
+    """Result of writing a shard's annotations."""
+
+    domains: dict[str, int]
+    """Number of a cluster -> documents."""
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> ClusterSummary:
     """Annotate every kept document with number (`domain`) and name (`domain_name`) of
     its cluster; drops no document.
 
@@ -62,11 +127,6 @@ def run(
         inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `cluster` section
             (`mixtures.steps.dedup_semantic.Cluster`).
-
-    Returns:
-        `counts`; `domains`: `domain`, `name`, `documents` and place (`x`, `y`) of each;
-        `map`: `x`, `y` and `domain` of sampled documents; `sample`, the number of
-        sampled documents; `reader` as of `models.score_documents.run`.
 
     Raises:
         ModelFolderError: the model does not exist, or a package is missing.
@@ -93,23 +153,19 @@ def run(
         "apply", shards, partial(apply, plan=plan, names=names), context
     )
     sizes = add_counts(result["domains"] for result in applied)
-    read = {
-        name: sum(result[name] for result in embedded)
-        for name in ("documents", "tokens", "windows", "cut")
-    }
-    return {
-        "counts": balance(applied, section.max_quarantined, context.stage, errors=out),
-        "domains": [
-            {**domain, "documents": sizes.get(str(domain["domain"]), 0)}
+    return ClusterSummary(
+        balance(applied, section.max_quarantined, context.stage, errors=out),
+        [
+            Domain(**domain, documents=sizes.get(str(domain["domain"]), 0))
             for domain in fitted["domains"]
         ],
-        "map": fitted["map"],
-        "sample": fitted["sample"],
-        "reader": {**described(section.model, plan.sha256), **read},
-    }
+        fitted["map"],
+        fitted["sample"],
+        describe_reader(section.model, plan.sha256, embedded),
+    )
 
 
-def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
+def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done[FittedDomains]:
     """Learn the centroids from the sample, sorted by id, and name the clusters."""
     rows = pa.table(
         {"vector": pa.array([], pa.binary(2)), "text": pa.array([], pa.string())}
@@ -140,7 +196,7 @@ def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
     )
 
 
-def apply(task: Task, plan: VectorPlan, names: list[str]) -> Done:
+def apply(task: ShardTask, plan: VectorPlan, names: list[str]) -> Done[ClusteredShard]:
     """Write the annotations of one shard, and its vectors."""
     shard = read_shard(plan.inputs, task.name, ["id", "source"])
     judged = judged_rows(shard.documents, shard.rows, plan.section.sources)

@@ -15,18 +15,25 @@ elements takes 2 GB. The summary has the size of the largest.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import balance
-from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
+from gristmill.dataprep.conservation import Counted, Counts, balance
+from gristmill.dataprep.documents import (
+    Inputs,
+    annotate,
+    judged_rows,
+    read_shard,
+    write_table,
+)
 from gristmill.dataprep.duplicates.clusters import (
     KeepKey,
     best_first,
@@ -38,6 +45,7 @@ from gristmill.dataprep.duplicates.survivors import (
     KEEP_PREFIX,
     MEMBERS,
     TWINS,
+    Cluster,
     as_clusters,
     check_columns,
     count_member_partitions,
@@ -46,10 +54,12 @@ from gristmill.dataprep.duplicates.survivors import (
     read_columns,
     write_duplicates,
 )
-from gristmill.dataprep.encoders.document_scores import described
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.encoders.document_scores import Reader, describe_reader
+from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import (
     Done,
+    PartitionTask,
+    ShardTask,
     Task,
     partition_tasks,
     run_tasks,
@@ -70,6 +80,7 @@ from gristmill.dataprep.semantic.vector_jobs import (
     seen_path,
 )
 from gristmill.dataprep.shuffle_format import MOST_PARTITIONS, open_batches
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup_semantic import DedupSemantic
 
 REASON, LINKED_BY = "semantic_duplicate", "meaning"
@@ -88,9 +99,54 @@ TWIN_COLUMNS = [
 ]
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class KMeans:
+    """Clusters of k-means.
+
+    Attributes:
+        clusters: their number.
+        sample: documents that they were learned from.
+        largest: documents in the largest one.
+    """
+
+    clusters: int
+    sample: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class SemanticSummary:
+    """Summary of the deduplication by meaning.
+
+    Attributes:
+        counts: documents by outcome.
+        clusters: survivors that represent two documents or more.
+        largest_clusters: of `clusters`.
+        kmeans: clusters of the vectors.
+        reader: the model, and what it read.
+    """
+
+    counts: Counts
+    clusters: int
+    largest_clusters: Sequence[Cluster]
+    kmeans: KMeans
+    reader: Reader
+
+
+class Decided(TypedDict):
+    """Result of a task that decides.
+
+    Attributes:
+        clusters: survivors that represent two documents or more.
+        largest: documents in the largest k-means cluster.
+    """
+
+    clusters: int
+    largest_clusters: list[Cluster]
+    largest: int
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> SemanticSummary:
     """Drop documents with the same meaning as a kept one (`alike.survivors_in_order`),
     cluster by cluster.
 
@@ -107,12 +163,6 @@ def run(
         config: the manifest's `dedup_semantic` section
             (`mixtures.steps.dedup_semantic.DedupSemantic`).
 
-    Returns:
-        `counts`, `clusters` (survivors that represent two documents or more),
-        `largest_clusters` of these, `kmeans` (`clusters`, number of documents in the
-        `sample`, number of documents in the `largest`), and `reader` as of
-        `models.score_documents.run`.
-
     Raises:
         ModelFolderError: the model does not exist, or a package is missing.
         ValueError: a key of `keep` is malformed or not a column.
@@ -122,10 +172,8 @@ def run(
     keys = parse_keep(section.keep)
     check_columns(inputs, keys)
     plan = make_plan(inputs, section, out, context)
-    shards, num_partitions = (
-        shard_tasks(inputs["ingest"]),
-        min(plan.clusters, MOST_PARTITIONS),
-    )
+    shards = shard_tasks(inputs["ingest"])
+    num_partitions = min(plan.clusters, MOST_PARTITIONS)
     embedded, sent = run_shuffle(
         "embed", shards, partial(embed, plan=plan), context, {SAMPLE: 1}
     )
@@ -165,27 +213,21 @@ def run(
     )
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
-    read = {
-        name: sum(result[name] for result in embedded)
-        for name in ("documents", "tokens", "windows", "cut")
-    }
-    return {
-        "counts": counts,
-        "clusters": sum(result["clusters"] for result in decided),
-        "largest_clusters": largest_clusters(
+    largest = max((result["largest"] for result in decided), default=0)
+    return SemanticSummary(
+        counts,
+        sum(result["clusters"] for result in decided),
+        largest_clusters(
             [cluster for result in decided for cluster in result["largest_clusters"]]
         ),
-        "kmeans": {
-            **fitted,
-            "largest": max((result["largest"] for result in decided), default=0),
-        },
-        "reader": {**described(section.model, plan.sha256), **read},
-    }
+        KMeans(fitted["clusters"], fitted["sample"], largest),
+        describe_reader(section.model, plan.sha256, embedded),
+    )
 
 
 def gather_members(
-    task: Task, plan: VectorPlan, keys: Sequence[KeepKey], num_partitions: int
-) -> Generator[Sent, None, Done]:
+    task: ShardTask, plan: VectorPlan, keys: Sequence[KeepKey], num_partitions: int
+) -> Sending:
     """Send the documents of one shard, with the columns of the keys, to the partitions
     of their clusters.
     """
@@ -217,20 +259,15 @@ def gather_members(
 
 
 def decide(
-    task: Task,
+    task: PartitionTask,
     plan: VectorPlan,
     keys: Sequence[KeepKey],
     threshold: float,
     members: Shuffled,
     num_ranges: int,
-) -> Generator[Sent, None, Done]:
-    """Choose the survivors of every cluster of one partition, one cluster at a time.
-
-    Returns:
-        `clusters` (survivors that represent two documents or more), `largest_clusters`
-        of these, and the number of documents in the `largest` k-means cluster.
-    """
-    counted: dict[str, Any] = {"clusters": 0, "largest_clusters": [], "largest": 0}
+) -> Sending[Decided]:
+    """Choose the survivors of every cluster of one partition, one cluster at a time."""
+    counted = Decided(clusters=0, largest_clusters=[], largest=0)
     for centroid in range(
         task.payload["partition"],
         0 if members.is_nothing else plan.clusters,
@@ -250,13 +287,11 @@ def decide(
         survivors = decisions.filter(
             pc.and_(decisions["reason"].is_null(), pc.greater(decisions["size"], 1))
         )
-        counted = {
-            "clusters": counted["clusters"] + len(survivors),
-            "largest_clusters": largest_clusters(
-                [*counted["largest_clusters"], *as_clusters(survivors)]
-            ),
-            "largest": max(counted["largest"], len(decisions)),
-        }
+        counted["clusters"] += len(survivors)
+        counted["largest_clusters"] = largest_clusters(
+            [*counted["largest_clusters"], *as_clusters(survivors)]
+        )
+        counted["largest"] = max(counted["largest"], len(decisions))
     return Done([], counted)
 
 
@@ -281,7 +316,8 @@ def decide_cluster(
     chosen, ordered_cosine = survivors_in_order(
         unpack_vectors(members["vector"].take(pa.array(order))), threshold
     )
-    survivor, cosine = np.empty_like(order), np.empty(len(order))
+    survivor = np.empty_like(order)
+    cosine = np.empty(len(order))
     survivor[order], cosine[order] = order[chosen], ordered_cosine
     component = np.unique(survivor, return_inverse=True)[1]
     choices = explain_choices(
@@ -314,7 +350,7 @@ def decide_cluster(
     )
 
 
-def apply(task: Task, plan: VectorPlan, decisions: Shuffled) -> Done:
+def apply(task: ShardTask, plan: VectorPlan, decisions: Shuffled) -> Done[Counted]:
     """Write the annotations of one shard, and the vectors of kept documents."""
     shard = read_shard(plan.inputs, task.name, ["id", "source"])
     judged = judged_rows(shard.documents, shard.rows, plan.section.sources)

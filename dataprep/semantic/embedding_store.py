@@ -4,17 +4,14 @@ without the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.annotate_batches import measure_texts
-from gristmill.dataprep.documents import judged_rows, read_shard
+from gristmill.dataprep.annotate_batches import Columns, measure_texts
+from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
 from gristmill.dataprep.duplicates.sketches import describe_seen
+from gristmill.dataprep.encoders.document_scores import ReadCounts, count_read
 from gristmill.dataprep.encoders.embeddings import Embedder, load_embedder
 from gristmill.mixtures.encoder_settings import ReadingModel
 
@@ -49,20 +46,19 @@ def unpack_vectors(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def embed_shard(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     sources: tuple[str, ...] | None,
     model: ReadingModel,
     sha256: str,
-) -> tuple[pa.RecordBatch, pa.RecordBatch, pa.ChunkedArray, dict[str, int]]:
+) -> tuple[pa.RecordBatch, pa.RecordBatch, pa.ChunkedArray, ReadCounts]:
     """Embed the documents of a shard that were kept so far and belong to the sources.
 
     Returns:
         a row per document that the model could read: `row` (in the shard), `id`,
         `locator`, `length` (code points) and `vector`; sizes and errors of all
         documents of the shard (`sketches.describe_seen`); the texts of the rows; and
-        the numbers of `documents`, `tokens` and `windows` read, and of documents that
-        were not read to their end (`cut`).
+        numbers of what the model read.
     """
     kept_shard = read_shard(inputs, shard, ["id", "source", "locator", "text"])
     judged = judged_rows(kept_shard.documents, kept_shard.rows, sources)
@@ -83,22 +79,15 @@ def embed_shard(
             "vector": pack_vectors(measured["vector"]),
         }
     )
-    tokens, windows, is_whole = (measured[name] for name in READ)
-    counted = {
-        "documents": len(rows),
-        "tokens": int(tokens.sum()),
-        "windows": int(windows.sum()),
-        "cut": int((~is_whole).sum()),
-    }
     return (
         batch,
         describe_seen(kept_shard.documents, judged, errors),
         texts.filter(pa.array(good)),
-        counted,
+        count_read(*(measured[name] for name in READ)),
     )
 
 
-def _embed(embedder: Embedder, texts: pa.Array) -> dict[str, Any]:
+def _embed(embedder: Embedder, texts: pa.Array) -> Columns:
     if not len(texts):
         zeros = np.zeros(0, np.int64)
         return {

@@ -39,7 +39,8 @@ def survivors_in_order(
         rounded to thousandths, float64, 1 for a kept document.
     """
     least = least_cosine(threshold)
-    survivor, cosine = np.arange(len(vectors)), np.ones(len(vectors))
+    survivor = np.arange(len(vectors))
+    cosine = np.ones(len(vectors))
     kept = np.empty(0, np.int64)
     for begin in range(0, len(vectors), BLOCK):
         rows = np.arange(begin, min(begin + BLOCK, len(vectors)))
@@ -48,7 +49,8 @@ def survivors_in_order(
             kept_rows = kept[first : first + KEPT_AT_ONCE]
             cosines = _products(vectors, rows, kept_rows)
             is_similar = cosines >= least
-            column, is_dropped = is_similar.argmax(axis=1), is_similar.any(axis=1)
+            column = is_similar.argmax(axis=1)
+            is_dropped = is_similar.any(axis=1)
             survivor[rows[is_dropped]] = kept_rows[column[is_dropped]]
             cosine[rows[is_dropped]] = cosines[is_dropped, column[is_dropped]]
             rows = rows[~is_dropped]

@@ -4,9 +4,9 @@ of them, and its centroids.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +16,13 @@ from gristmill.core.files import array_bytes, atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.document_numbers import Numbering, number_documents
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.duplicates.sketches import binary_numbers, write_sketches
+from gristmill.dataprep.encoders.document_scores import ReadCounts
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.model_folders import folder_sha256, needed
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled
-from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled
+from gristmill.dataprep.jobs.tasks import Done, ShardTask, Task
 from gristmill.dataprep.semantic.centroids import (
     count_clusters,
     count_sample,
@@ -52,8 +54,8 @@ class VectorPlan:
         sample: number of documents to learn them from.
     """
 
-    inputs: Mapping[str, Path]
-    measured: Mapping[str, Path]
+    inputs: Inputs
+    measured: Inputs
     section: DedupSemantic | Cluster
     sha256: str
     numbering: Numbering
@@ -64,7 +66,7 @@ class VectorPlan:
 
 
 def make_plan(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     section: DedupSemantic | Cluster,
     out: Path,
     context: Context,
@@ -91,9 +93,17 @@ def make_plan(
     )
 
 
+class FittedCentroids(TypedDict):
+    """Result of learning the centroids."""
+
+    clusters: int
+    sample: int
+    """Documents that they were learned from."""
+
+
 def embed(
-    task: Task, plan: VectorPlan, with_texts: bool = False
-) -> Generator[Sent, None, Done]:
+    task: ShardTask, plan: VectorPlan, with_texts: bool = False
+) -> Sending[ReadCounts]:
     """Write the vectors of one shard's documents, and send the sampled ones.
 
     Args:
@@ -136,7 +146,7 @@ def read_vectors(plan: VectorPlan, shard: str) -> pa.Table:
     return pa.Table.from_batches([open_batches(vectors_path(plan, shard)).get_batch(0)])
 
 
-def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
+def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done[FittedCentroids]:
     """Learn the centroids from the sample, sorted by id."""
     rows = None if sample.is_nothing else sample.read(0).sort_by("id")
     vectors = (

@@ -50,7 +50,8 @@ def nearest(
         most: maximum number of documents.
     """
     best: list[Near] = []
-    num_vectors, least = 0, LEAST_COSINE
+    num_vectors = 0
+    least = LEAST_COSINE
     for shard in shards:
         with open_table(folder / shard) as file:
             for batch in file.iter_batches(

@@ -57,13 +57,12 @@ def digest_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         data, offsets: as from `text_buffers`.
     """
     digests = np.empty((len(offsets) - 1, 2), np.uint64)
-    state, words, last = (
-        np.empty(8, np.uint64),
-        np.empty(16, np.uint64),
-        np.empty(BLOCK_BYTES, np.uint8),
-    )
+    state = np.empty(8, np.uint64)
+    words = np.empty(16, np.uint64)
+    last = np.empty(BLOCK_BYTES, np.uint8)
     for text in range(len(offsets) - 1):
-        pos, end = offsets[text], offsets[text + 1]
+        pos = offsets[text]
+        end = offsets[text + 1]
         length = end - pos
         state[:] = INITIAL
         state[0] ^= PARAMETERS
@@ -88,18 +87,22 @@ def _compress(
     state: np.ndarray, words: np.ndarray, hashed: np.uint64, final: np.uint64
 ) -> None:
     """Function F of RFC 7693, section 3.2."""
-    v0, v1, v2, v3, v4, v5, v6, v7 = (
-        state[0],
-        state[1],
-        state[2],
-        state[3],
-        state[4],
-        state[5],
-        state[6],
-        state[7],
-    )
-    v8, v9, v10, v11 = INITIAL[0], INITIAL[1], INITIAL[2], INITIAL[3]
-    v12, v13, v14, v15 = INITIAL[4] ^ hashed, INITIAL[5], INITIAL[6] ^ final, INITIAL[7]
+    v0 = state[0]
+    v1 = state[1]
+    v2 = state[2]
+    v3 = state[3]
+    v4 = state[4]
+    v5 = state[5]
+    v6 = state[6]
+    v7 = state[7]
+    v8 = INITIAL[0]
+    v9 = INITIAL[1]
+    v10 = INITIAL[2]
+    v11 = INITIAL[3]
+    v12 = INITIAL[4] ^ hashed
+    v13 = INITIAL[5]
+    v14 = INITIAL[6] ^ final
+    v15 = INITIAL[7]
     for number in range(ROUNDS):
         order = SCHEDULE[number % 10]
         v0, v4, v8, v12 = _mix(v0, v4, v8, v12, words[order[0]], words[order[1]])

@@ -65,7 +65,8 @@ def paragraph_runs(text: str, characters: int) -> list[str]:
     """Runs of complete paragraphs of at least `characters` each; a remainder of less
     than half is added to the last run.
     """
-    begins, begin = [], 0
+    begins = []
+    begin = 0
     for start in _paragraph_starts(text):
         if start - begin >= characters:
             begins.append(start)

@@ -34,7 +34,8 @@ def replace_spans(
     number = len(offsets) - 1
     edited_offsets = np.zeros(number + 1, np.int64)
     for text in range(number):
-        size, pos = offsets[text + 1] - offsets[text], 0
+        size = offsets[text + 1] - offsets[text]
+        pos = 0
         length = size
         for edit in range(firsts[text], firsts[text + 1]):
             if begins[edit] < pos or ends[edit] < begins[edit] or ends[edit] > size:
@@ -83,13 +84,15 @@ def compose(
     """
     number = len(firsts) - 1
     capacity = len(begins) + len(begins2)
-    out_begins, out_ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    out_begins = np.empty(capacity, np.int64)
+    out_ends = np.empty(capacity, np.int64)
     out_data = np.empty(texts[-1] - texts[0] + texts2[-1] - texts2[0], np.uint8)
     cuts = np.zeros(capacity + 1, np.int64)
     offsets = np.zeros(number + 1, np.int64)
     count = 0
     for text in range(number):
-        edit1, edit2 = firsts[text], firsts2[text]
+        edit1 = firsts[text]
+        edit2 = firsts2[text]
         # position in the intermediate text minus position in the original text
         shift = 0
         while edit1 < firsts[text + 1] or edit2 < firsts2[text + 1]:
@@ -100,7 +103,8 @@ def compose(
             )
             begin = begins[edit1] if is_first_round else begins2[edit2] - shift
             # consumed bytes of the intermediate text
-            middle, size = begin + shift, cuts[count]
+            middle = begin + shift
+            size = cuts[count]
             while True:
                 if edit1 < firsts[text + 1] and begins[edit1] + shift <= middle:
                     # The replacement of this edit is at `place` of the intermediate

@@ -183,7 +183,8 @@ def sort_distinct(values: np.ndarray, spare: np.ndarray) -> int:
 @kernel
 def _insert(values: np.ndarray) -> None:
     for pos in range(1, len(values)):
-        value, place = values[pos], pos
+        value = values[pos]
+        place = pos
         while place > 0 and values[place - 1] > value:
             values[place] = values[place - 1]
             place -= 1
@@ -203,7 +204,8 @@ def _sort_bytes(values: np.ndarray, spare: np.ndarray) -> None:
         total = 0
         for pos in range(256 * step, 256 * step + 256):
             total, places[pos] = total + places[pos], total
-    source, target = values, spare
+    source = values
+    target = spare
     for step in range(4):
         for pos in range(len(values)):
             value = source[pos]

@@ -44,7 +44,9 @@ class MachineCode:
     """
 
     def __init__(self, folder: Path, name: str, source: object) -> None:
-        self._folder, self._name, self._source = folder, name, source
+        self._folder = folder
+        self._name = name
+        self._source = source
 
     def load(self, key: object) -> Any:
         """Load the data saved with a key, or None.
@@ -102,7 +104,8 @@ def _content(file: Path) -> bytes | None:
         )  # type: ignore[attr-defined]
     except FileNotFoundError:
         return None
-    digest, content = stored[:DIGEST_BYTES], stored[DIGEST_BYTES:]
+    digest = stored[:DIGEST_BYTES]
+    content = stored[DIGEST_BYTES:]
     return content if hashlib.sha256(content).digest() == digest else None
 
 

@@ -171,7 +171,8 @@ def fetch(typing: Any, address: Any) -> Any:
     """Prefetch the cache line at an address for reading."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number, place = ir.IntType(32), cgutils.voidptr_t
+        number = ir.IntType(32)
+        place = cgutils.voidptr_t
         fetch = cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(ir.VoidType(), [place, number, number, number]),

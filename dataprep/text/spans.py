@@ -38,13 +38,13 @@ def find_words(
         word is alphabetic. One entry per word.
     """
     capacity = (end - begin) // 2 + 1
-    starts, ends, chars = (
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-    )
+    starts = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
+    chars = np.empty(capacity, np.int64)
     alphabetic = np.empty(capacity, np.bool_)
-    count, start, length = 0, 0, 0
+    count = 0
+    start = 0
+    length = 0
     flag_union = np.uint16(0)
     pos = begin
     while pos < end:
@@ -52,13 +52,15 @@ def find_words(
         flag = flags[code]
         if flag & SPACE == 0:
             if length == 0:
-                start, flag_union = pos, np.uint16(0)
+                start = pos
+                flag_union = np.uint16(0)
             length += 1
             flag_union |= flag
         elif length > 0:
             starts[count], ends[count], chars[count] = start, pos, length
             alphabetic[count] = flag_union & ALPHABETIC != 0
-            count, length = count + 1, 0
+            count = count + 1
+            length = 0
         pos += width
     if length > 0:
         starts[count], ends[count], chars[count] = start, end, length
@@ -84,12 +86,11 @@ def find_segments(
             segment.
     """
     capacity = (end - begin + 1) // 2 + 1
-    starts, ends, chars = (
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-    )
-    count, segment = 0, begin
+    starts = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
+    chars = np.empty(capacity, np.int64)
+    count = 0
+    segment = begin
     while segment < end:
         stop = skip_to_newlines(data, segment, end, newlines)
         first, last = strip(data, segment, stop, flags)
@@ -135,7 +136,9 @@ def strip(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tuple[in
 @kernel
 def count_code_points(data: np.ndarray, begin: int, end: int) -> int:
     """Number of code points: bytes that do not continue one."""
-    pos, stop, continuing = np.uint64(begin), np.uint64(end), np.uint64(0)
+    pos = np.uint64(begin)
+    stop = np.uint64(end)
+    continuing = np.uint64(0)
     while pos + np.uint64(8) <= stop:
         eight = load64(data, pos)
         continuing += number_of(eight & ~(eight << np.uint64(1)) & HIGH_BITS)
@@ -163,21 +166,25 @@ def word_spans(
     """
     # adjacent words without a space have a character of three bytes
     capacity = (end - begin) // 2 + 1
-    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-    count, in_word = 0, False
+    starts = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
+    count = 0
+    in_word = False
     pos = begin
     while pos < end:
         code, width = decode(data, pos)
         flag = flags[code]
         if in_word and (flag & WORD == 0 or flag & ALONE != 0):
             ends[count] = pos
-            count, in_word = count + 1, False
+            count = count + 1
+            in_word = False
         if flag & WORD != 0 and not in_word:
             starts[count], in_word = pos, True
         pos += width
         if flag & ALONE != 0 and in_word:
             ends[count] = pos
-            count, in_word = count + 1, False
+            count = count + 1
+            in_word = False
     if in_word:
         ends[count] = end
         count += 1
@@ -201,12 +208,12 @@ def hashed_words(
         starts, ends: int64; hashes: uint64, one entry per word.
     """
     capacity = (end - begin) // 2 + 1
-    starts, ends, hashes = (
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.uint64),
-    )
-    count, length, value = 0, np.uint64(0), np.uint64(0)
+    starts = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
+    hashes = np.empty(capacity, np.uint64)
+    count = 0
+    length = np.uint64(0)
+    value = np.uint64(0)
     pos = begin
     while pos < end:
         code, width = decode(data, pos)
@@ -216,7 +223,9 @@ def hashed_words(
         flag = flags[code]
         if length > 0 and (flag & WORD == 0 or flag & ALONE != 0):
             ends[count], hashes[count] = pos, fmix64(value + length)
-            count, length, value = count + 1, np.uint64(0), np.uint64(0)
+            count = count + 1
+            length = np.uint64(0)
+            value = np.uint64(0)
         if flag & WORD == 0:
             pos += width
             continue
@@ -228,7 +237,9 @@ def hashed_words(
         length += np.uint64(1)
         if flag & ALONE != 0:
             ends[count], hashes[count] = pos, fmix64(value + length)
-            count, length, value = count + 1, np.uint64(0), np.uint64(0)
+            count = count + 1
+            length = np.uint64(0)
+            value = np.uint64(0)
     if length > 0:
         ends[count], hashes[count] = end, fmix64(value + length)
         count += 1

@@ -69,7 +69,9 @@ def number_of(high_bits: np.uint64) -> np.uint64:
 @inner_kernel
 def count_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
     """Number of occurrences of a byte in a range."""
-    pos, stop, count = np.uint64(begin), np.uint64(end), np.uint64(0)
+    pos = np.uint64(begin)
+    stop = np.uint64(end)
+    count = np.uint64(0)
     while pos + np.uint64(8) <= stop:
         count += number_of(equal_to(load64(data, pos), byte))
         pos += np.uint64(8)
@@ -82,7 +84,8 @@ def count_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
 @inner_kernel
 def find_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
     """First position of a byte in a range; the end if there is none."""
-    pos, stop = np.uint64(begin), np.uint64(end)
+    pos = np.uint64(begin)
+    stop = np.uint64(end)
     while pos + np.uint64(8) <= stop:
         matches = equal_to(load64(data, pos), byte)
         if matches != 0:

@@ -17,18 +17,32 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep import conservation as histograms
 from gristmill.dataprep.annotate_batches import spread
-from gristmill.dataprep.conservation import add_counts, balance
-from gristmill.dataprep.documents import annotate, read_table, write_table
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.conservation import (
+    ANY_EDGES,
+    Counts,
+    Histograms,
+    RuleCounts,
+    add_counts,
+    balance,
+    fit_histograms,
+    histogram,
+)
+from gristmill.dataprep.documents import Inputs, annotate, read_table, write_table
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    ShardTask,
+    Task,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.thresholds import (
     bounds_of,
     count_failures,
@@ -40,17 +54,22 @@ from gristmill.dataprep.user_code.own_documents import (
     SAMPLE_ROWS,
     DocumentFunction,
     JudgedColumns,
+    OwnShard,
     call_on,
-    describe_run,
     described,
     known_columns,
     load_document_function,
     read_judged_columns,
+    warn_of_difference,
     wrong,
 )
 from gristmill.dataprep.user_code.time_limits import TimeLimit
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.own_steps import Annotate, OwnAnnotate
 from gristmill.mixtures.yaml_text import did_you_mean
+
+if TYPE_CHECKING:
+    from gristmill.dataprep.encoders.score_documents import ScoreSummary
 
 PLAIN = (bool, int, float, str, np.generic)
 """Types of a value of a document, besides None."""
@@ -66,15 +85,45 @@ TYPES: Mapping[pa.DataType, Callable[[pa.DataType], bool]] = {
 """Types of columns, each with a test of the types that are cast to it."""
 MOST_TEXT_BYTES = 100_000
 """Maximum size of a value: a column describes a document and is not a second text."""
+Returned = Mapping[str, Any]
+"""What a function returned: a value or an array by column."""
 LIKE = 1e-6
 """Relative tolerance between two calls: sums over batches of different sizes are
 rounded differently.
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class AnnotateSummary:
+    """Summary of a user's measurements.
+
+    Attributes:
+        counts: documents by outcome.
+        rules: threshold -> documents that fail it (`failing`), and only it (`only`).
+        histograms: of each numeric column.
+        code: description of the code.
+        differs: different results of two calls, if any.
+    """
+
+    counts: Counts
+    rules: RuleCounts
+    histograms: Histograms
+    code: str
+    differs: str | None = None
+
+
+class AnnotatedShard(OwnShard):
+    """Result of measuring a shard."""
+
+    rules: RuleCounts
+    histograms: Histograms
+    types: dict[str, str]
+    """Arrow type by column."""
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Inputs, config: Recipe, out: Path, context: Context
+) -> AnnotateSummary | ScoreSummary:
     """Measure every kept document with the user's function, and drop documents by
     thresholds or a bare False.
 
@@ -85,11 +134,6 @@ def run(
         inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `annotate` section (`mixtures.steps.own_steps.Annotate`),
             with the code by value.
-
-    Returns:
-        `counts`; `rules`: per threshold the number of documents that fail it, and that
-        fail only it; `histograms`: per numeric column; `code`: description of the code;
-        `differs`: the different results of two calls, if any.
 
     Raises:
         OwnCodeError: the function cannot be called, or returned an invalid value.
@@ -107,7 +151,7 @@ def run(
     process = partial(
         annotate_shard,
         inputs=dict(inputs),
-        config=section.model_dump(mode="json"),
+        section=section,
         out=out,
         known=columns,
     )
@@ -115,28 +159,23 @@ def run(
     # batches often run Python code too.
     results = run_tasks("annotate", tasks, process, context, holds_gil=True)
     unite_types(section, tasks, results, out, context)
-    return {
-        "counts": balance(results, section.max_quarantined, context.stage, errors=out),
-        "rules": add_counts(result["rules"] for result in results),
-        "histograms": {
-            name: histograms.fit_histogram(counted)
-            for name, counted in histograms.add_histograms(
-                result["histograms"] for result in results
-            ).items()
-        },
-        **describe_run(section, results, context),
-    }
+    return AnnotateSummary(
+        balance(results, section.max_quarantined, context.stage, errors=out),
+        add_counts(result["rules"] for result in results),
+        fit_histograms(result["histograms"] for result in results),
+        section.use.describe(),
+        warn_of_difference(section, results, context),
+    )
 
 
 def annotate_shard(
-    task: Task,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
+    task: ShardTask,
+    inputs: Inputs,
+    section: OwnAnnotate,
     out: Path,
     known: Sequence[str],
-) -> Done:
+) -> Done[AnnotatedShard]:
     """Measure one document shard and write its annotations."""
-    section = OwnAnnotate.model_validate(config)
     function = load_document_function(section, known)
     judged_columns = read_judged_columns(
         inputs, task.name, section.sources, function.reads
@@ -171,8 +210,7 @@ def annotate_shard(
             "rules": count_failures(failed),
             "differs": differs,
             "histograms": {
-                name: histograms.histogram(values, histograms.ANY_EDGES)
-                for name, values in numbers.items()
+                name: histogram(values, ANY_EDGES) for name, values in numbers.items()
             },
             "types": {
                 name: str(values.type) for name, values in measured.columns.items()
@@ -228,7 +266,7 @@ def _measure_batch(
     limit: TimeLimit,
 ) -> Measured:
     announced = section.measured
-    rows: list[Mapping[str, Any]] = []
+    rows: list[Returned] = []
     parts: list[Mapping[str, pa.Array]] = []
     errors: list[str | None] = []
     decides = False
@@ -269,7 +307,7 @@ def _measure_batch(
     )
 
 
-def _named(function: DocumentFunction, value: Any) -> tuple[Mapping[str, Any], bool]:
+def _named(function: DocumentFunction, value: Any) -> tuple[Returned, bool]:
     """Returned values by column name, and True if the function returned a bare
     decision.
     """
@@ -309,7 +347,7 @@ def _named(function: DocumentFunction, value: Any) -> tuple[Mapping[str, Any], b
 
 
 def _check_announced(
-    function: DocumentFunction, announced: Sequence[str], values: Mapping[str, Any]
+    function: DocumentFunction, announced: Sequence[str], values: Returned
 ) -> None:
     """Raise OwnCodeError if a function returns columns that were not announced before
     it ran.
@@ -517,8 +555,8 @@ def _alike(first: Any, second: Any) -> bool:
 
 def unite_types(
     section: OwnAnnotate,
-    tasks: Sequence[Task],
-    results: Sequence[Mapping[str, Any]],
+    tasks: Sequence[ShardTask],
+    results: Sequence[AnnotatedShard],
     out: Path,
     context: Context,
 ) -> None:

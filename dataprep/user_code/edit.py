@@ -20,23 +20,30 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import add_counts, balance
-from gristmill.dataprep.documents import annotate, write_table
-from gristmill.dataprep.edits import EDITS, Edit, edits_array
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.conservation import Counts, add_counts, balance
+from gristmill.dataprep.documents import Inputs, annotate, write_table
+from gristmill.dataprep.edits import EDITS, Applications, Edit, edits_array
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    ShardTask,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.user_code.own_documents import (
     BATCH_ROWS,
     SAMPLE_ROWS,
     DocumentFunction,
     JudgedColumns,
+    OwnShard,
     call_on,
-    describe_run,
     described,
     known_columns,
     load_document_function,
     read_judged_columns,
+    warn_of_difference,
 )
 from gristmill.dataprep.user_code.time_limits import TimeLimit
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.own_steps import Edit as EditStep
 
 EMPTY = "edit/empty"
@@ -55,9 +62,30 @@ Difference = tuple[int, int, str]
 """Characters `begin` up to `end` of a text, and their replacement."""
 
 
-def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class EditSummary:
+    """Summary of a user's edits.
+
+    Attributes:
+        counts: documents by outcome.
+        edits: name of the function -> its applications.
+        code: description of the code.
+        differs: different results of two calls, if any.
+    """
+
+    counts: Counts
+    edits: Mapping[str, Applications]
+    code: str
+    differs: str | None = None
+
+
+class EditedShard(OwnShard):
+    """Result of editing a shard."""
+
+    edits: Applications
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> EditSummary:
     """Edit every kept document with the user's function.
 
     Writes one annotation table per document shard, with `edits`, and the numbers of
@@ -68,11 +96,6 @@ def run(
         inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `edit` section (`mixtures.steps.own_steps.Edit`), with
             the code by value.
-
-    Returns:
-        `counts`; `edits`: under the function's name the numbers of changed `documents`,
-        of edits (`times`), and of removed `bytes`; `code`: description of the code;
-        `differs`: the different results of two calls, if any.
 
     Raises:
         OwnCodeError: the function cannot be called, or did not return text.
@@ -85,27 +108,27 @@ def run(
     process = partial(
         edit_shard,
         inputs=dict(inputs),
-        config=section.model_dump(mode="json"),
+        section=section,
         out=out,
         known=columns,
     )
     results = run_tasks("edit", tasks, process, context, holds_gil=True)
-    return {
-        "counts": balance(results, section.max_quarantined, context.stage, errors=out),
-        "edits": {section.use.name: add_counts(result["edits"] for result in results)},
-        **describe_run(section, results, context),
-    }
+    return EditSummary(
+        balance(results, section.max_quarantined, context.stage, errors=out),
+        {section.use.name: add_counts(result["edits"] for result in results)},
+        section.use.describe(),
+        warn_of_difference(section, results, context),
+    )
 
 
 def edit_shard(
-    task: Task,
-    inputs: Mapping[str, Path],
-    config: dict[str, Any],
+    task: ShardTask,
+    inputs: Inputs,
+    section: EditStep,
     out: Path,
     known: Sequence[str],
-) -> Done:
+) -> Done[EditedShard]:
     """Edit one document shard and write its annotations."""
-    section = EditStep.model_validate(config)
     function = load_document_function(section, known)
     judged_columns = read_judged_columns(
         inputs, task.name, section.sources, function.reads
@@ -274,7 +297,8 @@ def derive_edits(before: str, after: str) -> Iterator[Edit]:
     for begin, end, text in differences(before, after):
         text.encode()
         first = size + len(before[position:begin].encode())
-        position, size = end, first + len(before[begin:end].encode())
+        position = end
+        size = first + len(before[begin:end].encode())
         yield first, size, text
 
 
@@ -330,10 +354,8 @@ def differences(
         suffix -= cuts[0].tail(before[len(before) - suffix :])
     elif max(len(before), len(after)) <= NEAR:
         prefix = suffix = 0
-    before_part, after_part = (
-        before[prefix : len(before) - suffix],
-        after[prefix : len(after) - suffix],
-    )
+    before_part = before[prefix : len(before) - suffix]
+    after_part = after[prefix : len(after) - suffix]
     at += prefix
     pieces, after_pieces = (
         cuts[0].pieces(text) if cuts else [text] for text in (before_part, after_part)
@@ -396,7 +418,8 @@ def _unequal(
 
 def common_prefix(one: str, other: str) -> int:
     """Length of the common prefix of two texts."""
-    low, high = 0, min(len(one), len(other))
+    low = 0
+    high = min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:

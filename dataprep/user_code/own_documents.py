@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,9 @@ import pyarrow as pa
 
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import Counted
 from gristmill.dataprep.corpus import DERIVED, Corpus, hex_ids, url_of
-from gristmill.dataprep.documents import judged_rows, read_shard
+from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
 from gristmill.dataprep.user_code.time_limits import TimeLimit, TimeLimitError
 from gristmill.dataprep.user_functions import blame, load_function, load_own
 from gristmill.mixtures.own_signatures import batch_type, signature_of
@@ -76,23 +76,25 @@ def described(value: Any) -> str:
     )
 
 
-def describe_run(
-    step: OwnStep, results: Sequence[Mapping[str, Any]], context: Context
-) -> dict[str, str]:
-    """Describe a run for the summary by `code` and, with a warning, `differs`, the
-    different results of two calls.
+class OwnShard(Counted):
+    """Result of a user's function on a shard."""
 
-    Args:
-        step: the settings.
-        results: results of the shards, each with `differs`.
-        context: receives the warning.
+    differs: str | None
+    """Different results of two calls, in words."""
+
+
+def warn_of_difference(
+    step: OwnStep, results: Sequence[OwnShard], context: Context
+) -> str | None:
+    """Describe the first different results of two calls, and warn of them; None if
+    there are none.
     """
     differs = next((result["differs"] for result in results if result["differs"]), None)
     if differs is None:
-        return {"code": step.use.describe()}
+        return None
     message = f"{step.use.place}: {step.use.name} is not deterministic: {differs}"
     context.warn(f"{message}; another run may come to other results")
-    return {"code": step.use.describe(), "differs": message}
+    return message
 
 
 def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFunction:
@@ -118,7 +120,10 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # built-in functions do not have a signature
         return DocumentFunction(step, load_own(step, "text"), ("text",))
-    batch = batch_type(_written(parameters[0].annotation)) if parameters else None
+    hint: Any = parameters[0].annotation if parameters else None
+    batch = batch_type(
+        hint if isinstance(hint, str) else getattr(hint, "__name__", None)
+    )
     if batch is not None:
         reads = step.columns or ("text",)
         _check_known(step, reads, known, True)
@@ -229,11 +234,7 @@ def check_source(step: OwnStep, known: Collection[str]) -> None:
         )
 
 
-def _written(hint: Any) -> str | None:
-    return hint if isinstance(hint, str) else getattr(hint, "__name__", None)
-
-
-def known_columns(inputs: Mapping[str, Path]) -> list[str]:
+def known_columns(inputs: Inputs) -> list[str]:
     """Columns that a function may read: those of documents, and those of the stages
     among the inputs.
     """
@@ -264,7 +265,7 @@ class JudgedColumns:
 
 
 def read_judged_columns(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     sources: Sequence[str] | None,
     reads: Sequence[str],

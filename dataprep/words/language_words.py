@@ -112,13 +112,17 @@ def language_words(
     Raises:
         NoTokenizerError: a library is not installed.
     """
-    data, offsets = data[offsets[0] : offsets[-1]], offsets - offsets[0]
+    data = data[offsets[0] : offsets[-1]]
+    offsets = offsets - offsets[0]
     groups: dict[str | None, list[int]] = {}
     for text, language in enumerate(languages):
         groups.setdefault(language, []).append(text)
-    parts, added, size = [], [data], len(data)
+    parts = []
+    added = [data]
+    size = len(data)
     for language, texts in groups.items():
-        tokenizer, text_numbers = tokenizer_of(language), np.array(texts, np.int64)
+        tokenizer = tokenizer_of(language)
+        text_numbers = np.array(texts, np.int64)
         if tokenizer.of_runs is not None:
             parts.append(
                 words_of_runs(

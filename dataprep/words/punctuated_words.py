@@ -99,28 +99,37 @@ def punctuated_words(
     """Split texts at whitespace and split off punctuation; the arguments are those of
     `word_cuts.whitespace_words`.
     """
-    capacity, longest = 0, 0
+    capacity = 0
+    longest = 0
     for text in which:
         capacity += offsets[text + 1] - offsets[text]
         longest = max(longest, offsets[text + 1] - offsets[text])
-    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-    chars, flag_unions = np.empty(capacity, np.int32), np.empty(capacity, np.uint16)
-    codes, positions = np.empty(longest, np.int32), np.empty(longest + 1, np.int64)
+    starts = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
+    chars = np.empty(capacity, np.int32)
+    flag_unions = np.empty(capacity, np.uint16)
+    codes = np.empty(longest, np.int32)
+    positions = np.empty(longest + 1, np.int64)
     cuts = np.empty(longest + 1, np.bool_)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     roles = _ascii_roles(flags)
     count = 0
     for number in range(len(which)):
-        pos, end = offsets[which[number]], offsets[which[number] + 1]
+        pos = offsets[which[number]]
+        end = offsets[which[number] + 1]
         while pos < end:
             pos, count = _simple_runs(
                 data, pos, end, roles, starts, ends, chars, flag_unions, count
             )
             if pos == end:
                 break
-            begin, length, flag_union, is_plain = pos, 0, np.uint16(0), True
+            begin = pos
+            length = 0
+            flag_union = np.uint16(0)
+            is_plain = True
             while pos < end:
-                code, width = int(data[pos]), 1
+                code = int(data[pos])
+                width = 1
                 if code >= 0x80:
                     code, width = decode(data, pos)
                 flag = flags[code]
@@ -128,7 +137,8 @@ def punctuated_words(
                     break
                 flag_union |= flag
                 is_plain &= flag & (WORD | MARK) != 0 and code != UNDERSCORE
-                pos, length = pos + width, length + 1
+                pos = pos + width
+                length = length + 1
             is_exception = length > 0 and (
                 (length == 6 and _spells_cannot(data, begin))
                 or _may_have_unit(data, begin, pos)
@@ -204,13 +214,16 @@ def _simple_runs(
     Returns:
         start of the first other run, or the end; and the number of words so far.
     """
-    place, stop, word = np.uint64(pos), np.uint64(end), np.uint64(count)
+    place = np.uint64(pos)
+    stop = np.uint64(end)
+    word = np.uint64(count)
     while place < stop:
         role = roles[data[place]]
         if role & BLANK != 0:
             place += ONE
             continue
-        run, first = place, word
+        run = place
+        first = word
         last_mark = 0  # the previous mark, or 0
         while role & OPENING != 0:
             if last_mark and _PAIRS[last_mark, data[place]]:
@@ -222,7 +235,8 @@ def _simple_runs(
                 1,
                 role & FLAGS,
             )
-            place, word = place + ONE, word + ONE
+            place = place + ONE
+            word = word + ONE
             role = roles[data[place]] if place < stop else BLANK
         begin = place
         place, flag_union = _plain_bytes(data, place, stop, roles)
@@ -256,7 +270,8 @@ def _simple_runs(
                 1,
                 role & FLAGS,
             )
-            place, word = place + ONE, word + ONE
+            place = place + ONE
+            word = word + ONE
             role = roles[data[place]] if place < stop else BLANK
         if role & BLANK == 0 or (
             length == np.uint64(6) and _begins_cannot(data, begin)
@@ -278,17 +293,22 @@ def _plain_bytes(
     """End of the ASCII letters and digits from `place` on, and the union of their
     flags.
     """
-    letters, digits = ZERO, ZERO
+    letters = ZERO
+    digits = ZERO
     while place + EIGHT <= stop:
         eight = load64(data, place)
-        letter, digit = letters_of(eight), digits_of(eight)
+        letter = letters_of(eight)
+        digit = digits_of(eight)
         other_bytes = ~(letter | digit) & HIGH_BITS
         if other_bytes != 0:
             before = (other_bytes & (~other_bytes + ONE)) - ONE
-            letters, digits = letters | letter & before, digits | digit & before
+            letters = letters | letter & before
+            digits = digits | digit & before
             place += first_of(other_bytes)
             break
-        letters, digits, place = letters | letter, digits | digit, place + EIGHT
+        letters = letters | letter
+        digits = digits | digit
+        place = place + EIGHT
     flag_union = (roles[LETTER] & FLAGS if letters else np.uint16(0)) | (
         roles[DIGIT] & FLAGS if digits else np.uint16(0)
     )
@@ -326,7 +346,8 @@ def _decode_run(
     while pos < end:
         code, width = decode(data, pos)
         codes[length], positions[length] = code, pos
-        length, pos = length + 1, pos + width
+        length = length + 1
+        pos = pos + width
     positions[length] = end
 
 
@@ -343,13 +364,16 @@ def _write_words(
     flag_unions: np.ndarray,
     count: int,
 ) -> int:
-    first, flag_union = 0, np.uint16(0)
+    first = 0
+    flag_union = np.uint16(0)
     for step in range(length):
         flag_union |= flags[codes[step]]
         if cuts[step + 1]:
             starts[count], ends[count] = positions[first], positions[step + 1]
             chars[count], flag_unions[count] = step + 1 - first, flag_union
-            count, first, flag_union = count + 1, step + 1, np.uint16(0)
+            count = count + 1
+            first = step + 1
+            flag_union = np.uint16(0)
     return count
 
 
@@ -374,7 +398,8 @@ def take_apart(codes: np.ndarray, flags: np.ndarray, cuts: np.ndarray) -> None:
     """
     cuts[: len(codes)] = False
     cuts[0] = cuts[len(codes)] = True
-    low, high = 0, len(codes)
+    low = 0
+    high = len(codes)
     while low < high and not _is_whole(codes, low, high):
         length = _prefix_length(codes, low, high, flags)
         if length == 0:
@@ -514,7 +539,8 @@ def _suffix_length(codes: np.ndarray, low: int, high: int, flags: np.ndarray) ->
 @kernel
 def _unit(codes: np.ndarray, low: int, high: int) -> int:
     """Number of letters at the end that are a unit after a digit, or 0."""
-    length, packed = 0, ZERO
+    length = 0
+    packed = ZERO
     while (
         length <= _LONGEST_UNIT
         and high - length > low
@@ -563,7 +589,9 @@ def _is_host(codes: np.ndarray, low: int, high: int) -> bool:
     """True if code points are names between dots, the last one of lower-case letters
     only, with an optional port and path.
     """
-    dots, name, letters = 0, 0, True
+    dots = 0
+    name = 0
+    letters = True
     pos = low
     while pos < high:
         code = codes[pos]
@@ -575,11 +603,15 @@ def _is_host(codes: np.ndarray, low: int, high: int) -> bool:
         ):
             break
         letters &= 0x61 <= code <= 0x7A or code > 0xA0
-        name, pos = name + 1, pos + 1
+        name = name + 1
+        pos = pos + 1
         if pos < high - 1 and codes[pos] == FULL_STOP:
             if codes[pos - 1] == 0x2D or codes[pos - 1] == UNDERSCORE:
                 return False
-            dots, name, letters, pos = dots + 1, 0, True, pos + 1
+            dots = dots + 1
+            name = 0
+            letters = True
+            pos = pos + 1
     if dots == 0 or name < 2 or not letters:
         return False
     if pos < high and codes[pos] == 0x3A:
@@ -603,7 +635,8 @@ def _contraction(codes: np.ndarray, low: int, high: int) -> int:
             return 3
         return 2 if last == 0x64 or last == 0x6D else 0  # 'd, 'm
     if length > 3 and codes[high - 3] in APOSTROPHES:
-        last, before = codes[high - 1] | 0x20, codes[high - 2] | 0x20
+        last = codes[high - 1] | 0x20
+        before = codes[high - 2] | 0x20
         have_or_are = last == 0x65 and (before == 0x72 or before == 0x76)  # 're, 've
         return 3 if have_or_are or last == before == 0x6C else 0  # 'll
     return 0
@@ -619,15 +652,14 @@ def _spells_cannot(codes: np.ndarray, low: int) -> bool:
 
 @kernel
 def _infix_length(codes: np.ndarray, step: int, high: int, flags: np.ndarray) -> int:
-    code, before = codes[step], codes[step - 1]
+    code = codes[step]
+    before = codes[step - 1]
     dots = _dots(codes, step, high)
     if dots > 1 or code == 0x2026:
         return max(dots, 1)
     after = codes[step + 1]
-    letter_before, letter_after = (
-        flags[before] & ALPHABETIC != 0,
-        flags[after] & ALPHABETIC != 0,
-    )
+    letter_before = flags[before] & ALPHABETIC != 0
+    letter_after = flags[after] & ALPHABETIC != 0
     if dots == 1:
         return (
             1 if letter_before and not _is_capital(before) and _is_capital(after) else 0

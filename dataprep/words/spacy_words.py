@@ -252,7 +252,8 @@ def _split_simple(
     Returns:
         the number of words; 0 if there are too many, or a byte of kind OTHER.
     """
-    words, last = 0, OTHER
+    words = 0
+    last = OTHER
     for pos in range(begin, end):
         kind = kinds[data[pos]]
         if kind == UPPER:
@@ -263,7 +264,8 @@ def _split_simple(
             if words == MOST_WORDS:
                 return 0
             cuts[words] = pos
-            words, last = words + 1, kind
+            words = words + 1
+            last = kind
     cuts[words] = end
     return words
 
@@ -286,7 +288,8 @@ def _is_simple(
     if word == words or kinds[data[cuts[word]]] > DIGIT:
         return False
     while word + 2 < words and kinds[data[cuts[word + 1]]] == HYPHEN:
-        before, after = kinds[data[cuts[word]]], kinds[data[cuts[word + 2]]]
+        before = kinds[data[cuts[word]]]
+        after = kinds[data[cuts[word + 2]]]
         if (
             before == DIGIT
             or after >= DIGIT
@@ -296,7 +299,8 @@ def _is_simple(
         word += 2
     for number in range(word + 1, words):
         pos = cuts[number]
-        kind, before = kinds[data[pos]], kinds[data[pos - 1]]
+        kind = kinds[data[pos]]
+        before = kinds[data[pos - 1]]
         if kind < QUOTE or kind == OPENING:
             return False
         small = (
@@ -339,20 +343,25 @@ def _lay_out(
     """Words of all runs: of simple ones by the kinds of their bytes, of complex ones by
     the lengths of their words.
     """
-    total, complex_run = 0, 0
+    total = 0
+    complex_run = 0
     for size in sizes:
         total += int(size)
         if size == 0:
             total += bounds[numbers[complex_run] + 1] - bounds[numbers[complex_run]]
             complex_run += 1
-    starts, ends = np.empty(total, np.int64), np.empty(total, np.int64)
-    chars, flag_unions = np.empty(total, np.int32), np.empty(total, np.uint16)
+    starts = np.empty(total, np.int64)
+    ends = np.empty(total, np.int64)
+    chars = np.empty(total, np.int32)
+    flag_unions = np.empty(total, np.uint16)
     word_offsets = np.zeros(len(runs.offsets), np.int64)
     cuts = np.empty(MOST_WORDS + 1, np.int64)
-    count, complex_run = 0, 0
+    count = 0
+    complex_run = 0
     for text in range(len(runs.offsets) - 1):
         for run in range(runs.offsets[text], runs.offsets[text + 1]):
-            pos, end = runs.starts[run], runs.ends[run]
+            pos = runs.starts[run]
+            end = runs.ends[run]
             if sizes[run] == 1:
                 starts[count], ends[count], chars[count], flag_unions[count] = (
                     pos,
@@ -375,13 +384,16 @@ def _lay_out(
                 bounds[numbers[complex_run]], bounds[numbers[complex_run] + 1]
             ):
                 starts[count], ends[count] = pos, pos + lengths[word]
-                length, flag_union = 0, np.uint16(0)
+                length = 0
+                flag_union = np.uint16(0)
                 while pos < ends[count]:
-                    code, width = int(data[pos]), 1
+                    code = int(data[pos])
+                    width = 1
                     if code >= 0x80:
                         code, width = decode(data, pos)
                     flag_union |= flags[code]
-                    length, pos = length + 1, pos + width
+                    length = length + 1
+                    pos = pos + width
                 chars[count], flag_unions[count] = length, flag_union
                 count += 1
             complex_run += 1

@@ -61,15 +61,20 @@ def whitespace_words(
     capacity = 0
     for text in which:
         capacity += (offsets[text + 1] - offsets[text]) // 2 + 1
-    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-    chars, flag_unions = np.empty(capacity, np.int32), np.empty(capacity, np.uint16)
+    starts = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
+    chars = np.empty(capacity, np.int32)
+    flag_unions = np.empty(capacity, np.uint16)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     count = 0
     for number in range(len(which)):
-        pos, end = offsets[which[number]], offsets[which[number] + 1]
-        length, flag_union = 0, np.uint16(0)
+        pos = offsets[which[number]]
+        end = offsets[which[number] + 1]
+        length = 0
+        flag_union = np.uint16(0)
         while pos < end:
-            code, width = int(data[pos]), 1
+            code = int(data[pos])
+            width = 1
             if code >= 0x80:
                 code, width = decode(data, pos)
             flag = flags[code]
@@ -80,7 +85,8 @@ def whitespace_words(
                 flag_union |= flag
             elif length > 0:
                 ends[count], chars[count], flag_unions[count] = pos, length, flag_union
-                count, length = count + 1, 0
+                count = count + 1
+                length = 0
             pos += width
         if length > 0:
             ends[count], chars[count], flag_unions[count] = end, length, flag_union
@@ -100,14 +106,15 @@ def describe_words(
     ends: np.ndarray,
 ) -> Words:
     """Add code points and flags to words found elsewhere."""
-    chars, flag_unions = (
-        np.empty(len(starts), np.int32),
-        np.empty(len(starts), np.uint16),
-    )
+    chars = np.empty(len(starts), np.int32)
+    flag_unions = np.empty(len(starts), np.uint16)
     for word in range(len(starts)):
-        length, flag_union, pos = 0, np.uint16(0), starts[word]
+        length = 0
+        flag_union = np.uint16(0)
+        pos = starts[word]
         while pos < ends[word]:
-            code, width = int(data[pos]), 1
+            code = int(data[pos])
+            width = 1
             if code >= 0x80:
                 code, width = decode(data, pos)
             flag_union |= flags[code]
@@ -127,19 +134,24 @@ def unspaced_words(
     capacity = 0
     for text in which:
         capacity += offsets[text + 1] - offsets[text]
-    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    starts = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     count = 0
     for number in range(len(which)):
-        pos, end = offsets[which[number]], offsets[which[number] + 1]
-        in_word, has_letter, is_alone = False, False, False
+        pos = offsets[which[number]]
+        end = offsets[which[number] + 1]
+        in_word = False
+        has_letter = False
+        is_alone = False
         while pos < end:
             code, width = decode(data, pos)
             flag = flags[code]
             if flag & SPACE != 0:
                 if in_word:
                     ends[count] = pos
-                    count, in_word = count + 1, False
+                    count = count + 1
+                    in_word = False
                 pos += width
                 continue
             if not in_word:
@@ -148,7 +160,8 @@ def unspaced_words(
                 if has_letter and (is_alone or flag & ALONE != 0):
                     ends[count], starts[count + 1] = pos, pos
                     count += 1
-                has_letter, is_alone = True, flag & ALONE != 0
+                has_letter = True
+                is_alone = flag & ALONE != 0
             pos += width
         if in_word:
             ends[count] = end
@@ -167,14 +180,17 @@ def word_punct_words(
     capacity = 0
     for text in which:
         capacity += offsets[text + 1] - offsets[text]
-    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    starts = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     count = 0
     for number in range(len(which)):
-        pos, end = offsets[which[number]], offsets[which[number] + 1]
+        pos = offsets[which[number]]
+        end = offsets[which[number] + 1]
         kind = 0
         while pos < end:
-            code, width = int(data[pos]), 1
+            code = int(data[pos])
+            width = 1
             if code >= 0x80:
                 code, width = decode(data, pos)
             flag = flags[code]
@@ -211,8 +227,11 @@ def characters_per_word(
     """
     characters = np.ones(len(which), np.uint8)
     for number in range(len(which)):
-        pos, end = offsets[which[number]], offsets[which[number] + 1]
-        num_letters, num_alone, num_eastern = 0, 0, 0
+        pos = offsets[which[number]]
+        end = offsets[which[number] + 1]
+        num_letters = 0
+        num_alone = 0
+        num_eastern = 0
         while pos < end:
             code, width = decode(data, pos)
             num_letters += flags[code] & WORD != 0

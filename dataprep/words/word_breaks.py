@@ -241,24 +241,26 @@ def _segmented_words(
     capacity = 0
     for text in text_numbers:
         capacity += offsets[text + 1] - offsets[text]
-    starts, ends, chars = (
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int32),
-    )
+    starts = np.empty(capacity, np.int64)
+    ends = np.empty(capacity, np.int64)
+    chars = np.empty(capacity, np.int32)
     word_offsets = np.zeros(len(text_numbers) + 1, np.int64)
     count = 0
     for number in range(len(text_numbers)):
-        pos, end = offsets[text_numbers[number]], offsets[text_numbers[number] + 1]
+        pos = offsets[text_numbers[number]]
+        end = offsets[text_numbers[number] + 1]
         while pos < end:
-            start, byte = pos, data[pos]
+            start = pos
+            byte = data[pos]
             kind = ascii_kinds[byte]
             if byte < 0x80:
                 pos = _ascii_word_end(data, pos, end, ascii_kinds)
-                counts, length = kind in (ASCII_LETTER, ASCII_DIGIT), pos - start
+                counts = kind in (ASCII_LETTER, ASCII_DIGIT)
+                length = pos - start
             else:
                 code, _ = decode(data, pos)
-                counts, length = flags[code] & WORD != 0 and code != UNDERSCORE, 0
+                counts = flags[code] & WORD != 0 and code != UNDERSCORE
+                length = 0
             if byte >= 0x80 or (pos < end and data[pos] >= 0x80):
                 pos, length = _segment_end(data, start, end, breaks)
             if counts:
@@ -311,21 +313,29 @@ def _segment_end(
     """End of the segment that starts at a byte, and its number of code points."""
     code, width = decode(data, pos)
     last = breaks[code] & ~np.uint8(PICTOGRAPHIC)
-    pos, chars, after_joiner, bridged = pos + width, 1, last == ZWJ, False
+    pos = pos + width
+    chars = 1
+    after_joiner = last == ZWJ
+    bridged = False
     if last in (CR, LF, NEWLINE):
         return pos, chars
     while pos < end:
         code, width = decode(data, pos)
         value = breaks[code] & ~np.uint8(PICTOGRAPHIC)
         if value in (EXTEND, FORMAT, ZWJ):  # WB4
-            pos, chars, after_joiner = pos + width, chars + 1, value == ZWJ
+            pos = pos + width
+            chars = chars + 1
+            after_joiner = value == ZWJ
             continue
         # WB7, WB11, WB3c
         joined = bridged or (after_joiner and breaks[code] & PICTOGRAPHIC != 0)
         bridged = not joined and _bridges(data, pos + width, end, breaks, last, value)
         if not (joined or bridged or _joins(last, value)):
             return pos, chars
-        last, pos, chars, after_joiner = value, pos + width, chars + 1, False
+        last = value
+        pos = pos + width
+        chars = chars + 1
+        after_joiner = False
     return pos, chars
 
 

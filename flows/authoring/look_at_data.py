@@ -40,6 +40,7 @@ from gristmill.flows.authoring.page_text import (
     text_per_stored_byte,
     text_share,
 )
+from gristmill.mixtures.sources import DocumentFiles
 
 SAMPLE_FILES = 3
 SAMPLE_ROWS = 200
@@ -383,14 +384,17 @@ def _listing(name: str, path: str) -> tuple[str, SourceListing]:
     kind, entries = find_at(f"source {name!r}", path)
     markers = {"dataset_dict.json", "state.json"}
     if kind == "folder" and markers & {item.name for item in entries}:
-        return "hf", find_files(name, {"path": path, "format": "hf"})
+        return "hf", find_files(
+            name, DocumentFiles.model_validate({"path": path, "format": "hf"})
+        )
     try:
-        return "auto", find_files(name, {"path": path})
+        return "auto", find_files(name, DocumentFiles.model_validate({"path": path}))
     except SourceError:
         format_name = sniff(entries) if entries else None
         if format_name is None:
             raise
-        return format_name, find_files(name, {"path": path, "format": format_name})
+        source = DocumentFiles.model_validate({"path": path, "format": format_name})
+        return format_name, find_files(name, source)
 
 
 def sniff(entries: Sequence[Found]) -> str | None:

@@ -199,7 +199,7 @@ def _sample_of_files(
     """Read documents of evenly spaced files into shards: PARTS files, and more if these
     are quickly read.
     """
-    files = find_files(name, source.model_dump()).files
+    files = find_files(name, source).files
     section, reading = Ingest(), reading_of(source)
     writer = ShardWriter(
         folder, "00000", name, section.shard_bytes, section.max_document_bytes
@@ -615,7 +615,7 @@ def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
             function cannot be called.
     """
     source = Source.model_validate({"path": path, "read": own})
-    files = find_files(FILE, source.model_dump()).files
+    files = find_files(FILE, source).files
     reading = reading_of(source)
     file = files[0]
     with OwnProcess(own) as process:

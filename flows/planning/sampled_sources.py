@@ -58,7 +58,7 @@ def take_sample(
         gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
     """
     listings = {
-        name: find_files(name, source.model_dump()).files
+        name: find_files(name, source).files
         for name, source in manifest.document_sources.items()
     }
     total_bytes = {

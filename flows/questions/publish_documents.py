@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def publish(
         _refuse_foreign_files(folder, section, out)
     node = Node(STAGE, identity, recipe, recipe)
     observer.stage_started(node, work.exists(), StageFolder(work))
-    summary = export_documents(
+    exported = export_documents(
         corpus,
         section,
         recipe["about"],
@@ -105,6 +106,7 @@ def publish(
         _context(session, work, node, observer, out),
         identity,
     )
+    summary = asdict(exported)
     if section.where is None:
         _check_counts(session, corpus, section, summary)
     remove_tree(work)

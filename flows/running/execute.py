@@ -16,11 +16,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.files import as_path, read_json, write_json
+from gristmill.core.files import as_path, json_object, read_json, write_json
 from gristmill.core.object_stores import warn_by
 from gristmill.core.processes import end_with_parent, measure_cost
 from gristmill.core.secrets import mask_addresses, mask_text, restore_secrets
@@ -110,7 +110,7 @@ def name_interface(interface: str) -> None:
 
 
 def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
-    """Call the stage's function in this process and return its summary."""
+    """Call the stage's function in this process and return its summary as JSON."""
     module, _, function = description["run"].partition(":")
     engine = description["engine"]
     context = Context(
@@ -134,7 +134,7 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
             read_inputs(description), description["config"], folder / "data", context
         )
     summary: dict[str, Any] = (
-        asdict(result)
+        json_object(result)
         if is_dataclass(result) and not isinstance(result, type)
         else result
     )

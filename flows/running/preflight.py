@@ -72,7 +72,11 @@ def _unreadable(manifest: Manifest, location: Location, path: str) -> str | None
     """Reason that a path cannot be read; None if it can, or if the stage does not need
     it.
     """
-    from gristmill.dataprep.reading.sources import SourceError, check, outside_files
+    from gristmill.dataprep.reading.sources import (
+        SourceError,
+        find_files,
+        outside_files,
+    )
     from gristmill.tokenize.importing.token_files import token_files
 
     key = ".".join(map(str, location))
@@ -87,7 +91,7 @@ def _unreadable(manifest: Manifest, location: Location, path: str) -> str | None
             token_files(str(location[1]), source)
         elif source is not None and not isinstance(source, GeneratedSource):
             key = f"source {location[1]!r}"
-            check(str(location[1]), source.model_dump())
+            find_files(str(location[1]), source)
         elif "data" in location:
             from gristmill.dataprep.examples.read_examples import examples_listing
 

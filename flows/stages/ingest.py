@@ -68,7 +68,8 @@ def read_sources(
         for name, source in dumped.items()
     }
     listings = {
-        name: listing(name, source, verify=verify) for name, source in dumped.items()
+        name: listing(name, manifest.document_sources[name], verify=verify)
+        for name in dumped
     }
     recipe = {
         "ingest": dump(manifest.ingest),

@@ -138,9 +138,7 @@ def test_both_ways_write_the_same_files(tmp_path: Path) -> None:
     )
     (tmp_path / "texts" / "0.jsonl").write_text("\n".join(lines))
     sources = {"web": Source.model_validate({"path": str(tmp_path / "texts")})}
-    listings = {
-        name: find_files(name, source.model_dump()) for name, source in sources.items()
-    }
+    listings = {name: find_files(name, source) for name, source in sources.items()}
     tasks = ingest.plan(sources, listings, 1_000_000)
     for work in (jobs.run_with_beam, jobs.run_with_pool):
         out = tmp_path / work.__name__

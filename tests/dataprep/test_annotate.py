@@ -75,10 +75,10 @@ def test_measures_and_verdicts_are_the_same_in_all_modes(
         None,
         None,
     ] * 2
-    assert summary["counts"]["dropped"] == {"annotate/max_magic": 4}
-    assert summary["counts"]["kept"] == 6
-    assert summary["rules"] == {"annotate/max_magic": {"failing": 4, "only": 4}}
-    assert sum(summary["histograms"]["magic"]["counts"]) == 10
+    assert summary.counts["dropped"] == {"annotate/max_magic": 4}
+    assert summary.counts["kept"] == 6
+    assert summary.rules == {"annotate/max_magic": {"failing": 4, "only": 4}}
+    assert sum(summary.histograms["magic"]["counts"]) == 10
     assert "differs" not in summary
 
 
@@ -131,7 +131,7 @@ def test_false_drops_the_document(run_step: Callable[..., Any]) -> None:
         None,
     ] * 2
     assert [row["step"] for row in rows] == [False, True, False, True, True] * 2
-    assert summary["counts"]["dropped"] == {"annotate/step": 4}
+    assert summary.counts["dropped"] == {"annotate/step": 4}
     batch = (
         "import pyarrow as pa, pyarrow.compute as pc\ndef step(batch: pa.Table):\n"
         "    return pc.invert(pc.match_substring(batch['text'], 'xyzzy'))\n"
@@ -191,7 +191,7 @@ def test_none_and_nan_are_null_and_pass_every_threshold(
         "def step(text) -> dict:\n    return {'a': None, 'b': float('nan'), 'c': 1}\n"
     )
     summary, rows = run_step(source, **{"min": {"a": 1, "b": 1, "c": 1}})
-    assert summary["counts"]["kept"] == 10
+    assert summary.counts["kept"] == 10
     assert rows[0]["a"] is rows[0]["b"] is None
 
 
@@ -396,7 +396,7 @@ def test_exception_quarantines_only_its_document(
     assert all(row["error"].startswith(message) for row in (rows[0], rows[5])), rows[0][
         "error"
     ]
-    assert summary["counts"]["quarantined"] == 2
+    assert summary.counts["quarantined"] == 2
 
 
 def test_quarantine_limit_ends_the_stage_with_the_first_exception(
@@ -419,9 +419,9 @@ def test_nondeterministic_function_is_warned_about(
         "next(calls)\n"
     )
     summary, _ = run_step(source, context={"emit": events.append, "stage": "annotate"})
-    assert "steps.py, line 3: step is not deterministic" in summary["differs"]
+    assert "steps.py, line 3: step is not deterministic" in summary.differs
     (warning,) = [event["message"] for event in events if event["event"] == "warning"]
-    assert warning.startswith(summary["differs"])
+    assert warning.startswith(summary.differs)
 
 
 def test_dropping_a_column_of_the_batch_changes_nothing(

@@ -23,6 +23,7 @@ from gristmill.dataprep.reading.records import (
     Skipped,
 )
 from gristmill.dataprep.reading.sources import SourceError, find_files
+from gristmill.mixtures.sources import Source
 
 MEMBERS = {
     "b.txt": b"plain",
@@ -60,7 +61,7 @@ PACK = {
 
 def read(path: Path, content: bytes, **keys: str) -> list[Read]:
     path.write_bytes(content)
-    (file,) = find_files("s", {"path": str(path), **keys}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(path), **keys})).files
     return list(read_records(file, Reading()))
 
 
@@ -197,18 +198,28 @@ def test_archives_are_read_from_any_store_and_url_chains_are_rejected() -> None:
     root = UPath("memory://archive-test")
     root.mkdir(parents=True, exist_ok=True)
     (root / "a.zip").write_bytes(zipped({"a.txt": b"far"}))
-    (file,) = find_files("s", {"path": "memory://archive-test/a.zip"}).files
+    (file,) = find_files(
+        "s", Source.model_validate({"path": "memory://archive-test/a.zip"})
+    ).files
     assert list(read_records(file, Reading())) == [
         Record(1, "a.zip/a.txt", "far", "{}")
     ]
     with pytest.raises(SourceError, match=r"zip://.*chain of URLs"):
-        find_files("s", {"path": "zip://*.txt::memory://archive-test/a.zip"})
+        find_files(
+            "s",
+            Source.model_validate({"path": "zip://*.txt::memory://archive-test/a.zip"}),
+        )
 
 
 def test_parquet_members_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped({}))
     with pytest.raises(SourceError, match=r"a\.zip: parquet .*unpack"):
-        find_files("s", {"path": str(tmp_path / "a.zip"), "format": "parquet"})
+        find_files(
+            "s",
+            Source.model_validate(
+                {"path": str(tmp_path / "a.zip"), "format": "parquet"}
+            ),
+        )
 
 
 def test_damaged_tar_header_costs_only_its_member(tmp_path: Path) -> None:
@@ -249,7 +260,7 @@ def test_empty_members_are_counted_as_skipped(tmp_path: Path) -> None:
         member = tarfile.TarInfo("last.txt")
         member.size = 4
         archive.addfile(member, io.BytesIO(b"text"))
-    (file,) = find_files("s", {"path": str(tmp_path)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(tmp_path)})).files
     records = list(read_records(file, Reading()))
     assert Counter(records).most_common(1) == [
         (Skipped("empty member of an archive"), 300)

@@ -600,7 +600,7 @@ def test_forgetting_answers_does_not_disturb_readers_and_writers(
     assert [kept.find(key)["text"] for key in keys[1:]] == ["second", "thïrd"]
     kept.close()
     later = KeptAnswers(tmp_path, {}, "one")
-    assert (len(later), len(later.spent)) == (2, 2)
+    assert (len(later), later.spent.requests) == (2, 2)
     assert forget_answers(tmp_path, ["2" * 32], remove=True) == {
         "answers": 2,
         "unknown": 0,

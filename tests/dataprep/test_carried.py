@@ -178,7 +178,7 @@ def test_scoring_step_ships_its_model_folder(tmp_path: Path) -> None:
     process = partial(
         score_shard,
         inputs={},
-        config=section.model_dump(mode="json"),
+        section=section,
         sha256="",
         out=tmp_path / "out",
     )

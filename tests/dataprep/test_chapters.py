@@ -157,7 +157,7 @@ def test_split_of_a_source(
     assert table["locator"].to_pylist() == locators
     assert table["metadata"].to_pylist() == headings
     assert "".join(table["text"].to_pylist()) == book + "A note."
-    assert summary["counts"]["read"] == summary["counts"]["kept"] == len(locators)
+    assert summary.counts["read"] == summary.counts["kept"] == len(locators)
 
 
 @pytest.mark.parametrize(

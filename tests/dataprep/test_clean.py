@@ -158,18 +158,18 @@ def test_stage_writes_edits_counts_rules_and_drops_emptied_documents(
         "One line here.\n\nanother line there",
         PROSE.strip(),
     ]
-    assert summary["edits"]["dclm_uppercase"] == {
+    assert summary.edits["dclm_uppercase"] == {
         "documents": 3,
         "times": 3,
         "bytes": 4 + 9 + 9,
     }
-    assert summary["edits"]["newlines"] == {"documents": 1, "times": 1, "bytes": 2}
-    assert summary["counts"]["dropped"] == {clean.EMPTY: 1, clean.REMOVED: 1}
+    assert summary.edits["newlines"] == {"documents": 1, "times": 1, "bytes": 2}
+    assert summary.counts["dropped"] == {clean.EMPTY: 1, clean.REMOVED: 1}
     assert (
-        summary["counts"]["bytes_kept"]
+        summary.counts["bytes_kept"]
         == len(PAGE) - 5 + len("LOUD LINE") + len(PROSE) - 1
     )
-    assert sum(summary["histograms"]["removed_word_ratio"]["counts"]) == 4
+    assert sum(summary.histograms["removed_word_ratio"]["counts"]) == 4
     for shard in shard_names(inputs["ingest"]):
         assert (outputs[0] / shard).read_bytes() == (outputs[1] / shard).read_bytes()
 
@@ -189,7 +189,7 @@ def test_removed_ratio_at_the_bound_passes_and_null_drops_nothing(
         config = {"lines": ["dclm"], "max_removed_word_ratio": bound}
         name = f"bound {bound}"
         summary = clean.run(inputs, config, tmp_path / "out" / name, make_context(name))
-        assert summary["counts"]["dropped"] == dropped
+        assert summary.counts["dropped"] == dropped
 
 
 @pytest.mark.parametrize(
@@ -233,4 +233,4 @@ def test_text_that_fails_cleaning_is_quarantined_alone(
     assert rows[1]["error"] == "ValueError: cannot be fixed"
     assert rows[1][EDITS] is None
     assert len(rows[0][EDITS]) == 1
-    assert summary["counts"]["quarantined"] == 1
+    assert summary.counts["quarantined"] == 1

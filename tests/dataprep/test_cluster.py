@@ -63,8 +63,8 @@ def test_each_subject_is_one_cluster_named_by_its_words(
     run: Run, tmp_path: Path
 ) -> None:
     out, summary = run("subjects", [documents()])
-    check_conservation(summary["counts"], "cluster")
-    assert summary["counts"]["kept"] == 30
+    check_conservation(summary.counts, "cluster")
+    assert summary.counts["kept"] == 30
     rows = list(rows_by_id(out).values())
     subjects = [document[1].split("-")[0] for document in documents()]
     assert (
@@ -80,7 +80,7 @@ def test_each_subject_is_one_cluster_named_by_its_words(
         assert set(row["domain_name"].split()) <= {
             word.strip(",") for word in SUBJECTS[subject]
         } - {"the", "and"}
-    domains = summary["domains"]
+    domains = summary.domains
     assert [(domain["domain"], domain["documents"]) for domain in domains] == [
         (0, 10),
         (1, 10),
@@ -89,7 +89,7 @@ def test_each_subject_is_one_cluster_named_by_its_words(
     assert {row["domain"]: row["domain_name"] for row in rows} == {
         domain["domain"]: domain["name"] for domain in domains
     }
-    assert len(summary["map"]) == 30
+    assert len(summary.map) == 30
 
 
 @pytest.mark.slow
@@ -113,8 +113,8 @@ def test_workers_shards_and_engine_do_not_change_the_clusters(run: Run) -> None:
 
 def test_empty_input_has_no_clustered_documents(run: Run) -> None:
     _, summary = run("none", [[]])
-    assert summary["counts"]["read"] == 0
-    assert [domain["documents"] for domain in summary["domains"]] == [0]
+    assert summary.counts["read"] == 0
+    assert [domain["documents"] for domain in summary.domains] == [0]
 
 
 def test_cluster_name_has_the_most_distinctive_words() -> None:

@@ -17,7 +17,6 @@ from gristmill.dataprep.duplicates.candidate_pairs import (
     LARGEST_BUCKET,
     candidate_pairs,
     cut_runs,
-    distinct_pairs,
     pair_runs,
 )
 from gristmill.dataprep.duplicates.clusters import (
@@ -28,7 +27,11 @@ from gristmill.dataprep.duplicates.clusters import (
     survivors_alike,
     survivors_of_components,
 )
-from gristmill.dataprep.duplicates.components import forest, pairs_table
+from gristmill.dataprep.duplicates.components import (
+    distinct_pairs,
+    forest,
+    pairs_table,
+)
 from gristmill.dataprep.jobs.shuffle import Shuffled
 from gristmill.dataprep.shuffle_format import write_partitions
 

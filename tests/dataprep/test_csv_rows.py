@@ -14,11 +14,12 @@ from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Dropped, Read, Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import find_files
+from gristmill.mixtures.sources import Source
 
 
 def read(path: Path, content: bytes, reading: Reading | None = None) -> list[Read]:
     path.write_bytes(content)
-    (file,) = find_files("s", {"path": str(path)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
     return list(read_records(file, reading or Reading()))
 
 

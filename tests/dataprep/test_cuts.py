@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep.quality import ranking as cuts
 from gristmill.dataprep.quality.ranking import (
     Cut,
+    DescribedCut,
     Ranked,
     describe_cuts,
     find_cuts,
@@ -116,11 +117,7 @@ def test_nan_scores_are_never_kept_and_sources_are_ranked_alone() -> None:
     ]
     together = rank_documents(read, "quality", True, 0.4, per_source=False)
     assert describe_cuts(together) == {
-        "all": {
-            "by": "quality",
-            "score": 4.0,
-            "kept": 2,
-            "of": 5,
-            "tie": "0000000000000004",
-        }
+        "all": DescribedCut(
+            by="quality", score=4.0, kept=2, of=5, tie="0000000000000004"
+        )
     }

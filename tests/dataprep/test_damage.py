@@ -27,6 +27,7 @@ from gristmill.dataprep.reading.document_shards import Damaged, lost_records
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Ended, Reading
 from gristmill.dataprep.reading.sources import find_files
+from gristmill.mixtures.sources import Source
 from tests.dataprep.warc_records import record
 
 MakeContext = Callable[..., Context]
@@ -159,11 +160,11 @@ def test_lost_records_are_estimated_from_intact_files(
         tmp_path / "out",
         make_context("work"),
     )
-    (damaged,) = summary["damaged"]
-    assert (damaged["source"], damaged["file"]) == ("web", f"2{extension}")
-    assert damaged["records"] + damaged["lost"] == DOCUMENTS
-    assert damaged["records"] == summary["counts"]["read"] - 4 * DOCUMENTS
-    assert summary["lost"] == summary["sources"]["web"]["lost"] == damaged["lost"]
+    (damaged,) = summary.damaged
+    assert (damaged.source, damaged.file) == ("web", f"2{extension}")
+    assert damaged.records + damaged.lost == DOCUMENTS
+    assert damaged.records == summary.counts["read"] - 4 * DOCUMENTS
+    assert summary.lost == summary.sources["web"].lost == damaged.lost
 
 
 @pytest.mark.slow
@@ -176,7 +177,7 @@ def test_intact_files_lose_nothing(tmp_path: Path, make_context: MakeContext) ->
             tmp_path / f"out{extension}",
             make_context(f"work{extension}"),
         )
-        assert (summary["lost"], summary["damaged"], summary["counts"]["kept"]) == (
+        assert (summary.lost, summary.damaged, summary.counts["kept"]) == (
             0,
             [],
             5 * DOCUMENTS,
@@ -193,7 +194,7 @@ def test_workers_and_shards_do_not_change_the_estimate(
             configure(folder, max_quarantined=0.5, shard_bytes=size),
             tmp_path / f"out{size}",
             make_context(f"work{size}", workers=workers),
-        )["damaged"]
+        ).damaged
         for size, workers in ((1000, 2), (10_000_000, 1))
     ]
     assert estimates[0] == estimates[1]
@@ -206,23 +207,26 @@ def test_damage_in_the_middle_is_estimated_from_the_bytes_after_it(
     content = bytearray(bz2.compress(b"".join(map(jsonl, range(60))), 1))
     content[len(content) // 4 : len(content) // 4 + 64] = b"\xff" * 64
     (tmp_path / "a.jsonl.bz2").write_bytes(bytes(content))
-    (file,) = find_files("s", {"path": str(tmp_path)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(tmp_path)})).files
     ended = [item for item in read_file(file, Reading()) if isinstance(item, Ended)][-1]
     assert ended.lost is None
     lost = lost_records(
-        Damaged(
-            "s",
-            "a",
-            ended.error,
-            ended.records,
-            file.size,
-            ended.read_bytes,
-            False,
-            None,
-        ),
-        {},
+        damaged_file(ended.error, ended.records, file.size, ended.read_bytes), {}
     )
     assert ended.records + lost == pytest.approx(60 * DOCUMENTS, rel=0.15)
+
+
+def damaged_file(error: str, records: int, size: int, read_bytes: int) -> Damaged:
+    return {
+        "source": "s",
+        "file": "a",
+        "error": error,
+        "records": records,
+        "stored_bytes": size,
+        "read_bytes": read_bytes,
+        "kind": "files",
+        "lost": None,
+    }
 
 
 def decoded(path: Path) -> tuple[bytes, str, int]:
@@ -289,13 +293,13 @@ def test_isal_decoder_finds_the_same_damage_as_zlib(
 
 
 def test_half_of_a_single_truncated_file_counts_as_lost() -> None:
-    damaged = Damaged("s", "a", "cut off", 1000, 5000, 5000, False, None)
+    damaged = damaged_file("cut off", 1000, 5000, 5000)
     assert lost_records(damaged, {}) == 1000
     assert lost_records(damaged, {"number": 2, "records": 20, "bytes": 100_000}) == 1000
     assert (
         lost_records(damaged, {"number": 2, "records": 5000, "bytes": 100_000}) == 1500
     )
-    unread = Damaged("s", "a", "cut off", 0, 5000, 5000, False, None)
+    unread = damaged_file("cut off", 0, 5000, 5000)
     assert lost_records(unread, {}) == 1
     assert lost_records(unread, {"number": 4, "records": 40, "bytes": 1000}) == 200
 
@@ -318,16 +322,16 @@ def test_damaged_archive_member_is_estimated_from_the_other_members(
         tmp_path / "out",
         make_context("work"),
     )
-    (damaged,) = summary["damaged"]
-    assert damaged["file"] == "a.zip/1.jsonl.gz"
-    assert damaged["records"] + damaged["lost"] == DOCUMENTS
+    (damaged,) = summary.damaged
+    assert damaged.file == "a.zip/1.jsonl.gz"
+    assert damaged.records + damaged.lost == DOCUMENTS
 
 
 def test_unclosed_quote_loses_the_rows_after_it(tmp_path: Path) -> None:
     rows = [f"row {number},{number}" for number in range(100)]
     rows[60] = '"row 60,60'
     (tmp_path / "a.csv").write_text("text,n\n" + "\n".join(rows) + "\n")
-    (file,) = find_files("s", {"path": str(tmp_path)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(tmp_path)})).files
     (ended,) = [item for item in read_file(file, Reading()) if isinstance(item, Ended)]
     assert (ended.records, ended.lost) == (61, 39)
 

@@ -18,6 +18,7 @@ import pytest
 from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.documents import document_id, write_table
 from gristmill.dataprep.passages import decontaminate
+from gristmill.dataprep.passages.decontaminate import SetReport
 from gristmill.dataprep.whatif_thresholds import judge_shard, rules_of
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from tests.dataprep.document_shards import (
@@ -94,7 +95,7 @@ def run(
     summary = decontaminate.run(
         inputs, full, out, make_context(f"{name}-work", **context)
     )
-    check_conservation(summary["counts"], "decontaminate")
+    check_conservation(summary.counts, "decontaminate")
     return {**inputs, "decontaminate": out}, summary
 
 
@@ -149,17 +150,13 @@ def test_leaks_are_dropped_and_quotations_stay(
     # 13 documents hold the licence, too many to count
     assert rows["licensed3"]["contamination"] == 0.0
     assert rows["code"]["contamination"] == 1.0  # the whole item is there
-    assert summary["sets"] == {
-        "quiz": {
-            "items": 4,
-            "checked": 3,
-            "too_short": 1,
-            "contaminated": 3,
-            "contaminated_share": 1.0,
-        }
+    assert summary.sets == {
+        "quiz": SetReport(
+            items=4, checked=3, too_short=1, contaminated=3, contaminated_share=1.0
+        )
     }
-    assert summary["frequent_ngrams"] == len(LICENCE.split()) - 8 + 1
-    assert summary["counts"]["dropped"] == {"decontaminate/max_contamination": 6}
+    assert summary.frequent_ngrams == len(LICENCE.split()) - 8 + 1
+    assert summary.counts["dropped"] == {"decontaminate/max_contamination": 6}
 
 
 def replaced(text: str, nth: int) -> str:
@@ -218,7 +215,7 @@ def test_disguised_items_are_found(
     )
     rows = rows_by_name(inputs, documents)
     assert {name for name, row in rows.items() if row["keep"]} == {"clean", "similar"}
-    assert summary["sets"]["quiz"]["contaminated"] == 1
+    assert summary.sets["quiz"].contaminated == 1
 
 
 @pytest.mark.slow
@@ -255,8 +252,8 @@ def test_match_table_names_item_document_and_text(
     assert row["text"] == QUESTION.rstrip("?")
     begin = documents["embedded"][2].index(QUESTION)
     assert (row["begin"], row["end"]) == (begin, begin + len(QUESTION) - 1)
-    assert [row["locator"] for row in summary["matches"]][-1] == "mention"
-    assert summary["matches"][0]["contamination"] == 1.0
+    assert [row["locator"] for row in summary.matches][-1] == "mention"
+    assert summary.matches[0]["contamination"] == 1.0
 
 
 def test_excision_cuts_the_item_with_its_margin(
@@ -284,9 +281,9 @@ def test_excision_cuts_the_item_with_its_margin(
     cut = sum(
         edit["end"] - edit["begin"] for row in rows.values() for edit in row["edits"]
     )
-    assert summary["bytes_cut"] == cut
+    assert summary.bytes_cut == cut
     sizes = {name: len(text.encode()) for name, text in texts.items()}
-    assert summary["counts"]["bytes_kept"] == sum(
+    assert summary.counts["bytes_kept"] == sum(
         size for name, size in sizes.items() if rows[name]["keep"]
     )
 
@@ -437,8 +434,8 @@ def test_text_that_is_not_utf8_is_quarantined(
     summary = decontaminate.run(
         {"ingest": ingest}, config, tmp_path / "out", make_context("work")
     )
-    check_conservation(summary["counts"], "decontaminate")
-    assert (summary["counts"]["quarantined"], summary["counts"]["dropped"]) == (
+    check_conservation(summary.counts, "decontaminate")
+    assert (summary.counts["quarantined"], summary.counts["dropped"]) == (
         1,
         {"decontaminate/min_left_words": 1},
     )
@@ -453,22 +450,18 @@ def test_empty_corpus_and_items_that_are_too_short_are_allowed(
     summary = decontaminate.run(
         {"ingest": tmp_path / "ingest"}, config, tmp_path / "out", make_context("work")
     )
-    assert (summary["counts"], summary["matches"]) == ({}, [])
+    assert (summary.counts, summary.matches) == ({}, [])
     inputs = {"ingest": write_ingest("some", [[("web", "a", "Yes. No.")]])}
     config = {"against": [str(tmp_path / "short.txt")]}
     summary = decontaminate.run(
         inputs, config, tmp_path / "other", make_context("other-work")
     )
-    assert summary["sets"] == {
-        "short": {
-            "items": 2,
-            "checked": 0,
-            "too_short": 2,
-            "contaminated": 0,
-            "contaminated_share": 0.0,
-        }
+    assert summary.sets == {
+        "short": SetReport(
+            items=2, checked=0, too_short=2, contaminated=0, contaminated_share=0.0
+        )
     }
-    assert (summary["counts"]["kept"], summary["ngrams"]) == (1, 0)
+    assert (summary.counts["kept"], summary.ngrams) == (1, 0)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
@@ -508,5 +501,5 @@ def test_planted_items_of_real_benchmarks_are_found_in_real_prose(
         name for _, name, _ in planted
     ] + [None] * len(clean)
     assert table["keep"].to_pylist() == [False] * len(planted) + [True] * len(clean)
-    assert summary["sets"]["gsm8k_test"]["items"] == 1319
-    assert summary["sets"]["HumanEval"]["contaminated"] == 2
+    assert summary.sets["gsm8k_test"].items == 1319
+    assert summary.sets["HumanEval"].contaminated == 2

@@ -100,7 +100,7 @@ def test_planted_duplicates_are_dropped_and_unrelated_documents_kept(
         write_ingest, make_context, tmp_path, "all", [list(documents.values())]
     )
     rows = names(out, documents)
-    check_conservation(summary["counts"], "dedup")
+    check_conservation(summary.counts, "dedup")
     assert all(
         rows[f"alone{n}"]["keep"] and rows[f"alone{n}"]["cluster_size"] == 1
         for n in range(20)
@@ -128,9 +128,9 @@ def test_planted_duplicates_are_dropped_and_unrelated_documents_kept(
     assert rows["dots"]["keep"]
     assert rows["dashes"]["keep"]
     assert (rows["short"]["keep"], rows["shorter"]["duplicate_of"]) == (False, None)
-    assert summary["clusters"] == 5
-    assert summary["counts"]["dropped"] == {"exact_duplicate": 3, "near_duplicate": 6}
-    assert summary["largest_clusters"][0] == {
+    assert summary.clusters == 5
+    assert summary.counts["dropped"] == {"exact_duplicate": 3, "near_duplicate": 6}
+    assert summary.largest_clusters[0] == {
         "cluster": rows["both"]["cluster"].hex(),
         "survivor": rows["near3"]["id"].hex(),
         "size": 5,
@@ -198,9 +198,9 @@ def test_survivors_rule_drops_only_documents_similar_to_a_kept_one(
         config["clusters"] = "survivors" if rule == "again" else rule
         out, summary = run(write_ingest, make_context, tmp_path, rule, shards, config)
         rows_of_rule[rule] = rows_by_id(out)
-        assert summary["linked_pairs"] >= 59
-        assert summary["uncompared"] == 0
-        assert summary["dropped_by_rule"] == {"survivors": 30, "connected": 59}
+        assert summary.linked_pairs >= 59
+        assert summary.uncompared == 0
+        assert summary.dropped_by_rule == {"survivors": 30, "connected": 59}
     assert rows_of_rule["again"] == rows_of_rule["survivors"]
     chained = [
         row["jaccard"]
@@ -346,7 +346,7 @@ def test_only_kept_documents_of_the_sources_are_compared(
         2,
     )
     assert (rows["other"]["cluster"], rows["dropped"]["cluster"]) == (None, None)
-    assert (summary["counts"]["read"], summary["counts"]["kept"]) == (3, 2)
+    assert (summary.counts["read"], summary.counts["kept"]) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_each_method_can_be_switched_off(
     _, summary = run(
         write_ingest, make_context, tmp_path, "all", [list(planted().values())], config
     )
-    assert summary["counts"]["dropped"] == dropped
+    assert summary.counts["dropped"] == dropped
 
 
 def test_unknown_keep_key_is_rejected_before_any_work(
@@ -407,7 +407,7 @@ def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
         tmp_path / "out",
         make_context("work"),
     )
-    assert (summary["counts"]["quarantined"], summary["counts"]["kept"]) == (1, 1)
+    assert (summary.counts["quarantined"], summary.counts["kept"]) == (1, 1)
     (row,) = [row for row in rows_by_id(tmp_path / "out").values() if row["error"]]
     assert (row["reason"], row["cluster"], row["cluster_size"]) == (
         "quarantine",
@@ -415,7 +415,7 @@ def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
         None,
     )
     assert "UTF8" in row["error"]
-    check_conservation(summary["counts"], "dedup")
+    check_conservation(summary.counts, "dedup")
 
 
 def test_oversized_bucket_is_one_cluster(
@@ -428,34 +428,31 @@ def test_oversized_bucket_is_one_cluster(
     _, summary = run(
         write_ingest, make_context, tmp_path, "all", [documents[:30], documents[30:]]
     )
-    largest = summary["oversized_buckets"]["largest"]
-    assert len(largest) == min(summary["oversized_buckets"]["number"], 10)
-    assert [bucket["size"] for bucket in largest] == sorted(
-        (bucket["size"] for bucket in largest), reverse=True
+    largest = summary.oversized_buckets.largest
+    assert len(largest) == min(summary.oversized_buckets.number, 10)
+    assert [bucket.size for bucket in largest] == sorted(
+        (bucket.size for bucket in largest), reverse=True
     )
     ids = {document_id(*document).hex(): document[1] for document in documents}
     assert all(
-        bucket["size"] > 64 and ids[bucket["id"]] == bucket["locator"]
-        for bucket in largest
+        bucket.size > 64 and ids[bucket.id] == bucket.locator for bucket in largest
     )
-    assert all(
-        bucket["band"] in range(14) and len(bucket["key"]) == 16 for bucket in largest
-    )
-    assert summary["oversized_buckets"]["number"] >= 1
-    assert summary["candidate_pairs"] < 80 * 79 // 2
-    assert (summary["clusters"], summary["counts"]["kept"]) == (1, 1)
+    assert all(bucket.band in range(14) and len(bucket.key) == 16 for bucket in largest)
+    assert summary.oversized_buckets.number >= 1
+    assert summary.candidate_pairs < 80 * 79 // 2
+    assert (summary.clusters, summary.counts["kept"]) == (1, 1)
 
 
 def test_empty_corpus_and_single_document_are_allowed(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     empty, summary = run(write_ingest, make_context, tmp_path, "empty", [[]])
-    assert summary["clusters"] == 0
+    assert summary.clusters == 0
     assert pq.read_table(empty / "clusters.parquet").num_rows == 0
     _, summary = run(
         write_ingest, make_context, tmp_path, "single", [[("web", "a", text(1))]]
     )
-    assert (summary["counts"]["kept"], summary["largest_clusters"]) == (1, [])
+    assert (summary.counts["kept"], summary.largest_clusters) == (1, [])
 
 
 @pytest.mark.slow

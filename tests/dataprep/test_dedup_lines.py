@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,12 @@ from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.documents import document_id, write_table
 from gristmill.dataprep.edits import apply_edits, cuts_array
 from gristmill.dataprep.passages import dedup_lines
-from gristmill.dataprep.passages.dedup_lines import cut_units, find_units
+from gristmill.dataprep.passages.dedup_lines import (
+    LinesSummary,
+    UnitCounts,
+    cut_units,
+    find_units,
+)
 from gristmill.dataprep.shuffle_format import find_pairs
 from gristmill.dataprep.text.unicode_tables import lower_case
 from tests.dataprep.document_shards import (
@@ -41,15 +47,19 @@ def run(
     shards: Sequence[Sequence[Document]],
     config: dict[str, Any],
     **context: Any,
-) -> tuple[dict[str, Path], dict[str, Any]]:
+) -> tuple[dict[str, Path], LinesSummary]:
     inputs = {"ingest": write(f"{name}-ingest", shards)}
     inputs["dedup_lines"] = folder / f"{name}-out"
     ingest = {"ingest": inputs["ingest"]}
     summary = dedup_lines.run(
         ingest, config, inputs["dedup_lines"], make_context(f"{name}-work", **context)
     )
-    check_conservation(summary["counts"], "dedup_lines")
+    check_conservation(summary.counts, "dedup_lines")
     return inputs, summary
+
+
+def without_moves(summary: LinesSummary) -> LinesSummary:
+    return replace(summary, units=replace(summary.units, shuffled=0))
 
 
 def kept_texts_of(inputs: dict[str, Path]) -> dict[str, str]:
@@ -116,7 +126,7 @@ def test_kept_lines_equal_c4_in_plain_python(
         summary = dedup_lines.run(
             {"ingest": ingest}, {"min_words": 1}, folder / "out", context
         )
-    check_conservation(summary["counts"], "dedup_lines")
+    check_conservation(summary.counts, "dedup_lines")
     expected = {name: lines for name, lines in lines_left(documents).items() if lines}
     kept_texts = kept_texts_of({"ingest": ingest, "dedup_lines": folder / "out"})
     for name, text in kept_texts.items():
@@ -162,17 +172,13 @@ def test_repeated_line_stays_in_the_document_with_the_smallest_id(
     assert texts["refrain"] == "Row, row, row your boat, gently.\n"
     assert texts["braces"] == "}\n}\n}"  # lines of one word stay
     assert sum("decided nothing" in text for text in texts.values()) == 1
-    assert [
-        (row["documents"], row["text"].lower()) for row in summary["most_repeated"]
-    ] == [
+    assert [(row.documents, row.text.lower()) for row in summary.most_repeated] == [
         (14, footer),
         (3, "the committee met on monday and decided nothing at all."),
     ]
-    assert (
-        summary["most_repeated"][0]["document"] == document_id(*by_id(owners)[0]).hex()
-    )
-    assert summary["units"]["repeated"] == 2
-    assert summary["units"]["removed"] == 13 + 2 + 2
+    assert summary.most_repeated[0].document == document_id(*by_id(owners)[0]).hex()
+    assert summary.units.repeated == 2
+    assert summary.units.removed == 13 + 2 + 2
     sizes = {document[1]: len(document[2].encode()) for document in documents}
     rows = rows_by_id(inputs["dedup_lines"])
     cut = {
@@ -182,7 +188,7 @@ def test_repeated_line_stays_in_the_document_with_the_smallest_id(
         )
         for document in documents
     }
-    assert summary["units"]["bytes_cut"] == sum(cut.values())
+    assert summary.units.bytes_cut == sum(cut.values())
     assert all(
         len(text.encode()) == sizes[name] - cut[name] for name, text in texts.items()
     )
@@ -239,7 +245,7 @@ def test_cut_all_removes_boilerplate_everywhere_and_keeps_rarer_lines(
     assert not any("rights reserved" in text.lower() for text in texts.values())
     assert sum("decided nothing" in text for text in texts.values()) == 3
     assert texts["refrain"].count("Row") == 3
-    assert summary["units"]["removed"] == 14
+    assert summary.units.removed == 14
 
 
 def test_paragraphs_are_compared_as_a_whole(
@@ -303,10 +309,12 @@ def test_shards_workers_and_order_do_not_change_the_result(
     third, third_summary = run(write_ingest, make_context, tmp_path, "three", cut, {})
     outs = [rows_by_id(inputs["dedup_lines"]) for inputs in (first, second, third)]
     assert outs[0] == outs[1] == outs[2]
-    for summary in (first_summary, second_summary, third_summary):
-        # how much is moved depends on the shards, the result does not
-        summary["units"].pop("shuffled")
-    assert first_summary == second_summary == third_summary
+    # how much is moved depends on the shards, the result does not
+    assert (
+        without_moves(first_summary)
+        == without_moves(second_summary)
+        == without_moves(third_summary)
+    )
 
 
 def test_line_on_every_page_is_shuffled_once_per_shard(
@@ -322,10 +330,10 @@ def test_line_on_every_page_is_shuffled_once_per_shard(
         [documents[:1000], documents[1000:]],
         {},
     )
-    assert summary["units"]["seen"] == 100_000
-    assert summary["units"]["shuffled"] == 2
-    assert summary["units"]["removed"] == 99_999
-    assert (summary["counts"]["kept"], summary["counts"]["dropped"]) == (
+    assert summary.units.seen == 100_000
+    assert summary.units.shuffled == 2
+    assert summary.units.removed == 99_999
+    assert (summary.counts["kept"], summary.counts["dropped"]) == (
         1,
         {"dedup_lines/empty": 1999},
     )
@@ -361,7 +369,7 @@ def test_only_kept_documents_of_the_sources_are_compared(
     assert (rows[first]["keep"], rows[first]["edits"]) == (None, None)
     assert (rows["book"]["keep"], rows["book"]["lines_removed"]) == (True, None)
     assert sum(row["lines_removed"] or 0 for row in rows.values()) == 1
-    assert summary["counts"]["read"] == 3
+    assert summary.counts["read"] == 3
 
 
 def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
@@ -377,8 +385,8 @@ def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
     summary = dedup_lines.run(
         {"ingest": ingest}, {"max_quarantined": 0.5}, out, make_context("work")
     )
-    check_conservation(summary["counts"], "dedup_lines")
-    assert (summary["counts"]["quarantined"], summary["counts"]["kept"]) == (1, 1)
+    check_conservation(summary.counts, "dedup_lines")
+    assert (summary.counts["quarantined"], summary.counts["kept"]) == (1, 1)
     (bad,) = [row for row in rows_by_id(out).values() if row["error"]]
     assert "UTF8" in bad["error"]
     assert (bad["reason"], bad["edits"]) == ("quarantine", None)
@@ -391,13 +399,9 @@ def test_empty_corpus_is_allowed(
     summary = dedup_lines.run(
         {"ingest": tmp_path / "ingest"}, {}, tmp_path / "out", make_context("work")
     )
-    assert summary["units"] == {
-        "seen": 0,
-        "shuffled": 0,
-        "repeated": 0,
-        "removed": 0,
-        "bytes_cut": 0,
-    }
+    assert summary.units == UnitCounts(
+        seen=0, shuffled=0, repeated=0, removed=0, bytes_cut=0
+    )
 
 
 @settings(deadline=None)

@@ -277,7 +277,7 @@ def test_paraphrases_that_minhash_misses_are_found(
     locators = {document_id(*document): document[1] for document in documents}
     rows_of_method = {}
     out, summary = run("all", [documents], {"model": str(mini_lm), "threshold": 0.8})
-    check_conservation(summary["counts"], "dedup_semantic")
+    check_conservation(summary.counts, "dedup_semantic")
     rows_of_method["meaning"] = rows_by_id(out)
     dedup.run(
         {"ingest": tmp_path / "all-ingest"},
@@ -301,7 +301,7 @@ def test_paraphrases_that_minhash_misses_are_found(
     assert (true_pairs["minhash"], false_pairs["minhash"]) == (0, 0)
     assert true_pairs["meaning"] >= 17, true_pairs  # recall 0.85
     assert false_pairs["meaning"] == 0
-    assert summary["counts"]["dropped"] == {"semantic_duplicate": true_pairs["meaning"]}
+    assert summary.counts["dropped"] == {"semantic_duplicate": true_pairs["meaning"]}
 
 
 def test_survivor_is_chosen_by_the_keys_of_keep(run: Run, words_model: str) -> None:
@@ -351,8 +351,8 @@ def test_survivor_is_chosen_by_the_keys_of_keep(run: Run, words_model: str) -> N
         )
         for row in twins.values()
     } == {("length desc", "9", "8", "meaning")}
-    assert summary["clusters"] == 1
-    assert summary["largest_clusters"][0]["size"] == 3
+    assert summary.clusters == 1
+    assert summary.largest_clusters[0]["size"] == 3
     by_source, _ = run(
         "source",
         [documents],
@@ -373,7 +373,7 @@ def test_kept_documents_differ_and_dropped_ones_resemble_their_survivor(
         {"model": words_model, "threshold": STATIC_THRESHOLD, "clusters": 3},
     )
     rows = rows_by_id(out)
-    assert summary["kmeans"]["clusters"] == 3
+    assert summary.kmeans.clusters == 3
     vectors = {}
     for path in (out / "vectors").iterdir():
         table = pq.read_table(path)
@@ -405,7 +405,7 @@ def test_kept_documents_differ_and_dropped_ones_resemble_their_survivor(
             assert rows[row["duplicate_of"]]["keep"]
             assert row["cosine"] >= STATIC_THRESHOLD
             assert centroid[row["id"]] == centroid[row["duplicate_of"]]
-    assert summary["counts"]["dropped"]["semantic_duplicate"] >= 60
+    assert summary.counts["dropped"]["semantic_duplicate"] >= 60
 
 
 @pytest.mark.slow
@@ -476,19 +476,19 @@ def test_text_that_is_not_utf8_is_quarantined_alone(
     summary = dedup_semantic.run(
         {"ingest": ingest}, {"model": words_model}, out, make_context("work")
     )
-    check_conservation(summary["counts"], "dedup_semantic")
-    assert summary["counts"]["quarantined"] == 1
+    check_conservation(summary.counts, "dedup_semantic")
+    assert summary.counts["quarantined"] == 1
     (row,) = [row for row in rows_by_id(out).values() if row["error"]]
     assert row["id"] == document_id(*documents[4])
 
 
 def test_empty_input_is_allowed(run: Run, words_model: str) -> None:
     _, summary = run("none", [[]], {"model": words_model})
-    assert summary["counts"]["read"] == 0
+    assert summary.counts["read"] == 0
     _, summary = run(
         "others", [shuffled_words(3, 1)], {"model": words_model, "sources": ["c"]}
     )
-    assert summary["counts"]["kept"] == 9
+    assert summary.counts["kept"] == 9
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def run(
     summary = dedup_substrings.run(
         {"ingest": ingest}, config, out, make_context(f"{name}-work", **context)
     )
-    check_conservation(summary["counts"], "dedup_substrings")
+    check_conservation(summary.counts, "dedup_substrings")
     return {"ingest": ingest, "dedup_substrings": out}, summary
 
 
@@ -71,7 +72,7 @@ def run_in_this_process(
         summary = dedup_substrings.run(
             {"ingest": ingest}, config, folder / "out", context
         )
-    check_conservation(summary["counts"], "dedup_substrings")
+    check_conservation(summary.counts, "dedup_substrings")
     return {"ingest": ingest, "dedup_substrings": folder / "out"}
 
 
@@ -277,16 +278,16 @@ def test_first_copy_stays_and_later_copies_are_cut(
         if document[1]
         in {"plain0", "plain1", "plain2", "plain3", "copy", "below", "empty"}
     )
-    assert [(row["words"], row["copies"]) for row in summary["largest_repeats"]] == [
+    assert [(row["words"], row["copies"]) for row in summary.largest_repeats] == [
         (90, 2),
         (70, 2),
         (60, 5),
     ]
-    assert summary["largest_repeats"][0]["text"] == prose(2, 90)[:200]
-    assert summary["largest_repeats"][2]["document"] == document_id(*first).hex()
-    assert (summary["spans"], summary["words_cut"]) == (6, 4 * 60 + 90 + 70)
+    assert summary.largest_repeats[0]["text"] == prose(2, 90)[:200]
+    assert summary.largest_repeats[2]["document"] == document_id(*first).hex()
+    assert (summary.spans, summary.words_cut) == (6, 4 * 60 + 90 + 70)
     sizes = sum(len(document[2].encode()) for document in documents)
-    assert summary["bytes_cut"] == sizes - sum(
+    assert summary.bytes_cut == sizes - sum(
         len(text.encode()) for text in texts.values()
     )
 
@@ -314,7 +315,7 @@ def test_documents_are_dropped_by_their_duplicated_ratio(
     assert dropped == ([long] if long[1] == "long1" else [])
     assert rows[document_id(*long)]["duplicated_substring_words"] == 90
     assert "edits" not in next(iter(rows.values()))
-    assert summary["bytes_cut"] == 0
+    assert summary.bytes_cut == 0
 
 
 def test_complete_copy_is_dropped(
@@ -340,7 +341,7 @@ def test_complete_copy_is_dropped(
         for document in documents
     }
     assert {identity: row["keep"] for identity, row in rows.items()} == expected
-    assert set(summary["counts"]["dropped"]) == {"dedup_substrings/empty"}
+    assert set(summary.counts["dropped"]) == {"dedup_substrings/empty"}
 
 
 @pytest.mark.slow
@@ -363,10 +364,13 @@ def test_shards_partitions_workers_and_order_do_not_change_the_result(
     third, third_summary = run(write_ingest, make_context, tmp_path, "three", cut, {})
     outs = [rows_by_id(inputs["dedup_substrings"]) for inputs in (first, second, third)]
     assert outs[0] == outs[1] == outs[2]
-    for summary in (first_summary, second_summary, third_summary):
-        for moved in ("anchors_shuffled", "shuffled"):
-            # how much is moved depends on the shards, the result does not
-            summary["windows"].pop(moved)
+    # how much is moved depends on the shards, the result does not
+    first_summary, second_summary, third_summary = (
+        replace(
+            summary, windows=replace(summary.windows, anchors_shuffled=0, shuffled=0)
+        )
+        for summary in (first_summary, second_summary, third_summary)
+    )
     assert first_summary == second_summary == third_summary
 
 
@@ -384,12 +388,12 @@ def test_line_repeated_a_hundred_thousand_times_is_shuffled_once_per_shard(
         [documents[:1000], documents[1000:]],
         {},
     )
-    assert summary["windows"]["seen"] == 2000 * (500 - 50 + 1)
-    assert summary["windows"]["anchors_shuffled"] <= 2 * 10
+    assert summary.windows.seen == 2000 * (500 - 50 + 1)
+    assert summary.windows.anchors_shuffled <= 2 * 10
     # a window can begin with any word of the line
-    assert summary["windows"]["shuffled"] == 2 * 10
-    assert summary["windows"]["repeated"] == 10
-    assert summary["counts"]["kept"] == 1
+    assert summary.windows.shuffled == 2 * 10
+    assert summary.windows.repeated == 10
+    assert summary.counts["kept"] == 1
     (kept,) = [
         row for row in rows_by_id(inputs["dedup_substrings"]).values() if row["keep"]
     ]
@@ -465,11 +469,11 @@ def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
     summary = dedup_substrings.run(
         {"ingest": ingest}, {"max_quarantined": 0.5}, out, make_context("work")
     )
-    check_conservation(summary["counts"], "dedup_substrings")
+    check_conservation(summary.counts, "dedup_substrings")
     assert (
-        summary["counts"]["quarantined"],
-        summary["counts"]["kept"],
-        summary["spans"],
+        summary.counts["quarantined"],
+        summary.counts["kept"],
+        summary.spans,
     ) == (1, 2, 0)
 
 
@@ -478,7 +482,7 @@ def test_empty_corpus_is_allowed(make_context: Callable, tmp_path: Path) -> None
     summary = dedup_substrings.run(
         {"ingest": tmp_path / "ingest"}, {}, tmp_path / "out", make_context("work")
     )
-    assert (summary["counts"], summary["largest_repeats"]) == ({}, [])
+    assert (summary.counts, summary.largest_repeats) == ({}, [])
 
 
 def test_contradictory_settings_are_rejected() -> None:

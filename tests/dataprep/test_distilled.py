@@ -116,7 +116,7 @@ def test_classifier_learns_from_scores_and_scores_all_documents(
     run_stages: Run, forms: Mapping[str, dict[str, Any]], form: str
 ) -> None:
     summary, rows = run_stages({**forms[form], "min_quality": 0.5})
-    distilled = summary["distilled"]
+    distilled = summary.distilled
     assert (distilled["sample"], distilled["good"]) == (JUDGED, JUDGED // 3)
     assert distilled["learnt"] + distilled["held_out"] == JUDGED
     assert 8 <= distilled["held_out"] <= 50
@@ -141,7 +141,7 @@ def test_classifier_learns_from_scores_and_scores_all_documents(
     kept = sum(row["keep"] for row in rows)
     # those that the judge said nothing of are scored, too
     assert abs(kept - (sum(good) + 20)) <= 12
-    assert summary["counts"]["dropped"] == {"quality/min_quality": 300 - kept}
+    assert summary.counts["dropped"] == {"quality/min_quality": 300 - kept}
     note, confusion, calibration = agreement(distilled)
     assert f"On {distilled['held_out']} held out" in str(note)
     assert f"{confusion_counts['good_kept']:,}" in str(confusion)
@@ -157,8 +157,8 @@ def test_shards_and_workers_do_not_change_the_scores(
     second_summary, second_rows = run_stages(
         {**forms[form], "sample": 150}, shards=5, mode="threads", workers=2
     )
-    assert first_summary["distilled"]["sample"] == 150
-    assert first_summary["distilled"] == second_summary["distilled"]
+    assert first_summary.distilled["sample"] == 150
+    assert first_summary.distilled == second_summary.distilled
     assert {row["id"]: row["quality"] for row in first_rows} == {
         row["id"]: row["quality"] for row in second_rows
     }
@@ -190,15 +190,15 @@ def test_model_judges_only_the_sample_and_answers_are_reused(
             "min_quality": 0.5,
         }
         summary, rows = run_stages(settings, answers=tmp_path / "answers")
-        unusable = summary["unusable"]
+        unusable = summary.unusable
         assert 1 < unusable < 30
-        first, second = summary["asked"]
+        first, second = summary.asked
         assert (first["model"], second["model"]) == ("small", "other")
         assert first["asked"] == 120 + unusable  # a repair request for each of these
-        assert summary["agreement"]["score"]["same"] == 1.0
-        assert summary["agreement"]["score"]["documents"] == 120 - unusable
-        assert summary["distilled"]["sample"] == 120 - unusable
-        assert summary["distilled"]["auc"] > 0.9
+        assert summary.agreement["score"]["same"] == 1.0
+        assert summary.agreement["score"]["documents"] == 120 - unusable
+        assert summary.distilled["sample"] == 120 - unusable
+        assert summary.distilled["auc"] > 0.9
         assert len(rows) == 300
         assert np.mean([row["quality"] is not None for row in rows]) == 1.0
 
@@ -207,8 +207,8 @@ def test_model_judges_only_the_sample_and_answers_are_reused(
             settings, shards=5, answers=tmp_path / "answers", mode="threads", workers=2
         )
         assert endpoint.asked.total() == number
-        assert [model_usage["asked"] for model_usage in again["asked"]] == [0, 0]
-        assert again["distilled"] == summary["distilled"]
+        assert [model_usage["asked"] for model_usage in again.asked] == [0, 0]
+        assert again.distilled == summary.distilled
         assert {row["id"]: row["quality"] for row in rows_again} == {
             row["id"]: row["quality"] for row in rows
         }
@@ -241,7 +241,7 @@ def test_run_after_a_spent_budget_requests_only_missing_answers(
             {**settings, "judge": {"model": model, "at_least": 3}},
             answers=tmp_path / "answers",
         )
-    (usage,) = summary["asked"]
+    (usage,) = summary.asked
     assert (usage["asked"], usage["kept"], endpoint.answered.total()) == (40, 50, 90)
 
 

@@ -101,15 +101,13 @@ def test_regression_is_a_column_with_thresholds(
     ]
     dropped = int((scores < least).sum())
     assert 0 < dropped < len(TEXTS)
-    assert summary["counts"]["dropped"] == {"annotate/min_edu": dropped}
-    assert summary["counts"]["kept"] == len(TEXTS) - dropped
-    assert summary["rules"] == {
-        "annotate/min_edu": {"failing": dropped, "only": dropped}
-    }
-    assert sum(summary["histograms"]["edu"]["counts"]) == len(TEXTS)
-    assert summary["reader"]["documents"] == summary["reader"]["windows"] == len(TEXTS)
-    assert summary["reader"]["cut"] == sum(len(text.split()) > 30 for text in TEXTS)
-    assert summary["reader"]["tokens"] == sum(
+    assert summary.counts["dropped"] == {"annotate/min_edu": dropped}
+    assert summary.counts["kept"] == len(TEXTS) - dropped
+    assert summary.rules == {"annotate/min_edu": {"failing": dropped, "only": dropped}}
+    assert sum(summary.histograms["edu"]["counts"]) == len(TEXTS)
+    assert summary.reader.documents == summary.reader.windows == len(TEXTS)
+    assert summary.reader.cut == sum(len(text.split()) > 30 for text in TEXTS)
+    assert summary.reader.tokens == sum(
         min(len(text.split()), 30) + 2 for text in TEXTS
     )
 
@@ -225,7 +223,7 @@ def test_resumed_run_scores_only_missing_shards(
         name for name in content if (out / name).stat().st_mtime_ns != written_at[name]
     }
     assert again == {"part-00002.parquet"}
-    assert first["counts"]["read"] == first["reader"]["documents"] == 80
+    assert first.counts["read"] == first.reader.documents == 80
 
 
 def test_text_that_is_not_utf8_is_quarantined_alone(
@@ -246,7 +244,7 @@ def test_text_that_is_not_utf8_is_quarantined_alone(
         {"ingest": ingest}, config, tmp_path / "out", make_context("work")
     )
     rows = written(tmp_path / "out")
-    assert summary["counts"]["quarantined"] == 1
+    assert summary.counts["quarantined"] == 1
     assert rows[0]["score"] is None
     assert "UnicodeDecodeError" in rows[0]["error"]
     assert all(row["error"] is None and row["score"] is not None for row in rows[1:])
@@ -303,7 +301,7 @@ def test_fasttext_model_scores_by_its_labels(run_step: Run, tmp_path: Path) -> N
     scores = np.array([row["dclm_positive"] for row in rows])
     assert np.abs(scores - np.clip(shares, 0, 1)).max() <= 0.0005 + BOUND
     assert [row["keep"] for row in rows] == (scores >= 0.5).tolist()
-    assert summary["reader"]["model"] == "model.bin"
+    assert summary.reader.model == "model.bin"
 
 
 def refusal(**model: Any) -> str:

@@ -86,8 +86,8 @@ def test_later_stages_read_the_texts_of_the_function(
     assert read["text"].to_pylist() == [
         text.replace("xyzzy", "magic").replace("nothing here", " ") for text in TEXTS
     ]
-    assert summary["counts"]["dropped"] == {"edit/empty": 2}
-    assert summary["edits"]["step"] == {"documents": 6, "times": 10, "bytes": 52}
+    assert summary.counts["dropped"] == {"edit/empty": 2}
+    assert summary.edits["step"] == {"documents": 6, "times": 10, "bytes": 52}
     rows = written(tmp_path / "edit")
     assert [row["bytes_removed"] for row in rows[:2]] == [10, 11]
     assert [row["bytes_added"] for row in rows[:2]] == [10, 0]
@@ -174,4 +174,4 @@ def step(text):
     assert "10,000,000" in errors[1]
     assert errors[2] == "ZeroDivisionError: division by zero (steps.py, line 7)"
     assert errors[3:] == [None, None]
-    assert (summary["counts"]["quarantined"], summary["counts"]["kept"]) == (3, 2)
+    assert (summary.counts["quarantined"], summary.counts["kept"]) == (3, 2)

@@ -25,7 +25,11 @@ from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import Corpus, UnknownColumnError
 from gristmill.dataprep.exporting import export_documents as exporting
 from gristmill.dataprep.exporting.croissant import data_type
-from gristmill.dataprep.exporting.dataset_card import hub_licence, size_category
+from gristmill.dataprep.exporting.dataset_card import (
+    Exported,
+    hub_licence,
+    size_category,
+)
 from gristmill.dataprep.exporting.export_documents import (
     LIST,
     export_documents,
@@ -85,9 +89,9 @@ def written(out: Path) -> dict[str, bytes]:
     }
 
 
-def rows_in(out: Path, listed: dict[str, Any]) -> list[dict[str, Any]]:
+def rows_in(out: Path, listed: Exported) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for name in listed["files"]:
+    for name in listed.files:
         if name.endswith(".parquet"):
             rows += pq.read_table(out / name).to_pylist()
         else:
@@ -135,20 +139,16 @@ def test_selected_documents_are_written_in_the_order_of_the_corpus(
             for row in expected
         ]
     assert rows_in(tmp_path / "out", listing) == expected
-    assert listing["documents"] == len(expected)
+    assert listing.documents == len(expected)
     if "text" in columns:
-        assert listing["text_bytes"] == sum(
-            len(row["text"].encode()) for row in expected
-        )
-    for name, entry in listing["files"].items():
+        assert listing.text_bytes == sum(len(row["text"].encode()) for row in expected)
+    for name, entry in listing.files.items():
         content = (tmp_path / "out" / name).read_bytes()
         assert (entry["bytes"], entry["sha256"]) == (
             len(content),
             hashlib.sha256(content).hexdigest(),
         )
-    assert (
-        json.loads((tmp_path / "out" / LIST).read_bytes())["files"] == listing["files"]
-    )
+    assert json.loads((tmp_path / "out" / LIST).read_bytes())["files"] == listing.files
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "hf"])
@@ -297,7 +297,7 @@ def test_card_and_metadata_describe_the_export(
         item["@id"]: item["sha256"]
         for item in metadata["distribution"]
         if item["@type"] == "cr:FileObject"
-    } == {name: entry["sha256"] for name, entry in listing["files"].items()}
+    } == {name: entry["sha256"] for name, entry in listing.files.items()}
     assert [
         item["name"] for item in metadata["recordSet"][0]["field"]
     ] == corpus.columns

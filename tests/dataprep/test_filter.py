@@ -172,8 +172,8 @@ def test_documents_of_other_sources_are_not_judged(
     table = read(tmp_path / "out")
     assert table["keep"].to_pylist() == [False, True]
     assert table["words"].to_pylist() == [1, None]
-    assert summary["counts"]["sources"]["books"]["kept"] == 1
-    assert summary["counts"]["sources"]["web"]["dropped"] == {
+    assert summary.counts["sources"]["books"]["kept"] == 1
+    assert summary.counts["sources"]["web"]["dropped"] == {
         "gopher_quality/min_words": 1
     }
 
@@ -189,7 +189,7 @@ def test_documents_dropped_earlier_have_null_columns(
     )
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
     summary = filter_stage.run(inputs, {}, tmp_path / "out", make_context("work"))
-    assert summary["counts"]["read"] == 1
+    assert summary.counts["read"] == 1
     first = read(tmp_path / "out").to_pylist()[0]
     assert {name for name, value in first.items() if value is not None} == {"id"}
 
@@ -206,8 +206,8 @@ def test_document_that_raises_is_quarantined_alone(
     summary = filter_stage.run(
         {"ingest": ingest}, {}, tmp_path / "out", make_context("work")
     )
-    assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (39, 1)
-    check_conservation(summary["counts"], "filter")
+    assert (summary.counts["kept"], summary.counts["quarantined"]) == (39, 1)
+    check_conservation(summary.counts, "filter")
     broken = read(tmp_path / "out").to_pylist()[7]
     assert (broken["keep"], broken["reason"], broken["words"]) == (
         False,
@@ -262,8 +262,8 @@ def test_summary_does_not_depend_on_shards(
         summaries.append(filter_stage.run({"ingest": ingest}, {}, out, context))
     assert summaries[0] == summaries[1]
     # of 0, 15, 30 and 45 words
-    assert summaries[0]["rules"]["gopher_quality/min_words"]["failing"] == 4
-    assert sum(summaries[0]["histograms"]["words"]["counts"]) == 20
+    assert summaries[0].rules["gopher_quality/min_words"]["failing"] == 4
+    assert sum(summaries[0].histograms["words"]["counts"]) == 20
 
 
 def test_histograms_of_sources_add_up(
@@ -279,7 +279,7 @@ def test_histograms_of_sources_add_up(
     )
     by_source = {
         source: histograms["words"]
-        for source, histograms in summary["histograms_by_source"].items()
+        for source, histograms in summary.histograms_by_source.items()
     }
     assert {
         source: sum(histogram["counts"]) for source, histogram in by_source.items()
@@ -290,7 +290,7 @@ def test_histograms_of_sources_add_up(
             *(histogram["counts"] for histogram in by_source.values()), strict=True
         )
     ]
-    assert summary["histograms"]["words"] == {
+    assert summary.histograms["words"] == {
         "edges": by_source["web"]["edges"],
         "counts": added,
     }
@@ -325,7 +325,7 @@ def test_rule_sets_apply_in_the_order_of_the_schema(
         1: None,
         2: "c4/max_curly_brackets",
     }
-    assert summary["rules"]["c4/max_curly_brackets"] == {"failing": 1, "only": 1}
+    assert summary.rules["c4/max_curly_brackets"] == {"failing": 1, "only": 1}
     assert read(tmp_path / "out")["data_lines"].to_pylist() == [None] * 3
 
 
@@ -355,8 +355,8 @@ def test_rule_set_can_be_limited_to_sources(
     assert table["filled_lines"].to_pylist() == [60, None, 1]
     assert table["code_lines"].to_pylist() == [None, 60, None]
     assert table["long_paragraphs"].to_pylist() == [None] * 3
-    assert summary["rules"]["fineweb/max_short_line_ratio"] == {"failing": 1, "only": 0}
-    assert sum(summary["histograms_by_source"]["git"]["filled_lines"]["counts"]) == 0
+    assert summary.rules["fineweb/max_short_line_ratio"] == {"failing": 1, "only": 0}
+    assert sum(summary.histograms_by_source["git"]["filled_lines"]["counts"]) == 0
 
 
 def test_metadata_that_is_not_a_mapping_quarantines_its_document(

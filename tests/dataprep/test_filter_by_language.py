@@ -305,15 +305,15 @@ def test_counts_by_language_equal_those_of_the_table(
         )
         counts["read"] += 1
         counts["kept"] += row["keep"]
-    assert summary["by_language"] == expected
+    assert summary.by_language == expected
     assert (
-        summary["counts"]["dropped"]["unlisted_language"]
+        summary.counts["dropped"]["unlisted_language"]
         == expected["unlisted_language"]["read"]
     )
     failing = sum(
         row["rules_language"] == "de" and row["words"] < 60 for row in written
     )
-    assert summary["rules"]["de/gopher_quality/min_words"]["failing"] == failing > 0
+    assert summary.rules["de/gopher_quality/min_words"]["failing"] == failing > 0
 
 
 def test_replayed_bounds_of_one_language_equal_a_run(

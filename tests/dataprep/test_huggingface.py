@@ -14,6 +14,7 @@ from gristmill.dataprep.reading.huggingface import NoSplitError, split_files
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import SourceError, find_files
+from gristmill.mixtures.sources import Source
 
 
 def split(files: Mapping[str, str], name: str = "train") -> list[str]:
@@ -56,7 +57,9 @@ def save_to_disk(folder: Path, texts: list[str], shards: int = 2) -> None:
 
 
 def texts_of(path: Path, reading: Reading | None = None, **keys: str) -> list[str]:
-    files = find_files("s", {"path": str(path), "format": "hf", **keys}).files
+    files = find_files(
+        "s", Source.model_validate({"path": str(path), "format": "hf", **keys})
+    ).files
     records = [
         record for file in files for record in read_records(file, reading or Reading())
     ]
@@ -186,7 +189,12 @@ def _content(files: dict[str, str], name: str) -> bytes:
 def test_dataset_path_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"")
     with pytest.raises(SourceError, match="folder"):
-        find_files("s", {"path": str(tmp_path / "a.parquet"), "format": "hf"})
+        find_files(
+            "s",
+            Source.model_validate(
+                {"path": str(tmp_path / "a.parquet"), "format": "hf"}
+            ),
+        )
 
 
 def test_dataset_is_read_from_any_store() -> None:
@@ -195,7 +203,9 @@ def test_dataset_is_read_from_any_store() -> None:
     root = UPath("memory://hf-test/set")
     (root / "data").mkdir(parents=True)
     (root / "data" / "train.jsonl").write_bytes(b'{"text": "far"}\n')
-    files = find_files("s", {"path": str(root), "format": "hf"}).files
+    files = find_files(
+        "s", Source.model_validate({"path": str(root), "format": "hf"})
+    ).files
     assert [file.name for file in files] == ["data/train.jsonl"]
     (record,) = read_records(files[0], Reading())
     assert isinstance(record, Record)
@@ -208,7 +218,7 @@ def test_damaged_arrow_file_yields_the_rows_before_the_damage(tmp_path: Path) ->
     content = path.read_bytes()
     third = content.find(b"text 4")
     path.write_bytes(content[:third])
-    (file,) = find_files("s", {"path": str(path)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
     records = list(read_records(file, Reading()))
     assert [record.text for record in records if isinstance(record, Record)] == [
         f"text {n}" for n in range(4)
@@ -225,7 +235,9 @@ def test_arrow_file_format_is_read(tmp_path: Path) -> None:
         pa.ipc.new_file(sink, table.schema) as writer,
     ):
         writer.write_table(table)
-    (file,) = find_files("s", {"path": str(tmp_path / "a.arrow")}).files
+    (file,) = find_files(
+        "s", Source.model_validate({"path": str(tmp_path / "a.arrow")})
+    ).files
     assert list(read_records(file, Reading())) == [
         Record(1, "a.arrow#1", "a", '{"n": 1}'),
         Record(2, "a.arrow#2", "b", '{"n": 2}'),

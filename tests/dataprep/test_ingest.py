@@ -20,6 +20,7 @@ from gristmill.dataprep.reading import document_shards as sharding
 from gristmill.dataprep.reading import duplicate_records, ingest, sources
 from gristmill.dataprep.reading.duplicate_records import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError, listing
+from gristmill.mixtures.sources import Source
 from tests.dataprep.document_shards import file_contents
 
 MakeContext = Callable[..., Context]
@@ -73,7 +74,7 @@ def test_every_record_is_kept_or_quarantined_with_its_place(
 ) -> None:
     out = tmp_path / "out"
     summary = ingest.run({}, configure(corpus), out, make_context("work"))
-    counts = summary["counts"]
+    counts = summary.counts
     # 42 text files; 300 lines; 31 lines of a file that lacks only its last checksum,
     # which counts as one bad record.
     assert counts["sources"]["prose"]["read"] == 42
@@ -96,10 +97,10 @@ def test_every_record_is_kept_or_quarantined_with_its_place(
         ("web", "big.jsonl", 21),
         ("web", "cut.jsonl.gz", 32),
     ]
-    assert summary["quarantined"] == [
+    assert summary.quarantined == [
         {key: row[key] for key in ("source", "file", "record", "error")} for row in bad
     ]
-    empty_file, truncated_file = summary["warnings"]
+    empty_file, truncated_file = summary.warnings
     assert empty_file.startswith("source 'web': none.jsonl ")
     assert truncated_file.startswith("source 'web': cut.jsonl.gz ")
     assert re.search(r"\b32 .*\b268 ", truncated_file)
@@ -198,7 +199,7 @@ def test_limit_counts_documents_and_can_end_within_a_file(
     assert [row["locator"] for row in rows(tmp_path / "out")] == [
         f"big.jsonl#{number}" for number in (*range(1, 11), 12, 13)
     ]
-    assert (summary["counts"]["read"], summary["counts"]["quarantined"]) == (13, 1)
+    assert (summary.counts["read"], summary.counts["quarantined"]) == (13, 1)
 
 
 def test_quarantine_above_the_limit_fails_the_stage_and_names_the_tables(
@@ -234,15 +235,15 @@ def test_repeated_record_is_dropped_and_counted(
         ("1", "same"),
         ("1", "other"),
     ]
-    for counts in (summary["counts"], summary["counts"]["sources"]["web"]):
+    for counts in (summary.counts, summary.counts["sources"]["web"]):
         assert (counts["read"], counts["kept"], counts["dropped"]) == (
             3,
             2,
             {"ingest/repeated": 1},
         )
         assert (counts["bytes_read"], counts["bytes_kept"]) == (13, 9)
-    check_conservation(summary["counts"], "ingest")
-    (warning,) = summary["warnings"]
+    check_conservation(summary.counts, "ingest")
+    (warning,) = summary.warnings
     assert warning.startswith("source 'web': 1 records ")
     assert "'1'" in warning
     assert "`on_repeat: fail`" in warning
@@ -318,9 +319,9 @@ def test_kept_repeat_depends_on_the_listing_alone(
     assert [
         (json.loads(row["metadata"])["file"], row["text"]) for row in rows(first_out)
     ] == expected
-    assert first["counts"]["kept"] == len(expected)
-    assert first["counts"]["dropped"] == {"ingest/repeated": 7 * 40 - len(expected)}
-    assert first["sources"]["web"]["shards"] == len(shard_names(first_out))
+    assert first.counts["kept"] == len(expected)
+    assert first.counts["dropped"] == {"ingest/repeated": 7 * 40 - len(expected)}
+    assert first.sources["web"].shards == len(shard_names(first_out))
 
 
 def test_resumed_dropping_of_repeats_writes_the_same_bytes(
@@ -359,7 +360,7 @@ def test_file_changed_since_the_plan_is_an_error(
 ) -> None:
     config = configure(corpus)
     for name, source in config["sources"].items():
-        source["listing"] = listing(name, source)
+        source["listing"] = listing(name, Source.model_validate(source))
     ingest.run({}, config, tmp_path / "out", make_context("work"))
     (corpus / "text" / "03.txt").write_text("changed")
     with pytest.raises(
@@ -393,7 +394,7 @@ def test_summary_lists_at_most_twenty_quarantined_records(
         "ingest": {"max_quarantined": 0.5},
     }
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
-    assert [row["record"] for row in summary["quarantined"]] == list(range(1, 21))
+    assert [row["record"] for row in summary.quarantined] == list(range(1, 21))
     bad = [
         row["record"]
         for path in sorted((tmp_path / "out/quarantine").iterdir())
@@ -442,7 +443,7 @@ def test_bad_bytes_are_replaced_or_quarantined(
         "ingest": {"max_quarantined": 1.0},
     }
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
-    assert summary["sources"]["web"]["replaced"] == {"records": 4, "places": 5}
+    assert summary.sources["web"].replaced == {"records": 4, "places": 5}
     assert [
         row["locator"] for row in rows(tmp_path / "out") if row["text"].count("\ufffd")
     ] == [
@@ -451,15 +452,15 @@ def test_bad_bytes_are_replaced_or_quarantined(
         "c.csv#1",
         "d.html",
     ]
-    assert [row["file"] for row in summary["quarantined"]] == ["b.jsonl", "c.csv"]
-    (warning,) = summary["warnings"]
+    assert [row["file"] for row in summary.quarantined] == ["b.jsonl", "c.csv"]
+    (warning,) = summary.warnings
     assert re.search(
         r"source 'web': 4 records .*\b5 .*U\+FFFD.*`encoding_errors: strict`", warning
     )
     config["sources"]["web"]["encoding_errors"] = "strict"
     summary = ingest.run({}, config, tmp_path / "strict", make_context("work2"))
-    assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (2, 6)
-    assert summary["sources"]["web"]["replaced"] == {"records": 0, "places": 0}
+    assert (summary.counts["kept"], summary.counts["quarantined"]) == (2, 6)
+    assert summary.sources["web"].replaced == {"records": 0, "places": 0}
 
 
 def test_oversized_document_is_quarantined_in_every_format(
@@ -483,14 +484,14 @@ def test_oversized_document_is_quarantined_in_every_format(
     }
     out = tmp_path / "out"
     summary = ingest.run({}, config, out, make_context("work"))
-    check_conservation(summary["counts"], "ingest")
+    check_conservation(summary.counts, "ingest")
     assert sorted(row["locator"] for row in rows(out)) == [
         "b.jsonl#1",
         "b.jsonl#3",
         "c.csv#1",
         "d.parquet#2",
     ]
-    assert (summary["counts"]["read"], summary["counts"]["quarantined"]) == (10, 6)
+    assert (summary.counts["read"], summary.counts["quarantined"]) == (10, 6)
     bad = [
         row
         for path in sorted((out / "quarantine").iterdir())
@@ -508,14 +509,14 @@ def test_oversized_document_is_quarantined_in_every_format(
     ]
     assert re.match(
         r"a\.txt: .*1,002 bytes.*ingest\.max_document_bytes = 1,000",
-        summary["quarantined"][0]["error"],
+        summary.quarantined[0]["error"],
     )
     assert all(row["excerpt"] for row in bad)
     size = sum(
         int(row["error"].partition("has ")[2].split()[0].replace(",", ""))
         for row in bad
     )
-    (warning,) = summary["warnings"]
+    (warning,) = summary.warnings
     assert re.match(
         rf"source 'web': .*ingest\.max_document_bytes = 1,000: 6, .*{size:,} bytes",
         warning,

@@ -17,7 +17,7 @@ from gristmill.dataprep.jobs.tasks import Task
 from gristmill.dataprep.reading import ingest, sources
 from gristmill.dataprep.reading.duplicate_records import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError
-from gristmill.mixtures.sources import Ingest
+from gristmill.mixtures.sources import Ingest, Source
 from tests.dataprep.document_shards import file_contents
 from tests.dataprep.warc_records import http, record
 
@@ -70,14 +70,14 @@ def test_crawl_records_are_kept_dropped_quarantined_or_skipped(
         "ingest": {"max_quarantined": 0.5},
     }
     summary = ingest.run({}, config, out, make_context("work"))
-    counts = summary["counts"]
+    counts = summary.counts
     assert (counts["read"], counts["kept"], counts["quarantined"]) == (23, 20, 2)
     assert (
         counts["dropped"] == counts["sources"]["web"]["dropped"] == {"extract/empty": 1}
     )
     assert (
-        summary["skipped"]
-        == summary["sources"]["web"]["skipped"]
+        summary.skipped
+        == summary.sources["web"].skipped
         == {
             "HTTP status 404": 1,
             "content type image/png": 1,
@@ -138,12 +138,12 @@ def test_mostly_skipped_source_is_warned_about(
     (tmp_path / "a.warc").write_bytes(b"".join([*requests, *good, *errors]))
     config = {"sources": {"web": {"path": str(tmp_path / "a.warc")}}}
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
-    (warning,) = summary["warnings"]
+    (warning,) = summary.warnings
     assert warning.startswith("source 'web': 5 of 9 ")
     assert "HTTP status 404 (5)" in warning
     (tmp_path / "a.warc").write_bytes(b"".join([*requests, *good, *errors[:4]]))
     summary = ingest.run({}, config, tmp_path / "out2", make_context("work2"))
-    assert summary["warnings"] == []
+    assert summary.warnings == []
 
 
 def test_limit_holds_for_pages_read_ahead(
@@ -151,8 +151,8 @@ def test_limit_holds_for_pages_read_ahead(
 ) -> None:
     config = {"sources": {"web": {"path": str(web), "limit": 3}}}
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
-    assert summary["counts"]["read"] == summary["counts"]["kept"] == 3
-    assert summary["skipped"] == {"request record": 3, "warcinfo record": 1}
+    assert summary.counts["read"] == summary.counts["kept"] == 3
+    assert summary.skipped == {"request record": 3, "warcinfo record": 1}
 
 
 def test_html_field_is_extracted_if_an_extractor_is_named(
@@ -248,7 +248,9 @@ def test_any_mixture_of_good_and_bad_records_is_accounted_for(
             gzip.compress(content)[: -cut or None]
         )
         good += kinds.count(0)
-    listing_of_source = sources.find_files("s", {"path": str(root)})
+    listing_of_source = sources.find_files(
+        "s", Source.model_validate({"path": str(root)})
+    )
     task = Task(
         "00000",
         {
@@ -276,7 +278,7 @@ def test_any_mixture_of_good_and_bad_records_is_accounted_for(
     )
     if all(cut == 0 for _, _, cut in files):
         assert counts["kept"] == good
-        assert counts["read"] + sum(result["skipped"].values()) == sum(
+        assert counts["read"] + sum(result["totals"]["skipped"].values()) == sum(
             1
             for form, kinds, _ in files
             for kind in kinds
@@ -298,7 +300,7 @@ def test_crawl_is_read_from_any_store(make_context: MakeContext) -> None:
         root / "out",
         make_context("work"),
     )
-    assert summary["counts"]["kept"] == 2
+    assert summary.counts["kept"] == 2
     assert [row["text"].partition(" tells")[0] for row in rows(root / "out")] == [
         "Page 0",
         "Page 1",
@@ -315,7 +317,7 @@ def test_crawl_listed_twice_is_read_once_or_rejected(
     summary = ingest.run(
         {}, {"sources": {"web": source}}, tmp_path / "out", make_context("work")
     )
-    assert (summary["counts"]["kept"], summary["counts"]["dropped"]) == (
+    assert (summary.counts["kept"], summary.counts["dropped"]) == (
         1,
         {"ingest/repeated": 1},
     )

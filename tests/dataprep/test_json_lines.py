@@ -27,6 +27,7 @@ from gristmill.dataprep.reading.records import (
     Rejected,
 )
 from gristmill.dataprep.reading.sources import find_files
+from gristmill.mixtures.sources import Source
 
 READINGS = (
     Reading(),
@@ -296,7 +297,7 @@ def test_shards_are_the_same_from_columns_and_single_records(tmp_path: Path) -> 
     ]
     lines[20], lines[40] = b"{", json.dumps({"text": "long " * 50}).encode()
     path = write(tmp_path / "a.jsonl", lines)
-    (file,) = find_files("s", {"path": str(path)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
     for limit in (None, 1, 33, 41, 58):
         counts = []
         for name, read in (
@@ -379,7 +380,9 @@ def test_array_elements_are_numbered_records(
         tmp_path / "a.json",
         [b"\xef\xbb\xbf \n" + json.dumps(ELEMENTS, indent=indent).encode()],
     )
-    (file,) = find_files("s", {"path": str(tmp_path / "a.json")}).files
+    (file,) = find_files(
+        "s", Source.model_validate({"path": str(tmp_path / "a.json")})
+    ).files
     records = list(read_records(file, Reading()))
     assert [record.text for record in records] == [row["text"] for row in ELEMENTS]
     assert [record.locator for record in records] == [

@@ -98,10 +98,10 @@ def test_scores_and_reasons_are_columns_and_thresholds_decide(
         else None
         for number in words
     ] * 2
-    assert summary["counts"]["read"] == 10
-    assert sum(summary["counts"]["dropped"].values()) + summary["counts"]["kept"] == 10
-    assert sum(summary["histograms"]["judge_score"]["counts"]) == 10
-    assert [summary["asked"][0][key] for key in ("asked", "unusable")] == [5, 0]
+    assert summary.counts["read"] == 10
+    assert sum(summary.counts["dropped"].values()) + summary.counts["kept"] == 10
+    assert sum(summary.histograms["judge_score"]["counts"]) == 10
+    assert [summary.asked[0][key] for key in ("asked", "unusable")] == [5, 0]
 
 
 def test_custom_template_and_answer_schema(
@@ -137,7 +137,7 @@ def test_custom_template_and_answer_schema(
         "web",
         1.0,
     )
-    assert summary["counts"]["kept"] == 10
+    assert summary.counts["kept"] == 10
 
 
 def test_document_without_a_usable_answer_is_quarantined_or_passes(
@@ -153,15 +153,15 @@ def test_document_without_a_usable_answer_is_quarantined_or_passes(
     summary, rows = run_judge(max_quarantined=0.5)
     assert [row["reason"] for row in rows].count("quarantine") == 2
     assert (
-        summary["counts"]["quarantined"],
-        summary["counts"]["kept"],
-        summary["unusable"],
+        summary.counts["quarantined"],
+        summary.counts["kept"],
+        summary.unusable,
     ) == (2, 8, 2)
     summary, rows = run_judge(work="two/work", unusable="pass", min={"judge_score": 0})
     assert (
-        summary["counts"]["quarantined"],
-        summary["counts"]["kept"],
-        summary["unusable"],
+        summary.counts["quarantined"],
+        summary.counts["kept"],
+        summary.unusable,
     ) == (0, 10, 2)
     assert [row["judge_score"] for row in rows].count(None) == 2
 
@@ -180,14 +180,14 @@ def test_agreement_of_two_judges_is_measured(
     assert [row["second_score"] for row in rows] == [
         max(row["judge_score"] - 1, 0) for row in rows
     ]
-    score_agreement = summary["agreement"]["score"]
+    score_agreement = summary.agreement["score"]
     assert (
         score_agreement["documents"],
         score_agreement["same"],
         score_agreement["difference"],
     ) == (10, 0.0, 1.0)
     assert score_agreement["correlation"] == pytest.approx(1.0)
-    assert [usage["model"] for usage in summary["asked"]] == ["small", "strict"]
+    assert [usage["model"] for usage in summary.asked] == ["small", "strict"]
 
 
 def test_agreement_equals_the_textbook_and_adds_up_over_parts() -> None:
@@ -217,7 +217,7 @@ def test_stage_resumes_with_a_larger_budget(
     with pytest.raises(BudgetSpentError, match=r"judge: .*3 requests"):
         run_judge(model={**model, "budget": {"requests": 3}})
     summary, _ = run_judge(model={**model, "budget": {"requests": 5}})
-    assert summary["counts"]["kept"] == 10
+    assert summary.counts["kept"] == 10
     assert set(endpoint.answered.values()) == {1}
 
 
@@ -286,14 +286,14 @@ def test_kills_and_faults_lose_and_repeat_no_answer(
         killed_runs += os.WIFSIGNALED(status)
     child = 0
     summary, rows = run_judge(6, copies, **distinct)
-    counts = summary["counts"]
+    counts = summary.counts
     assert (
         counts["read"]
         == len(rows)
         == 30 * copies
         == counts["kept"] + counts["quarantined"]
     )
-    assert counts["quarantined"] == summary["unusable"]
+    assert counts["quarantined"] == summary.unusable
     assert killed_runs > kills // 4
     assert len(endpoint.answered) >= 30 * copies
     repeated = sum(number - 1 for number in endpoint.answered.values())

@@ -503,9 +503,9 @@ def test_stage_drops_other_languages_and_measures_all_documents(
         for row in rows
         if row["language_score"] is not None
     )
-    assert summary["counts"]["read"] == 6
-    assert summary["counts"]["kept"] == 4
-    assert sum(summary["languages"].values()) == 4
+    assert summary.counts["read"] == 6
+    assert summary.counts["kept"] == 4
+    assert sum(summary.languages.values()) == 4
     for shard in shard_names(inputs["ingest"]):
         assert (out[0] / shard).read_bytes() == (out[1] / shard).read_bytes()
         assert str(read_table(out[0] / shard)["language"].type) == "string"
@@ -553,11 +553,11 @@ def test_lines_of_other_languages_are_cut_with_cut_other_lines(
     assert (second["edits"], second["line_language_share"]) == ([], 1.0)
     assert third["reason"] == "language"
     # of documents that are kept
-    assert summary["cut"] == {"lines": 2, "bytes": 2 * (size + 1)}
-    assert summary["line_languages"] == {"en": 7 * len(english), "de": 3 * len(german)}
+    assert summary.cut == {"lines": 2, "bytes": 2 * (size + 1)}
+    assert summary.line_languages == {"en": 7 * len(english), "de": 3 * len(german)}
     assert (
-        summary["counts"]["bytes_kept"]
-        == summary["counts"]["bytes_read"] - 2 * (size + 1) - size
+        summary.counts["bytes_kept"]
+        == summary.counts["bytes_read"] - 2 * (size + 1) - size
     )
     edited = read_documents(
         {**inputs, "langid": tmp_path / "out"}, "part-00000.parquet"
@@ -606,16 +606,16 @@ def test_model_with_scripts_in_its_labels(
         ("sr", "Cyrl", True),
         ("sr", "Latn", False),
     ]
-    assert summary["languages"] == {"en": 1, "sr": 2}
-    assert summary["languages_kept"] == {"en": 1, "sr": 1}
+    assert summary.languages == {"en": 1, "sr": 2}
+    assert summary.languages_kept == {"en": 1, "sr": 1}
     unsure = langid.run(
         inputs,
         {**config, "keep": {"en": 0.5, "srp_Cyrl": 1.0, "sr": 1.0}},
         tmp_path / "unsure",
         make_context("unsure"),
     )
-    assert unsure["counts"]["dropped"] == {"language_score": 2}
-    assert unsure["parts"] == {
+    assert unsure.counts["dropped"] == {"language_score": 2}
+    assert unsure.parts == {
         "srp_Cyrl": {"language_score": 1},
         "sr": {"language_score": 1},
     }
@@ -691,4 +691,4 @@ def test_document_that_fails_identification_is_quarantined_alone(
     assert [row["keep"] for row in rows] == [True, False, True]
     assert rows[1]["error"] == "RuntimeError: the model choked"
     assert rows[1]["language"] is None
-    assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (2, 1)
+    assert (summary.counts["kept"], summary.counts["quarantined"]) == (2, 1)

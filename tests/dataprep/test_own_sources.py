@@ -17,7 +17,7 @@ from gristmill.dataprep.reading import document_shards, ingest
 from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.records import Reading, Record
 from gristmill.dataprep.reading.sources import SourceError, find_files, listing
-from gristmill.mixtures.sources import OwnReader
+from gristmill.mixtures.sources import OwnReader, Source
 from gristmill.mixtures.user_code import OwnFunction, take_code
 from tests.dataprep.document_shards import file_contents
 
@@ -65,7 +65,7 @@ def write(folder: Path, **files: str) -> Path:
 def run(
     folder: Path, source: dict[str, Any], context: Context, **section: Any
 ) -> dict[str, Any]:
-    planned = {**source, "listing": listing("notes", source)}
+    planned = {**source, "listing": listing("notes", Source.model_validate(source))}
     return ingest.run(
         {},
         {"sources": {"notes": planned}, "ingest": {"max_quarantined": 1.0, **section}},
@@ -111,7 +111,7 @@ def test_yielded_records_are_treated_like_json_lines(
     assert "'text'" in number["error"]
     assert not_mapping["error"].startswith("code.py, line 16: ")
     assert "['text']" in not_mapping["error"]
-    counts = summary["counts"]
+    counts = summary.counts
     assert (
         counts["read"],
         counts["kept"],
@@ -137,11 +137,11 @@ def test_reader_that_raises_loses_the_rest_of_its_file(
         "a.note#2",
         "b.note#1",
     ]
-    (damage,) = summary["damaged"]
+    (damage,) = summary.damaged
     # 17 bytes of a source whose 22 other bytes hold 12 records: 10, of which 3 were
     # read.
-    assert (damage["file"], damage["records"], damage["lost"]) == ("a.note", 3, 7)
-    assert damage["error"] == "RuntimeError: torn in two (code.py, line 12)"
+    assert (damage.file, damage.records, damage.lost) == ("a.note", 3, 7)
+    assert damage.error == "RuntimeError: torn in two (code.py, line 12)"
 
 
 @pytest.mark.slow
@@ -164,13 +164,13 @@ def test_stream_reader_gets_decompressed_bytes_and_reports_damage(
     documents = rows(tmp_path / "out")
     assert documents[0]["locator"] == "k0"
     assert json.loads(documents[0]["metadata"]) == {"url": "https://example.org/"}
-    (damage,) = summary["damaged"]
-    assert damage["file"] == "b.note.gz"
-    assert ".gz" in damage["error"]
-    assert 700 < damage["lost"] < 1300
+    (damage,) = summary.damaged
+    assert damage.file == "b.note.gz"
+    assert ".gz" in damage.error
+    assert 700 < damage.lost < 1300
     # Records that the damaged copy repeats are dropped like any others; its torn line
     # is another text.
-    assert summary["counts"]["dropped"]["ingest/repeated"] == damage["records"] - 2
+    assert summary.counts["dropped"]["ingest/repeated"] == damage.records - 2
 
 
 def test_path_reader_gets_a_local_file_for_every_url(tmp_path: Path) -> None:
@@ -181,7 +181,9 @@ def test_path_reader_gets_a_local_file_for_every_url(tmp_path: Path) -> None:
         (f"file://{files}/a.note", "one"),
         ("memory://notes/b.note", "two"),
     ):
-        (file,) = find_files("notes", {"path": path, "read": reader.model_dump()}).files
+        (file,) = find_files(
+            "notes", Source.model_validate({"path": path, "read": reader.model_dump()})
+        ).files
         with OwnProcess(reader) as process:
             record, _ = ingest.own_records(process, file, Reading())
         assert isinstance(record, Record)
@@ -286,10 +288,10 @@ def test_reader_that_ends_its_process_loses_one_file(
         "b.note#1",
         "c.note#1",
     ]
-    (damage,) = summary["damaged"]
-    assert damage["file"] == "b.note"
+    (damage,) = summary.damaged
+    assert damage.file == "b.note"
     for fact in facts:
-        assert fact in damage["error"]
+        assert fact in damage.error
 
 
 @pytest.mark.slow
@@ -327,7 +329,7 @@ def test_nondeterministic_reader_is_warned_about(
         "path": str(write(tmp_path / "notes", a="x")),
         "read": code(tmp_path, source, "read"),
     }
-    (warning,) = run(tmp_path / "out", section, make_context("work"))["warnings"]
+    (warning,) = run(tmp_path / "out", section, make_context("work")).warnings
     assert warning.startswith("source 'notes': code:read ")
     assert "a.note" in warning
 
@@ -354,7 +356,10 @@ def test_listing_determines_files_and_order(
     tmp_path: Path, make_context: MakeContext
 ) -> None:
     source = listing_source(tmp_path, "shards", month="may")
-    assert [(file["path"], file["size"]) for file in listing("notes", source)] == [
+    assert [
+        (file["path"], file["size"])
+        for file in listing("notes", Source.model_validate(source))
+    ] == [
         ("may-2.txt", 5),
         ("may-1.txt", 5),
     ]
@@ -365,16 +370,18 @@ def test_listing_determines_files_and_order(
     ]
     assert [
         file["path"]
-        for file in listing("notes", listing_source(tmp_path, "everything"))
+        for file in listing(
+            "notes", Source.model_validate(listing_source(tmp_path, "everything"))
+        )
     ] == ["b.txt", "first"]
 
 
 def test_listed_url_with_a_size_is_not_requested_and_loses_its_query(
     tmp_path: Path,
 ) -> None:
-    assert listing("notes", listing_source(tmp_path, "remote")) == [
-        {"path": "example.org/x/a.jsonl", "size": 7, "stamp": ""}
-    ]
+    assert listing(
+        "notes", Source.model_validate(listing_source(tmp_path, "remote"))
+    ) == [{"path": "example.org/x/a.jsonl", "size": 7, "stamp": ""}]
 
 
 @pytest.mark.slow
@@ -415,7 +422,7 @@ def test_invalid_listing_is_rejected_with_its_line(
         "list": {**code(tmp_path, source, "files"), "time_limit_seconds": 0.3},
     }
     with pytest.raises(SourceError, match=f"source 'notes': list: .*{facts}"):
-        listing("notes", section)
+        listing("notes", Source.model_validate(section))
 
 
 @pytest.mark.slow
@@ -423,7 +430,7 @@ def test_listing_that_changes_after_the_plan_is_rejected(
     tmp_path: Path, make_context: MakeContext
 ) -> None:
     source = listing_source(tmp_path, "shards", month="may")
-    planned = {**source, "listing": listing("notes", source)}
+    planned = {**source, "listing": listing("notes", Source.model_validate(source))}
     (tmp_path / "index.txt").write_text("may-1.txt may-2.txt")
     with pytest.raises(ingest.ChangedInputError, match=r"code:shards .*order"):
         ingest.run(

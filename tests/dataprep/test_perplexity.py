@@ -458,10 +458,10 @@ def test_stage_trains_scores_and_buckets_for_any_shards(
         None: 61,
     }
     assert sum(keep for keep, score, _ in kept.values() if score is not None) == 72
-    assert summary["counts"]["dropped"] == {"quality/keep_top": 48}
-    assert sum(model["documents"] for model in summary["ngrams"]) == 60
-    assert sum(model["words"] for model in summary["ngrams"]) == 1800
-    assert summary["buckets"]["head"]["all"]["kept"] == 36
+    assert summary.counts["dropped"] == {"quality/keep_top": 48}
+    assert sum(model["documents"] for model in summary.ngrams) == 60
+    assert sum(model["words"] for model in summary.ngrams) == 1800
+    assert summary.buckets["head"]["all"].kept == 36
 
 
 def test_model_learns_within_max_bytes_and_without_the_holdout(
@@ -482,13 +482,13 @@ def test_model_learns_within_max_bytes_and_without_the_holdout(
         "perplexity": {"ngram": {"sources": ["wiki"], "order": 2}},
     }
     summary = quality.run(inputs, config, tmp_path / "a", make_context("work a"))
-    assert 20 < sum(model["documents"] for model in summary["ngrams"]) < 50
-    assert summary["scores"]["perplexity"]["separation"]["auc"] > 0.6
+    assert 20 < sum(model["documents"] for model in summary.ngrams) < 50
+    assert summary.scores["perplexity"]["separation"]["auc"] > 0.6
     less = {
         "perplexity": {"ngram": {"sources": ["wiki"], "order": 2, "max_bytes": 700}}
     }
     summary = quality.run(inputs, less, tmp_path / "b", make_context("work b"))
-    assert 4 <= sum(model["documents"] for model in summary["ngrams"]) <= 8
+    assert 4 <= sum(model["documents"] for model in summary.ngrams) <= 8
     nothing = {"perplexity": {"ngram": {"sources": ["novels"]}}}
     with pytest.raises(QualityError, match=r"novels.* 0 documents"):
         quality.run(inputs, nothing, tmp_path / "c", make_context("work c"))
@@ -509,7 +509,7 @@ def test_training_documents_are_scored_by_a_model_that_has_not_seen_them(
     inputs = {"ingest": write_ingest("ingest", [documents])}
     config = {"perplexity": {"ngram": {"sources": ["seen"]}}}
     summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
-    assert [model["documents"] > 30 for model in summary["ngrams"]] == [True, True]
+    assert [model["documents"] > 30 for model in summary.ngrams] == [True, True]
     scores = read_table(tmp_path / "out" / "part-00000.parquet")[
         "perplexity"
     ].to_numpy()

@@ -218,16 +218,16 @@ def test_stage_separates_easy_sources_and_scores_every_document(
         out,
         make_context("work"),
     )
-    assert summary["auc"] > 0.97
-    assert sum(summary["training_documents"].values()) + summary["held_out"] == 300
-    assert 40 <= summary["held_out"] <= 110
-    assert summary["counts"]["kept"] == summary["counts"]["read"] == 360
-    assert {source: sum(bins) for source, bins in summary["histogram"].items()} == {
+    assert summary.auc > 0.97
+    assert sum(summary.training_documents.values()) + summary.held_out == 300
+    assert 40 <= summary.held_out <= 110
+    assert summary.counts["kept"] == summary.counts["read"] == 360
+    assert {source: sum(bins) for source, bins in summary.histogram.items()} == {
         "ads": 150,
         "books": 150,
         "web": 60,
     }
-    assert all(len(bins) == 20 for bins in summary["histogram"].values())
+    assert all(len(bins) == 20 for bins in summary.histogram.values())
     scores: dict[str, list[float]] = {}
     for shard in shard_names(ingest):
         documents = read_table(ingest / shard).to_pylist()
@@ -241,8 +241,8 @@ def test_stage_separates_easy_sources_and_scores_every_document(
     assert np.mean(scores["ads"]) < 0.2
     model = load_model(str(out / "model.bin"), "as written")
     assert score_texts(model, pa.array([text(GOOD, 7)]), SETTINGS)[0] > 0.5
-    separation = summary["scores"]["quality"]["separation"]
-    assert separation["auc"] == summary["auc"]
+    separation = summary.scores["quality"]["separation"]
+    assert separation["auc"] == summary.auc
     assert separation["at_cut"] is None  # nothing is cut
     assert separation["best"]["f1"] > 0.9
 
@@ -289,7 +289,7 @@ def test_workers_and_resumption_write_the_same_bytes(
     files = {path.name: path.read_bytes() for path in once.iterdir()}
     assert {path.name: path.read_bytes() for path in again.iterdir()} == files
     assert set(files) == {"model.bin", *shard_names(ingest)}
-    assert first["counts"]["dropped"]["quality/min_quality"] > 100
+    assert first.counts["dropped"]["quality/min_quality"] > 100
 
 
 def test_training_ignores_which_sources_are_judged(
@@ -299,13 +299,11 @@ def test_training_ignores_which_sources_are_judged(
     summary = quality.run(
         {"ingest": ingest}, config, tmp_path / "out", make_context("work")
     )
-    assert summary["auc"] > 0.97
-    assert set(summary["histogram"]) == {"web"}
-    assert summary["counts"]["sources"]["ads"]["kept"] == 150
+    assert summary.auc > 0.97
+    assert set(summary.histogram) == {"web"}
+    assert summary.counts["sources"]["ads"]["kept"] == 150
     assert (
-        20
-        <= summary["counts"]["sources"]["web"]["dropped"]["quality/min_quality"]
-        <= 40
+        20 <= summary.counts["sources"]["web"]["dropped"]["quality/min_quality"] <= 40
     )
 
 
@@ -399,15 +397,12 @@ def test_keep_top_keeps_the_exact_share_for_any_shards(
         )
         rows = read_rows(tmp_path / name, ingest)
         kept.append({row["locator"] for row in rows if row["keep"]})
-        assert summary["counts"]["dropped"] == {"quality/keep_top": 95}
-        cut = summary["cuts"]["all"]
-        assert (cut["kept"], cut["of"], cut["by"]) == (45, 140, "heuristic_score")
+        assert summary.counts["dropped"] == {"quality/keep_top": 95}
+        cut = summary.cuts["all"]
+        assert (cut.kept, cut.of, cut.by) == (45, 140, "heuristic_score")
+        assert min(row["heuristic_score"] for row in rows if row["keep"]) == cut.score
         assert (
-            min(row["heuristic_score"] for row in rows if row["keep"]) == cut["score"]
-        )
-        assert (
-            max(row["heuristic_score"] for row in rows if not row["keep"])
-            <= cut["score"]
+            max(row["heuristic_score"] for row in rows if not row["keep"]) <= cut.score
         )
     assert kept[0] == kept[1]
     assert len(kept[0]) == 45
@@ -417,7 +412,7 @@ def test_keep_top_keeps_the_exact_share_for_any_shards(
         tmp_path / "c",
         make_context("work c"),
     )
-    assert other_seed["cuts"]["all"]["score"] == summary["cuts"]["all"]["score"]
+    assert other_seed.cuts["all"].score == summary.cuts["all"].score
     # ties by seed
     assert {
         row["locator"] for row in read_rows(tmp_path / "c", single_shard) if row["keep"]
@@ -432,32 +427,28 @@ def test_per_source_keeps_the_best_share_of_every_source(
     summary = quality.run(
         {"ingest": ingest}, config, tmp_path / "out", make_context("work")
     )
-    assert {
-        source: (cut["kept"], cut["of"]) for source, cut in summary["cuts"].items()
-    } == {
+    assert {source: (cut.kept, cut.of) for source, cut in summary.cuts.items()} == {
         "ads": (15, 150),
         "books": (15, 150),
         "web": (6, 60),
     }
     rows = read_rows(tmp_path / "out", ingest)
-    for source, cut in summary["cuts"].items():
+    for source, cut in summary.cuts.items():
         scores = sorted(
             (row["quality"] for row in rows if row["source"] == source), reverse=True
         )
-        assert scores[cut["kept"] - 1] == cut["score"]
-        assert (
-            sum(row["keep"] for row in rows if row["source"] == source) == cut["kept"]
-        )
+        assert scores[cut.kept - 1] == cut.score
+        assert sum(row["keep"] for row in rows if row["source"] == source) == cut.kept
     # every source has its own
-    assert summary["scores"]["quality"]["separation"]["at_cut"] is None
+    assert summary.scores["quality"]["separation"]["at_cut"] is None
     together = {**config, "per_source": False}
     summary = quality.run(
         {"ingest": ingest}, together, tmp_path / "together", make_context("work 2")
     )
-    at_cut = summary["scores"]["quality"]["separation"]["at_cut"]
-    assert at_cut["cut"] == summary["cuts"]["all"]["score"]
+    at_cut = summary.scores["quality"]["separation"]["at_cut"]
+    assert at_cut["cut"] == summary.cuts["all"].score
     assert at_cut["precision"] > 0.95
-    assert summary["counts"]["kept"] == 36
+    assert summary.counts["kept"] == 36
 
 
 def test_unscorable_document_is_quarantined_and_not_ranked(
@@ -480,8 +471,8 @@ def test_unscorable_document_is_quarantined_and_not_ranked(
     inputs = {"ingest": write_ingest("ingest", [documents[5:], documents[:5]])}
     config = {"heuristics": True, "keep_top": 0.5, "max_quarantined": 0.2}
     summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
-    assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (5, 1)
-    assert summary["counts"]["dropped"] == {"quality/keep_top": 5}
+    assert (summary.counts["kept"], summary.counts["quarantined"]) == (5, 1)
+    assert summary.counts["dropped"] == {"quality/keep_top": 5}
     (bad,) = [
         row
         for row in read_rows(tmp_path / "out", inputs["ingest"])
@@ -511,14 +502,14 @@ def test_shards_without_judged_documents_are_allowed(
         "per_source": True,
     }
     summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
-    assert (summary["counts"]["read"], summary["counts"]["kept"]) == (10, 9)
+    assert (summary.counts["read"], summary.counts["kept"]) == (10, 9)
     # the first score that is configured
-    assert summary["cuts"]["web"]["by"] == "perplexity"
+    assert summary.cuts["web"].by == "perplexity"
     nobody = quality.run(
         inputs, {**config, "sources": ["mail"]}, tmp_path / "none", make_context("none")
     )
-    assert nobody["counts"]["kept"] == 10
-    assert nobody["cuts"] == {}
+    assert nobody.counts["kept"] == 10
+    assert nobody.cuts == {}
 
 
 def test_files_can_provide_the_classes(
@@ -543,11 +534,8 @@ def test_files_can_provide_the_classes(
     summary = quality.run(
         {"ingest": ingest}, config, tmp_path / "out", make_context("work")
     )
-    assert (
-        sum(summary["training_documents"].values()) + summary["held_out"]
-        == 120 + 60 + 150
-    )
-    assert summary["auc"] > 0.97
+    assert sum(summary.training_documents.values()) + summary.held_out == 120 + 60 + 150
+    assert summary.auc > 0.97
     bad.write_text('{"text": 3}\n')
     with pytest.raises(LabelledFileError, match=r"bad\.jsonl, record 1: .*'text'"):
         quality.run(
@@ -575,8 +563,8 @@ def test_given_model_scores_and_the_classes_measure_it(
     summary = quality.run(
         {"ingest": ingest}, config, tmp_path / "out", make_context("work")
     )
-    assert summary["auc"] > 0.97
-    assert summary["training_documents"] == {}
+    assert summary.auc > 0.97
+    assert summary.training_documents == {}
     # nothing was trained
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(
         shard_names(ingest)
@@ -629,7 +617,7 @@ def test_real_headlines_are_separated_from_clickbait(
         tmp_path / "out",
         make_context("work"),
     )
-    assert summary["auc"] > 0.98
+    assert summary.auc > 0.98
 
 
 @pytest.mark.parametrize(
@@ -702,7 +690,7 @@ def test_classifier_no_better_than_length_is_warned_about(
         tmp_path / "out",
         replace(context, emit=events.append),
     )
-    assert summary["length_auc"] == 1.0
+    assert summary.length_auc == 1.0
     warnings = [event["message"] for event in events if event["event"] == "warning"]
     assert len(warnings) == 1
     assert "length" in warnings[0]

@@ -23,6 +23,7 @@ from gristmill.dataprep.reading.records import (
     Rejected,
 )
 from gristmill.dataprep.reading.sources import find_files
+from gristmill.mixtures.sources import Source
 
 COMPRESS = {
     "": bytes,
@@ -33,7 +34,9 @@ COMPRESS = {
 
 
 def read(path: Path, reading: Reading | None = None, **keys: str) -> list[Read]:
-    (file,) = find_files("s", {"path": str(path), "format": "auto", **keys}).files
+    (file,) = find_files(
+        "s", Source.model_validate({"path": str(path), "format": "auto", **keys})
+    ).files
     return list(read_records(file, reading or Reading()))
 
 
@@ -292,7 +295,9 @@ def test_damaged_parquet_loses_only_the_damaged_row_group(tmp_path: Path) -> Non
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b"x")
-    (file,) = find_files("s", {"path": str(path), "format": "auto"}).files
+    (file,) = find_files(
+        "s", Source.model_validate({"path": str(path), "format": "auto"})
+    ).files
     path.unlink()
     with pytest.raises(FileNotFoundError):
         list(read_records(file, Reading()))

@@ -178,7 +178,7 @@ with open(folder / "a.jsonl", "w") as sink:
 context = Context(folder / "work", "ingest", emit=lambda event: None)
 sources = {"s": {"path": str(folder / "a.jsonl"), "id_field": "key"}}
 summary = ingest.run({}, {"sources": sources}, folder / "out", context)
-print(json.dumps({"bytes": peak_resident_bytes(), **summary["counts"]["dropped"]}))
+print(json.dumps({"bytes": peak_resident_bytes(), **summary.counts["dropped"]}))
 """
 
 

@@ -21,6 +21,7 @@ from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.readers import read_file, read_records
 from gristmill.dataprep.reading.records import Ended, Read, Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import find_files
+from gristmill.mixtures.sources import Source
 from tests.dataprep.warc_records import http, record
 
 RECORDS = 40
@@ -39,7 +40,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 def read(path: Path, content: bytes) -> list[Read]:
     path.write_bytes(content)
-    (file,) = find_files("s", {"path": str(path)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
     return list(read_records(file, Reading()))
 
 
@@ -157,7 +158,7 @@ def test_consecutive_damaged_members_are_one_gap_of_estimated_size(
     ]
     path = tmp_path / "a.warc.gz"
     path.write_bytes(b"".join(damaged))
-    (file,) = find_files("s", {"path": str(path)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
     *records, ended = read_file(file, Reading())
     (error,) = rejected(records)
     assert isinstance(ended, Ended)
@@ -353,7 +354,9 @@ def test_byte_order_mark_is_honoured_in_every_text_format(
     )
     path = tmp_path / name
     path.write_bytes(packed)
-    (file,) = find_files("s", {"path": str(path), "extract": "none"}).files
+    (file,) = find_files(
+        "s", Source.model_validate({"path": str(path), "extract": "none"})
+    ).files
     records = list(
         read_records(file, Reading(extract="none") if form == "html" else Reading())
     )

@@ -86,8 +86,8 @@ def expected(
 ) -> tuple[dict[str, str], list[Any]]:
     """Files and summaries of one worker."""
     files, summaries = prepare(corpus, tmp_path_factory.mktemp("expected"), workers=1)
-    assert [summary["counts"]["kept"] for summary in summaries] == [43, 29, 26]
-    assert summaries[2]["clusters"] == 3
+    assert [summary.counts["kept"] for summary in summaries] == [43, 29, 26]
+    assert summaries[2].clusters == 3
     return files, summaries
 
 

@@ -13,11 +13,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gristmill.dataprep.reading.sources import (
     SourceError,
-    check,
     find_files,
     listing,
     outside_listing,
 )
+from gristmill.mixtures.sources import Source
 
 
 @pytest.fixture
@@ -38,12 +38,17 @@ def tree(tmp_path: Path) -> Path:
 
 
 def names(path: object, **keys: str) -> list[str]:
-    return [entry["path"] for entry in listing("s", {"path": str(path), **keys})]
+    return [
+        entry["path"]
+        for entry in listing("s", Source.model_validate({"path": str(path), **keys}))
+    ]
 
 
 def test_folder_lists_known_extensions_at_any_depth_in_order(tree: Path) -> None:
     assert names(tree) == ["a/d.jsonl.gz", "a/deep/c.md", "b.txt"]
-    listed_files = find_files("s", {"path": str(tree), "format": "auto"})
+    listed_files = find_files(
+        "s", Source.model_validate({"path": str(tree), "format": "auto"})
+    )
     assert [(file.format, file.compression) for file in listed_files.files] == [
         ("jsonl", ".gz"),
         ("text", ""),
@@ -70,37 +75,44 @@ def test_glob_names_are_relative_to_its_fixed_part(tree: Path) -> None:
 
 
 def test_moved_folder_keeps_its_listing(tree: Path, tmp_path: Path) -> None:
-    before = listing("s", {"path": str(tree)})
+    before = listing("s", Source.model_validate({"path": str(tree)}))
     tree.rename(tmp_path / "elsewhere")
-    assert listing("s", {"path": str(tmp_path / "elsewhere")}) == before
+    assert (
+        listing("s", Source.model_validate({"path": str(tmp_path / "elsewhere")}))
+        == before
+    )
 
 
 def test_single_file_is_named_without_its_folder(tree: Path) -> None:
-    (entry,) = listing("s", {"path": str(tree / "b.txt")})
+    (entry,) = listing("s", Source.model_validate({"path": str(tree / "b.txt")}))
     assert (entry["path"], entry["size"]) == ("b.txt", 2)
     assert entry["stamp"] == str(os.stat(tree / "b.txt").st_mtime_ns)
 
 
 def test_verified_listing_has_content_hashes(tree: Path) -> None:
     source = {"path": str(tree / "b.txt")}
-    before = listing("s", source, verify=True)
+    before = listing("s", Source.model_validate(source), verify=True)
     assert before[0]["stamp"] == "sha256:" + hashlib.sha256(b"bb").hexdigest()
     os.utime(tree / "b.txt", ns=(1, 1))
-    assert listing("s", source, verify=True) == before
-    assert listing("s", source)[0]["stamp"] == "1"
+    assert listing("s", Source.model_validate(source), verify=True) == before
+    assert listing("s", Source.model_validate(source))[0]["stamp"] == "1"
     (tree / "b.txt").write_bytes(b"BB")
-    assert listing("s", source, verify=True) != before
+    assert listing("s", Source.model_validate(source), verify=True) != before
 
 
 def test_glob_with_an_unknown_extension_means_text(tree: Path) -> None:
-    (file,) = find_files("s", {"path": str(tree / "*.xyz"), "format": "auto"}).files
+    (file,) = find_files(
+        "s", Source.model_validate({"path": str(tree / "*.xyz"), "format": "auto"})
+    ).files
     assert file.format == "text"
 
 
 @pytest.mark.parametrize("path", ["notes.xyz", "*"])
 def test_unknown_extension_is_named(tree: Path, path: str) -> None:
     with pytest.raises(SourceError, match=r"source 'web': .*\.(xyz|png).*format"):
-        check("web", {"path": str(tree / path), "format": "auto"})
+        find_files(
+            "web", Source.model_validate({"path": str(tree / path), "format": "auto"})
+        )
 
 
 @pytest.mark.parametrize("path", ["nowhere", "*.parquet", "a/**/*.py"])
@@ -108,7 +120,7 @@ def test_path_without_files_is_an_error_with_source_and_path(
     tree: Path, path: str
 ) -> None:
     with pytest.raises(SourceError) as raised:
-        check("web", {"path": str(tree / path)})
+        find_files("web", Source.model_validate({"path": str(tree / path)}))
     assert "'web'" in str(raised.value)
     assert str(tree / path) in str(raised.value)
 
@@ -117,7 +129,9 @@ def test_folder_without_matching_files_is_an_error_with_its_contents(
     tree: Path,
 ) -> None:
     with pytest.raises(SourceError, match=r"parquet .*1 \.png"):
-        check("web", {"path": str(tree), "format": "parquet"})
+        find_files(
+            "web", Source.model_validate({"path": str(tree), "format": "parquet"})
+        )
 
 
 def test_remote_files_are_listed_like_local_ones() -> None:
@@ -134,7 +148,10 @@ def test_remote_files_are_listed_like_local_ones() -> None:
         == ["a/c.txt", "b.txt"]
     )
     (file,) = find_files(
-        "s", {"path": "memory://listing-test/b.txt", "format": "auto"}
+        "s",
+        Source.model_validate(
+            {"path": "memory://listing-test/b.txt", "format": "auto"}
+        ),
     ).files
     assert (file.name, file.size, file.location) == (
         "b.txt",
@@ -143,7 +160,9 @@ def test_remote_files_are_listed_like_local_ones() -> None:
     )
     assert file.stamp
     with pytest.raises(SourceError, match=r"nowhere\.txt"):
-        check("s", {"path": "memory://listing-test/nowhere.txt"})
+        find_files(
+            "s", Source.model_validate({"path": "memory://listing-test/nowhere.txt"})
+        )
 
 
 def test_name_of_a_signed_link_has_no_signature(tmp_path: Path) -> None:
@@ -157,7 +176,7 @@ def test_name_of_a_signed_link_has_no_signature(tmp_path: Path) -> None:
         link = (
             f"http://me:hunter2@127.0.0.1:{server.server_port}/a%20b.jsonl?sig=hunter2"
         )
-        (file,) = find_files("s", {"path": link}).files
+        (file,) = find_files("s", Source.model_validate({"path": link})).files
         server.shutdown()
     assert (file.name, file.format, file.location) == ("a b.jsonl", "jsonl", link)
 
@@ -172,7 +191,7 @@ def test_unreachable_store_is_named_with_the_source(
     with pytest.raises(
         SourceError, match=r"source 's': memory://away/a\.txt .*no route to host"
     ):
-        check("s", {"path": "memory://away/a.txt"})
+        find_files("s", Source.model_validate({"path": "memory://away/a.txt"}))
     with pytest.raises(
         SourceError, match=r"words: memory://away/a\.txt .*no route to host"
     ):
@@ -185,12 +204,17 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "nowhere.txt").symlink_to(tmp_path / "missing.txt")
     (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
     for path in (tmp_path, tmp_path / "*.txt"):
-        assert [file.name for file in find_files("s", {"path": str(path)}).files] == [
+        assert [
+            file.name
+            for file in find_files(
+                "s", Source.model_validate({"path": str(path)})
+            ).files
+        ] == [
             "a.txt",
             "link.txt",
         ]
     with pytest.raises(SourceError, match=r"pipe\.txt"):
-        find_files("s", {"path": str(tmp_path / "pipe.txt")})
+        find_files("s", Source.model_validate({"path": str(tmp_path / "pipe.txt")}))
 
 
 def test_link_out_of_its_folder_is_an_error_that_names_both(tmp_path: Path) -> None:
@@ -202,15 +226,21 @@ def test_link_out_of_its_folder_is_an_error_that_names_both(tmp_path: Path) -> N
         with pytest.raises(
             SourceError, match=r"source 's': .*corpus/a\.txt .*secret\.txt"
         ):
-            find_files("s", {"path": str(path)})
+            find_files("s", Source.model_validate({"path": str(path)}))
     assert [
-        file.name for file in find_files("s", {"path": str(folder / "a.txt")}).files
+        file.name
+        for file in find_files(
+            "s", Source.model_validate({"path": str(folder / "a.txt")})
+        ).files
     ] == ["a.txt"]
     (tmp_path / "current").symlink_to(folder)
     (folder / "a.txt").unlink()
     (folder / "b.txt").write_text("b")
     assert [
-        file.name for file in find_files("s", {"path": str(tmp_path / "current")}).files
+        file.name
+        for file in find_files(
+            "s", Source.model_validate({"path": str(tmp_path / "current")})
+        ).files
     ] == ["b.txt"]
 
 
@@ -220,9 +250,12 @@ def test_hub_cache_snapshot_can_link_to_its_blobs(tmp_path: Path) -> None:
     snapshot = tmp_path / "snapshots" / "4567"
     snapshot.mkdir(parents=True)
     (snapshot / "train.jsonl").symlink_to("../../blobs/0123")
-    assert [file.name for file in find_files("s", {"path": str(snapshot)}).files] == [
-        "train.jsonl"
-    ]
+    assert [
+        file.name
+        for file in find_files(
+            "s", Source.model_validate({"path": str(snapshot)})
+        ).files
+    ] == ["train.jsonl"]
 
 
 def test_store_inside_a_source_is_not_read(tmp_path: Path) -> None:
@@ -237,9 +270,15 @@ def test_store_inside_a_source_is_not_read(tmp_path: Path) -> None:
         (tmp_path / name).write_text("Words.")
     for path in (tmp_path, tmp_path / "**" / "*.txt"):
         assert [
-            file.name for file in find_files("books", {"path": str(path)}).files
+            file.name
+            for file in find_files(
+                "books", Source.model_validate({"path": str(path)})
+            ).files
         ] == ["a.txt", "deeper/b.txt"]
     inside = find_files(
-        "books", {"path": str(tmp_path / "gristmill-store" / "**" / "*.txt")}
+        "books",
+        Source.model_validate(
+            {"path": str(tmp_path / "gristmill-store" / "**" / "*.txt")}
+        ),
     )
     assert [file.name for file in inside.files] == ["runs/one/c.txt"]

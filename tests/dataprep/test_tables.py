@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import pytest
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.reading import compression, guarded, ingest
+from gristmill.dataprep.reading.document_shards import Loss
 from gristmill.dataprep.reading.readers import read_file, read_records
 from gristmill.dataprep.reading.records import Ended, Read, Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.dataprep.reading.table_guard import TableReader
 from gristmill.dataprep.reading.tables import table_rows
+from gristmill.mixtures.sources import Source
 
 MakeContext = Callable[..., Context]
 ROWS = 300
@@ -48,7 +51,7 @@ def content(kind: str) -> bytes:
 
 
 def read(path: Path, tables: TableReader, reading: Reading | None = None) -> list[Read]:
-    (file,) = find_files("s", {"path": str(path)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
     return list(read_file(file, reading or Reading(), tables))
 
 
@@ -143,15 +146,12 @@ def test_file_that_ends_its_reader_is_lost_alone(
         "ingest": {"max_quarantined": 0.5},
     }
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
-    assert summary["counts"]["kept"] == 2 * ROWS
-    (damage,) = summary["damaged"]
-    assert error in damage.pop("error")
-    assert damage == {
-        "source": "web",
-        "file": "bad.parquet",
-        "records": 1,
-        "lost": ROWS - 1,
-    }
+    assert summary.counts["kept"] == 2 * ROWS
+    (damage,) = summary.damaged
+    assert error in damage.error
+    assert replace(damage, error="") == Loss(
+        "web", "bad.parquet", records=1, lost=ROWS - 1, error=""
+    )
 
 
 @pytest.mark.slow
@@ -242,7 +242,9 @@ def test_tables_are_read_from_any_store_and_from_feather(tmp_path: Path) -> None
     path = UPath("memory://tables-test/a.parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content("parquet"))
-    (file,) = find_files("s", {"path": "memory://tables-test/*.parquet"}).files
+    (file,) = find_files(
+        "s", Source.model_validate({"path": "memory://tables-test/*.parquet"})
+    ).files
     assert len(texts(list(read_records(file, Reading())))) == ROWS
     feather.write_feather(pa.table({"text": ["a", "b"]}), str(tmp_path / "a.feather"))
     with TableReader() as tables:

@@ -26,6 +26,7 @@ from gristmill.dataprep.reading.records import (
 )
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.dataprep.reading.warc import read_warc, sniff_type
+from gristmill.mixtures.sources import Source
 from tests.dataprep.warc_records import http, record
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"
@@ -33,7 +34,7 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"
 
 def read(path: Path, content: bytes, reading: Reading | None = None) -> list[Read]:
     path.write_bytes(content)
-    (file,) = find_files("s", {"path": str(path)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
     return list(read_records(file, reading or Reading()))
 
 
@@ -347,7 +348,7 @@ def test_lz4_and_xz_crawls_are_read_from_folders(tmp_path: Path) -> None:
     (tmp_path / "d.arc.gz").write_bytes(
         b"".join(map(gzip.compress, arc(1, *ARC_RECORDS)))
     )
-    files = find_files("s", {"path": str(tmp_path)}).files
+    files = find_files("s", Source.model_validate({"path": str(tmp_path)})).files
     assert [file.format for file in files] == ["warc"] * 4
     records_of_file = {file.name: list(read_records(file, Reading())) for file in files}
     assert (
@@ -510,7 +511,7 @@ def test_damage_never_raises(
     ],
 )
 def test_real_archives_are_read_completely(name: str, kept: int, skipped: int) -> None:
-    (file,) = find_files("s", {"path": str(DATA / name)}).files
+    (file,) = find_files("s", Source.model_validate({"path": str(DATA / name)})).files
     records = list(read_records(file, Reading()))
     assert errors(records) == {}
     assert sum(isinstance(item, Page | Record) for item in records) == kept

@@ -213,7 +213,7 @@ def test_filter_drops_by_url_in_the_order_of_the_lists(
         None,
     ]
     assert [row["url_soft_words"] for row in rows] == [0, 0, 2, 1, None]
-    assert summary["rules"]["urls/max_url_hard_words"] == {"failing": 2, "only": 1}
+    assert summary.rules["urls/max_url_hard_words"] == {"failing": 2, "only": 1}
 
 
 WORDS = ["bad", "bad word", "word", "ба", "ß", "a.b", "c++", "É", "a", "aa", "baaa"]

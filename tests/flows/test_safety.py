@@ -23,6 +23,7 @@ from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.sources import Source
 
 Make = Callable[..., Runner]
 SECRET = "hunter2"
@@ -172,7 +173,9 @@ def test_a_member_of_an_archive_is_read_and_never_written_anywhere(
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
         archive.addfile(link)
     paths_before = sorted(tmp_path.rglob("*"))
-    (file,) = find_files("a", {"path": str(folder / "evil.tar")}).files
+    (file,) = find_files(
+        "a", Source.model_validate({"path": str(folder / "evil.tar")})
+    ).files
     archive_records = [
         item for item in read_records(file, Reading()) if isinstance(item, Record)
     ]

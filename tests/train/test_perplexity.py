@@ -179,7 +179,7 @@ def test_stage_scores_and_filters_by_the_model(exported: Path, tmp_path: Path) -
     assert [row["keep"] for row in judged] == [
         number in best for number in range(len(TEXTS))
     ]
-    assert summary["counts"]["dropped"] == {"quality/keep_top": 2}
+    assert summary.counts["dropped"] == {"quality/keep_top": 2}
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from gristmill.core.files import as_path, atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import Counts
+from gristmill.dataprep.conservation import Counts, SourceCounts
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.jobs.shuffle import Shuffled
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
@@ -260,7 +260,7 @@ READ, KEPT, BYTES_READ, BYTES_KEPT, LAID_OUT, FIRST_RULE = range(6)
 """Columns of a task's counts by source; the columns of the rules follow."""
 
 
-def _ledger_of(counts: np.ndarray) -> Counts:
+def _ledger_of(counts: np.ndarray) -> SourceCounts:
     dropped = {
         rule: int(number)
         for rule, number in zip(RULES, counts[FIRST_RULE:], strict=True)

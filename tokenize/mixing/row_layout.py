@@ -215,7 +215,7 @@ def lay_out(
     sources, length = len(ends), section.sequence_length
     save(context.work / "plan", "bases", streams.bases)
     packing = packing_of(section)
-    tasks = [
+    tasks: list[Task] = [
         Task(
             f"{stream:05d}",
             {"stream": stream, "ends": [int(end) for end in stream_ends]},
