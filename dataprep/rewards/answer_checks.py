@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gristmill.dataprep.examples.conversations import Example, Message
 from gristmill.dataprep.rewards.math_answers import same_answer
 from gristmill.dataprep.user_functions import (
     blaming,
@@ -56,7 +57,7 @@ class Rewarded(Protocol):
         prompts: Sequence[str],
         completions: Sequence[str],
         columns: Mapping[str, Sequence[Any]],
-        turns: Sequence[Sequence[Mapping[str, Any]]] | None = None,
+        turns: Sequence[Sequence[Mapping[str, object]]] | None = None,
     ) -> list[float]:
         """Args: texts of prompts and answers, name of a column -> its values, and the
         messages of each answer; if None, each answer is one assistant message.
@@ -69,7 +70,7 @@ class NoAnswerError(ValueError):
 
 def check_answers(
     where: str,
-    examples: Sequence[Mapping[str, Any]],
+    examples: Sequence[Example],
     rewards: Sequence[AnswerReward],
     key: str,
 ) -> None:
@@ -89,8 +90,8 @@ def check_answers(
 
 def record_columns(
     reward: OwnReward,
-    examples: Sequence[Mapping[str, Any]],
-    prompts: Sequence[Sequence[Mapping[str, Any]]],
+    examples: Sequence[Example],
+    prompts: Sequence[Sequence[Message]],
 ) -> dict[str, list[Any]]:
     """Columns of prompts' records by name, a list of values each, as TRL's GRPOTrainer
     passes them to rewards.
@@ -106,7 +107,7 @@ def record_columns(
     values_by_column = {name: [columns.get(name) for columns in kept] for name in names}
     if ANSWER in reward.needed_columns:
         values_by_column.setdefault(
-            ANSWER, [example.get(ANSWER) for example in examples]
+            ANSWER, [example.get("answer") for example in examples]
         )
     if MESSAGES in reward.needed_columns:
         values_by_column[MESSAGES] = list(prompts)
@@ -139,11 +140,11 @@ def own_reward(reward: OwnReward) -> Rewarded:
         prompts: Sequence[str],
         completions: Sequence[str],
         columns: Mapping[str, Sequence[Any]],
-        turns: Sequence[Sequence[Mapping[str, Any]]] | None = None,
+        turns: Sequence[Sequence[Mapping[str, object]]] | None = None,
     ) -> list[float]:
         if not completions:
             return []
-        texts: dict[str, Any] = {
+        texts: dict[str, object] = {
             "prompts": list(prompts),
             "completions": list(completions),
             TURNS: [

@@ -99,9 +99,10 @@ def _content(file: Path) -> bytes | None:
     damaged.
     """
     try:
+        store: Any = file
         stored: bytes = (
-            file.read_bytes() if is_local(file) else file.fs.cat_file(file.path)
-        )  # type: ignore[attr-defined]
+            file.read_bytes() if is_local(file) else store.fs.cat_file(store.path)
+        )
     except FileNotFoundError:
         return None
     digest = stored[:DIGEST_BYTES]
