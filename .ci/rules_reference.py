@@ -11,32 +11,18 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.filtering.gopher import DIALECTS
-from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS
 from gristmill.dataprep.filtering.rule_sets import columns_read, measure
 from gristmill.mixtures.base import docstrings
-from gristmill.mixtures.steps.rules import PRESETS, Rules
+from gristmill.mixtures.steps.rules import PRESETS, Rules, section_of
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "dataprep/filtering"
-DEFINED_IN = {
-    "c4": "rules_c4",
-    "mc4": "rules_c4",
-    "fineweb": "rules_fineweb",
-    "curator": "rules_curator",
-    "running_text": "rules_running_text",
-    "code": "rules_code",
-    "urls": "rules_urls",
-    "bad_words": "rules_words",
-    "toxicity": "rules_words",
-}
-"""Rule set -> module of its definitions; Gopher's are in one module per dialect."""
 SAMPLES = {
     "A": "The mill by the river grinds corn, and the miller of the village has been "
     "up since four.\n"
@@ -66,7 +52,7 @@ def page() -> str:
         f"{name}:\n\n```text\n{text.rstrip()}\n```" for name, text in SAMPLES.items()
     )
     parts.append(f"The three texts (C is called `main.c`):\n\n{texts}\n")
-    for name in RULE_COLUMNS:
+    for name in Rules.model_fields:
         parts += section(name)
     parts.append("## Presets\n")
     parts += [
@@ -102,8 +88,8 @@ def section(name: str) -> list[str]:
             f"{' '.join(docstrings(model).get(key, '').split())} |"
         )
     parts.append("")
-    if name in DEFINED_IN:
-        parts.append(definitions(DEFINED_IN[name]) + "\n")
+    if not name.startswith("gopher"):  # one module per dialect
+        parts.append(definitions(f"rules_{name}") + "\n")
     if name in LISTED:
         parts.append("Without lists or a model of yours there is nothing to measure.\n")
         return parts
@@ -131,13 +117,6 @@ def section(name: str) -> list[str]:
             for column, numbers in columns.items()
         ]
     return [*parts, ""]
-
-
-def section_of(name: str) -> Any:
-    """Return the model of a rule set's settings."""
-    annotation = Rules.model_fields[name].annotation
-    assert isinstance(annotation, UnionType)
-    return get_args(annotation)[0]
 
 
 def golden(name: str, dialect: str | None = None) -> dict[str, np.ndarray]:

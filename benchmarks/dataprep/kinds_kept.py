@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from benchmarks.dataprep.text_kinds import KINDS, documents
 from benchmarks.measuring import Row, row
-from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
+from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.flows.authoring.new_manifest import PROSE_RULES
 from gristmill.mixtures.steps.rules import Rules, expand
@@ -56,7 +56,5 @@ def kept_share(texts: list[str], rules: Rules) -> float:
             "script": unknown,
         }
     )
-    reasons = first_failures(
-        failures(measure(table, rules), configured_sets(rules)), len(texts)
-    )
+    reasons = first_failures(failures(measure(table, rules), rules.sets), len(texts))
     return sum(reason is None for reason in reasons) / len(texts)

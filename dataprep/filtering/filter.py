@@ -37,10 +37,9 @@ from gristmill.dataprep.documents import (
     read_shard,
     write_table,
 )
-from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS, edges
 from gristmill.dataprep.filtering.rule_sets import (
+    column_edges,
     columns_read,
-    configured_sets,
     measure,
 )
 from gristmill.dataprep.jobs.tasks import (
@@ -60,7 +59,7 @@ from gristmill.dataprep.whatif_thresholds import (
 from gristmill.dataprep.words.language_words import load_words
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.filter import GENERAL_RULES, RULES_LANGUAGE, Filter
-from gristmill.mixtures.steps.rules import Rules
+from gristmill.mixtures.steps.rules import Rules, columns_of
 
 UNLISTED = "unlisted_language"
 """Reason of `unlisted: drop`, and the key of documents that pass unjudged in the counts
@@ -161,9 +160,10 @@ def filter_shard(
     write_table(out / task.name, table)
     good = judged[[error is None for error in judged_documents.errors]]
     sources = documents["source"].take(pa.array(good)).cast(pa.string()).to_numpy()
+    edges = column_edges(section.rule_sets)
     histograms_by_source = {
         source: {
-            name: histogram(values[sources == source], edges(name))
+            name: histogram(values[sources == source], edges[name])
             for name, values in judged_documents.statistics.items()
         }
         for source in np.unique(sources).tolist()
@@ -208,7 +208,7 @@ def judge(rows: pa.Table, section: Filter) -> Judged:
     if not section.by_language:
         return _judge_by(rows, section.rules, section)
     entries = entries_of(rows, section)
-    columns = [column for name in section.rule_sets for column in RULE_COLUMNS[name]]
+    columns = [column for name in section.rule_sets for column in columns_of(name)]
     statistics = {name: np.full(len(rows), np.nan) for name in columns}
     errors, reasons = np.full(len(rows), None, object), np.full(len(rows), None, object)
     tallies = []
@@ -243,8 +243,7 @@ def _judge_by(
     measure_rows = partial(measure, rules=rules, rule_sources=section.rule_sources)
     statistics, errors = measure_texts(rows, measure_rows)
     failed = {
-        prefix + rule: mask
-        for rule, mask in failures(statistics, configured_sets(rules)).items()
+        prefix + rule: mask for rule, mask in failures(statistics, rules.sets).items()
     }
     good = np.flatnonzero([error is None for error in errors])
     reasons: list[str | None] = [None] * len(rows)
@@ -331,7 +330,7 @@ def rules(
             if entry == GENERAL_RULES
             else f"{stage}.by_language.{entry}"
         )
-        for name, thresholds in configured_sets(entry_rules).items():
+        for name, thresholds in entry_rules.sets.items():
             for rule in threshold_rules(
                 thresholds, f"{location}.{name}", prefix_of(entry) + name
             ):

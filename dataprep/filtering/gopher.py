@@ -36,6 +36,7 @@ from typing import get_args
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.conservation import LENGTH_EDGES
 from gristmill.dataprep.filtering import (
     gopher_curator,
     gopher_datatrove,
@@ -44,14 +45,38 @@ from gristmill.dataprep.filtering import (
     gopher_redpajama,
 )
 from gristmill.dataprep.filtering.gopher_words import Texts, cut_words, stop_words_of
-from gristmill.dataprep.filtering.rule_columns import (
-    QUALITY_STATISTICS,
-    REPETITION_STATISTICS,
-)
+from gristmill.dataprep.filtering.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
+from gristmill.dataprep.filtering.rule_sets import RuleSet
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags, lower_case
 from gristmill.dataprep.words.language_words import language_names, language_words
-from gristmill.mixtures.steps.rules import Dialect, GopherRules, Rules
+from gristmill.mixtures.steps.rules import (
+    Dialect,
+    GopherQuality,
+    GopherRepetition,
+    GopherRules,
+)
+
+QUALITY_STATISTICS = (
+    "words",
+    "mean_word_length",
+    "symbol_word_ratio",
+    "bullet_line_ratio",
+    "ellipsis_line_ratio",
+    "alpha_word_ratio",
+    "stop_words",
+)
+REPETITION_STATISTICS = (
+    "duplicate_line_ratio",
+    "duplicate_line_char_ratio",
+    "duplicate_paragraph_ratio",
+    "duplicate_paragraph_char_ratio",
+    *(f"top_{n}gram_char_ratio" for n in TOP_NGRAMS),
+    *(f"duplicate_{n}gram_char_ratio" for n in DUPLICATE_NGRAMS),
+)
+"""Statistics of Gopher's two rule sets. `words` is int64; `stop_words`, which can be
+NaN, is float64 like the others.
+"""
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 BATCH_BYTES = 500_000
@@ -73,41 +98,35 @@ _MEASURES_OF_TWO_CUTS = {
 Columns = dict[str, np.ndarray]
 
 
-def measure(rows: pa.Table, rules: Rules) -> Columns:
-    """Measure the statistics of the configured Gopher rule sets.
+def measure(rows: pa.Table, *sections: GopherQuality | GopherRepetition) -> Columns:
+    """Measure the statistics of one or both Gopher rule sets.
 
     Args:
         rows: n rows with `text`, `language` (null if unknown) and, for `words:
             language`, `script`.
-        rules: with `gopher_quality`, `gopher_repetition` or both.
+        sections: the configured sets; two that are counted alike take one pass.
 
     Returns:
         statistic -> int64 or float64 of shape (n,).
     """
-    quality, repetition = rules.gopher_quality, rules.gopher_repetition
-    stop_words = None if quality is None else quality.stop_words
-    if (
-        quality is not None
-        and repetition is not None
-        and counted_alike(quality, repetition)
-    ):
-        return statistics(
-            rows["text"], quality, _languages(rows, quality), stop_words=stop_words
-        )
+    passes = [list(sections)]
+    if not counted_alike(sections[0], sections[-1]):
+        passes = [[section] for section in sections]
     columns: Columns = {}
-    if quality is not None:
+    for counted in passes:
+        quality = [item for item in counted if isinstance(item, GopherQuality)]
         columns |= statistics(
             rows["text"],
-            quality,
-            _languages(rows, quality),
-            repetition=False,
-            stop_words=stop_words,
-        )
-    if repetition is not None:
-        columns |= statistics(
-            rows["text"], repetition, _languages(rows, repetition), quality=False
+            counted[0],
+            _languages(rows, counted[0]),
+            quality=bool(quality),
+            repetition=len(counted) > len(quality),
+            stop_words=quality[0].stop_words if quality else None,
         )
     return columns
+
+
+RULE_SET = RuleSet(measure, ("language", "script"), {"mean_word_length": LENGTH_EDGES})
 
 
 def _languages(rows: pa.Table, counting: GopherRules) -> list[str | None]:

@@ -54,6 +54,7 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
     starts_with,
 )
 from gristmill.dataprep.filtering.repetition import (
+    DUPLICATE_NGRAMS,
     LONGEST_TOP,
     copied_chars,
     copied_segments,
@@ -64,7 +65,6 @@ from gristmill.dataprep.filtering.repetition import (
     shared_starts,
     top_ngram,
 )
-from gristmill.dataprep.filtering.rule_columns import DUPLICATE_NGRAMS
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import count_code_points, strip
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, CONTENT

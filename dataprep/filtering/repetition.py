@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.filtering.rule_columns import DUPLICATE_NGRAMS, TOP_NGRAMS
 from gristmill.dataprep.text.hashing import (
     first_bytes,
     hash_bytes,
@@ -32,6 +31,8 @@ from gristmill.dataprep.text.hashing import (
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import count_code_points
 
+TOP_NGRAMS = (2, 3, 4)
+DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 LONGEST_TOP, LONGEST_NGRAM = TOP_NGRAMS[-1], DUPLICATE_NGRAMS[-1]
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)

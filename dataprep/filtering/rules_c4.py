@@ -1,5 +1,4 @@
-"""Statistics of C4's and mC4's rules for documents (Raffel et al. 2020, section 2.2;
-Xue et al. 2021, section 3.1).
+"""Statistics of C4's rules for documents (Raffel et al. 2020, section 2.2).
 
 The definitions are those of the released code (TensorFlow Datasets, text/c4_utils.py),
 which applies all but the first after its rules for lines: so run the stage `clean` with
@@ -11,8 +10,6 @@ which applies all but the first after its rules for lines: so run the stage `cle
   sentences of each line.
 - lorem_ipsum: occurrences of that phrase, ASCII letters in any case.
 - curly_brackets: occurrences of `{`.
-- long_paragraphs (mC4): lines, between newlines alone and not stripped, of at least
-  `paragraph_characters` code points.
 """
 
 from __future__ import annotations
@@ -29,10 +26,11 @@ from gristmill.dataprep.filtering.listed_words import (
     count_phrases,
     prepare_phrases,
 )
-from gristmill.dataprep.filtering.rule_columns import C4_STATISTICS
+from gristmill.dataprep.filtering.rule_sets import RuleSet
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines
+from gristmill.dataprep.text.spans import count_code_points
 
+C4_STATISTICS = ("document_characters", "sentences", "lorem_ipsum", "curly_brackets")
 _PLACEHOLDER = prepare_phrases(["lorem ipsum"])
 
 
@@ -54,12 +52,7 @@ def c4_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarray]:
     return dict(zip(C4_STATISTICS, values.T.copy()))
 
 
-def mc4_statistics(
-    texts: pa.Array | pa.ChunkedArray, paragraph_characters: int
-) -> dict[str, np.ndarray]:
-    """Measure `long_paragraphs` of every text; like `c4_statistics`."""
-    data, offsets = text_buffers(texts)
-    return {"long_paragraphs": _count_long_lines(data, offsets, paragraph_characters)}
+RULE_SET = RuleSet(lambda rows, section: c4_statistics(rows["text"]))
 
 
 @kernel
@@ -85,21 +78,3 @@ def _count_byte(data: np.ndarray, begin: int, end: int, value: int) -> int:
     for byte in data[begin:end]:
         count += byte == value
     return count
-
-
-@kernel
-def _count_long_lines(
-    data: np.ndarray, offsets: np.ndarray, min_characters: int
-) -> np.ndarray:
-    counts = np.zeros(len(offsets) - 1, np.int64)
-    for text in range(len(counts)):
-        line, end = offsets[text], offsets[text + 1]
-        while line <= end:
-            stop = skip_to_newlines(data, line, end, 1)
-            # A line has at most as many code points as bytes.
-            counts[text] += (
-                stop - line >= min_characters
-                and count_code_points(data, line, stop) >= min_characters
-            )
-            line = stop + 1
-    return counts

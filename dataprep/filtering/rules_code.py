@@ -56,7 +56,7 @@ from gristmill.dataprep.filtering.listed_words import (
     count_phrases,
     prepare_phrases,
 )
-from gristmill.dataprep.filtering.rule_columns import CODE_INTEGERS
+from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points
 from gristmill.dataprep.text.unicode_tables import (
@@ -66,6 +66,7 @@ from gristmill.dataprep.text.unicode_tables import (
     code_point_flags,
     decode,
 )
+from gristmill.mixtures.steps.rules import Code
 
 GENERATED = (
     "auto-generated",
@@ -117,6 +118,14 @@ MEASURED = (
     "characters",
 )
 """Values that the kernel measures for every extension."""
+CODE_INTEGERS = (
+    "generated_markers",
+    "minified",
+    "code_lines",
+    "longest_encoded_characters",
+    "code_tokens",
+)
+"""Columns that are whole numbers and never null (int64); all others are float64."""
 
 _GENERATED, _XML_HEADER = (
     prepare_phrases(GENERATED),
@@ -127,7 +136,7 @@ _GENERATED, _XML_HEADER = (
 def code_statistics(
     texts: pa.Array | pa.ChunkedArray, paths: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Measure CODE_COUNTS and CODE_SHARES of every text.
+    """Measure the columns of the rule set `code` of every text.
 
     Args:
         texts: n strings; null counts as empty.
@@ -188,6 +197,15 @@ def code_statistics(
         "html_visible_characters": masked(has_extension(HTML), "visible"),
         "html_visible_ratio": masked(has_extension(HTML), "visible_ratio"),
     }
+
+
+def measure(rows: pa.Table, section: Code) -> Columns:
+    """Measure the columns of the rule set `code` of n rows."""
+    paths = paths_of(rows["locator"], rows["metadata"], section.path_field)
+    return code_statistics(rows["text"], paths)
+
+
+RULE_SET = RuleSet(measure, ("locator", "metadata"))
 
 
 def paths_of(

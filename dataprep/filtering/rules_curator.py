@@ -36,11 +36,20 @@ from gristmill.dataprep.filtering.listed_words import (
     count_phrases,
     prepare_phrases,
 )
-from gristmill.dataprep.filtering.rule_columns import CURATOR_SHARES
+from gristmill.dataprep.filtering.rule_sets import RuleSet
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines, strip
 from gristmill.dataprep.text.unicode_tables import decode
 
+CURATOR_SHARES = (
+    "non_alphanumeric_ratio",
+    "digit_ratio",
+    "url_char_ratio",
+    "whitespace_ratio",
+    "bracket_ratio",
+    "boilerplate_paragraph_ratio",
+    "unended_line_ratio",
+)
 BOILERPLATE = (
     "terms of use",
     "privacy policy",
@@ -109,6 +118,9 @@ def curator_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarra
         **dict(zip(CURATOR_SHARES, values.T.copy())),
         "longest_word_characters": longest,
     }
+
+
+RULE_SET = RuleSet(lambda rows, section: curator_statistics(rows["text"]))
 
 
 @kernel

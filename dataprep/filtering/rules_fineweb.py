@@ -32,11 +32,29 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
     text_classes,
 )
 from gristmill.dataprep.filtering.repetition import copied_segments
-from gristmill.dataprep.filtering.rule_columns import FINEWEB_STATISTICS
+from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines, strip
 from gristmill.dataprep.text.unicode_tables import decode
-from gristmill.dataprep.words.language_words import language_words
+from gristmill.dataprep.words.language_words import language_names, language_words
+from gristmill.mixtures.steps.rules import FineWeb
+
+FINEWEB_STATISTICS = (
+    "filled_lines",
+    "terminal_line_ratio",
+    "short_line_ratio",
+    "repeated_line_char_ratio",
+    "newline_word_ratio",
+)
+
+
+def measure(rows: pa.Table, section: FineWeb) -> Columns:
+    """Measure FINEWEB_STATISTICS of n rows."""
+    languages = language_names(rows) if section.words == "language" else None
+    return fineweb_statistics(rows["text"], section.short_line_characters, languages)
+
+
+RULE_SET = RuleSet(measure, ("language", "script"))
 
 
 def fineweb_statistics(

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.conservation import LENGTH_EDGES
 from gristmill.dataprep.filtering.gopher_words import lower_ascii
 from gristmill.dataprep.filtering.lines_and_sentences import (
     count_sentences,
@@ -43,7 +44,7 @@ from gristmill.dataprep.filtering.listed_words import (
     count_phrases,
     prepare_phrases,
 )
-from gristmill.dataprep.filtering.rule_columns import RUNNING_TEXT_STATISTICS
+from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet
 from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.hashing import first_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
@@ -52,7 +53,15 @@ from gristmill.dataprep.text.unicode_tables import ALPHABETIC, code_point_flags,
 from gristmill.dataprep.text.unicode_tables import SPACE as WHITESPACE
 from gristmill.dataprep.words.tokenise_words import Words
 from gristmill.dataprep.words.word_breaks import segmented_words
+from gristmill.mixtures.steps.rules import RunningText
 
+RUNNING_TEXT_STATISTICS = (
+    "placeholder_phrases",
+    "lettered_word_ratio",
+    "eflaw",
+    "function_word_ratio",
+    "stray_determiner_ratio",
+)
 DETERMINERS = "the a an my your our their every".split()
 NEVER_NEXT = (
     "the a an of and or to in is are was were be with that for by from at as have has "
@@ -144,6 +153,14 @@ def running_text_statistics(
         values,
     )
     return dict(zip(RUNNING_TEXT_STATISTICS, values.T.copy(), strict=True))
+
+
+def measure(rows: pa.Table, section: RunningText) -> Columns:
+    """Measure RUNNING_TEXT_STATISTICS of n rows."""
+    return running_text_statistics(rows["text"], rows["language"].to_pylist())
+
+
+RULE_SET = RuleSet(measure, ("language",), {"eflaw": LENGTH_EDGES})
 
 
 @kernel

@@ -39,7 +39,7 @@ from gristmill.dataprep.filtering.listed_words import (
     hashed_list,
     read_list,
 )
-from gristmill.dataprep.filtering.rule_columns import URL_STATISTICS
+from gristmill.dataprep.filtering.rule_sets import RuleSet
 from gristmill.mixtures.steps.rules import Urls
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://(?:www\.)?")
@@ -48,7 +48,7 @@ _UNSTRICT = str.maketrans("", "", "-.")
 
 
 def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
-    """Measure URL_STATISTICS of n documents (columns `locator`, `metadata`): float64 of
+    """Measure the columns of n documents (columns `locator`, `metadata`): float64 of
     shape (n,); NaN without URL.
     """
     all_urls = document_urls(rows)
@@ -62,10 +62,13 @@ def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
         "url_soft_words": _count_words(plain, options.soft_words),
         "url_strict_words": _count_parts(plain, options.strict_words),
     }
-    columns = {name: np.full(len(all_urls), np.nan) for name in URL_STATISTICS}
+    columns = {name: np.full(len(all_urls), np.nan) for name in measured}
     for name, values in measured.items():
         columns[name][has_url] = values
     return columns
+
+
+RULE_SET = RuleSet(url_statistics, ("locator", "metadata"))
 
 
 def listed_domain(entry: str) -> str:

@@ -77,10 +77,11 @@ def load_words(rules: Rules, language: str | None) -> None:
     Raises:
         NoSpacyError, NoTokenizerError: a library is not installed.
     """
-    for section in (rules.gopher_quality, rules.gopher_repetition, rules.fineweb):
-        if section is not None and section.words == "exact":
+    for section in rules.sets.values():
+        words = getattr(section, "words", None)
+        if words == "exact":
             load_tokenizer()
-        elif section is not None and section.words == "language":
+        elif words == "language":
             rule_language = getattr(section, "language", "auto")
             tokenizer_of(language if rule_language == "auto" else rule_language)
 

@@ -30,7 +30,6 @@ from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.rule_sets import (
     columns_read,
-    configured_sets,
     measure,
 )
 from gristmill.dataprep.thresholds import failures, first_failures
@@ -352,7 +351,7 @@ def judge_by_rules(
     """Judge n documents by some rules: shares of `documents` and `bytes` kept, and
     `dropped`: rule -> documents, most first.
     """
-    sets = configured_sets(rules)
+    sets = rules.sets
     columns = ["text", *dict.fromkeys(columns_read(sets))]
     statistics, errors = measure_texts(
         rows.select(columns), partial(measure, rules=rules)

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from rich.text import Text
 
 from gristmill.dataprep.documents import read_shard, shard_names
-from gristmill.dataprep.filtering import gopher
+from gristmill.dataprep.filtering.gopher import DIALECTS
+from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.dataprep.thresholds import bounded_statistics, failures
 from gristmill.flows.pages.terminal_tables import plain_table, section
 from gristmill.flows.questions.find_documents import (
@@ -121,7 +122,7 @@ def _sections(session: Session) -> dict[str, Rules]:
             gopher_quality=GopherQuality(**_in_dialect(quality, dialect)),
             gopher_repetition=GopherRepetition(**_in_dialect(repetition, dialect)),
         )
-        for dialect in gopher.DIALECTS
+        for dialect in DIALECTS
     }
 
 
@@ -171,10 +172,8 @@ def _judge_batch(
     failed: dict[str, dict[str, np.ndarray]] = {}
     measured: dict[str, Mapping[str, np.ndarray]] = {}
     for dialect, rules in sections.items():
-        measured[dialect] = gopher.measure(rows, rules)
-        failed[dialect] = failures(
-            measured[dialect], {name: getattr(rules, name) for name in SETS}
-        )
+        measured[dialect] = measure(rows, rules)
+        failed[dialect] = failures(measured[dialect], rules.sets)
     sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
     totals.documents += len(rows)
     totals.text_bytes += int(sizes.sum())

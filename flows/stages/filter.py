@@ -20,18 +20,16 @@ from gristmill.mixtures.base import Judging
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.filter import RULES_LANGUAGE, Filter
 from gristmill.mixtures.steps.langid import LanguageId
-from gristmill.mixtures.steps.rules import configured_names
+from gristmill.mixtures.steps.rules import columns_of
 
 
 def columns(section: Filter) -> Iterable[str]:
     """Return every statistic of the chosen rule sets, and the column with the language
     whose rules judged.
     """
-    from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS
-
     language_column = [RULES_LANGUAGE] if section.by_language else []
     return [
-        *(name for rule_set in section.rule_sets for name in RULE_COLUMNS[rule_set]),
+        *(name for rule_set in section.rule_sets for name in columns_of(rule_set)),
         *language_column,
     ]
 
@@ -144,8 +142,8 @@ def _words(section: Filter) -> set[str]:
     """
     definitions: set[str] = set()
     for rules in (section.rules, *section.by_language.values()):
-        for name in configured_names(rules):
-            words = getattr(getattr(rules, name), "words", None)
+        for rule_set in rules.sets.values():
+            words = getattr(rule_set, "words", None)
             if words is not None:
                 definitions.add(words)
     return definitions

@@ -24,7 +24,6 @@ from gristmill.mixtures.steps.rules import (
     GopherRepetition,
     Rules,
     RuleSets,
-    configured_names,
     expand,
 )
 
@@ -149,7 +148,7 @@ class Filter(Judging):
         """
         dumped = self._omit_added_defaults(dump, info)
         if dumped.get("by_language"):
-            disabled = dict.fromkeys(configured_names(self.rules))
+            disabled = dict.fromkeys(self.rules.sets)
             dumped["by_language"] = {
                 language: {**disabled, **self._differing(rules, info.mode)}
                 for language, rules in self.by_language.items()
@@ -200,7 +199,7 @@ class Filter(Judging):
         used = {
             name
             for rules in (self.rules, *self.by_language.values())
-            for name in configured_names(rules)
+            for name in rules.sets
         }
         return [name for name in Rules.model_fields if name in used]
 

@@ -5,7 +5,7 @@ each.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     ConfigDict,
@@ -548,7 +548,11 @@ class GopherRepetition(GopherRules):
 
 
 class Rules(Section):
-    """Rule sets that judge documents; absent ones do not."""
+    """Rule sets that judge documents; absent ones do not.
+
+    `min_x` and `max_x` of a set bound its column x, and its other keys are options. The
+    module of the set's name in `dataprep/filtering/` measures the columns.
+    """
 
     model_config = ConfigDict(json_schema_extra=add_to_schema)
 
@@ -564,6 +568,14 @@ class Rules(Section):
     bad_words: BadWords | None = None
     toxicity: Toxicity | None = None
 
+    @property
+    def sets(self) -> dict[str, Section]:
+        """The enabled rule sets, in the order in which they are declared here."""
+        sections = {name: getattr(self, name) for name in type(self).model_fields}
+        return {
+            name: section for name, section in sections.items() if section is not None
+        }
+
     @model_serializer(mode="wrap")
     def _only_configured(self, dump: SerializerFunctionWrapHandler) -> DumpedSection:
         """Leave out absent sets, so that a rule set that is new to the schema does not
@@ -574,8 +586,13 @@ class Rules(Section):
         }
 
 
-def configured_names(rules: Rules) -> list[str]:
-    """Return the enabled rule sets, in the order in which `Rules` declares them."""
-    return [
-        name for name in type(rules).model_fields if getattr(rules, name) is not None
-    ]
+def section_of(rule_set: str) -> type[Section]:
+    """Return the model of a rule set's thresholds and options."""
+    section: type[Section] = get_args(Rules.model_fields[rule_set].annotation)[0]
+    return section
+
+
+def columns_of(rule_set: str) -> list[str]:
+    """Return the columns that a rule set measures: those that its thresholds bound."""
+    keys = section_of(rule_set).model_fields
+    return list(dict.fromkeys(key[4:] for key in keys if key[:4] in ("min_", "max_")))

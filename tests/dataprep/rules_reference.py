@@ -111,7 +111,7 @@ def c4(text: str) -> dict[str, int]:
 
 
 def mc4(text: str, paragraph_characters: int = 200) -> dict[str, int]:
-    """`rules_c4.mc4_statistics` of one text."""
+    """`long_paragraphs` of one text."""
     return {
         "long_paragraphs": sum(
             len(line) >= paragraph_characters for line in text.split("\n")

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.filtering import gopher
+from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.dataprep.thresholds import failures
 from gristmill.dataprep.words import spacy_words
 from gristmill.mixtures.steps.rules import (
@@ -393,7 +394,7 @@ def test_rule_sets_can_have_different_dialects() -> None:
         gopher_quality=GopherQuality(dialect="dolma"),
         gopher_repetition=GopherRepetition(dialect="curator"),
     )
-    columns = gopher.measure(rows, rules)
+    columns = measure(rows, rules)
     for row, text in enumerate([TEXT, TEXT * 3]):
         expected = {
             **gopher_reference.quality(text, "dolma"),

@@ -17,21 +17,33 @@ import pytest
 from gristmill.dataprep.annotate_batches import spread
 from gristmill.dataprep.documents import read_shard, write_table
 from gristmill.dataprep.filtering.gopher import DIALECTS
-from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS
-from gristmill.dataprep.filtering.rule_sets import RULE_SETS, configured_sets, measure
-from gristmill.dataprep.thresholds import bounded_statistics, failures
+from gristmill.dataprep.filtering.rule_sets import column_edges, columns_read, measure
+from gristmill.dataprep.thresholds import failures
 from gristmill.mixtures.base import Section
-from gristmill.mixtures.steps.rules import GopherQuality, Rules
+from gristmill.mixtures.steps.rules import GopherQuality, Rules, columns_of
 
 TEXTS = ["", "The one and only.\nLine two is here.", "{}", "東京\n\n\n"]
 
 
-def test_registry_equals_the_schema() -> None:
-    assert list(RULE_SETS) == list(RULE_COLUMNS) == list(Rules.model_fields)
+RULE_SETS = list(Rules.model_fields)
+
+
+def test_every_rule_set_has_a_module_and_histogram_edges_for_its_columns() -> None:
+    assert set(columns_read(RULE_SETS)) == {
+        "language",
+        "script",
+        "locator",
+        "metadata",
+    }
+    edges = column_edges(RULE_SETS)
+    assert {
+        name: edges[name][-1]
+        for name in ("eflaw", "toxicity", "newline_word_ratio", "words")
+    } == {"eflaw": 20.0, "toxicity": 1.0, "newline_word_ratio": 1.0, "words": 2**20}
 
 
 def test_rule_sets_have_distinct_columns() -> None:
-    names = Counter(name for columns in RULE_COLUMNS.values() for name in columns)
+    names = Counter(column for name in RULE_SETS for column in columns_of(name))
     assert [name for name, number in names.items() if number > 1] == []
     assert (
         set(names)
@@ -56,7 +68,7 @@ NEED_A_FILE = {"toxicity"}
 @pytest.mark.parametrize(
     "name", [name for name in RULE_SETS if name not in NEED_A_FILE]
 )
-def test_rule_set_measures_its_declared_columns_and_bounds_only_these(
+def test_rule_set_measures_the_columns_that_its_thresholds_bound(
     name: str,
 ) -> None:
     rules = Rules.model_validate({name: {}})
@@ -69,14 +81,12 @@ def test_rule_set_measures_its_declared_columns_and_bounds_only_these(
         }
     )
     measured = measure(rows, rules)
-    assert set(measured) == set(RULE_COLUMNS[name])
+    assert set(measured) == set(columns_of(name))
     assert {values.shape for values in measured.values()} == {(4,)}
     assert {values.dtype for values in measured.values()} <= {
         np.dtype(np.int64),
         np.dtype(np.float64),
     }
-    bounded = bounded_statistics(type(configured_sets(rules)[name]))
-    assert {statistic for _, statistic in bounded.values()} <= set(measured)
 
 
 class Bounds(Section):
@@ -124,8 +134,8 @@ def test_columns_come_from_documents_or_earlier_stages_or_are_null(
 def test_disabled_rule_sets_measure_nothing() -> None:
     rows = pa.table({"text": TEXTS, "language": pa.nulls(len(TEXTS), pa.string())})
     assert measure(rows, Rules()) == {}
-    assert list(measure(rows, Rules(gopher_quality=GopherQuality()))) == list(
-        RULE_COLUMNS["gopher_quality"]
+    assert list(measure(rows, Rules(gopher_quality=GopherQuality()))) == columns_of(
+        "gopher_quality"
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
+from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.dataprep.filtering.rules_code import (
     code_statistics,
     extension,
@@ -135,7 +135,7 @@ def reasons(files: dict[str, str], **options: Any) -> dict[str, str | None]:
             "metadata": ["{}"] * len(files),
         }
     )
-    failed = failures(measure(rows, rules), configured_sets(rules))
+    failed = failures(measure(rows, rules), rules.sets)
     return dict(zip(files, first_failures(failed, len(files)), strict=True))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.filtering.listed_words import prepare_phrases
-from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
+from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.rules import Rules
 from tests.dataprep import rules_reference
@@ -79,7 +79,7 @@ def reasons(rules: dict[str, Any], texts: list[str]) -> list[str | None]:
     """Reason for which each text is dropped, or None."""
     section = Rules.model_validate(rules)
     columns = measure(pa.table({"text": pa.array(texts, pa.large_string())}), section)
-    return first_failures(failures(columns, configured_sets(section)), len(texts))
+    return first_failures(failures(columns, section.sets), len(texts))
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_alias_sets_the_constants_of_one_source() -> None:
     def values(rules: dict[str, Any]) -> tuple[int, float]:
         section = Rules.model_validate(rules)
         assert Rules.model_validate(section.model_dump()) == section
-        chosen = configured_sets(section)
+        chosen = section.sets
         return chosen["c4"].min_sentences, chosen[
             "fineweb"
         ].max_repeated_line_char_ratio

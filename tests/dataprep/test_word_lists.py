@@ -25,12 +25,12 @@ from gristmill.dataprep.filtering.listed_words import (
     lower,
     read_list,
 )
-from gristmill.dataprep.filtering.rules_urls import url_statistics
-from gristmill.dataprep.filtering.rules_words import (
+from gristmill.dataprep.filtering.rules_bad_words import bad_word_statistics
+from gristmill.dataprep.filtering.rules_toxicity import (
     ToxicityModelError,
-    bad_word_statistics,
     toxicity_statistics,
 )
+from gristmill.dataprep.filtering.rules_urls import url_statistics
 from gristmill.dataprep.quality.classifier import train
 from gristmill.mixtures.steps.quality import Classifier
 from gristmill.mixtures.steps.rules import BadWords, Toxicity, Urls

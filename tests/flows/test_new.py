@@ -32,7 +32,6 @@ from gristmill.mixtures.load import ManifestError, load_manifest, parse_manifest
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.sources import Paragraphs
 from gristmill.mixtures.steps.filter import Filter
-from gristmill.mixtures.steps.rules import configured_names
 from gristmill.train.models.model_config import shape_of
 
 MODEL = (
@@ -111,7 +110,7 @@ def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(
     assert filter_.sources == ("web", "books"), (
         "rules for prose do not judge source code"
     )
-    assert (programs.sources, configured_names(programs.rules)) == (
+    assert (programs.sources, list(programs.rules.sets)) == (
         ("code",),
         ["code"],
     ), "rules for code judge it"

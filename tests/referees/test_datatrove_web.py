@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
+from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.rules import Rules
 from tests.dataprep import rules_reference
@@ -88,7 +88,7 @@ def corpus(name: str) -> Iterator[str]:
 def our_reasons(rules: dict[str, Any], texts: list[str]) -> list[str | None]:
     section = Rules.model_validate(rules)
     columns = measure(pa.table({"text": pa.array(texts, pa.large_string())}), section)
-    return first_failures(failures(columns, configured_sets(section)), len(texts))
+    return first_failures(failures(columns, section.sets), len(texts))
 
 
 def their_reasons(

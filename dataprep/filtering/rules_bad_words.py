@@ -1,4 +1,4 @@
-"""Statistics of the rule sets `bad_words` and `toxicity`.
+"""Statistics of the rule set `bad_words`: entries of a language's list in a text.
 
 - bad_words: places of the text where at least one entry of its language's list ends.
   Text and entries are in lower case, code point by code point; in languages that are
@@ -6,12 +6,9 @@
   which stops at the first place.
 - bad_word_ratio: bytes that belong to entries / bytes of the text in lower case; 0 for
   empty text.
-- toxicity: probability that a fastText model gives a label, of the text with each run
-  of whitespace as one space.
 
 The language is the one that the stage `langid` measured, up to a hyphen, or else the
-option `language`. Both statistics of a document whose language has no list are NaN, as
-is the toxicity of a text without a word.
+option `language`. Both statistics of a document whose language has no list are NaN.
 """
 
 from __future__ import annotations
@@ -22,9 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import as_path, sha256_file
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
-from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.filtering.listed_words import (
     Automaton,
     build,
@@ -32,11 +26,8 @@ from gristmill.dataprep.filtering.listed_words import (
     lower,
     read_list,
 )
-from gristmill.mixtures.steps.rules import BadWords, Toxicity
-
-
-class ToxicityModelError(ValueError):
-    """The model of the rule set `toxicity` does not have the label."""
+from gristmill.dataprep.filtering.rule_sets import RuleSet
+from gristmill.mixtures.steps.rules import BadWords
 
 
 def bad_word_statistics(rows: pa.Table, options: BadWords) -> dict[str, np.ndarray]:
@@ -70,27 +61,4 @@ def bad_word_automaton(path: str, allowed: tuple[str, ...]) -> Automaton:
     return build(entry for entry in read_list(path) if entry not in allowed)
 
 
-def toxicity_statistics(rows: pa.Table, options: Toxicity) -> dict[str, np.ndarray]:
-    """Measure `toxicity` of n documents (column `text`): float64 of shape (n,), NaN for
-    a text without a word.
-
-    Raises:
-        ToxicityModelError: the model does not have the label.
-    """
-    model = load_model(options.model, _fingerprint(options.model))
-    if options.label not in model.labels:
-        raise ToxicityModelError(
-            f"{options.model} has no label {options.label!r}; it has "
-            f"{', '.join(sorted(model.labels)[:10])}; "
-            "name one of them as toxicity.label"
-        )
-    lines, _ = one_line_each(
-        rows["text"].combine_chunks(), None, lower=False, marks=True
-    )
-    values = np.clip(model.shares(lines, options.label), 0.0, 1.0)
-    return {"toxicity": np.where(lines.ends > lines.begins, values, np.nan)}
-
-
-@lru_cache(maxsize=8)
-def _fingerprint(path: str) -> str:
-    return sha256_file(as_path(path))
+RULE_SET = RuleSet(bad_word_statistics, ("language",))
