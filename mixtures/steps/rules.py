@@ -340,6 +340,45 @@ class Toxicity(Section):
     """Largest probability of the label, for the whole text as one line."""
 
 
+class GneissWeb(Section):
+    """GneissWeb's two heuristics for English (Gohari et al. 2025); limits and
+    combination are those of its released recipe (data-prep-kit, recipes/GneissWeb).
+    Definitions: dataprep/filtering/rules_gneissweb.py.
+
+    A document passes if one of the two votes for it: its readability is below a limit,
+    or its tokens per character are within a range. GneissWeb also requires a quality
+    score, which is a step `quality`.
+    """
+
+    tokenizer: OutsidePath | None = None
+    """A `tokenizer.json` for tokens per character (GneissWeb: StarCoder's). Without
+    one, readability alone votes.
+    """
+    categories: tuple[OutsidePath, ...] = ()
+    """fastText classifiers of the categories with wider limits: technology, medicine,
+    education and science (such as ibm-granite/GneissWeb.Sci_classifier). A text is in a
+    category if the likeliest label of any of them is not `general_label`.
+    """
+    general_label: str = "__label__cc"
+    """Label of texts outside a classifier's category."""
+    readability_limit: PositiveFloat = 30.0
+    """Readability below which a text in no category gets a vote."""
+    category_readability_limit: PositiveFloat = 70.0
+    """Readability below which a text in a category gets a vote."""
+    token_range: tuple[PositiveFloat, PositiveFloat] = (0.22, 0.28)
+    """Tokens per character with which a text in no category gets a vote."""
+    category_token_range: tuple[PositiveFloat, PositiveFloat] = (0.1, 0.5)
+    """Tokens per character with which a text in a category gets a vote."""
+    max_readability: PositiveFloat | None = None
+    """Largest readability, whatever the votes."""
+    min_tokens_per_character: PositiveFloat | None = None
+    """Smallest number of tokens per character, whatever the votes."""
+    max_tokens_per_character: PositiveFloat | None = None
+    """Largest number of tokens per character, whatever the votes."""
+    min_gneissweb_votes: Annotated[int, Field(ge=0, le=2)] = 1
+    """Smallest number of votes."""
+
+
 RuleSets = dict[str, RawSection]
 
 _REFINEDWEB: RuleSets = {
@@ -567,6 +606,7 @@ class Rules(Section):
     urls: Urls | None = None
     bad_words: BadWords | None = None
     toxicity: Toxicity | None = None
+    gneissweb: GneissWeb | None = None
 
     @property
     def sets(self) -> dict[str, Section]:

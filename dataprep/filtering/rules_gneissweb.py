@@ -1,0 +1,187 @@
+"""Statistics of GneissWeb's heuristics for English (Gohari et al. 2025; recipes/GneissWeb
+of data-prep-kit). NaN for texts in other languages.
+
+- readability: McAlpine's EFLAW score as textstat computes it (`mcalpine_eflaw`), which
+  data-prep-kit calls: (words + words of at most three code points) / sentences, rounded
+  to a tenth. Words are between whitespace, without code points that are neither word
+  characters nor whitespace (an apostrophe stays in `don't`, `it's` and the like). A
+  sentence begins at a word character and ends after the next run of `.`, `?` and `!`;
+  those of at most two words do not count, and a text has at least one.
+- tokens_per_character: tokens of `tokenizer` / code points; NaN without a tokenizer and
+  for an empty text. GneissWeb calls texts beyond the range extreme-tokenized.
+- gneissweb_votes: how many of the two are within the limits of the text's category.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.core.files import as_path, sha256_file
+from gristmill.dataprep.conservation import SHARE_EDGES
+from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.normalise_lines import one_line_each
+from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet
+from gristmill.dataprep.langid.language_codes import parse_label
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.unicode_tables import SPACE, WORD, code_point_flags, decode
+from gristmill.mixtures.steps.rules import GneissWeb
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LONGEST_MINI_WORD = 3
+LONGEST_FRAGMENT = 2
+"""Words of a sentence that does not count."""
+PERIOD, QUESTION, EXCLAMATION, APOSTROPHE = 0x2E, 0x3F, 0x21, 0x27
+D, E, L, R, S, T, V = (ord(letter) for letter in "delrstv")
+
+
+def measure(rows: pa.Table, section: GneissWeb) -> Columns:
+    """Measure the columns of the rule set `gneissweb` of n rows: float64 of shape
+    (n,).
+    """
+    data, offsets = text_buffers(rows["text"])
+    readability = np.empty(len(rows))
+    _measure_texts(data, offsets, code_point_flags(), readability)
+    density = np.full(len(rows), np.nan)
+    if section.tokenizer is not None:
+        texts = pc.fill_null(rows["text"], "")
+        encodings = _load_tokenizer(section.tokenizer).encode_batch_fast(
+            texts.to_pylist(), add_special_tokens=False
+        )
+        characters = pc.utf8_length(texts).to_numpy()
+        tokens = np.array([len(encoding) for encoding in encodings], np.float64)
+        np.divide(tokens, characters, out=density, where=characters > 0)
+    in_category = _in_category(rows, section)
+    limit = np.where(
+        in_category, section.category_readability_limit, section.readability_limit
+    )
+    lowest, highest = np.where(
+        in_category[:, None], section.category_token_range, section.token_range
+    ).T
+    columns = {
+        "readability": readability,
+        "tokens_per_character": density,
+        "gneissweb_votes": (readability < limit)
+        + ((lowest <= density) & (density <= highest)).astype(np.float64),
+    }
+    is_english = np.array(
+        [
+            language is None or parse_label(language).code == "en"
+            for language in rows["language"].to_pylist()
+        ],
+        bool,
+    )
+    return {
+        name: np.where(is_english, values, np.nan) for name, values in columns.items()
+    }
+
+
+RULE_SET = RuleSet(measure, ("language",), {"tokens_per_character": SHARE_EDGES})
+
+
+@lru_cache(maxsize=4)
+def _load_tokenizer(path: str) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(as_path(path).read_text(encoding="utf-8"))
+
+
+def _in_category(rows: pa.Table, section: GneissWeb) -> np.ndarray:
+    """Return True for the texts that any classifier gives another label than the
+    general one: bool of shape (n,).
+    """
+    in_category = np.zeros(len(rows), bool)
+    if not section.categories:
+        return in_category
+    lines, _ = one_line_each(
+        rows["text"].combine_chunks(), None, lower=False, marks=True
+    )
+    for path in section.categories:
+        model = load_model(path, sha256_file(as_path(path)))
+        labels, _ = model.tops(lines)
+        is_general = [
+            label < 0 or model.labels[label] == section.general_label
+            for label in labels
+        ]
+        in_category |= ~np.array(is_general, bool)
+    return in_category
+
+
+@kernel
+def _measure_texts(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, readability: np.ndarray
+) -> None:
+    for text in range(len(readability)):
+        begin, end = offsets[text], offsets[text + 1]
+        words, mini_words = _count_words(data, begin, end, flags)
+        score = (words + mini_words) / max(_count_sentences(data, begin, end, flags), 1)
+        readability[text] = np.floor(score * 10 + 0.5) / 10
+
+
+@kernel
+def _count_words(
+    data: np.ndarray, begin: int, end: int, flags: np.ndarray
+) -> tuple[int, int]:
+    """Return the number of words, and of mini-words."""
+    words, mini_words, length, at = 0, 0, 0, begin
+    while at < end:
+        code, width = decode(data, at)
+        if flags[code] & SPACE != 0:
+            words += length > 0
+            mini_words += 0 < length <= LONGEST_MINI_WORD
+            length = 0
+        elif flags[code] & WORD != 0 or (
+            code == APOSTROPHE and _ends_contraction(data, at + 1, end, flags)
+        ):
+            length += 1
+        at += width
+    words += length > 0
+    mini_words += 0 < length <= LONGEST_MINI_WORD
+    return words, mini_words
+
+
+@kernel
+def _ends_contraction(data: np.ndarray, at: int, end: int, flags: np.ndarray) -> bool:
+    r"""Return True if the text goes on with `[tsd]\b|ve\b|ll\b|re\b`."""
+    if at >= end:
+        return False
+    first, second = data[at], data[at + 1] if at + 1 < end else np.uint8(0)
+    stop = at
+    if first in (T, S, D):
+        stop += 1
+    elif (second == E and (first in (V, R))) or (first == L and second == L):
+        stop += 2
+    else:
+        return False
+    if stop == end:
+        return True
+    code, _ = decode(data, stop)
+    return flags[code] & WORD == 0
+
+
+@kernel
+def _count_sentences(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> int:
+    sentences, at = 0, begin
+    while at < end:
+        code, width = decode(data, at)
+        if flags[code] & WORD == 0:
+            at += width
+            continue
+        start = at
+        while at < end and not _is_terminal(data[at]):
+            at += 1
+        while at < end and _is_terminal(data[at]):
+            at += 1
+        sentences += _count_words(data, start, at, flags)[0] > LONGEST_FRAGMENT
+    return sentences
+
+
+@kernel
+def _is_terminal(byte: int) -> bool:
+    return byte in (PERIOD, QUESTION, EXCLAMATION)
