@@ -15,9 +15,10 @@ from gristmill.mixtures.base import (
     Section,
     Seeded,
 )
+from gristmill.mixtures.optimizers import TuningOptimizer
 from gristmill.mixtures.prepare import Prepared
 from gristmill.mixtures.steps.decontaminate import Decontaminate
-from gristmill.mixtures.training import Precision, TrainingInEpochs, TuningOptimizer
+from gristmill.mixtures.training import Precision, TrainingInEpochs
 from gristmill.mixtures.user_code import NAME_TAG, OWN_TAG, Own, own_or_name
 
 LinearLayer = Literal[

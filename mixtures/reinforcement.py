@@ -22,13 +22,9 @@ from gristmill.mixtures.base import (
     Section,
 )
 from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
+from gristmill.mixtures.optimizers import TuningOptimizer
 from gristmill.mixtures.posttraining import Examples, Lora, PreferencePairs
-from gristmill.mixtures.training import (
-    Spikes,
-    Training,
-    TrainingInEpochs,
-    TuningOptimizer,
-)
+from gristmill.mixtures.training import Spikes, Training, TrainingInEpochs
 from gristmill.mixtures.user_code import (
     OwnCall,
     OwnFunction,

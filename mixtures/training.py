@@ -23,8 +23,8 @@ from gristmill.mixtures.base import (
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model, RopeScaling
 from gristmill.mixtures.objectives.token_objectives import Objectives, objective_problem
+from gristmill.mixtures.optimizers import OPTIMIZERS, Optimizer
 from gristmill.mixtures.scaling.size_rules import (
-    AT_ADAMWS_SCALE,
     MOST_DEPTH,
     SHAPE_KEYS,
     SIZE_PATTERN,
@@ -36,185 +36,6 @@ from gristmill.mixtures.user_code import (
     check_signature,
     stated_signature,
 )
-
-OptimizerKind = Literal[
-    "adamw",
-    "lion",
-    "adafactor",
-    "sophia",
-    "adamw8bit",
-    "muon",
-    "normuon",
-    "dion",
-    "ademamix",
-]
-BETAS: dict[str, tuple[float, float]] = {
-    "adamw": (0.9, 0.95),  # GPT-3 (Brown et al. 2020, appendix B)
-    "adamw8bit": (0.9, 0.95),
-    "muon": (0.9, 0.95),  # of the AdamW that moves what is not a hidden matrix
-    # the second also of the rows' second moments (Li et al. 2025, section 4)
-    "normuon": (0.9, 0.95),
-    "dion": (0.9, 0.95),
-    "ademamix": (0.9, 0.999),  # Pagliardini et al. 2024, section 4.1
-    "lion": (0.9, 0.99),  # Chen et al. 2023, algorithm 2
-    "sophia": (0.96, 0.99),  # Liu et al. 2023, section 3.1
-}
-"""Default of `betas` for each kind: the published values of each method for language
-models.
-"""
-
-
-SMALL_MOMENTS: tuple[OptimizerKind, ...] = ("adafactor", "adamw8bit")
-"""Kinds whose state is so small that `engine.compute.offload_optimizer` leaves it on
-the device, like the state of the user's own optimizers.
-"""
-
-
-ON_MATRICES: tuple[OptimizerKind, ...] = ("muon", "normuon", "dion")
-"""Kinds that update the matrices of the layers, and leave the other parameters to
-AdamW.
-"""
-MUP_KINDS: tuple[OptimizerKind, ...] = (
-    "adamw",
-    "adamw8bit",
-    "ademamix",
-    "lion",
-    *ON_MATRICES,
-)
-"""Kinds whose updates have a fixed size, which muP can scale: `train/optim/mup.py`."""
-
-
-class Optimizer(BuiltInOrOwn):
-    """The update rule. Weight decay is decoupled (Loshchilov & Hutter 2019) and on
-    matrices only, for every kind.
-    """
-
-    takes: ClassVar[tuple[str, ...] | None] = ("params",)
-    offers: ClassVar[tuple[str, ...]] = ("lr",)
-    added = ("cautious_decay", "rank_fraction", "beta3", "alpha", "rise_steps")
-
-    kind: OptimizerKind = "adamw"
-    """`adamw`: fused AdamW. `lion`: the sign of a running mean (Chen et al. 2023); it
-    needs a learning rate 3 to 10 times smaller and a decay larger by the same factor.
-    `adafactor`: second moments by rows and columns (Shazeer & Stern 2018). `sophia`:
-    Sophia-G, clipped by a diagonal of the Gauss-Newton matrix (Liu et al. 2023).
-    `adamw8bit`: AdamW with moments in 8 bits, through torchao (extra `quant`). `muon`:
-    orthogonalised momentum for matrices of the layers (Jordan et al. 2024) at AdamW's
-    scale (Liu et al. 2025), AdamW for embeddings, output and norms. `normuon`: the same
-    with rows of equal size (Li et al. 2025). `dion`: the same at low rank (Ahn et al.
-    2025). `ademamix`: AdamW with a second, much slower mean (Pagliardini et al. 2024).
-    """
-    learning_rate: PositiveFloat = 1e-3
-    """Learning rate at the peak of the schedule. Adafactor's is relative: it is
-    multiplied by the root mean square of each parameter's weights (at least 1e-3) and
-    is at most 1 / sqrt(step), so another kind's rate does not carry over to it (Shazeer
-    & Stern 2018, section 8 and algorithm 4, which use 1e-2).
-    """
-    betas: tuple[Fraction, Fraction] | None = None
-    """Decay rates of the running means of gradients and of their squares; each kind's
-    published values if absent (adamw, adamw8bit, muon, normuon, dion: 0.9 and 0.95;
-    ademamix: 0.9 and 0.999; lion: 0.9 and 0.99; sophia: 0.96 and 0.99). Not for
-    Adafactor.
-    """
-    eps: PositiveFloat = 1e-8
-    """Constant added to the root of the second mean (adamw, adamw8bit, muon's
-    AdamW).
-    """
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
-    """Decoupled weight decay, per step and learning rate."""
-    momentum: Fraction = 0.95
-    """Momentum of muon, normuon and dion (Jordan et al. 2024; Li et al. 2025; Ahn et
-    al. 2025); the others use `betas`.
-    """
-    cautious_decay: bool = False
-    """For Muon and NorMuon: let a weight of the layers decay only if the decay goes in
-    the direction of its update (Chen et al. 2025, "Cautious Weight Decay").
-    """
-    rank_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25
-    """Dion's rank, as a share of a matrix's shorter side (Ahn et al. 2025, section 4:
-    1/4 loses little).
-    """
-    beta3: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9999
-    """Decay of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
-    section 4.1: 0.9999).
-    """
-    alpha: Annotated[float, Field(ge=0.0)] = 5.0
-    """Factor of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
-    section 3: 4 to 10).
-    """
-    rise_steps: Positive | None = None
-    """Steps over which `alpha` and `beta3` rise; all of the training if absent
-    (Pagliardini et al. 2024, section 3).
-    """
-    hessian_every: Positive = 10
-    """Steps between Sophia's estimates of the curvature (Liu et al. 2023, section 3.1:
-    10).
-    """
-    gamma: PositiveFloat = 0.05
-    """Sophia's scale of the curvature (Liu et al. 2023, section 3.1: 0.05 for
-    Sophia-G).
-    """
-    clip: Literal["global_norm", "adaptive"] = "global_norm"
-    """`global_norm`: scale all gradients together to `clip_norm`. `adaptive`: scale the
-    gradient of each unit (row) to `clip_factor` times the norm of its weights (Brock et
-    al. 2021), except in the output matrix.
-    """
-    clip_norm: PositiveFloat = 1.0
-    """Largest global norm of the gradients."""
-    clip_factor: PositiveFloat = 0.01
-    """Largest ratio of a unit's gradient norm to its weight norm (Brock et al. 2021,
-    section 4.1: 0.01).
-    """
-
-    @model_validator(mode="after")
-    def _is_cautious_only_where_it_can_be(self) -> Self:
-        if self.cautious_decay and self.kind not in ("muon", "normuon"):
-            raise ValueError(
-                "optimizer.cautious_decay is for muon and normuon, not "
-                f"for {self.kind}; remove it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_betas_only_where_used(self) -> Optimizer:
-        if self.kind == "adafactor" and self.betas is not None:
-            raise ValueError(
-                "optimizer.betas has no effect on adafactor, whose "
-                "decay follows the step; remove it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _own_has_its_options(self) -> Self:
-        unused = self.unused_beside_own(
-            "learning_rate", "clip", "clip_norm", "clip_factor"
-        )
-        if unused:
-            raise ValueError(
-                f"optimizer.{unused[0]} has no effect on an optimizer of your own; "
-                "give it as an option, under `with`, or remove it"
-            )
-        if "lr" in getattr(self, "with"):
-            raise ValueError(
-                "optimizer.with.lr: set the learning rate in optimizer.learning_rate, "
-                "which the schedule scales; remove it from `with`"
-            )
-        return self
-
-    @property
-    def decays(self) -> tuple[float, float]:
-        """Betas in effect: the manifest's, or the default of the kind."""
-        return self.betas or BETAS[self.kind]
-
-
-class TuningOptimizer(Optimizer):
-    """The update rule for a model that is already trained."""
-
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    """Decoupled weight decay, per step and learning rate; 0, since tuning should stay
-    near its start.
-    """
-
 
 WARMUP_STEPS = 20
 """Warm-up steps of a training that is long enough; in shorter ones the rate rises over
@@ -689,12 +510,15 @@ class Pretrain(Objectives, Training):
                 f"model.{shape_keys[0]}; remove one of them"
             )
         kind = "your own" if self.optimizer.own is not None else self.optimizer.kind
+        at_adamws_rate = [
+            known for known, facts in OPTIMIZERS.items() if facts.adamws_rate
+        ]
         if (
-            kind not in AT_ADAMWS_SCALE
+            kind not in at_adamws_rate
             and "learning_rate" not in self.optimizer.model_fields_set
         ):
             raise ValueError(
-                f"{name} determines the learning rate of {', '.join(AT_ADAMWS_SCALE)}, "
+                f"{name} determines the learning rate of {', '.join(at_adamws_rate)}, "
                 f"but the optimizer is {kind}; set optimizer.learning_rate"
             )
         return self
@@ -710,9 +534,10 @@ class Pretrain(Objectives, Training):
         kind = (
             "one of your own" if self.optimizer.use is not None else self.optimizer.kind
         )
-        if self.model.mup_base_width is not None and kind not in MUP_KINDS:
+        scaled = [known for known, facts in OPTIMIZERS.items() if facts.fixed_size]
+        if self.model.mup_base_width is not None and kind not in scaled:
             raise ValueError(
-                f"model.mup_base_width scales the rates of {', '.join(MUP_KINDS)}, but "
+                f"model.mup_base_width scales the rates of {', '.join(scaled)}, but "
                 f"the optimizer is {kind}; choose one of these, or remove it"
             )
         if self.model.mup_base_width is not None and self.masked is not None:
@@ -731,7 +556,7 @@ class Pretrain(Objectives, Training):
                 "float8 needs the built-in decoder, whose layers it multiplies in 8 "
                 "bits; remove it beside model.use"
             )
-        if self.optimizer.kind in ON_MATRICES and self.optimizer.use is None:
+        if OPTIMIZERS[self.optimizer.kind].on_matrices and self.optimizer.use is None:
             raise ValueError(
                 f"optimizer.kind cannot be {self.optimizer.kind} beside model.use: "
                 "it updates the matrices "

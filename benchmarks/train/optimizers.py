@@ -25,7 +25,8 @@ from benchmarks.measuring import Row, row
 from benchmarks.train.small_models import drawn_decoder
 from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.training import Optimizer, Schedule
+from gristmill.mixtures.optimizers import Optimizer
+from gristmill.mixtures.training import Schedule
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.optim.clipping import clip_gradients

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measuring import fastest
-from gristmill.mixtures.training import Optimizer, Pretrain
+from gristmill.mixtures.optimizers import Optimizer
+from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.step import accumulate_gradients

@@ -33,6 +33,7 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.engine import Trackers
 from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
+from gristmill.mixtures.optimizers import OPTIMIZERS
 from gristmill.mixtures.steps.examples import made_names, output_name
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
@@ -157,8 +158,9 @@ def _libraries_of(name: str) -> Callable[[Manifest], Iterator[Library]]:
         if not isinstance(section, Training):
             return
         lora = getattr(section, "lora", None)
-        if section.optimizer.kind == "adamw8bit":
-            yield Library("torchao", f"{name}.optimizer.kind")
+        library = OPTIMIZERS[section.optimizer.kind].library
+        if library is not None:
+            yield Library(library, f"{name}.optimizer.kind")
         if getattr(section, "float8", "off") != "off":
             yield Library("torchao", f"{name}.float8")
         if lora is not None and lora.base == "nf4":

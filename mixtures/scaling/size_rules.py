@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.optimizers import OPTIMIZERS
 
 CHANNELS_PER_LAYER = 64
 """Width / depth (nanochat, scripts/base_train.py: aspect_ratio)."""
@@ -54,8 +55,6 @@ TIMESCALE, TIMESCALE_POWER = 1.084, -0.527
 """Bergsma et al. 2025 ("Power Lines", section 3): AdamW's timescale B / (rate decay D),
 as a power of D / N.
 """
-AT_ADAMWS_SCALE = ("adamw", "adamw8bit", "ademamix", "muon", "normuon", "dion")
-"""Optimizers that use AdamW's learning rate, for which the law was fitted."""
 MOST_DEPTH = 1000
 SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)?[kmb]$"
 SHAPE_KEYS = ("preset", "init_from", "use")
@@ -216,9 +215,11 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
         )
     except (ValidationError, TypeError, ArithmeticError):
         return {"steps": 1, **section}
+    kind = optimizer_settings.get("kind", "adamw") if has_optimizer else None
+    facts = OPTIMIZERS.get(str(kind))
     if (
-        has_optimizer
-        and optimizer_settings.get("kind", "adamw") in AT_ADAMWS_SCALE
+        facts is not None
+        and facts.adamws_rate
         and optimizer_settings.get("use") is None
     ):
         optimizer_settings = {

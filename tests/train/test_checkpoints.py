@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.training import Optimizer, OptimizerKind
+from gristmill.mixtures.optimizers import Optimizer, OptimizerKind
 from gristmill.train.loop import checkpoints
 from gristmill.train.loop.checkpoints import (
     MARKER,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.training import Optimizer, OptimizerKind
+from gristmill.mixtures.optimizers import Optimizer, OptimizerKind
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.initialisation import FINAL_NORM
 from gristmill.train.models.model_config import shape_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.training import Optimizer
+from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.optim import normuon
 from gristmill.train.optim.ademamix import AdEMAMix, scheduled_slow_mean

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -16,24 +17,14 @@ from torch import Tensor, nn
 
 from benchmarks.checkout import ROOT
 from benchmarks.train.forked_ranks import fork_ranks, load_all
-from gristmill.mixtures.training import SMALL_MOMENTS, Optimizer
+from gristmill.mixtures.optimizers import OPTIMIZERS, Optimizer, OptimizerKind
 from gristmill.train.optim.clipping import clip_gradients, clip_units
 from gristmill.train.optim.lion import Lion
 from gristmill.train.optim.offload import is_offloaded, load_each
 from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.optim.sophia import Sophia
 
-KINDS = (
-    "adamw",
-    "lion",
-    "adafactor",
-    "sophia",
-    "adamw8bit",
-    "muon",
-    "normuon",
-    "dion",
-    "ademamix",
-)
+KINDS = list(OPTIMIZERS)
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 
 
@@ -136,7 +127,9 @@ def assert_equal_states(
             assert torch.equal(a[number][name], b[number][name]), (number, name)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SMALL_MOMENTS])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if not OPTIMIZERS[kind].has_small_state]
+)
 def test_offloaded_moments_give_the_same_bits_and_stay_on_the_host(kind: str) -> None:
     """Also with skipped updates; tensors on the host are filled, never replaced."""
     plain, first = run_steps(kind, 4, held_back=(0, 2))
@@ -339,6 +332,10 @@ def test_adaptive_clipping_exempts_the_output_matrix_and_reports_the_norm_before
     assert model["lm_head"].weight.grad.item() == 50.0
     assert clip_gradients(model, Optimizer(clip_norm=2.0)).item() == 50.0
     assert model["lm_head"].weight.grad.item() == pytest.approx(2.0)
+
+
+def test_every_kind_of_the_manifest_has_facts() -> None:
+    assert list(get_args(OptimizerKind)) == KINDS
 
 
 def test_betas_default_by_kind() -> None:

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.training import Optimizer
+from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.training import Optimizer
+from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.planning.devices import (
     PricesError,

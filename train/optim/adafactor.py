@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gristmill.mixtures.optimizers import Optimizer
+from gristmill.train.optim.builder import NamedParameters, ZerosLike, decay_groups
 from gristmill.train.optim.dtensor_sums import (
     local,
     reduce_partial,
@@ -27,6 +29,13 @@ LARGEST_UPDATE = 1.0
 """Section 6: d, the root mean square at which updates are clipped."""
 SMALLEST_SCALE = 1e-3
 """Section 8: epsilon 2, the smallest root mean square of a parameter."""
+
+
+def build(
+    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> Adafactor:
+    """See `builder.Build`."""
+    return Adafactor(decay_groups(named, section), section.learning_rate)
 
 
 class Adafactor(torch.optim.Optimizer):

@@ -11,8 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gristmill.mixtures.optimizers import Optimizer
+from gristmill.train.optim.builder import NamedParameters, ZerosLike, decay_groups
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.offload import STEP
+
+
+def build(
+    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> AdEMAMix:
+    """See `builder.Build`."""
+    return AdEMAMix(
+        decay_groups(named, section),
+        section.learning_rate,
+        section.decays,
+        section.beta3,
+        section.alpha,
+        steps if section.rise_steps is None else section.rise_steps,
+        section.eps,
+        zeros_like,
+    )
 
 
 class AdEMAMix(torch.optim.Optimizer):

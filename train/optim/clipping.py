@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.training import Optimizer
+from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.optim.dtensor_sums import (
     local,
     reduce_partial,

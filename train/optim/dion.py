@@ -18,11 +18,27 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.models.initialisation import generator_of
+from gristmill.train.optim.builder import NamedParameters, ZerosLike
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.normuon import ADAMWS_RMS, redistribute_as
 
 SMALLEST_NORM = 1e-8
+
+
+def build(
+    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> Dion:
+    """See `builder.Build`."""
+    return Dion(
+        named,
+        section.learning_rate,
+        section.weight_decay,
+        section.momentum,
+        section.rank_fraction,
+        zeros_like,
+    )
 
 
 class Dion(torch.optim.Optimizer):

@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 
+from gristmill.mixtures.optimizers import Optimizer
+from gristmill.train.optim.builder import NamedParameters, ZerosLike, decay_groups
 from gristmill.train.optim.dtensor_sums import local
+
+
+def build(
+    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> Lion:
+    """See `builder.Build`."""
+    groups = decay_groups(named, section)
+    return Lion(groups, section.learning_rate, section.decays, zeros_like)
 
 
 class Lion(torch.optim.Optimizer):

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gristmill.mixtures.training import ON_MATRICES, OptimizerKind
+from gristmill.mixtures.optimizers import OPTIMIZERS, OptimizerKind
 from gristmill.train.models.initialisation import FINAL_NORM, LAYERS
 
 RATE_FACTOR = "lr_factor"
@@ -39,7 +39,7 @@ def rate_factor(
         kind: the optimizer's.
     """
     if LAYERS in name and dimensions == 2:
-        return width_factor**-0.5 if kind in ON_MATRICES else 1 / width_factor
+        return width_factor**-0.5 if OPTIMIZERS[kind].on_matrices else 1 / width_factor
     return 1 / width_factor if name.endswith(FINAL_NORM) else 1.0
 
 

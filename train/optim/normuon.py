@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from gristmill.mixtures.optimizers import Optimizer
+from gristmill.train.optim.builder import NamedParameters, ZerosLike
 from gristmill.train.optim.dtensor_sums import local, sum_along, total_sum
 
 COEFFICIENTS, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
@@ -27,6 +29,21 @@ training", section 2.2).
 """
 SMALLEST_NORM = 1e-7
 NEURON_EPS = 1e-8
+
+
+def build(
+    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> NorMuon:
+    """See `builder.Build`."""
+    return NorMuon(
+        [matrix for _, matrix in named],
+        section.learning_rate,
+        section.weight_decay,
+        section.momentum,
+        section.decays[1],
+        section.cautious_decay,
+        zeros_like,
+    )
 
 
 class NorMuon(torch.optim.Optimizer):

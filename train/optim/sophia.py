@@ -9,10 +9,22 @@ from typing import Any
 
 import torch
 
+from gristmill.mixtures.optimizers import Optimizer
+from gristmill.train.optim.builder import NamedParameters, ZerosLike, decay_groups
 from gristmill.train.optim.dtensor_sums import local
 
 SMALLEST_CURVATURE = 1e-12
 """Section 3.1: epsilon."""
+
+
+def build(
+    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> Sophia:
+    """See `builder.Build`."""
+    groups = decay_groups(named, section)
+    return Sophia(
+        groups, section.learning_rate, section.decays, section.gamma, zeros_like
+    )
 
 
 class Sophia(torch.optim.Optimizer):

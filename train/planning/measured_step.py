@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.training import Optimizer
+from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.models.model_config import DECODED, ENCODED, Shape
 from gristmill.train.models.multi_token import further_targets
 from gristmill.train.models.weights import drawn

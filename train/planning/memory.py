@@ -10,25 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from gristmill.mixtures.training import ON_MATRICES, SMALL_MOMENTS
+from gristmill.mixtures.optimizers import OPTIMIZERS
 from gristmill.train.models.model_config import DECODED, ENCODED, TOKEN_TYPES, Shape
 
 MASTER_BYTES = 4
-OPTIMIZER_BYTES = {
-    "adamw": 8,
-    "lion": 4,
-    "sophia": 8,
-    "adafactor": 0,
-    "adamw8bit": 2,
-    "muon": 4,
-    "normuon": 4,
-    "dion": 5,
-    "ademamix": 12,
-}
-"""Per parameter: two float32 moments, one, two, factored ones (negligible), two of a
-byte; in layers Muon's one, which is NorMuon's too (rows count little), and Dion's with
-a basis of a quarter of its size at most; AdEMAMix's three.
-"""
 FRAMEWORK_BYTES = 1.5e9
 """CUDA context, NCCL and cuBLAS workspaces: GPU memory of an idle process."""
 FRAGMENTATION = 0.05
@@ -175,9 +160,8 @@ def optimizer_bytes(
     """
     layers = shape.blocks * block_parameters(shape) if layers is None else layers
     root = _root_parameters(shape, Form()) if root is None else root
-    return (
-        OPTIMIZER_BYTES[kind] * layers + OPTIMIZER_BYTES[_outside_layers(kind)] * root
-    )
+    outside = OPTIMIZERS[_outside_layers(kind)]
+    return OPTIMIZERS[kind].state_bytes * layers + outside.state_bytes * root
 
 
 def moments_bytes(shape: Shape, form: Form, load: Load) -> tuple[float, float]:
@@ -193,23 +177,23 @@ def moments_bytes(shape: Shape, form: Form, load: Load) -> tuple[float, float]:
         / form.tensor
         / form.weights
     )
-    if not load.offload or load.optimizer in SMALL_MOMENTS:
+    if not load.offload or OPTIMIZERS[load.optimizer].has_small_state:
         return kept, 0.0
     matrix = (
         max(shape.ffn_width, shape.heads * shape.head_width)
         * shape.width
-        * OPTIMIZER_BYTES[load.optimizer]
+        * OPTIMIZERS[load.optimizer].state_bytes
     )
     lookup = (
         shape.padded_vocab_size
         * shape.width
-        * OPTIMIZER_BYTES[_outside_layers(load.optimizer)]
+        * OPTIMIZERS[_outside_layers(load.optimizer)].state_bytes
     )
     return max(matrix, lookup) / form.tensor / form.weights, kept
 
 
 def _outside_layers(kind: str) -> str:
-    return "adamw" if kind in ON_MATRICES else kind
+    return "adamw" if OPTIMIZERS[kind].on_matrices else kind
 
 
 def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:

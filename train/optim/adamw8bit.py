@@ -1,0 +1,57 @@
+"""AdamW with 8-bit moments in blocks of 256 (Dettmers et al. 2022), by torchao."""
+
+from __future__ import annotations
+
+import torch
+
+from gristmill.mixtures.optimizers import Optimizer
+from gristmill.train.optim.builder import NamedParameters, ZerosLike, decay_groups
+from gristmill.train.optim.offload import STEP
+from gristmill.train.optim.optimizer import eager_on_cpu, parameters_of, set_rate
+
+
+def build(
+    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> torch.optim.Optimizer:
+    """Create torchao's AdamW.
+
+    A shard that is small or does not divide into blocks keeps float32 moments, so
+    results depend slightly on the number of processes.
+    """
+    try:
+        from torchao.optim import AdamW8bit
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "optimizer.kind is adamw8bit, but torchao is not installed; install it "
+            "with: pip install 'gristmill[quant]', or choose another optimizer.kind"
+        ) from error
+    optimizer = AdamW8bit(
+        decay_groups(named, section),
+        lr=section.learning_rate,
+        betas=section.decays,
+        eps=section.eps,
+    )
+    _create_state(optimizer)
+    return optimizer  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _create_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create the moments of an optimizer before its first step.
+
+    A step with zero gradients and learning rate leaves all moments at zero. Step counts
+    are reset and moved to the device, where an update can be skipped.
+    """
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    set_rate(optimizer, 0.0)
+    for parameter in parameters_of(optimizer):
+        parameter.grad = torch.zeros_like(parameter)
+    with eager_on_cpu(optimizer):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for parameter in parameters_of(optimizer):
+        optimizer.state[parameter][STEP] = torch.zeros(
+            (), dtype=torch.float32, device=parameter.device
+        )
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"].fill_(rate)
