@@ -19,6 +19,7 @@ OptimizerKind = Literal[
     "muon",
     "normuon",
     "dion",
+    "soap_muon",
     "ademamix",
 ]
 
@@ -81,6 +82,8 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
     "normuon": _on_matrices(4),
     # also a basis of a quarter of the matrix at most
     "dion": _on_matrices(5),
+    # two moments, and a covariance and a basis of the shorter side
+    "soap_muon": _on_matrices(16),
     # Pagliardini et al. 2024, section 4.1; three moments
     "ademamix": OptimizerFacts((0.9, 0.999), 12, adamws_rate=True, fixed_size=True),
 }
@@ -93,7 +96,14 @@ class Optimizer(BuiltInOrOwn):
 
     takes: ClassVar[tuple[str, ...] | None] = ("params",)
     offers: ClassVar[tuple[str, ...]] = ("lr",)
-    added = ("cautious_decay", "rank_fraction", "beta3", "alpha", "rise_steps")
+    added = (
+        "cautious_decay",
+        "rank_fraction",
+        "precondition_every",
+        "beta3",
+        "alpha",
+        "rise_steps",
+    )
 
     kind: OptimizerKind = "adamw"
     """`adamw`: fused AdamW. `lion`: the sign of a running mean (Chen et al. 2023); it
@@ -104,7 +114,8 @@ class Optimizer(BuiltInOrOwn):
     orthogonalised momentum for matrices of the layers (Jordan et al. 2024) at AdamW's
     scale (Liu et al. 2025), AdamW for embeddings, output and norms. `normuon`: the same
     with rows of equal size (Li et al. 2025). `dion`: the same at low rank (Ahn et al.
-    2025). `ademamix`: AdamW with a second, much slower mean (Pagliardini et al. 2024).
+    2025). `soap_muon`: the same after whitening in the eigenbasis of the gradients'
+    covariance (Vyas et al. 2025). `ademamix`: AdamW with a second, much slower mean (Pagliardini et al. 2024).
     """
     learning_rate: PositiveFloat = 1e-3
     """Learning rate at the peak of the schedule. Adafactor's is relative: it is
@@ -114,7 +125,7 @@ class Optimizer(BuiltInOrOwn):
     """
     betas: tuple[Fraction, Fraction] | None = None
     """Decay rates of the running means of gradients and of their squares; each kind's
-    published values if absent (adamw, adamw8bit, muon, normuon, dion: 0.9 and 0.95;
+    published values if absent (adamw, adamw8bit, muon, normuon, dion, soap_muon: 0.9 and 0.95;
     ademamix: 0.9 and 0.999; lion: 0.9 and 0.99; sophia: 0.96 and 0.99). Not for
     Adafactor.
     """
@@ -125,8 +136,8 @@ class Optimizer(BuiltInOrOwn):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     """Decoupled weight decay, per step and learning rate."""
     momentum: Fraction = 0.95
-    """Momentum of muon, normuon and dion (Jordan et al. 2024; Li et al. 2025; Ahn et
-    al. 2025); the others use `betas`.
+    """Momentum of muon, normuon, dion and soap_muon (Jordan et al. 2024; Li et al.
+    2025; Ahn et al. 2025; Vyas et al. 2025); the others use `betas`.
     """
     cautious_decay: bool = False
     """For Muon and NorMuon: let a weight of the layers decay only if the decay goes in
@@ -136,6 +147,8 @@ class Optimizer(BuiltInOrOwn):
     """Dion's rank, as a share of a matrix's shorter side (Ahn et al. 2025, section 4:
     1/4 loses little).
     """
+    precondition_every: Positive = 10
+    """Steps between updates of SOAP-Muon's basis (Vyas et al. 2024, section 6: 10)."""
     beta3: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9999
     """Decay of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
     section 4.1: 0.9999).

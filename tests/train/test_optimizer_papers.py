@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.models.initialisation import generator_of
-from gristmill.train.optim import normuon
+from gristmill.train.optim import normuon, soap_muon
 from gristmill.train.optim.ademamix import AdEMAMix, scheduled_slow_mean
 from gristmill.train.optim.dion import Dion
 from gristmill.train.optim.normuon import NorMuon, newton_schulz
-from gristmill.train.optim.optimizer import make_optimizers
+from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.optim.soap_muon import SoapMuon
 
 LR, DECAY = 0.1, 0.5
 
@@ -118,6 +119,52 @@ def test_cautious_muon_differs_from_pytorch_in_the_decay_only() -> None:
     np.testing.assert_allclose(
         decayed, start - update - LR * DECAY * decays * start, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+def test_soap_muon_equals_its_equations(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six steps with a power iteration after every second update. The first step only
+    makes the basis. A wide matrix is the transpose of a tall one.
+    """
+    monkeypatch.setattr(soap_muon, "newton_schulz", exact)
+    start, gradients = drawn(*shape, 1), [drawn(*shape, 2 + step) for step in range(6)]
+    weight = nn.Parameter(torch.from_numpy(start).float())
+    updated = steps_of(SoapMuon([weight], LR, DECAY, 0.9, 0.8, 2), weight, gradients)
+    wide = shape[0] < shape[1]
+    w = start.T if wide else start
+    m, v, c, q = np.zeros((6, 4)), np.zeros((6, 4)), np.zeros((4, 4)), np.zeros((4, 4))
+    for done, gradient in enumerate(gradients):
+        g = gradient.T if wide else gradient
+        if done:
+            m = 0.9 * m + 0.1 * g
+            v = 0.8 * v + 0.2 * (g @ q) ** 2
+            o = polar((m @ q / np.sqrt(v)) @ q.T)
+            w = w - LR * (0.2 * math.sqrt(6) * o + DECAY * w)
+        c = 0.8 * c + 0.2 * g.T @ g
+        if done == 0:
+            q = np.linalg.eigh(c)[1][:, ::-1]
+        elif done % 2 == 0:
+            order = np.argsort(-np.diag(q.T @ c @ q))
+            q, v = np.linalg.qr(c @ q[:, order])[0], v[:, order]
+    np.testing.assert_allclose(updated, w.T if wide else w, rtol=1e-3, atol=1e-4)
+
+
+def test_soap_muon_repeats_a_skipped_power_iteration() -> None:
+    """Skipped steps leave the same weights, wherever in the period they are."""
+
+    def trained(bad_before: tuple[int, ...]) -> Tensor:
+        weight = nn.Parameter(torch.from_numpy(drawn(6, 4, 1)).float())
+        optimizer = SoapMuon([weight], LR, DECAY, 0.9, 0.8, 3)
+        for step in range(8):
+            for is_bad in (*[True] * (step in bad_before), False):
+                gradient = drawn(6, 4, 90 + step if is_bad else 2 + step)
+                weight.grad = torch.from_numpy(gradient).float()
+                update([optimizer], LR, torch.tensor(is_bad))
+        return weight.detach()
+
+    assert all(torch.equal(trained((step, step + 2)), trained(())) for step in range(6))
 
 
 def test_dion_equals_algorithm_1() -> None:

@@ -85,16 +85,16 @@ class Dion(torch.optim.Optimizer):
                 state, weight = self.state[matrix], local(matrix)
                 buffer, basis = state["momentum_buffer"], state["basis"]
                 local(buffer).add_(local(matrix.grad))
-                left = torch.linalg.qr(_gather(buffer @ _on_mesh(basis, matrix)))[0]
-                right = _gather(buffer.T @ _on_mesh(left, matrix))
+                left = torch.linalg.qr(gather(buffer @ on_mesh(basis, matrix)))[0]
+                right = gather(buffer.T @ on_mesh(left, matrix))
                 low_rank = redistribute_as(
-                    _on_mesh(left, matrix) @ _on_mesh(right.T, matrix), matrix
+                    on_mesh(left, matrix) @ on_mesh(right.T, matrix), matrix
                 )
                 local(buffer).sub_(local(low_rank), alpha=1.0 - group["momentum"])
                 basis.copy_(right / right.norm(dim=0).clamp(min=SMALLEST_NORM))
                 update = local(
                     redistribute_as(
-                        _on_mesh(left, matrix) @ _on_mesh(basis.T, matrix), matrix
+                        on_mesh(left, matrix) @ on_mesh(basis.T, matrix), matrix
                     )
                 )
                 weight.mul_(1.0 - group["lr"] * group["weight_decay"])
@@ -104,7 +104,7 @@ class Dion(torch.optim.Optimizer):
                 )
 
 
-def _on_mesh(tensor: Tensor, matrix: Tensor) -> Tensor:
+def on_mesh(tensor: Tensor, matrix: Tensor) -> Tensor:
     """Replicate a tensor on the mesh of a sharded matrix, so that the two can be
     multiplied.
     """
@@ -120,7 +120,8 @@ def _on_mesh(tensor: Tensor, matrix: Tensor) -> Tensor:
     )
 
 
-def _gather(tensor: Tensor) -> Tensor:
+def gather(tensor: Tensor) -> Tensor:
+    """Gather a tensor from the processes that share it."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,179 @@
+"""SOAP-Muon: momentum that is whitened in the eigenbasis of the gradients' covariance,
+then orthogonalised (Vyas et al. 2025, "Improving SOAP using Iterative Whitening and
+Muon"; code: nikhilvyas/SOAP_MUON, `olmo_optimimzer.py`).
+
+    C = beta2 C + (1 - beta2) G^T G;  Q = eigenvectors of C
+    M = beta M + (1 - beta) G;  V = beta2 V + (1 - beta2) (G Q)^2
+    O = Newton-Schulz((M Q / (sqrt(V) + eps)) Q^T)
+    W -= lr (lambda W + 0.2 sqrt(max(rows, columns)) O)
+
+C and Q are of the shorter side: a matrix with fewer rows has G G^T and Q^T G. As in
+SOAP (Vyas et al. 2024, algorithm 4), the first step only makes the basis, and every
+`precondition_every` steps one power iteration follows C. The scale is that of our Muon,
+so AdamW's learning rate applies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gristmill.mixtures.optimizers import Optimizer
+from gristmill.train.optim.builder import NamedParameters, ZerosLike
+from gristmill.train.optim.dion import gather, on_mesh
+from gristmill.train.optim.dtensor_sums import local
+from gristmill.train.optim.normuon import ADAMWS_RMS, newton_schulz, redistribute_as
+from gristmill.train.optim.offload import STEP
+
+EPS = 1e-15
+
+
+def build(
+    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> SoapMuon:
+    """See `builder.Build`."""
+    return SoapMuon(
+        [matrix for _, matrix in named],
+        section.learning_rate,
+        section.weight_decay,
+        section.momentum,
+        section.decays[1],
+        section.precondition_every,
+        zeros_like,
+    )
+
+
+class SoapMuon(torch.optim.Optimizer):
+    """SOAP-Muon on plain and sharded matrices; its products gather what they need.
+
+    The host reads the step count in two of `precondition_every` steps: before a power
+    iteration, and after it, since the step may have been skipped.
+
+    Args:
+        matrices: parameters of two dimensions.
+        lr: learning rate, at AdamW's scale.
+        weight_decay: of every matrix.
+        momentum: beta.
+        beta2: of the covariance and of the rotated second moments.
+        precondition_every: steps between power iterations.
+        zeros_like: creates the moments of a parameter.
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        lr: float,
+        weight_decay: float,
+        momentum: float,
+        beta2: float,
+        precondition_every: int,
+        zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+    ) -> None:
+        super().__init__(
+            matrices,
+            {
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "momentum": momentum,
+                "beta2": beta2,
+                "every": precondition_every,
+            },
+        )
+        self._steps: dict[Tensor, int] = {}
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                side = torch.zeros((min(matrix.shape),) * 2, device=matrix.device)
+                square = _sharded(side, matrix)
+                self.state[matrix].update(
+                    {STEP: torch.zeros((), device=matrix.device)},
+                    exp_avg=zeros_like(matrix),
+                    exp_avg_sq=zeros_like(matrix),
+                    covariance=zeros_like(square),
+                    basis=zeros_like(square),
+                )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient."""
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is None:
+                    continue
+                state, beta2 = self.state[matrix], group["beta2"]
+                steps = self._completed_steps(matrix, group["every"])
+                gradient = gather(matrix.grad)
+                turned = gradient if _has_fewer_columns(matrix) else gradient.T
+                if steps:
+                    mean = local(state["exp_avg"])
+                    mean.lerp_(local(matrix.grad), 1.0 - group["momentum"])
+                    self._update(matrix, turned, group)
+                covariance = _sharded(turned.T @ turned, matrix)
+                local(state["covariance"]).lerp_(local(covariance), 1.0 - beta2)
+                if steps == 0:
+                    # of a bad step, which is skipped, no basis could be made
+                    finite = gather(state["covariance"]).nan_to_num(0.0, 0.0, 0.0)
+                    vectors = torch.linalg.eigh(finite)[1]
+                    _fill(state["basis"], vectors.flip(1), matrix)
+                elif steps % group["every"] == 0:
+                    self._rotate_basis(matrix)
+                state[STEP] += 1
+
+    def _completed_steps(self, matrix: Tensor, every: int) -> int:
+        """Return the number of steps before this one; exact where it matters."""
+        steps = self._steps.get(matrix)
+        if steps is None or steps % every in (0, 1 % every):
+            steps = int(self.state[matrix][STEP].item())
+        self._steps[matrix] = steps + 1
+        return steps
+
+    def _update(self, matrix: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Update a matrix; `gradient` is turned so that its columns are the shorter
+        side.
+        """
+        state, weight, lr = self.state[matrix], local(matrix), group["lr"]
+        is_turned = not _has_fewer_columns(matrix)
+        basis = gather(state["basis"])
+
+        def rotated(full: Tensor) -> Tensor:
+            return _sharded((full @ basis).T if is_turned else full @ basis, matrix)
+
+        squares = local(rotated(gradient)) ** 2
+        local(state["exp_avg_sq"]).lerp_(squares, 1.0 - group["beta2"])
+        mean = gather(state["exp_avg"])
+        whitened = gather(
+            rotated(mean.T if is_turned else mean) / (state["exp_avg_sq"].sqrt() + EPS)
+        )
+        direction = basis @ whitened if is_turned else whitened @ basis.T
+        update = local(_sharded(newton_schulz(direction).to(matrix.dtype), matrix))
+        weight.mul_(1.0 - lr * group["weight_decay"])
+        weight.sub_(update, alpha=lr * ADAMWS_RMS * math.sqrt(max(matrix.shape)))
+
+    def _rotate_basis(self, matrix: Tensor) -> None:
+        """Follow the covariance by one power iteration; columns are sorted by their
+        eigenvalues, and the second moments with them.
+        """
+        state = self.state[matrix]
+        covariance, basis = gather(state["covariance"]), gather(state["basis"])
+        order = (basis * (covariance @ basis)).sum(dim=0).argsort(descending=True)
+        squares = gather(state["exp_avg_sq"]).index_select(
+            1 if _has_fewer_columns(matrix) else 0, order
+        )
+        _fill(state["exp_avg_sq"], squares, matrix)
+        _fill(state["basis"], torch.linalg.qr(covariance @ basis[:, order])[0], matrix)
+
+
+def _has_fewer_columns(matrix: Tensor) -> bool:
+    return matrix.size(1) <= matrix.size(0)
+
+
+def _sharded(full: Tensor, matrix: Tensor) -> Tensor:
+    """Distribute a tensor that every process has like a matrix."""
+    return redistribute_as(on_mesh(full, matrix), matrix)
+
+
+def _fill(moment: Tensor, full: Tensor, matrix: Tensor) -> None:
+    local(moment).copy_(local(_sharded(full, matrix)))
