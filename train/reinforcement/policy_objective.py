@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.reinforcement import Curriculum, Rl, name_of
 from gristmill.train.loop.objective import Measured
+from gristmill.train.reinforcement.algorithms import ALGORITHMS
 from gristmill.train.reinforcement.policy import Opinion, opinion_of
 from gristmill.train.reinforcement.policy_gradient import (
     kl_estimate,
@@ -64,6 +65,7 @@ class Reinforcement:
         self._section = actor.section
         self._actor = actor
         self._rollouts = actor.rollouts
+        self._algorithm = ALGORITHMS[self._section.algorithm]
         self._device = actor.world.device
         self._names = [name_of(reward) for reward in self._section.rewards]
         self.sums_length = 1 + OF_TOKENS + OF_ANSWERS + len(self._names)
@@ -112,7 +114,7 @@ class Reinforcement:
             opinion.logps, old, advantages, self._section.clip, self._section.clip_high
         )
         losses = of_policy
-        if self._section.algorithm == "grpo" and self._section.kl_weight:
+        if self._algorithm.has_kl_loss and self._section.kl_weight:
             losses = losses + self._section.kl_weight * kl_loss(
                 opinion.logps,
                 old,
@@ -238,7 +240,7 @@ class Reinforcement:
             }
         if self._actor.choice is not None:
             line |= {"pass_rate": passed / weight, **self._actor.choice.report()}
-        if self._section.algorithm == "ppo":
+        if self._algorithm.has_critic:
             line |= {"loss/policy": policy / weight, "loss/critic": critic / weight}
         if seconds:
             line["rollout_tokens_per_second"] = self._actor.drawn_tokens / seconds

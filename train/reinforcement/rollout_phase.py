@@ -28,18 +28,10 @@ from gristmill.train.generation.scheduler import Request
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.parallel.process_groups import World, on_first, sum_over_ranks
 from gristmill.train.parallel.sharding import evaluating
+from gristmill.train.reinforcement.algorithms import ALGORITHMS, learn_from
 from gristmill.train.reinforcement.curriculum import PromptChoice
 from gristmill.train.reinforcement.multi_turn import Asked
 from gristmill.train.reinforcement.policy import opinion_of
-from gristmill.train.reinforcement.policy_gradient import (
-    generalised_advantages,
-    group_advantages,
-    groups_without_variance,
-    kl_estimate,
-    token_rewards,
-    token_weights,
-    whitened,
-)
 from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rewards import text_of
 from gristmill.train.reinforcement.rollout_tables import (
@@ -301,37 +293,6 @@ class Actor:
                     if opinion.values is not None:
                         values[index[0], index[1]] = opinion.values
         total_logps = sum_over_ranks(logps, world).cpu()
-        has_critic = section.algorithm == "ppo" and model is self.model
+        algorithm = ALGORITHMS[section.algorithm]
+        has_critic = algorithm.has_critic and model is self.model
         return total_logps, sum_over_ranks(values, world).cpu() if has_critic else None
-
-
-def learn_from(rollouts: Rollouts, section: Rl) -> None:
-    """Compute advantages, returns and weights from rewards and opinions."""
-    mask = rollouts.mask
-    rollouts.flat.copy_(groups_without_variance(rollouts.totals, section.group_size))
-    if section.algorithm == "grpo":
-        advantages = group_advantages(
-            rollouts.totals, section.group_size, section.advantage_scale
-        )
-        rollouts.advantages.copy_(advantages[:, None] * mask)
-    else:
-        divergence = kl_estimate(rollouts.old, rollouts.reference, section.kl_kind)
-        rewards = token_rewards(rollouts.totals, divergence, section.kl_weight, mask)
-        advantages_per_token, returns = generalised_advantages(
-            rewards,
-            rollouts.values,
-            mask,
-            section.critic.discount,
-            section.critic.gae_lambda,
-        )
-        rollouts.returns.copy_(returns)
-        rollouts.advantages.copy_(whitened(advantages_per_token, mask))
-    counted = mask & rollouts.ended[:, None] if section.mask_truncated else mask
-    for weights, of_step in zip(
-        rollouts.weights.split(section.global_batch_size),
-        counted.split(section.global_batch_size),
-        strict=True,
-    ):
-        weights.copy_(
-            token_weights(of_step, section.normalisation, section.max_new_tokens)
-        )

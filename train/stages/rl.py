@@ -31,6 +31,7 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.parallel.process_groups import World, process_group
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.reinforcement.algorithms import ALGORITHMS
 from gristmill.train.reinforcement.curriculum import PromptChoice
 from gristmill.train.reinforcement.multi_turn import Dialogue
 from gristmill.train.reinforcement.policy import add_critic, is_critic
@@ -144,7 +145,7 @@ def run(
             world,
             dtype,
             context,
-            add_critic if section.algorithm == "ppo" else None,
+            add_critic if ALGORITHMS[section.algorithm].has_critic else None,
         )
         needs_reference = bool(section.kl_weight) and section.lora is None
         order = Order([len(training)], section.key_seed)

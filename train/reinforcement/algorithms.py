@@ -1,0 +1,75 @@
+"""Algorithms of `rl`: what each learns from a batch of rewarded answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gristmill.mixtures.reinforcement import Rl
+from gristmill.train.reinforcement.policy_gradient import (
+    generalised_advantages,
+    group_advantages,
+    groups_without_variance,
+    kl_estimate,
+    token_rewards,
+    token_weights,
+    whitened,
+)
+from gristmill.train.reinforcement.rollouts import Rollouts
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Parts of the updates in which algorithms differ."""
+
+    learn: Callable[[Rollouts, Rl], None]
+    """Fills in the advantages of a batch's tokens (and a critic's returns), from
+    rewards and from the opinions of policy, critic and reference.
+    """
+    has_critic: bool = False
+    """True if a critic estimates rewards."""
+    has_kl_loss: bool = True
+    """True if the divergence from the reference is a part of the loss."""
+
+
+def _compare_groups(rollouts: Rollouts, section: Rl) -> None:
+    advantages = group_advantages(
+        rollouts.totals, section.group_size, section.advantage_scale
+    )
+    rollouts.advantages.copy_(advantages[:, None] * rollouts.mask)
+
+
+def _compare_with_critic(rollouts: Rollouts, section: Rl) -> None:
+    mask = rollouts.mask
+    divergence = kl_estimate(rollouts.old, rollouts.reference, section.kl_kind)
+    advantages, returns = generalised_advantages(
+        token_rewards(rollouts.totals, divergence, section.kl_weight, mask),
+        rollouts.values,
+        mask,
+        section.critic.discount,
+        section.critic.gae_lambda,
+    )
+    rollouts.returns.copy_(returns)
+    rollouts.advantages.copy_(whitened(advantages, mask))
+
+
+ALGORITHMS = {
+    "grpo": Algorithm(_compare_groups),
+    "ppo": Algorithm(_compare_with_critic, has_critic=True, has_kl_loss=False),
+}
+
+
+def learn_from(rollouts: Rollouts, section: Rl) -> None:
+    """Compute advantages, returns and weights from rewards and opinions."""
+    mask = rollouts.mask
+    rollouts.flat.copy_(groups_without_variance(rollouts.totals, section.group_size))
+    ALGORITHMS[section.algorithm].learn(rollouts, section)
+    counted = mask & rollouts.ended[:, None] if section.mask_truncated else mask
+    for weights, of_step in zip(
+        rollouts.weights.split(section.global_batch_size),
+        counted.split(section.global_batch_size),
+        strict=True,
+    ):
+        weights.copy_(
+            token_weights(of_step, section.normalisation, section.max_new_tokens)
+        )
