@@ -462,7 +462,8 @@ class Curriculum(Section):
 
 
 class Rl(TrainingInEpochs):
-    """Reinforcement learning from rewards of the model's own answers: GRPO or PPO.
+    """Reinforcement learning from rewards of the model's own answers, GRPO or PPO, or
+    distillation on these answers.
 
     The current model answers a batch of prompts, `group_size` times each; the answers
     are rewarded, and `steps_per_batch` x `epochs_per_batch` updates learn from them.
@@ -471,6 +472,7 @@ class Rl(TrainingInEpochs):
 
     added = (
         "epochs",
+        "teacher",
         "tools",
         "turns",
         "tool_answer_tokens",
@@ -480,10 +482,17 @@ class Rl(TrainingInEpochs):
         "vllm_memory",
     )
 
-    algorithm: Literal["grpo", "ppo"] = "grpo"
+    algorithm: Literal["grpo", "ppo", "distill"] = "grpo"
     """`grpo`: an answer's advantage is its reward relative to those of the same prompt
     (Shao et al. 2024, section 4.1); `ppo`: a critic estimates the expected reward at
-    each token (Schulman et al. 2017; Ouyang et al. 2022).
+    each token (Schulman et al. 2017; Ouyang et al. 2022). `distill`: on-policy
+    distillation, which learns from `teacher` alone: the loss is KL(policy || teacher)
+    at the tokens of the answers (Agarwal et al. 2024, "GKD", with lambda 1 and the
+    reverse KL), of which each drawn token is a sample; rewards are only measured.
+    """
+    teacher: OutsidePath | None = None
+    """For `distill`: the folder of a model of the same vocabulary, such as one that
+    `export` wrote.
     """
     start_from: Literal["auto", "pretrain", "merge", "sft", "dpo"] = "auto"
     """The stage whose model is the start and the reference; `auto`: the last of these
@@ -633,6 +642,22 @@ class Rl(TrainingInEpochs):
         if self.kl_estimator != "auto":
             return self.kl_estimator
         return "k3" if self.algorithm == "grpo" else "k1"
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if answers are compared with the starting model, or with a teacher."""
+        return self.algorithm == "distill" or self.kl_weight > 0.0
+
+    @model_validator(mode="after")
+    def _has_a_teacher_where_needed(self) -> Self:
+        if self.algorithm == "distill" and self.teacher is None:
+            raise ValueError("rl.algorithm: distill needs rl.teacher, a model's folder")
+        if self.algorithm != "distill" and self.teacher is not None:
+            raise ValueError(
+                f"rl.teacher has no effect on {self.algorithm}; set rl.algorithm: "
+                "distill, or remove it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_are_whole(self) -> Self:

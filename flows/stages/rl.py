@@ -32,6 +32,11 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     del recipe["start_from"]
     named_recipe = dict(recipe)
     named_arguments = dict(arguments)
+    if "teacher" in recipe:
+        named_arguments["teacher"] = recipe["teacher"]
+        named_recipe["teacher"] = outside_listing(
+            "rl.teacher", recipe["teacher"], verify
+        )
     for key in ("rewards", "tools"):
         if key not in recipe:
             continue

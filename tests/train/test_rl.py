@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from gristmill.dataprep.rewards.answer_checks import NoAnswerError
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.reinforcement import Rl
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.train.data.conversation_tokens import Chat, NothingToTrainError
 from gristmill.train.generation.sampling import Sampling
@@ -35,6 +36,7 @@ from gristmill.train.reinforcement.rewards import RewardModelError
 from gristmill.train.reinforcement.rollout_phase import Actor
 from gristmill.train.reinforcement.rollout_tables import TOKEN_COLUMNS
 from gristmill.train.reinforcement.sampler import drawn_by, sampling_of
+from gristmill.train.stages.teacher import TeacherError
 from tests.train.jsonl import read_metrics, write_jsonl
 
 WORDS = (
@@ -54,12 +56,12 @@ WORDS = (
 TINY = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
 
 
-def tensors_of(shape: Shape) -> dict[str, torch.Tensor]:
+def tensors_of(shape: Shape, seed: int = 3) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
         sizes = {
             name: parameter.shape for name, parameter in Llama(shape).named_parameters()
         }
-    return {name: drawn(shape, 3)(name, size) for name, size in sizes.items()}
+    return {name: drawn(shape, seed)(name, size) for name, size in sizes.items()}
 
 
 @pytest.fixture(scope="module")
@@ -329,6 +331,73 @@ def test_reference_of_adapters_is_the_base_model(
         before["model.layers.0.self_attn.q_proj.weight"],
         after["model.layers.0.self_attn.q_proj.weight"],
     )
+
+
+@pytest.mark.slow
+def test_distillation_learns_from_the_teacher_and_nothing_from_rewards(
+    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """The teacher has learned to answer with an "e"; its student is not rewarded."""
+    run_stage("rl", start, rl_config, tmp_path / "teacher")
+    config = {
+        **rl_config,
+        "algorithm": "distill",
+        "teacher": str(tmp_path / "teacher" / "data" / "model"),
+    }
+    run_stage("rl", start, config, tmp_path / "rl")
+    lines = metrics(tmp_path / "rl")
+    assert mean_reward(lines[:4]) < 0.5
+    assert mean_reward(lines[-4:]) > 0.8
+    assert sum(line["kl"] for line in lines[-4:]) < sum(
+        line["kl"] for line in lines[:4]
+    )
+    batches = pq.ParquetFile(tmp_path / "rl" / "data" / "answers.parquet")
+    answers = batches.read_row_group(0).to_pylist()
+    teacher = load_model(tmp_path / "teacher" / "data" / "model")
+    divergences = []
+    for answer_ in answers:
+        ids = torch.tensor([*answer_["prompt_ids"], *answer_["answer_ids"]])
+        logps = torch.log_softmax(teacher(ids[None])[0, :-1], dim=-1)
+        theirs = logps.gather(1, ids[1:, None])[len(answer_["prompt_ids"]) - 1 :, 0]
+        assert answer_["reference_logps"] == pytest.approx(theirs.tolist(), abs=1e-3)
+        divergences.append(torch.tensor(answer_["logps"]) - theirs)
+    mean = torch.cat(divergences).mean()
+    for answer_, divergence in zip(answers, divergences, strict=True):
+        assert answer_["advantages"] == pytest.approx(
+            (mean - divergence).tolist(), abs=1e-3
+        )
+    other = {**config, "steps": 2, "rewards": [{"kind": "length", "target_tokens": 2}]}
+    run_stage("rl", start, {**config, "steps": 2}, tmp_path / "short")
+    run_stage("rl", start, other, tmp_path / "other")
+    weights = "data/model/model.safetensors"
+    assert (tmp_path / "short" / weights).read_bytes() == (
+        tmp_path / "other" / weights
+    ).read_bytes()
+
+
+def test_teacher_of_another_vocabulary_is_rejected(
+    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
+) -> None:
+    shape = shape_of(TINY, 300, 32)
+    save_model(tmp_path / "teacher", shape, tensors_of(shape))
+    config = {**rl_config, "algorithm": "distill", "teacher": str(tmp_path / "teacher")}
+    with pytest.raises(TeacherError, match=r"rl\.teacher.*300"):
+        run_stage("rl", start, config, tmp_path / "rl")
+    with pytest.raises(TeacherError, match=r"rl\.teacher.*nowhere"):
+        run_stage(
+            "rl",
+            start,
+            {**config, "teacher": str(tmp_path / "nowhere")},
+            tmp_path / "x",
+        )
+
+
+@pytest.mark.parametrize("settings", [{"algorithm": "distill"}, {"teacher": "model"}])
+def test_distillation_alone_has_a_teacher(
+    rl_config: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"rl\.teacher"):
+        Rl.model_validate({**rl_config, **settings})
 
 
 def test_answers_do_not_depend_on_the_batch(start: dict[str, Path]) -> None:

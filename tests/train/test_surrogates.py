@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gristmill.train.reinforcement.algorithms import teacher_advantages
 from gristmill.train.reinforcement.policy_gradient import (
     generalised_advantages,
     group_advantages,
@@ -130,6 +131,25 @@ def test_gradients_of_kl_estimators() -> None:
     assert not torch.allclose(gradient("k3"), gradient("true"))
     for kind in ("k1", "k3"):
         torch.testing.assert_close(gradient(kind, corrected=True), gradient("true"))
+
+
+def test_gradient_of_distillation_is_that_of_the_reverse_kl() -> None:
+    """In expectation over the student's own tokens, whatever the baseline; a token that
+    was not drawn has no advantage.
+    """
+    logits, teacher = tensor(0.3, -0.2, 0.1), tensor(0.2, 0.5, 0.3).log()
+    free = logits.clone().requires_grad_(True)
+    logps = free.log_softmax(dim=-1)
+    drawn = logits.log_softmax(dim=-1)
+    (truth,) = torch.autograd.grad((logps.exp() * (logps - teacher)).sum(), free)
+    everywhere = torch.ones(3, dtype=torch.bool)
+    advantages = teacher_advantages(drawn, teacher, everywhere)
+    assert advantages.mean().item() == pytest.approx(0.0, abs=1e-12)
+    losses, _ = surrogate_loss(free.log_softmax(dim=-1), drawn, advantages, 0.2)
+    (estimated,) = torch.autograd.grad((drawn.exp() * losses).sum(), free)
+    torch.testing.assert_close(estimated, truth)
+    mask = torch.tensor([True, False, True])
+    assert teacher_advantages(drawn, teacher, mask)[1] == 0.0
 
 
 def test_token_weights_by_sequence_token_and_constant() -> None:

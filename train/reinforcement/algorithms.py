@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.reinforcement.policy_gradient import (
     generalised_advantages,
@@ -53,9 +55,33 @@ def _compare_with_critic(rollouts: Rollouts, section: Rl) -> None:
     rollouts.advantages.copy_(whitened(advantages, mask))
 
 
+def _follow_teacher(rollouts: Rollouts, section: Rl) -> None:
+    rollouts.advantages.copy_(
+        teacher_advantages(rollouts.old, rollouts.reference, rollouts.mask)
+    )
+
+
+def teacher_advantages(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """Advantages of on-policy distillation (Agarwal et al. 2024, algorithm 1 with
+    lambda 1 and the reverse KL): -log(p_S / p_T) of each token of the student's
+    answers, less its mean over the batch; (n, r).
+
+    grad KL(p_S || p_T) = E over v from p_S of log(p_S(v) / p_T(v)) grad log p_S(v), of
+    which the drawn tokens are samples. The mean is a baseline: it leaves the
+    expectation, and lowers the variance.
+
+    Args:
+        student, teacher: (n, r) log-probabilities of the tokens.
+        mask: (n, r) bool, the drawn tokens.
+    """
+    divergence = kl_estimate(student, teacher, "k1")
+    return (divergence[mask].mean() - divergence) * mask
+
+
 ALGORITHMS = {
     "grpo": Algorithm(_compare_groups),
     "ppo": Algorithm(_compare_with_critic, has_critic=True, has_kl_loss=False),
+    "distill": Algorithm(_follow_teacher, has_kl_loss=False),
 }
 
 

@@ -229,7 +229,7 @@ class Reinforcement:
             "completions/clipped_ratio": cut / weight,
             "frac_reward_zero_std": flat / weight,
         }
-        if self._section.kl_weight:
+        if self._section.needs_reference:
             line["kl"] = divergence / tokens
         line |= self._actor.agreement
         if self._section.tools:

@@ -54,8 +54,8 @@ class Actor:
         prompts: to train on.
         order: of the prompts.
         model: the policy, sharded.
-        reference: the frozen model, sharded; None if the policy without adapters is the
-            reference, or none is needed.
+        reference: the frozen model, sharded: a teacher or the start; None if the policy
+            without adapters is the reference, or none is needed.
         sampler: samples from the policy.
         reward: (prompts, answers) -> (n, k) float32 on the CPU, every rank together
             (see rewards.rewards_of).
@@ -137,7 +137,7 @@ class Actor:
                     for answer, advantage, tokens in zip(
                         entries,
                         advantages.tolist(),
-                        rollouts.tokens_of_answers(bool(section.kl_weight)),
+                        rollouts.tokens_of_answers(section.needs_reference),
                         strict=True,
                     )
                 ],
@@ -251,7 +251,7 @@ class Actor:
         self.rollouts.old.copy_(opinions[0])
         if opinions[1] is not None:
             self.rollouts.values.copy_(opinions[1])
-        if self.section.kl_weight:
+        if self.section.needs_reference:
             with (
                 nullcontext()
                 if self.reference is not None

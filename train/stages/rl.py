@@ -1,4 +1,5 @@
-"""Stage `rl`: reinforcement learning from rewards of sampled answers, by GRPO or PPO.
+"""Stage `rl`: reinforcement learning from rewards of sampled answers, by GRPO or PPO, or
+from a teacher's opinion of them.
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training;
 `prompts.txt`, the ids of the training prompts; `answers.parquet`, all answers used for
@@ -58,6 +59,7 @@ from gristmill.train.reinforcement.tools.call_format import CallFormat
 from gristmill.train.reinforcement.tools.toolbox import Toolbox
 from gristmill.train.reinforcement.vllm_engine import RolloutEngineError, VllmEngine
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, open_mixture
+from gristmill.train.stages.teacher import model_folder, read_teacher
 from gristmill.train.stages.trained_models import (
     describe_model,
     publish_tuned,
@@ -86,6 +88,8 @@ def run(
             answers that prompts do not have.
         gristmill.train.reinforcement.rewards.RewardModelError: a reward model is
             missing, or knows other ids.
+        gristmill.train.stages.teacher.TeacherError: the teacher is missing, or has
+            another vocabulary.
         gristmill.train.reinforcement.tools.toolbox.ToolError: a tool is not available.
         gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no
             sandbox for Python.
@@ -98,6 +102,12 @@ def run(
     shape = read_shape(start)
     length = row_length(section, shape)
     shape = tuned_shape(shape, length, context)
+    reference: tuple[Shape, Path] | None = None
+    if section.teacher is not None:
+        teacher = model_folder("rl.teacher", section.teacher)
+        reference = read_teacher("rl.teacher", teacher, chat), teacher
+    elif section.kl_weight and section.lora is None:
+        reference = shape, start
     tools = (
         OfferedTools(CallFormat(chat), Toolbox(section.tools, inputs))
         if section.tools
@@ -147,7 +157,6 @@ def run(
             context,
             add_critic if ALGORITHMS[section.algorithm].has_critic else None,
         )
-        needs_reference = bool(section.kl_weight) and section.lora is None
         order = Order([len(training)], section.key_seed)
         choice = (
             None
@@ -159,11 +168,11 @@ def run(
             training,
             order,
             model,
-            sharded_model(
-                shape, stored(start), world, dtype, context.compute
-            ).requires_grad_(False)
-            if needs_reference
-            else None,
+            None
+            if reference is None
+            else sharded_model(
+                reference[0], stored(reference[1]), world, dtype, context.compute
+            ).requires_grad_(False),
             Sampler(
                 model,
                 section.lora,

@@ -63,8 +63,7 @@ def run(
     """
     section = Teach.model_validate(config)
     folder, chat = teacher_folder(section, inputs), Chat(inputs["tokenizer"])
-    shape = read_shape(folder)
-    check_vocabulary(folder, shape, chat)
+    shape = read_teacher("sft.distill.teacher", folder, chat)
     with (
         open_rows(inputs["sft_data"], context) as packed,
         process_group(context.parallel, pipelined=False) as world,
@@ -124,16 +123,23 @@ def teacher_folder(section: TeacherKeys, inputs: Mapping[str, Path]) -> Path:
     """Folder of the teacher.
 
     Raises:
+        TeacherError: see `model_folder`.
+    """
+    if section.teacher == "pretrain":
+        return inputs["pretrain"] / MODEL
+    return model_folder("sft.distill.teacher", section.teacher)
+
+
+def model_folder(key: str, path: str) -> Path:
+    """Folder of a model that a setting names.
+
+    Raises:
         TeacherError: the folder has no model.
     """
-    folder = (
-        inputs["pretrain"] / MODEL
-        if section.teacher == "pretrain"
-        else as_path(section.teacher)
-    )
+    folder = as_path(path)
     if not (folder / SHAPE_FILE).exists():
         raise TeacherError(
-            f"sft.distill.teacher: {folder} has no {SHAPE_FILE}; give the folder of a "
+            f"{key}: {folder} has no {SHAPE_FILE}; give the folder of a "
             "model, such as one that `export` wrote or that transformers loads"
         )
     return folder
@@ -146,21 +152,27 @@ def kept_ids(section: TeacherKeys, vocab_size: int) -> int | None:
     )
 
 
-def check_vocabulary(folder: Path, shape: Shape, chat: Chat) -> None:
-    """Reject a teacher with another vocabulary.
+def read_teacher(key: str, folder: Path, chat: Chat) -> Shape:
+    """Read the shape of a teacher, and check that its vocabulary is the run's.
+
+    Args:
+        key: the setting with its folder, for messages.
+        folder: of the teacher.
+        chat: the run's tokenizer.
 
     Raises:
         TeacherError: it predicts another number of ids, or its tokenizer gives another
             id to some token.
     """
+    shape = read_shape(folder)
     if shape.vocab_size != (vocab_size := chat.tokenizer.get_vocab_size()):
         raise TeacherError(
-            f"sft.distill.teacher: {folder} predicts {shape.vocab_size} ids, but the "
+            f"{key}: {folder} predicts {shape.vocab_size} ids, but the "
             f"run's tokenizer has {vocab_size}; a teacher needs the same vocabulary: "
             "give its tokenizer as tokenizer.path, or take another teacher"
         )
     if not (folder / TOKENIZER_FILE).exists():
-        return
+        return shape
     from tokenizers import Tokenizer
 
     theirs = Tokenizer.from_str(
@@ -174,12 +186,13 @@ def check_vocabulary(folder: Path, shape: Shape, chat: Chat) -> None:
     ):
         token = differing[0]
         raise TeacherError(
-            f"sft.distill.teacher: {folder / TOKENIZER_FILE} gives {len(differing)} "
+            f"{key}: {folder / TOKENIZER_FILE} gives {len(differing)} "
             "tokens another id than the run's tokenizer does, among them "
             f"{json.dumps(token)} ({theirs.get(token)}, not {ours.get(token)}); a "
             "teacher needs the same vocabulary: give its tokenizer as tokenizer.path, "
             "or take another teacher"
         )
+    return shape
 
 
 def teach(
