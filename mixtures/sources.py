@@ -31,6 +31,8 @@ IMPORTED = "import_tokens"
 Format = Literal[
     "auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc", "hf"
 ]
+DATASETS: tuple[Format, ...] = ("hf",)
+"""Formats of folders whose own files say which of them hold data."""
 TokenFormat = Literal["auto", "megatron", "llmc", "olmo", "memmap", "mds"]
 Extractor = Literal["resiliparse", "trafilatura", "none"]
 
@@ -214,9 +216,10 @@ class DocumentFiles(Section):
                 f"`read` and `format: {self.format}` both determine how "
                 "files are read; leave one out"
             )
-        if self.list is not None and self.format == "hf":
+        if self.list is not None and self.format in DATASETS:
             raise ValueError(
-                "`format: hf` lists the files of a folder itself; remove `list`"
+                f"`format: {self.format}` lists the files of a folder itself; remove "
+                "`list`"
             )
         if self.extract_options.favor == "precision" and self.extract != "trafilatura":
             raise ValueError(

@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -26,11 +27,6 @@ from gristmill.dataprep.reading.binary_formats import (
     how_to_read,
 )
 from gristmill.dataprep.reading.compression import split_compression
-from gristmill.dataprep.reading.huggingface import (
-    DEFAULT_SPLIT,
-    NoSplitError,
-    split_files,
-)
 from gristmill.dataprep.reading.own_sources import ListedEntry, OwnProcess
 from gristmill.dataprep.reading.pythondocs import (
     ListedFile,
@@ -38,7 +34,7 @@ from gristmill.dataprep.reading.pythondocs import (
     python_listing,
     python_parts,
 )
-from gristmill.mixtures.sources import DocumentFiles, OwnListing
+from gristmill.mixtures.sources import DATASETS, DocumentFiles, OwnListing
 from gristmill.mixtures.user_code import OwnCodeError
 
 _STAMP_KEYS = (
@@ -242,7 +238,7 @@ FORMATS = {
 .lz4), except for Parquet, Arrow and zip.
 """
 ARCHIVES = ("tar", "zip")
-_DATASET_FORMATS = ("parquet", "arrow", "jsonl", "csv")
+_ROW_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 _WITHOUT_COMPRESSION = ("parquet", "arrow", "zip")
 _FORMAT_OF = {
     extension: name for name, extensions in FORMATS.items() for extension in extensions
@@ -414,9 +410,9 @@ def find_files(name: str, source: DocumentFiles) -> SourceListing:
             "archive itself, its members are read"
         )
     kind, matches = find_at(f"source {name!r}", path)
-    if source_format == "hf":
-        split = str(source.split or DEFAULT_SPLIT)
-        return _dataset_files(name, path, kind, matches, split)
+    if source_format in DATASETS:
+        split = None if source.split is None else str(source.split)
+        return _dataset_files(name, path, kind, matches, source_format, split)
     selected = matches
     ignored = Counter[str]()
     if kind == "folder":
@@ -497,29 +493,61 @@ def _relative_name(location: str, base: str) -> str:
 
 
 def _dataset_files(
-    name: str, path: str, kind: str, matches: Sequence[Found], split: str
+    name: str,
+    path: str,
+    kind: str,
+    matches: Sequence[Found],
+    source_format: str,
+    split: str | None,
 ) -> SourceListing:
     if kind != "folder":
         raise SourceError(
-            f"source {name!r}: {path} must be a folder, since its format is hf"
+            f"source {name!r}: {path} must be a folder, since its format is "
+            f"{source_format}"
         )
     file_by_name = {item.name: item for item in matches}
-
-    def is_data(file: str) -> bool:
-        return format_of(split_compression(file)[0]) in _DATASET_FORMATS
-
+    layout = import_module(f"gristmill.dataprep.reading.dataset_{source_format}")
     try:
-        files = split_files(
-            sorted(file_by_name),
-            lambda file: as_path(file_by_name[file].location).read_bytes(),
-            split,
-            is_data,
-        )
-    except NoSplitError as error:
+        files = layout.data_files(DatasetFolder(path, file_by_name), split)
+    except DatasetError as error:
         raise SourceError(f"source {name!r}: the dataset {path} {error}") from error
     return SourceListing(
         [_source_file(name, file_by_name[file], "auto", "") for file in files]
     )
+
+
+class DatasetError(ValueError):
+    """A folder is not a dataset of its format, is damaged, or lacks what is asked."""
+
+
+@dataclass(frozen=True)
+class DatasetFolder:
+    """A folder whose own files say which of them hold data. `data_files(folder, split)`
+    of the module of its format, `dataset_<format>.py`, returns their names in order, or
+    raises DatasetError.
+
+    Attributes:
+        path: of the folder.
+        files: all its files, by their names relative to it.
+    """
+
+    path: str
+    files: Mapping[str, Found]
+
+    def read(self, name: str) -> bytes:
+        """Read a file.
+
+        Raises:
+            FileNotFoundError: the folder has no such file.
+        """
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return as_path(self.files[name].location).read_bytes()
+
+    @staticmethod
+    def is_data(name: str) -> bool:
+        """True for a file of rows of a known format."""
+        return format_of(split_compression(name)[0]) in _ROW_FORMATS
 
 
 def format_of(extension: str) -> str | None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.reading.huggingface import NoSplitError, split_files
+from gristmill.dataprep.reading.dataset_hf import NoSplitError, split_files
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import SourceError, find_files

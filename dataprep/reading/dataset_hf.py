@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from gristmill.dataprep.reading.records import Fields
+from gristmill.dataprep.reading.sources import DatasetError, DatasetFolder
 
 DEFAULT_SPLIT = "train"
 _ALIASES = {
@@ -28,8 +29,15 @@ _NO_DATA = (".json",)
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
 
 
-class NoSplitError(ValueError):
+class NoSplitError(DatasetError):
     """The folder is not a dataset, or lacks the split."""
+
+
+def data_files(folder: DatasetFolder, split: str | None) -> list[str]:
+    """Files of a split, `train` if None; see `sources.DatasetFolder`."""
+    return split_files(
+        sorted(folder.files), folder.read, split or DEFAULT_SPLIT, folder.is_data
+    )
 
 
 def split_files(
