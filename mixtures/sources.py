@@ -29,9 +29,18 @@ IMPORTED = "import_tokens"
 """Name of the stage whose documents have tokens, but no text."""
 
 Format = Literal[
-    "auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc", "hf"
+    "auto",
+    "text",
+    "jsonl",
+    "parquet",
+    "arrow",
+    "csv",
+    "html",
+    "warc",
+    "hf",
+    "iceberg",
 ]
-DATASETS: tuple[Format, ...] = ("hf",)
+DATASETS: tuple[Format, ...] = ("hf", "iceberg")
 """Formats of folders whose own files say which of them hold data."""
 TokenFormat = Literal["auto", "megatron", "llmc", "olmo", "memmap", "mds"]
 Extractor = Literal["resiliparse", "trafilatura", "none"]
@@ -109,7 +118,9 @@ class DocumentFiles(Section):
     documents; all other records are counted as skipped. The type of a response that
     declares none is detected as browsers do. `hf` is a folder of Hugging Face
     `datasets`, saved with `save_to_disk` or in the layout of the hub; none of its code
-    is run.
+    is run. `iceberg` is the folder of an Apache Iceberg table, of whose current
+    snapshot the Parquet files are read (extra `iceberg`); tables with row deletions are
+    refused.
     """
     split: str | Paragraphs | None = None
     """How text files that hold a book are split into documents: `chapters`, before
