@@ -97,6 +97,7 @@ class Optimizer(BuiltInOrOwn):
     takes: ClassVar[tuple[str, ...] | None] = ("params",)
     offers: ClassVar[tuple[str, ...]] = ("lr",)
     added = (
+        "decay_embeddings",
         "cautious_decay",
         "rank_fraction",
         "precondition_every",
@@ -135,6 +136,11 @@ class Optimizer(BuiltInOrOwn):
     """
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     """Decoupled weight decay, per step and learning rate."""
+    decay_embeddings: bool = True
+    """False leaves embeddings out of the decay, as OLMo 2 does (OLMo et al. 2025,
+    section 3): small embeddings have large gradients in early layers. A matrix tied to
+    the output is an embedding too.
+    """
     momentum: Fraction = 0.95
     """Momentum of muon, normuon, dion and soap_muon (Jordan et al. 2024; Li et al.
     2025; Ahn et al. 2025; Vyas et al. 2025); the others use `betas`.

@@ -334,6 +334,25 @@ def test_adaptive_clipping_exempts_the_output_matrix_and_reports_the_norm_before
     assert model["lm_head"].weight.grad.item() == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
+def test_embeddings_can_be_left_out_of_the_decay(kind: str) -> None:
+    """Without gradients a step of rate 0.1 and decay 0.5 shrinks what decays by 5 %."""
+    model = Small()
+    section = Optimizer(kind=kind, weight_decay=0.5, decay_embeddings=False)  # type: ignore[arg-type]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizers = make_optimizers(model, section)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    update(optimizers, 0.1, GOOD)
+    embedding, matrix, gain = (
+        parameter / was
+        for parameter, was in zip(model.parameters(), before, strict=True)
+    )
+    torch.testing.assert_close(matrix, torch.full_like(matrix, 0.95))
+    assert torch.equal(embedding, torch.ones_like(embedding))
+    assert torch.equal(gain, torch.ones_like(gain))
+
+
 def test_every_kind_of_the_manifest_has_facts() -> None:
     assert list(get_args(OptimizerKind)) == KINDS
 

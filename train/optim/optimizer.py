@@ -60,6 +60,8 @@ def make_optimizers(
     optimizers = _optimizers_of(
         model, section, host_zeros_like if offload else torch.zeros_like, steps
     )
+    if not section.decay_embeddings:
+        _leave_embeddings(optimizers, model)
     if width_factor != 1.0:
         scale_rates(optimizers, model, width_factor, section.kind)
     if offload:
@@ -137,6 +139,26 @@ def _optimizers_of(
         builder(section.kind)(matrices, section, zeros_like, steps),
         builder("adamw")(others, section, zeros_like, steps),
     ]
+
+
+def _leave_embeddings(
+    optimizers: Sequence[torch.optim.Optimizer], model: nn.Module
+) -> None:
+    """Move embeddings into parameter groups of their own, which do not decay."""
+    embeddings = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+    }
+    for optimizer in optimizers:
+        for group in list(optimizer.param_groups):
+            kept = [p for p in group["params"] if id(p) not in embeddings]
+            moved = [p for p in group["params"] if id(p) in embeddings]
+            if moved:
+                group["params"] = kept
+                optimizer.param_groups.append(
+                    {**group, "params": moved, "weight_decay": 0.0}
+                )
 
 
 def builder(kind: OptimizerKind) -> Build:
