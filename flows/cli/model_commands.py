@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -487,4 +488,7 @@ def rate(
             f"{manifest} --prompts FILE",
             EXIT_USAGE,
         )
-    print_json(summary) if as_json else print_results(summary)
+    if as_json:
+        print_json([asdict(result) for result in summary])
+    else:
+        print_results(summary)

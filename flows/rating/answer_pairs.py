@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.core.files import canonical_json, read_json, write_json
+from gristmill.dataprep.examples.conversations import Message
 from gristmill.flows.models.find_model import ModelNotFoundError
 from gristmill.flows.models.generate import generate_lines
 from gristmill.flows.running.session import Session
@@ -59,7 +60,7 @@ class AnswerPair:
     """
 
     id: str
-    prompt: str | list[dict[str, str]]
+    prompt: str | list[Message]
     first: str
     second: str
     answers: tuple[str, str]

@@ -12,6 +12,7 @@ import re
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode
@@ -35,6 +36,7 @@ from gristmill.flows.pages.page_elements import (
     Sides,
     Span,
     Text,
+    page_of,
 )
 from gristmill.flows.pages.page_server import GuardedApp, page_app, page_response
 from gristmill.flows.rating.answer_pairs import AnswerPair
@@ -101,89 +103,65 @@ class RatingPages:
         order = sorted(self._pairs.values(), key=lambda pair: pair.place(rater))
         unrated = next((pair for pair in order if pair.id not in verdicts), None)
         pair = self._pairs.get(request.query_params.get("pair", "")) or unrated
-        header = _header(rater, order, verdicts, pair)
         if pair is None:
-            thanks = Note(
-                "Thank you. Each rating is on disk. What they come to prints:", "plain"
-            )
-            page = Page(
-                "All rated", parts=[thanks, Text([Span(self._results)])], header=header
-            )
+            thanks = "Thank you. Each rating is on disk. What they come to prints:"
+            results = Text([Span(self._results)])
+            page = page_of("All rated", Note(thanks, "plain"), results)
         else:
             pressed = choice_of(pair, rater, verdicts.get(pair.id))
-            page = Page(
-                "Which answer is better?",
-                parts=self._pair_parts(pair, rater, pressed),
-                header=header,
-            )
-        return page_response(page, has_keys=True)
+            page = self._pair_page(pair, rater, pressed)
+        header = _header(rater, order, verdicts, pair)
+        return page_response(replace(page, header=header), has_keys=True)
 
     def _ask_rater(self, is_wrong: bool) -> Response:
         intro = (
             "You will see pairs of answers, and say which is better. Whose they are is "
             "not told, and the sides are drawn by lot."
         )
-        parts: list[Part] = [Note(intro, "plain")]
-        if is_wrong:
-            parts.append(
-                Note(
-                    "A name has letters, digits, blanks and . _ @ + -, 60 at the most.",
-                    "warning",
-                )
-            )
-        parts.append(
-            Form(
-                "/",
-                [
-                    Field(
-                        "rater", "Your name", most=60, is_required=True, is_focused=True
-                    )
-                ],
-                [Button("Begin")],
-            )
+        rule = "A name has letters, digits, blanks and . _ @ + -, 60 at the most."
+        name = Field("rater", "Your name", most=60, is_required=True, is_focused=True)
+        page = page_of(
+            "Who rates?",
+            Note(intro, "plain"),
+            Note(rule, "warning") if is_wrong else None,
+            Form("/", [name], [Button("Begin")]),
+            Links(
+                [Link(rater, _rater_page(rater)) for rater in sorted(self._verdicts)],
+                "Go on as",
+            ),
         )
-        known = [Link(rater, _rater_page(rater)) for rater in sorted(self._verdicts)]
-        parts.append(Links(known, "Go on as"))
-        return page_response(
-            Page("Who rates?", parts=parts),
-            HTTPStatus.BAD_REQUEST if is_wrong else HTTPStatus.OK,
-            has_keys=True,
-        )
+        status = HTTPStatus.BAD_REQUEST if is_wrong else HTTPStatus.OK
+        return page_response(page, status, has_keys=True)
 
-    def _pair_parts(
-        self, pair: AnswerPair, rater: str, pressed: str | None
-    ) -> list[Part]:
+    def _pair_page(self, pair: AnswerPair, rater: str, pressed: str | None) -> Page:
         """A prompt, its two answers, and the buttons; `pressed` is the choice of an
         earlier rating.
         """
-        parts: list[Part] = []
-        if pressed:
-            parts.append(
-                Note("You have rated this one; what you say now counts instead.")
-            )
-        turns = (
-            [{"role": "", "content": pair.prompt}]
-            if isinstance(pair.prompt, str)
-            else pair.prompt
-        )
-        for turn in turns:
-            parts += [Heading(turn["role"])] if turn["role"] else []
-            parts.append(Text([Span(turn["content"])], "prompt"))
+        again = Note("You have rated this one; what you say now counts instead.")
+        turns: list[Part] = []
+        if isinstance(pair.prompt, str):
+            turns.append(Text([Span(pair.prompt)], "prompt"))
+        else:
+            for turn in pair.prompt:
+                text = Text([Span(turn["content"])], "prompt")
+                turns += [Heading(turn["role"]), text]
         answers = pair.answers[::-1] if pair.is_swapped(rater) else pair.answers
-        columns: list[tuple[Inline, Sequence[Part]]] = [
-            (side, [Text([Span(answer.strip() or "(nothing)")], "answer")])
-            for side, answer in zip(("Left", "Right"), answers, strict=True)
-        ]
+        left, right = (
+            [Text([Span(answer.strip() or "(nothing)")], "answer")]
+            for answer in answers
+        )
         buttons = [
             Button(text, "choice", choice, keys, hint, choice == pressed)
             for choice, (text, keys, hint) in CHOICES.items()
         ]
         hidden = {"token": self._form_token, "pair": pair.id, "rater": rater}
-        return [
-            *parts,
-            Sides(columns),
+        return page_of(
+            "Which answer is better?",
+            again if pressed else None,
+            turns,
+            Sides([("Left", left), ("Right", right)]),
             Form("/rate", [], buttons, hidden, "choices", "post"),
-        ]
+        )
 
     async def _rate(self, request: Request) -> Response:
         """Keep a rating; leads to the next pair."""
@@ -206,11 +184,8 @@ class RatingPages:
                 "again; all that was rated is kept.",
                 HTTPStatus.FORBIDDEN,
             )
-        pair, rater, choice = (
-            self._pairs.get(form.get("pair", "")),
-            form.get("rater", ""),
-            form.get("choice", ""),
-        )
+        pair = self._pairs.get(form.get("pair", ""))
+        rater, choice = form.get("rater", ""), form.get("choice", "")
         if pair is None or not RATER.fullmatch(rater) or choice not in CHOICES:
             return PlainTextResponse(
                 "no such pair, rater or choice", HTTPStatus.BAD_REQUEST
@@ -236,25 +211,15 @@ def _header(
     """The rater's progress, and a link to the rated pair before this one in the rater's
     order.
     """
-    done = sum(entry.id in verdicts for entry in order)
     end = len(order) if pair is None else order.index(pair)
-    before = next(
-        (entry for entry in reversed(order[:end]) if entry.id in verdicts), None
-    )
+    before = [entry for entry in order[:end] if entry.id in verdicts]
+    done = sum(entry.id in verdicts for entry in order)
     links: list[Inline] = [Link("Another rater", "/")]
-    if before is not None:
-        links.insert(
-            0,
-            Link(
-                "Back to the one before",
-                _rater_page(rater, pair=before.id),
-                keys="u Backspace",
-            ),
-        )
-    return [
-        Progress(f"{rater}: {done:,} of {len(order):,} rated", done, len(order)),
-        Links(links),
-    ]
+    if before:
+        page = _rater_page(rater, pair=before[-1].id)
+        links.insert(0, Link("Back to the one before", page, keys="u Backspace"))
+    text = f"{rater}: {done:,} of {len(order):,} rated"
+    return [Progress(text, done, len(order)), Links(links)]
 
 
 def verdict_of(pair: AnswerPair, rater: str, choice: str) -> Verdict:

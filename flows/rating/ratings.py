@@ -13,18 +13,60 @@ import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Literal, NotRequired, TypedDict
 
 from gristmill.core.files import atomic_write
+from gristmill.dataprep.examples.conversations import Message
 from gristmill.flows.rating.answer_pairs import AnswerPair
 
 Verdict = Literal["first", "second", "tie", "both_bad"]
 VERDICTS: tuple[Verdict, ...] = ("first", "second", "tie", "both_bad")
-Rating = Mapping[str, Any]
+
+
+class Rating(TypedDict):
+    """A line of the file of ratings.
+
+    Attributes:
+        pair: id of the rated pair.
+        rater: name.
+        verdict: on both models.
+        first, second: the models' labels.
+        left: the model whose answer was on the left.
+        prompt: a text, or messages.
+        time: ISO 8601, in UTC.
+        chosen, rejected: answers, if one is preferred.
+        answers: both, if none is.
+    """
+
+    pair: str
+    rater: str
+    verdict: Verdict
+    first: str
+    second: str
+    left: Verdict
+    prompt: str | list[Message]
+    time: str
+    chosen: NotRequired[str]
+    rejected: NotRequired[str]
+    answers: NotRequired[list[str]]
+
+
+SettledPair = TypedDict(
+    "SettledPair",
+    {
+        "prompt": str | list[Message],
+        "chosen": str,
+        "rejected": str,
+        "pair": str,
+        "for": int,
+        "against": int,
+    },
+)
+"""A preference of more raters than are against it, and their numbers."""
 
 
 SUFFIX = ".ratings.jsonl"
@@ -56,7 +98,7 @@ class RatingsError(ValueError):
 
 def add_rating(path: Path, pair: AnswerPair, rater: str, verdict: Verdict) -> None:
     """Add a rating; it is on disk when this returns."""
-    rating: dict[str, Any] = {
+    rating: Rating = {
         "pair": pair.id,
         "rater": rater,
         "verdict": verdict,
@@ -68,7 +110,7 @@ def add_rating(path: Path, pair: AnswerPair, rater: str, verdict: Verdict) -> No
     }
     if verdict in ("first", "second"):
         chosen, rejected = pair.answers if verdict == "first" else pair.answers[::-1]
-        rating |= {"chosen": chosen, "rejected": rejected}
+        rating["chosen"], rating["rejected"] = chosen, rejected
     else:
         rating["answers"] = list(pair.answers)
     with path.open("a+b") as file:
@@ -79,7 +121,7 @@ def add_rating(path: Path, pair: AnswerPair, rater: str, verdict: Verdict) -> No
         os.fsync(file.fileno())
 
 
-def _cut_torn_end(file: Any) -> None:
+def _cut_torn_end(file: IO[bytes]) -> None:
     """Remove the beginning of a line that an ended process left: its rater was not told
     that it is on disk.
     """
@@ -130,23 +172,17 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def settled_pairs(ratings: Sequence[Rating]) -> list[dict[str, Any]]:
-    """`prompt`, `chosen` and `rejected` of each settled pair, and the number of raters
-    for and against it.
-    """
+def settled_pairs(ratings: Sequence[Rating]) -> list[SettledPair]:
+    """The preferences of pairs of which more raters prefer one answer."""
     by_pair: dict[str, list[Rating]] = {}
     for rating in ratings:
         by_pair.setdefault(rating["pair"], []).append(rating)
-    settled = []
+    settled: list[SettledPair] = []
     for pair, ratings_of_pair in by_pair.items():
         votes = Counter(rating["verdict"] for rating in ratings_of_pair)
         if votes["first"] == votes["second"]:
             continue
-        winner, loser = (
-            ("first", "second")
-            if votes["first"] > votes["second"]
-            else ("second", "first")
-        )
+        winner: Verdict = "first" if votes["first"] > votes["second"] else "second"
         example = next(
             rating for rating in ratings_of_pair if rating["verdict"] == winner
         )
@@ -157,7 +193,7 @@ def settled_pairs(ratings: Sequence[Rating]) -> list[dict[str, Any]]:
                 "rejected": example["rejected"],
                 "pair": pair,
                 "for": votes[winner],
-                "against": votes[loser],
+                "against": min(votes["first"], votes["second"]),
             }
         )
     return settled

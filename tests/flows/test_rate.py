@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from gristmill.dataprep.examples.read_examples import read_examples
 from gristmill.flows.rating.answer_pairs import AnswerPair
-from gristmill.flows.rating.rating_results import krippendorff_alpha, results_of
+from gristmill.flows.rating.rating_results import Kappa, krippendorff_alpha, results_of
 from gristmill.flows.rating.rating_server import RatingPages, verdict_of
 from gristmill.flows.rating.ratings import (
     RatingsError,
@@ -135,27 +135,25 @@ def test_win_rates_count_ties_as_halves_and_a_pair_once(tmp_path: Path) -> None:
     )
     (comparison,) = results_of(read_ratings(path))
     assert (
-        comparison["first"],
-        comparison["second"],
-        comparison["pairs"],
-        comparison["ratings"],
+        comparison.first,
+        comparison.second,
+        comparison.pairs,
+        comparison.ratings,
     ) == (
         "sft",
         "dpo",
         4,
         5,
     )
-    assert comparison["win_rate"]["value"] == pytest.approx(2.25 / 4)
-    assert comparison["win_rate"]["low"] <= 2.25 / 4 <= comparison["win_rate"]["high"]
-    assert (comparison["decided"]["value"], comparison["decided"]["units"]) == (
+    assert comparison.win_rate["value"] == pytest.approx(2.25 / 4)
+    assert comparison.win_rate["low"] <= 2.25 / 4 <= comparison.win_rate["high"]
+    assert (comparison.decided["value"], comparison.decided["units"]) == (
         pytest.approx(2 / 3),
         3,
     )
-    assert comparison["verdicts"] == {"first": 1, "second": 2, "tie": 1, "both_bad": 1}
-    assert comparison["raters"] == {"ann": 4, "bob": 1}
-    assert comparison["kappas"] == [
-        {"raters": ["ann", "bob"], "pairs": 1, "same": 0.0, "kappa": 0.0}
-    ]
+    assert comparison.verdicts == {"first": 1, "second": 2, "tie": 1, "both_bad": 1}
+    assert comparison.raters == {"ann": 4, "bob": 1}
+    assert comparison.kappas == [Kappa(("ann", "bob"), pairs=1, same=0.0, kappa=0.0)]
 
 
 def test_krippendorffs_alpha_is_that_of_his_own_examples() -> None:
