@@ -29,6 +29,7 @@ from gristmill.dataprep.whatif_thresholds import short_name  # noqa: E402
 from gristmill.flows.report.before_after import effect_rows  # noqa: E402
 from gristmill.flows.report.mixture import mixture_rows  # noqa: E402
 from gristmill.flows.report.report_facts import Facts, gather_facts, top_reasons  # noqa: E402
+from gristmill.flows.report.stage_summaries import MadeExamples  # noqa: E402
 from gristmill.flows.report.training import loss_rows  # noqa: E402
 from gristmill.flows.running.session import open_session  # noqa: E402
 from gristmill.flows.stages.registry import PRETRAIN  # noqa: E402
@@ -141,41 +142,41 @@ def section(
     """Return the paragraphs of a recipe that was run with some settings."""
     yield describe_recipe(name)
     stages = ", ".join(
-        f"{stage['stage']} {stage['seconds']:.1f}"
-        for stage in facts["stages"]
-        if stage["seconds"] is not None
+        f"{stage.stage} {stage.seconds:.1f}"
+        for stage in facts.stages
+        if stage.seconds is not None
     )
     yield (
         f"**{cost.cpu_seconds:.0f} s** of processors, {cost.seconds:.0f} s by the "
         f"clock ({surroundings('train')}). Seconds of each stage: {stages}."
     )
-    if facts["funnel"]:
+    if facts.funnel:
         yield table(
             ("step", "read", "kept", "dropped by"),
             [
                 (
-                    row["stage"],
-                    f"{row['read']:,}",
-                    f"{row['kept']:,}",
+                    row.stage,
+                    f"{row.read:,}",
+                    f"{row.kept:,}",
                     ", ".join(
                         f"{short_name(rule)} {count}"
-                        for rule, count in top_reasons(row)
+                        for rule, count in top_reasons(row.dropped, row.quarantined)
                     ),
                 )
-                for row in facts["funnel"]
+                for row in facts.funnel
             ],
         )
     yield from filter(None, (generated(facts), mixture(facts), classifiers(facts)))
-    if facts["training"]:
+    if facts.training:
         yield table(
             ("training", "steps", "first loss", "last loss", ""),
             [
                 (
-                    row["stage"],
-                    f"{row['steps']:,}",
-                    f"{row['first']:.3f}",
-                    f"{row['last']:.3f}",
-                    "; ".join(row["details"].splitlines()),
+                    row.stage,
+                    f"{row.steps:,}",
+                    f"{row.first:.3f}",
+                    f"{row.last:.3f}",
+                    "; ".join(row.details.splitlines()),
                 )
                 for row in loss_rows(facts)
             ],
@@ -200,20 +201,17 @@ def section(
 def generated(facts: Facts) -> str:
     """Summarise the sets of examples that a model wrote."""
     sentences = []
-    for stage, summary in facts["summaries"].items():
-        if "gives" not in summary or "answers" not in summary:
+    for stage, content in facts.summaries.items():
+        if "gives" not in content or "answers" not in content:
             continue
-        prompts = f"{summary['prompts']['read']:,} prompts"
-        sentence = (
-            f"`{stage}` gave {summary['examples']:,} {summary['gives']} from {prompts}"
-        )
-        if "grown" in summary:
-            grown = summary["grown"]
-            sentence += (
-                f", {grown['kept']:,} of them new, of {grown['requests']:,} requests"
-            )
-        for kind, reward in summary["rewards"].items():
-            sentence += f"; mean reward of {kind} answers {reward['mean']:.3f}"
+        summary = facts.summary(stage, MadeExamples)
+        prompts = f"{summary.prompts.read:,} prompts"
+        sentence = f"`{stage}` gave {summary.examples:,} {summary.gives} from {prompts}"
+        if summary.grown is not None:
+            grown = summary.grown
+            sentence += f", {grown.kept:,} of them new, of {grown.requests:,} requests"
+        for kind, reward in summary.rewards.items():
+            sentence += f"; mean reward of {kind} answers {reward.mean:.3f}"
         sentences.append(f"{sentence}.")
     return " ".join(sentences)
 
@@ -222,15 +220,15 @@ def mixture(facts: Facts) -> str:
     """Return the number of mixed tokens, and the share of each source beside the
     requested one.
     """
-    if "packed" not in facts:
+    if facts.packed is None:
         return ""
-    rows = sorted(mixture_rows(facts), key=lambda row: -row["share"])
+    rows = sorted(mixture_rows(facts), key=lambda row: -row.share)
     shares = [
-        f"{row['source']} {row['share']:.1%} ({row['requested']:.1%})"
+        f"{row.source} {row.share:.1%} ({row.requested:.1%})"
         for row in rows[:SOURCES_SHOWN]
     ]
     return (
-        f"{sum(row['tokens'] for row in rows):,} tokens mixed, share (asked for): "
+        f"{sum(row.tokens for row in rows):,} tokens mixed, share (asked for): "
         f"{', '.join(shares)}."
     )
 
@@ -240,7 +238,7 @@ def classifiers(facts: Facts) -> str:
     held-out documents.
     """
     sentences = []
-    for stage, summary in facts["summaries"].items():
+    for stage, summary in facts.summaries.items():
         results: Any = summary.get("distilled", summary)
         if "auc" in results:
             sentences.append(

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gristmill.dataprep.documents import QUARANTINE_REASON
-from gristmill.flows.pages.page_elements import Inline, Link, Links, Note, Span
+from gristmill.flows.pages.page_elements import (
+    Entry,
+    Inline,
+    Link,
+    Links,
+    Listing,
+    Note,
+    Span,
+)
 from gristmill.flows.questions.search import marked
 
 
@@ -26,13 +34,24 @@ def value_text(value: object) -> str:
 
 def values_note(values: Iterable[tuple[str, object]]) -> Note:
     """Measured values in a row, each after its name."""
-    pieces: list[Inline] = []
-    for name, value in values:
-        pieces += [" · "] * bool(pieces) + [
-            f"{name} ",
-            Span(value_text(value), "strong"),
-        ]
-    return Note(pieces)
+    return Note(
+        joined(
+            [f"{name} ", Span(value_text(value), "strong")] for name, value in values
+        )
+    )
+
+
+def joined(pieces: Iterable[Inline]) -> list[Inline]:
+    """Pieces of a line with dots between them."""
+    line: list[Inline] = []
+    for piece in pieces:
+        line += [" · ", piece] if line else [piece]
+    return line
+
+
+def listing_of(entries: Sequence[Entry], nothing: str) -> Listing | Note:
+    """Entries, or a sentence if there are none."""
+    return Listing("", entries) if entries else Note(nothing, "plain")
 
 
 def verdict(kept: bool | None, step: str | None, reason: str | None) -> Inline:
@@ -60,10 +79,8 @@ def document_note(
     details: Sequence[str] = (),
 ) -> list[Inline]:
     """A line about a listed document."""
-    line: list[Inline] = [verdict_of_it]
-    for detail in (source, f"{characters:,} characters", *details):
-        line += [" · ", detail]
-    return [*line, " · ", id_span(document)]
+    size = f"{characters:,} characters"
+    return joined([verdict_of_it, source, size, *details, id_span(document)])
 
 
 def highlighted(excerpt: str, words: Sequence[str]) -> list[Inline]:
@@ -90,3 +107,28 @@ def numbered_links(
     if total > len(links):
         shown.append(Span(f"and {total - len(links):,} more"))
     return Links(shown, label)
+
+
+def neighbours(
+    kind: str,
+    number: int,
+    numbers: range,
+    all_: Link,
+    link: Callable[[int], str],
+) -> Links:
+    """Links to the row or step before this one, to all of them, and to the next one.
+
+    Args:
+        kind: `row` or `step`.
+        number: of this one.
+        numbers: all that there are.
+        all_: the link between both.
+        link: address of a number.
+    """
+    before, after = number - 1, number + 1
+    links: list[Inline] = [all_]
+    if before in numbers:
+        links.insert(0, Link(f"← {kind} {before}", link(before), "prev"))
+    if after in numbers:
+        links.append(Link(f"{kind} {after} →", link(after), "next"))
+    return Links(links)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
 from gristmill.flows.browse.addresses import DOCUMENTS
 from gristmill.flows.questions.find_documents import committed_corpus
+from gristmill.flows.report.stage_summaries import StepSummary, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import TOKENIZER
 from gristmill.mixtures.sources import IMPORTED, INGEST
@@ -115,11 +117,18 @@ class BrowsedRun:
             f"{self.session.command('run', '--until', stage)}"
         )
 
-    def summary(self, stage: str) -> dict[str, Any]:
-        """The summary of a committed stage."""
-        folder = self.folder(stage)
+    def summaries(self) -> dict[str, Mapping[str, object]]:
+        """Committed stage -> its summary as JSON."""
+        return {
+            stage: self.cached(("summary", stage), partial(_read_summary, folder))
+            for stage, folder in self.committed().items()
+        }
+
+    def step(self, name: str) -> StepSummary:
+        """The summary of a committed step that reads or judges documents."""
+        folder = self.folder(name)
         return self.cached(
-            ("summary", stage), lambda: dict(folder.manifest()["summary"])
+            ("step", name), lambda: read_as(StepSummary, _read_summary(folder))
         )
 
     def corpora(self) -> dict[str, Inputs]:
@@ -217,6 +226,10 @@ class BrowsedRun:
 
         folder = self.folder(TOKENIZER).data
         return self.cached(TOKENIZER, lambda: load(folder))
+
+
+def _read_summary(folder: StageFolder) -> dict[str, object]:
+    return dict(folder.manifest()["summary"])
 
 
 def _commit_mark(folder: StageFolder) -> str | None:

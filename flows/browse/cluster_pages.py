@@ -5,7 +5,7 @@ side.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,13 +38,14 @@ from gristmill.flows.pages.page_elements import (
     Note,
     Page,
     Part,
-    Section,
     Sides,
     Span,
-    Table,
     Text,
+    page_of,
+    section_of,
+    table,
 )
-from gristmill.flows.pages.text_diff import differences
+from gristmill.flows.pages.text_diff import Piece, differences
 from gristmill.mixtures.sources import INGEST
 
 CLUSTERS_ON_PAGE = 50
@@ -86,39 +87,36 @@ def clusters_page(run: BrowsedRun, query: Clusters) -> Page:
         ("clusters", query.corpus, step),
         lambda: _sizes(read_table(path, ["cluster", "survivor_locator"])),
     )
-    rows: list[list[Inline]] = []
+    rows = []
     for cluster in sizes.slice(query.after, CLUSTERS_ON_PAGE).to_pylist():
         id_ = cluster["cluster"].hex()
         link = Link(cluster["kept"], address(CLUSTERS_PAGE, step, id_, corpus=own))
-        rows.append([f"{cluster['dropped']:,}", link, Span(id_[:16], "code")])
-    steps = [
-        (
-            _step_name(corpus, name),
-            address(CLUSTERS_PAGE, name, corpus=corpus_parameter(corpus)),
+        rows.append([cluster["dropped"], link, Span(id_[:16], "code")])
+    steps = []
+    for corpus, name in steps_with_clusters(run):
+        parameter = corpus_parameter(corpus)
+        steps.append(
+            (_step_name(corpus, name), address(CLUSTERS_PAGE, name, corpus=parameter))
         )
-        for corpus, name in steps_with_clusters(run)
-    ]
     dropped = pc.sum(sizes["dropped"]).as_py() or 0
+    counts = f"{step} dropped {dropped:,} documents of {len(sizes):,} clusters"
     meanings = {
         "dropped": "documents of the cluster",
         "kept": "one of the documents that stay",
         "cluster": "its least id",
     }
-    parts: list[Part] = [
+    return page_of(
+        "Duplicates",
         tabs(steps, _step_name(query.corpus, step)),
-        Note(
-            f"{step} dropped {dropped:,} documents of {len(sizes):,} clusters; the "
-            "largest come first."
-        ),
-        Table(["dropped", "kept", "cluster"], rows, {0}, meanings),
+        Note(f"{counts}; the largest come first."),
+        table({"dropped": ",", "kept": "", "cluster": ""}, rows, meanings),
         page_links(
             len(sizes),
             query.after,
             CLUSTERS_ON_PAGE,
             lambda after: address(CLUSTERS_PAGE, step, corpus=own, after=after),
         ),
-    ]
-    return Page("Duplicates", parts=parts)
+    )
 
 
 def _step_name(corpus: str, step: str) -> str:
@@ -130,14 +128,10 @@ def _sizes(members: pa.Table) -> pa.Table:
     grouped = members.group_by("cluster").aggregate(
         [("cluster", "count"), ("survivor_locator", "min")]
     )
-    sizes = pa.table(
-        {
-            "cluster": grouped["cluster"],
-            "dropped": grouped["cluster_count"],
-            "kept": grouped["survivor_locator_min"],
-        }
-    )
-    return sizes.sort_by([("dropped", "descending"), ("cluster", "ascending")])
+    names = {"cluster_count": "dropped", "survivor_locator_min": "kept"}
+    return grouped.rename_columns(
+        [names.get(name, name) for name in grouped.column_names]
+    ).sort_by([("dropped", "descending"), ("cluster", "ascending")])
 
 
 def cluster_page(run: BrowsedRun, query: OneCluster) -> Page:
@@ -145,137 +139,120 @@ def cluster_page(run: BrowsedRun, query: OneCluster) -> Page:
     differences.
     """
     corpus = _corpus_with_clusters(run, query.corpus, query.step)
-    members = read_matching(
+    rows = read_matching(
         corpus[query.step] / CLUSTERS, "cluster", [bytes.fromhex(query.cluster)]
     )
-    similarity = next(name for name in SIMILARITIES if name in members.column_names)
-    members = members.sort_by(
-        [(similarity, "ascending"), ("member", "ascending")]
-    ).to_pylist()
+    similarity = next(name for name in SIMILARITIES if name in rows.column_names)
+    rows = rows.sort_by([(similarity, "ascending"), ("member", "ascending")])
+    members = rows.to_pylist()
     if not members:
         raise NotThereError(
-            f"{query.step} has no cluster {query.cluster}; a "
-            "document without duplicates has none"
+            f"{query.step} has no cluster {query.cluster}; a document without "
+            "duplicates has none"
         )
-    pair = next(
-        (member for member in members if member["member"].hex() == query.member), None
-    )
-    if pair is None and query.member is not None:
-        raise NotThereError(
-            f"the cluster {query.cluster} has lost no document {query.member}"
-        )
-    pair = pair or members[query.after if query.after < len(members) else 0]
+    pair = members[query.after if query.after < len(members) else 0]
+    if query.member is not None:
+        pairs = (member for member in members if member["member"].hex() == query.member)
+        named = next(pairs, None)
+        if named is None:
+            raise NotThereError(
+                f"the cluster {query.cluster} has lost no document {query.member}"
+            )
+        pair = named
+    own = corpus_parameter(query.corpus)
 
-    def link(**parameters: Any) -> str:
-        own = corpus_parameter(query.corpus)
+    def link(**parameters: object) -> str:
         return address(
             CLUSTERS_PAGE, query.step, query.cluster, corpus=own, **parameters
         )
 
-    whole_link = link(member=pair["member"].hex(), after=query.after, whole="true")
+    whole = link(member=pair["member"].hex(), after=query.after, whole="true")
     kept = len({member["survivor"] for member in members})
-    all_clusters = address(
-        CLUSTERS_PAGE, query.step, corpus=corpus_parameter(query.corpus)
-    )
+    step_link = Link(query.step, address(CLUSTERS_PAGE, query.step, corpus=own))
     counts = f" dropped {len(members):,} of its documents and kept {kept:,}."
-    rows = []
+    lines = []
     for member in members[query.after : query.after + MEMBERS_ON_PAGE]:
-        id_, locator = member["member"].hex(), member["member_locator"]
-        # The pair that is shown has no link to itself.
-        document = (
-            Span(locator, "strong")
-            if member is pair
-            else Link(locator, link(member=id_, after=query.after))
+        place = link(member=member["member"].hex(), after=query.after)
+        lines.append(
+            [
+                value_text(member[similarity]),
+                # The pair that is shown has no link to itself.
+                Span(member["member_locator"], "strong")
+                if member is pair
+                else Link(member["member_locator"], place),
+                member["linked_by"],
+                member["survivor_locator"],
+                member["decided_by"],
+            ]
         )
-        causes = [
-            member["linked_by"] or "",
-            member["survivor_locator"],
-            member["decided_by"] or "",
-        ]
-        rows.append([value_text(member[similarity]), document, *causes])
-    header = [
-        SIMILARITIES[similarity],
-        "dropped",
-        "found by",
-        "kept for it",
-        "decided by",
-    ]
-    dropped: list[Part] = [
-        Table(
-            header, rows, {0}, {"dropped": "documents of the cluster that did not stay"}
-        ),
+    columns = {"dropped": "", "found by": "", "kept for it": "", "decided by": ""}
+    meanings = {"dropped": "documents of the cluster that did not stay"}
+    dropped = section_of(
+        "All that was dropped",
+        table({SIMILARITIES[similarity]: ">", **columns}, lines, meanings),
         page_links(
             len(members), query.after, MEMBERS_ON_PAGE, lambda after: link(after=after)
         ),
-    ]
-    parts = [
-        Note([Link(query.step, all_clusters), counts]),
-        *_pair_parts(corpus, query, pair, similarity, whole_link),
-    ]
-    return Page(
-        f"Cluster {query.cluster[:16]}",
-        [Section("All that was dropped", dropped)],
-        parts,
     )
+    parts = [
+        Note([step_link, counts]),
+        *_pair_parts(corpus, query, pair, similarity, whole),
+    ]
+    sections = [] if dropped is None else [dropped]
+    return Page(f"Cluster {query.cluster[:16]}", sections, parts)
 
 
 def _pair_parts(
     corpus: Inputs,
     query: OneCluster,
-    pair: dict[str, Any],
+    pair: Mapping[str, Any],
     similarity: str,
     whole_link: str,
 ) -> list[Part]:
     """Both texts of a pair as the step compared them; a document of an older corpus has
     no text.
     """
-    before = dict(
-        itertools.takewhile(lambda item: item[0] != query.step, corpus.items())
+    steps_before = itertools.takewhile(
+        lambda item: item[0] != query.step, corpus.items()
     )
-    texts = texts_of(before, [pair["survivor"], pair["member"]])
+    texts = texts_of(dict(steps_before), [pair["survivor"], pair["member"]])
     kept_text, dropped_text = texts.get(pair["survivor"]), texts.get(pair["member"])
     most = MOST_WHOLE if query.whole else MOST_CHARACTERS
-    kept_pieces: Sequence[tuple[str, bool]] = ()
-    dropped_pieces: Sequence[tuple[str, bool]] = ()
-    if kept_text is not None and dropped_text is not None:
-        kept_pieces, dropped_pieces = differences(kept_text[:most], dropped_text[:most])
+    kept_pieces, dropped_pieces = differences(
+        (kept_text or dropped_text or "")[:most],
+        (dropped_text or kept_text or "")[:most],
+    )
 
     def column(
-        side: Mark, document: str, text: str | None, pieces: Sequence[tuple[str, bool]]
+        side: Mark, document: str, text: str | None, pieces: Sequence[Piece]
     ) -> tuple[Inline, list[Part]]:
-        link = Link(
-            pair[f"{document}_locator"], address(DOCUMENTS, pair[document].hex())
-        )
-        title: Inline = [Span(side, side), " ", link]
+        place = address(DOCUMENTS, pair[document].hex())
+        title: Inline = [
+            Span(side, side),
+            " ",
+            Link(pair[f"{document}_locator"], place),
+        ]
         if text is None:
             return title, [Note("Its text is not in this corpus.", "plain")]
         length: list[Inline] = [f"{len(text):,} characters"]
         if len(text) > most:
-            length += [
-                "; the beginnings are compared, ",
-                Link("compare all", whole_link),
-            ]
+            all_ = Link("compare all", whole_link)
+            length += ["; the beginnings are compared, ", all_]
         mark: Mark = "added" if side == "kept" else "removed"
-        return title, [
-            Note(length),
-            Text([Span(piece, mark if differs else "") for piece, differs in pieces]),
-        ]
+        spans = [Span(piece, mark if differs else "") for piece, differs in pieces]
+        return title, [Note(length), Text(spans)]
 
     sentence: list[Inline] = ["These two are equal."]
     if kept_text is None or kept_text != dropped_text:
         value = Span(value_text(pair[similarity]), "strong")
-        sentence = [
-            f"{SIMILARITIES[similarity]} of these two: ",
-            value,
-            f", found by {pair['linked_by']}.",
-        ]
+        found = f", found by {pair['linked_by']}."
+        sentence = [f"{SIMILARITIES[similarity]} of these two: ", value, found]
     if pair["decided_by"]:
         values = f" decided: {pair['survivor_value']} against {pair['member_value']}."
         sentence += [" ", Span(pair["decided_by"], "code"), values]
     if pair.get("against_index"):
-        sentence.append(
-            f" The kept one is of the older corpus {pair['against_index']}."
-        )
+        index = pair["against_index"]
+        sentence.append(f" The kept one is of the older corpus {index}.")
     kept = column("kept", "survivor", kept_text, kept_pieces)
     dropped = column("dropped", "member", dropped_text, dropped_pieces)
     return [Note(sentence, "plain"), Sides([kept, dropped])]

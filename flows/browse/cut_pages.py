@@ -17,20 +17,19 @@ from gristmill.flows.browse.addresses import (
     Search,
     address,
 )
-from gristmill.flows.browse.browse_elements import id_span, value_text
+from gristmill.flows.browse.browse_elements import id_span, listing_of, value_text
 from gristmill.flows.browse.browsed_run import BrowsedRun, Inputs, NotThereError
 from gristmill.flows.pages.histogram import draw_histogram
 from gristmill.flows.pages.page_elements import (
     Entry,
     Inline,
     Link,
-    Listing,
     Note,
     Page,
-    Part,
     Sides,
     Span,
-    Table,
+    page_of,
+    table,
 )
 from gristmill.flows.questions.threshold_samples import (
     Found,
@@ -72,57 +71,37 @@ def link_of_cut(run: BrowsedRun, step: str, reason: str | None) -> str:
 def cuts_page(run: BrowsedRun, query: NoQuery) -> Page:
     """All rules of all steps, with the number of documents that each dropped."""
     run.corpus(DOCUMENTS)
-    rows: list[list[Inline]] = []
+    summaries = run.summaries()
+    rows = []
     for key, (step, rule, _) in rules_of_run(run).items():
-        dropped = rule.dropped(run.summary(step))
-        listed = (
-            Link("list", Search(step=step, reason=rule.name).link()) if dropped else ""
-        )
-        alone = value_text(_dropped_alone(run, step, rule))
+        dropped = rule.dropped(summaries[step])
+        listed = Link("list", Search(step=step, reason=rule.name).link())
         rows.append(
             [
                 step,
                 Link(rule.name, address(CUTS_PAGE, key)),
                 value_text(rule.bound),
-                f"{dropped:,}",
-                alone,
-                listed,
+                dropped,
+                _dropped_alone(run, step, rule),
+                listed if dropped else None,
             ]
         )
     note = Note(
         "Rules that bound a measured value. Each leads to the documents next "
         "to its bound, dropped and passed."
     )
-    if not rows:
-        return Page(
-            "Cuts",
-            parts=[
-                note,
-                Note("No step that bounds a value is committed yet.", "plain"),
-            ],
-        )
+    columns = {"step": "", "rule": "", "bound": ">", "dropped": ",", "by it alone": ","}
     meanings = {
         "dropped": "documents for which this is the first rule that they failed"
     }
-    return Page(
-        "Cuts",
-        parts=[
-            note,
-            Table(
-                ["step", "rule", "bound", "dropped", "by it alone", ""],
-                rows,
-                {2, 3, 4},
-                meanings,
-            ),
-        ],
-    )
+    nothing = Note("No step that bounds a value is committed yet.", "plain")
+    rules = table({**columns, "": ""}, rows, meanings)
+    return page_of("Cuts", note, rules if rows else nothing)
 
 
 def _dropped_alone(run: BrowsedRun, step: str, rule: Rule) -> int | None:
-    count: int | None = (
-        run.summary(step).get("rules", {}).get(rule.name, {}).get("only")
-    )
-    return count
+    tallies = run.step(step).rules
+    return tallies[rule.name].only if rule.name in tallies else None
 
 
 def cut_page(run: BrowsedRun, query: OneCut) -> Page:
@@ -136,78 +115,62 @@ def cut_page(run: BrowsedRun, query: OneCut) -> Page:
             f"{', '.join(rules) or 'not known yet'}"
         )
     step, rule, rules_of_step = rules[query.key]
-    corpus, summary = run.corpus(DOCUMENTS), run.summary(step)
+    corpus, summary = run.corpus(DOCUMENTS), run.step(step)
     all_dropped = Search(step=step, reason=rule.name).link()
     is_numeric = isinstance(rule.bound, int | float)
+    comparison = "more" if rule.side == "max" else "less"
     bound: list[Inline] = [" is not what is asked for: ", value_text(rule.bound)]
     if is_numeric:
-        bound = [
-            f" is {'more' if rule.side == 'max' else 'less'} than ",
-            Span(value_text(rule.bound), "strong"),
-        ]
-    sentence: list[Inline] = [
-        f"{step} drops a document whose ",
-        Span(rule.statistic, "code"),
-        *bound,
-        ". It has dropped ",
-    ]
-    sentence += [
-        Link(f"{rule.dropped(summary):,}", all_dropped),
-        f" of {summary['counts']['read']:,}",
-    ]
+        bound = [f" is {comparison} than ", Span(value_text(rule.bound), "strong")]
     alone = _dropped_alone(run, step, rule)
-    sentence.append(
-        "." if alone is None else f", {alone:,} of them by this rule alone."
+    sentence = Note(
+        [
+            f"{step} drops a document whose ",
+            Span(rule.statistic, "code"),
+            *bound,
+            ". It has dropped ",
+            Link(f"{rule.dropped(run.summaries()[step]):,}", all_dropped),
+            f" of {summary.counts.read:,}",
+            "." if alone is None else f", {alone:,} of them by this rule alone.",
+        ],
+        "plain",
     )
-    parts: list[Part] = [Note(sentence, "plain")]
     if not is_numeric:
         text = "This bound is not a number, so that nothing lies next to it: "
-        return Page(
-            rule.name,
-            parts=[
-                *parts,
-                Note([text, Link("all that it dropped", all_dropped), "."], "plain"),
-            ],
-        )
-    counted = summary.get("histograms", {}).get(rule.statistic)
-    if counted:
-        columns = run.columns(DOCUMENTS).measured
-        column = next(
-            (
-                name
-                for name, place in columns.items()
-                if place == (step, rule.statistic)
-            ),
-            "",
-        )
+        link = Link("all that it dropped", all_dropped)
+        return page_of(rule.name, sentence, Note([text, link, "."], "plain"))
+    columns = run.columns(DOCUMENTS).measured.items()
+    places = (name for name, place in columns if place == (step, rule.statistic))
+    column = next(places, "")
 
-        def documents_of(low: float | None, high: float | None) -> str:
-            # A range of the form has both ends; a bar does not have its upper one.
-            bounds = [f'"{column}" >= {low!r}'] if low is not None else []
-            bounds += [f'"{column}" < {high!r}'] if high is not None else []
-            return Search(where=" AND ".join(bounds)).link()
+    def documents_of(low: float | None, high: float | None) -> str:
+        # A range of the form has both ends; a bar does not have its upper one.
+        bounds = [f'"{column}" >= {low!r}'] if low is not None else []
+        bounds += [f'"{column}" < {high!r}'] if high is not None else []
+        return Search(where=" AND ".join(bounds)).link()
 
-        caption = (
-            f"Documents by {rule.statistic}; the line is the cut. A bar leads "
-            "to its documents."
-        )
-        parts.append(
-            draw_histogram(
-                counted["edges"], counted["counts"], rule.bound, caption, documents_of
-            )
-        )
-    if len(shard_names(corpus[INGEST])) > MOST_SHARDS:
-        parts.append(
-            Note(f"Looked for in {MOST_SHARDS} shards, spread over the corpus.")
-        )
-    parts.append(
-        run.cached(
-            ("cut", rule.key), lambda: _nearest(corpus, step, rule, rules_of_step)
-        )
+    counted = summary.histograms.get(rule.statistic)
+    caption = (
+        f"Documents by {rule.statistic}; the line is the cut. A bar leads "
+        "to its documents."
+    )
+    is_sampled = len(shard_names(corpus[INGEST])) > MOST_SHARDS
+    sampled = f"Looked for in {MOST_SHARDS} shards, spread over the corpus."
+    nearest_documents = run.cached(
+        ("cut", rule.key), lambda: _nearest(corpus, step, rule, rules_of_step)
     )
     command = run.session.command("whatif", "--set", f"{short_key(rule.key)}=VALUE")
-    return Page(
-        rule.name, parts=[*parts, Note(f"What another bound would keep: `{command}`")]
+    return page_of(
+        rule.name,
+        sentence,
+        None
+        if counted is None
+        else draw_histogram(
+            counted.edges, counted.counts, rule.bound, caption, documents_of
+        ),
+        Note(sampled) if is_sampled else None,
+        nearest_documents,
+        Note(f"What another bound would keep: `{command}`"),
     )
 
 
@@ -222,18 +185,15 @@ def _nearest(
             corpus, shard, step, list(rules_of_step), list(rules_of_step)
         )
         merge_nearest(sides, shard, nearest(verdicts, rule, SAMPLES), SAMPLES)
-    columns: list[tuple[Inline, Sequence[Part]]] = []
-    for title, side in (
-        ("Dropped, nearest first", "failing"),
-        ("Passed, nearest first", "passing"),
-    ):
+    columns = []
+    for side, samples in sides.items():
+        title = "Dropped" if side == "failing" else "Passed"
         entries = [
             _sample(corpus, step, shard, row, value, side)
-            for _, shard, row, value in sides[side]
+            for _, shard, row, value in samples
         ]
-        columns.append(
-            (title, [Listing("", entries) if entries else Note("None.", "plain")])
-        )
+        listing = listing_of(entries, "None.")
+        columns.append((f"{title}, nearest first", [listing]))
     return Sides(columns)
 
 
@@ -241,22 +201,19 @@ def _sample(
     corpus: Inputs, step: str, shard: str, row: int, value: float, side: str
 ) -> Entry:
     """A document next to a bound, with the verdict of the whole step."""
-    table = read_document_rows(
-        corpus, shard, [row], ["id", "source", "locator", "text"]
-    )
-    judged = read_annotation_rows(
-        corpus, shard, step, [row], table["id"], ["keep", "reason"]
-    ).to_pylist()[0]
-    document = table.to_pylist()[0]
-    id_ = document["id"].hex()
-    note: list[Inline] = [document["source"], " · ", id_span(id_)]
-    if side == "passing" and not judged["keep"]:
-        note.append(f" · dropped by {judged['reason']}")
-    text = document["text"]
+    columns = ["id", "source", "locator", "text"]
+    documents = read_document_rows(corpus, shard, [row], columns)
+    (judged,) = read_annotation_rows(
+        corpus, shard, step, [row], documents["id"], ["keep", "reason"]
+    ).to_pylist()
+    document = documents.to_pylist()[0]
+    id_, text = document["id"].hex(), document["text"]
+    is_dropped = side == "passing" and not judged["keep"]
+    reason = f" · dropped by {judged['reason']}" if is_dropped else ""
     excerpt = text[:EXCERPT_CHARS] + ("..." if len(text) > EXCERPT_CHARS else "")
-    title: list[Inline] = [
-        Span(value_text(value), "strong"),
-        " ",
-        Link(document["locator"], address(DOCUMENTS, id_)),
-    ]
-    return Entry(title, [Span(excerpt)], note)
+    link = Link(document["locator"], address(DOCUMENTS, id_))
+    return Entry(
+        [Span(value_text(value), "strong"), " ", link],
+        [Span(excerpt)],
+        [document["source"], " · ", id_span(id_), reason],
+    )

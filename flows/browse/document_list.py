@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from gristmill.flows.browse.addresses import (
 from gristmill.flows.browse.browse_elements import (
     document_note,
     highlighted,
+    listing_of,
     value_text,
     verdict,
 )
@@ -48,11 +49,11 @@ from gristmill.flows.pages.page_elements import (
     Inline,
     Link,
     Links,
-    Listing,
     Note,
     Page,
-    Part,
+    page_of,
 )
+from gristmill.flows.report.report_facts import ranked
 from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.token_sources import decoded_text
 
@@ -95,21 +96,8 @@ class Scan:
     scanned: int | None = None
 
 
-@dataclass(frozen=True)
-class Choices:
-    """Values that the form offers: sources, languages, rules by step, and numeric
-    columns.
-    """
-
-    sources: list[str]
-    languages: list[str]
-    reasons: dict[str, list[str]]
-    columns: list[str]
-
-
 def documents_page(run: BrowsedRun, query: Search) -> Page:
     """The documents that meet a search, from a place on."""
-    inputs = run.corpus(query.corpus)
     corpus = run.columns(query.corpus)
     columns = _columns(corpus, query)
     scan = search(corpus, query, columns)
@@ -118,39 +106,29 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
     )
     following = query.link(scan.after) if scan.after else ""
     first_page = query.model_copy(update={"after": None})
-    count: Inline = f"of {total:,} documents"
+    count: list[Inline] = [f"of {total:,} documents"]
     if query.words is None and total <= MOST_COUNTED:
-        matches = run.cached(
+        matching = run.cached(
             ("count", first_page), lambda: _count(corpus, first_page, columns)
         )
-        count = f"{matches:,} {count}"
+        count.insert(0, f"{matching:,} ")
     elif scan.scanned is not None:
-        progress = (
-            f"{len(scan.hits)} found in {scan.scanned:,} documents that were "
-            "looked through"
-        )
-        count = (
-            [progress, "; ", Link("continue the search", following)]
-            if following
-            else progress
-        )
+        scanned = f"{scan.scanned:,} documents that were looked through"
+        count = [f"{len(scan.hits)} found in {scanned}"]
+        count += ["; ", Link("continue the search", following)] if following else []
     entries: list[Entry] = []
     for shard, hits in groupby(scan.hits, key=lambda hit: hit.shard):
-        entries += _entries(inputs, shard, list(hits), query)
+        entries += _entries(corpus.inputs, shard, list(hits), query)
     links: list[Inline] = (
         [Link("← the first ones", query.link())] if query.after else []
     )
     links += [Link("next →", following, rel="next")] if following else []
-    nothing = Note(f"None of them fits{' so far' if following else ''}.", "plain")
-    parts: list[Part] = [
+    return page_of(
+        "Documents" if query.corpus == DOCUMENTS else f"Examples of {query.corpus}",
         _form(run, corpus, query, total),
         Note(count),
-        Listing("", entries) if entries else nothing,
+        listing_of(entries, f"None of them fits{' so far' if following else ''}."),
         Links(links),
-    ]
-    return Page(
-        "Documents" if query.corpus == DOCUMENTS else f"Examples of {query.corpus}",
-        parts=parts,
     )
 
 
@@ -317,102 +295,80 @@ def _entries(
 
 
 def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
+    hint = "SQL over columns, such as language_score < 0.8 AND kept"
+    words_hint = 'in the text; "several between quotes"'
+    words, where = query.words or "", query.where or ""
     choices = run.cached(
         ("form", query.corpus), lambda: _choices(run, corpus, query.corpus)
     )
-    hint = "SQL over columns, such as language_score < 0.8 AND kept"
-    fields: list[Field | Choice | None] = [
-        Field(
-            "words",
-            "words",
-            query.words or "",
-            'in the text; "several between quotes"',
-            1000,
-            is_wide=True,
-        ),
-        _choice("source", "source", choices.sources, query.source),
-        _choice("language", "language", choices.languages, query.language),
-        _choice("outcome", "outcome", OUTCOMES, query.outcome),
-        _choice("step", "dropped by", list(choices.reasons), query.step),
-        Choice("reason", "reason", choices.reasons, query.reason or "")
-        if choices.reasons
-        else None,
-        _choice("column", "measured", choices.columns, query.column),
-        Field(
-            "least",
-            "at least",
-            "" if query.least is None else f"{query.least:g}",
-            is_number=True,
-        ),
-        Field(
-            "most",
-            "at most",
-            "" if query.most is None else f"{query.most:g}",
-            is_number=True,
-        ),
-        Field("where", "where", query.where or "", hint, 2000, is_wide=True),
+    fields: list[Field | Choice] = [
+        Field("words", "words", words, words_hint, 1000, is_wide=True)
     ]
-    shown = [field for field in fields if field is not None]
-    offered = {field.name for field in shown}
+    fields += [
+        replace(choice, value=getattr(query, choice.name) or "") for choice in choices
+    ]
+    for name, label in (("least", "at least"), ("most", "at most")):
+        bound = getattr(query, name)
+        value = "" if bound is None else f"{bound:g}"
+        fields.append(Field(name, label, value, is_number=True))
+    fields.append(Field("where", "where", where, hint, 2000, is_wide=True))
+    own = corpus_parameter(query.corpus)
     # A value that a link brought and the form does not offer stays with the search.
     hidden = {
         name: str(value)
-        for name, value in query.model_dump(exclude={"after", "corpus"}).items()
-        if value is not None and name not in offered
+        for name, value in {
+            **query.model_dump(exclude={"after"}),
+            "corpus": own,
+        }.items()
+        if value is not None and name not in {field.name for field in fields}
     }
-    corpus_of_form = corpus_parameter(query.corpus)
-    if corpus_of_form is not None:
-        hidden["corpus"] = corpus_of_form
     is_filtered = query != Search(corpus=query.corpus, after=query.after)
-    everything = (
-        Link(f"all {total:,}", address(DOCUMENTS, corpus=corpus_of_form))
-        if is_filtered
-        else ""
-    )
+    everything = Link(f"all {total:,}", address(DOCUMENTS, corpus=own))
     return Form(
         address(DOCUMENTS),
-        shown,
+        fields,
         [Button("Search")],
         hidden,
         "filters",
-        after=everything,
+        after=everything if is_filtered else "",
     )
 
 
-def _choice(
-    name: str, label: str, values: Sequence[str], value: str | None
-) -> Choice | None:
-    return Choice(name, label, {"": values}, value or "") if values else None
-
-
-def _choices(run: BrowsedRun, corpus: Corpus, name: str) -> Choices:
+def _choices(run: BrowsedRun, corpus: Corpus, name: str) -> list[Choice]:
+    """Lists of the form that have a value to offer."""
     reasons: dict[str, list[str]] = {}
     languages: dict[str, int] = {}
     sources: set[str] = set()
+    steps = {INGEST, *corpus.steps} & corpus.inputs.keys()
     for stage in run.committed() if name == DOCUMENTS else ():
-        if stage not in corpus.inputs or (
-            stage != INGEST and stage not in corpus.steps
-        ):
-            continue
-        summary = run.summary(stage)
-        counts = summary.get("counts", {})
-        sources |= set(counts.get("sources", {}))
-        causes = [*counts.get("dropped", {})]
-        causes += [QUARANTINE_REASON] if counts.get("quarantined") else []
-        if causes and stage != INGEST:
-            reasons[stage] = sorted(causes)
-        languages |= summary.get("languages", {})
-    by_frequency = sorted(
-        languages, key=lambda language: (-languages[language], language)
-    )
+        if stage in steps:
+            summary = run.step(stage)
+            sources |= set(summary.counts.sources)
+            causes = [*summary.counts.dropped]
+            causes += [QUARANTINE_REASON] if summary.counts.quarantined else []
+            if causes and stage != INGEST:
+                reasons[stage] = sorted(causes)
+            languages |= summary.languages
+    if LANGUAGE not in corpus.schema.names:
+        languages = {}
     numbers = [
         column
         for column in corpus.measured
         if _is_number(corpus.schema.field(column).type)
     ]
-    return Choices(
-        sorted(sources),
-        by_frequency if LANGUAGE in corpus.schema.names else [],
-        reasons,
-        numbers,
-    )
+    lists: dict[str, tuple[str, Mapping[str, Sequence[str]]]] = {
+        "source": ("source", {"": sorted(sources)}),
+        "language": (
+            "language",
+            {"": [language for language, _ in ranked(languages)]},
+        ),
+        "outcome": ("outcome", {"": OUTCOMES}),
+        "step": ("dropped by", {"": list(reasons)}),
+        "reason": ("reason", reasons),
+        "column": ("measured", {"": numbers}),
+    }
+    return [
+        Choice(parameter, label, groups)
+        for parameter, (label, groups) in lists.items()
+        if any(groups.values())
+    ]

@@ -13,14 +13,15 @@ from gristmill.flows.browse.addresses import (
 )
 from gristmill.flows.browse.browse_elements import tabs
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
-from gristmill.flows.pages.dot_map import draw_map, series_of
-from gristmill.flows.pages.page_elements import Inline, Link, Page, SeriesKey, Table
+from gristmill.flows.pages.dot_map import draw_map
+from gristmill.flows.pages.page_elements import Page, page_of
+from gristmill.flows.report.document_sections import domain_table
 
 
 def steps_with_domains(run: BrowsedRun) -> list[str]:
     """The committed steps that sorted documents into domains."""
     steps = run.columns(DOCUMENTS).steps if DOCUMENTS in run.corpora() else []
-    return [step for step in steps if run.summary(step).get("domains")]
+    return [step for step in steps if run.step(step).domains]
 
 
 def domains_page(run: BrowsedRun, query: OneStage) -> Page:
@@ -31,7 +32,7 @@ def domains_page(run: BrowsedRun, query: OneStage) -> Page:
             f"{query.stage} has sorted no documents by what they are about; steps that "
             f"have are {', '.join(steps) or 'none'}"
         )
-    summary, measured = run.summary(query.stage), run.columns(DOCUMENTS).measured
+    summary, measured = run.step(query.stage), run.columns(DOCUMENTS).measured
     column = next(
         name for name, place in measured.items() if place == (query.stage, "domain")
     )
@@ -40,32 +41,13 @@ def domains_page(run: BrowsedRun, query: OneStage) -> Page:
         return Search(where=f"{column} = {domain}").link()
 
     caption = (
-        f"{len(summary['map']):,} documents of the sample of {summary['sample']:,}, "
-        "along the two directions in which their vectors differ most. A number is that "
-        "of a domain, in the middle of its documents."
+        f"{len(summary.map):,} documents of the sample of {summary.sample:,}, along "
+        "the two directions in which their vectors differ most. A number is that of a "
+        "domain, in the middle of its documents."
     )
-    total = sum(domain["documents"] for domain in summary["domains"]) or 1
-    rows: list[list[Inline]] = [
-        [
-            [SeriesKey(series_of(domain["domain"])), str(domain["domain"])],
-            Link(domain["name"], documents_of(domain["domain"])),
-            f"{domain['documents']:,}",
-            f"{domain['documents'] / total:.1%}",
-        ]
-        for domain in summary["domains"]
-    ]
-    table = Table(
-        ["domain", "name", "documents", "share"],
-        rows,
-        {0, 2, 3},
-        {"share": "of all documents"},
-    )
-    map_ = draw_map(summary["map"], summary["domains"], caption, documents_of)
-    return Page(
+    return page_of(
         "Domains",
-        parts=[
-            tabs([(step, address(DOMAINS_PAGE, step)) for step in steps], query.stage),
-            map_,
-            table,
-        ],
+        tabs([(step, address(DOMAINS_PAGE, step)) for step in steps], query.stage),
+        draw_map(summary.map, summary.domains, caption, documents_of),
+        domain_table(summary, "of all documents", documents_of),
     )

@@ -5,7 +5,7 @@ every listing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.core.secrets import mask_text
@@ -36,9 +36,11 @@ from gristmill.flows.pages.page_elements import (
     ShareBar,
     Span,
     Table,
+    table,
 )
 from gristmill.flows.questions.status import describe_running, stage_states
 from gristmill.flows.report.report_facts import funnel, top_reasons
+from gristmill.flows.report.stage_summaries import Counts, StageCounts
 
 MOST_REASONS = 6
 STATE_MARKS = {"committed": "good", "corrupt": "bad"}
@@ -46,8 +48,7 @@ STATE_MARKS = {"committed": "good", "corrupt": "bad"}
 
 def overview_page(run: BrowsedRun, query: NoQuery) -> Page:
     """All stages with their states, the funnel, and links to every listing."""
-    summaries = {name: run.summary(name) for name in run.committed()}
-    rows = funnel(summaries, run.session.manifest.steps)
+    rows = funnel(run.summaries(), run.session.manifest.steps)
     subject = (
         f"{run.session.manifest_file}, store {mask_text(str(run.session.store.root))}"
     )
@@ -60,63 +61,39 @@ def overview_page(run: BrowsedRun, query: NoQuery) -> Page:
     return Page(run.name, [*sections, _stage_section(run)], parts)
 
 
-def _funnel_section(run: BrowsedRun, rows: list[dict[str, Any]]) -> Section:
-    read = rows[0]["kept"] or 1
+def _funnel_section(run: BrowsedRun, rows: Sequence[StageCounts]) -> Section:
+    read = rows[0].kept or 1
     lines = []
     for row in rows:
         reasons: list[Inline] = []
-        for reason, count in top_reasons(row, MOST_REASONS):
-            # What could not be read is in no list of documents.
-            listed = "" if row is rows[0] else _reason_link(row["stage"], reason)
-            cut = link_of_cut(run, row["stage"], reason)
-            reasons += [", "] if reasons else []
-            reasons += [Link(reason, listed) if listed else reason, f" {count:,}"]
-            reasons += [" (", Link("its cut", cut), ")"] if cut else []
-        counts = [
-            f"{row['read']:,}",
-            f"{row['kept']:,}",
-            f"{row['bytes_kept'] / 1e6:,.2f}",
-        ]
-        lines.append([row["stage"], *counts, ShareBar(row["kept"] / read), reasons])
-    table = Table(
-        ["step", "read", "kept", "MB kept", "", "dropped by"], lines, {1, 2, 3}
-    )
-    return Section("Documents after each step", [table])
-
-
-def _reason_link(step: str, reason: str) -> str:
-    is_quarantine = reason == "quarantined"
-    return (
-        Search(step=step, outcome="quarantined")
-        if is_quarantine
-        else Search(step=step, reason=reason)
-    ).link()
-
-
-def _source_section(rows: list[dict[str, Any]]) -> Section:
-    lines: list[list[Inline]] = []
-    for name, counts in sorted(rows[0].get("sources", {}).items()):
-        kept = rows[-1]["sources"].get(name, {}).get("kept", 0)
-        share = f"{kept / counts['read']:.1%}" if counts["read"] else ""
-        lines.append(
-            [
-                Link(name, Search(source=name).link()),
-                f"{counts['read']:,}",
-                f"{kept:,}",
-                share,
+        for reason, count in top_reasons(row.dropped, row.quarantined, MOST_REASONS):
+            query = Search(step=row.stage, reason=reason)
+            if reason == "quarantined":
+                query = Search(step=row.stage, outcome=reason)
+            cut = link_of_cut(run, row.stage, reason)
+            reasons += [
+                ", " if reasons else "",
+                # What could not be read is in no list of documents.
+                reason if row is rows[0] else Link(reason, query.link()),
+                f" {count:,}",
+                [" (", Link("its cut", cut), ")"] if cut else "",
             ]
-        )
-    return Section(
-        "Sources",
-        [
-            Table(
-                ["source", "read", "left", "share"],
-                lines,
-                {1, 2, 3},
-                {"left": "after all steps"},
-            )
-        ],
-    )
+        share = ShareBar(row.kept / read)
+        size = row.bytes_kept / 1e6
+        lines.append([row.stage, row.read, row.kept, size, share, reasons])
+    columns = {"read": ",", "kept": ",", "MB kept": ",.2f", "": "", "dropped by": ""}
+    return Section("Documents after each step", [table({"step": "", **columns}, lines)])
+
+
+def _source_section(rows: Sequence[StageCounts]) -> Section:
+    lines = []
+    for name, counts in sorted(rows[0].sources.items()):
+        kept = rows[-1].sources.get(name, Counts()).kept
+        share = kept / counts.read if counts.read else None
+        link = Link(name, Search(source=name).link())
+        lines.append([link, counts.read, kept, share])
+    columns = {"source": "", "read": ",", "left": ",", "share": ".1%"}
+    return Section("Sources", [table(columns, lines, {"left": "after all steps"})])
 
 
 def _stage_section(run: BrowsedRun) -> Section:
@@ -173,24 +150,17 @@ def _listing_of(run: BrowsedRun, stage: str) -> str:
 def navigation(run: BrowsedRun) -> list[Link]:
     """Links to the listings that a run has by now."""
     links = [Link("overview", "/")]
-    links += [
-        Link(name, address(DOCUMENTS, corpus=corpus_parameter(name)))
-        for name in run.corpora()
-    ]
+    for name in run.corpora():
+        corpus = corpus_parameter(name)
+        links.append(Link(name, address(DOCUMENTS, corpus=corpus)))
     if DOCUMENTS in run.corpora():
-        links += [
-            Link("search", address(SEARCH_PAGE)),
-            Link("cuts", address(CUTS_PAGE)),
-        ]
+        links.append(Link("search", address(SEARCH_PAGE)))
+        links.append(Link("cuts", address(CUTS_PAGE)))
     for step in steps_with_domains(run)[:1]:
         links.append(Link("domains", address(DOMAINS_PAGE, step)))
-    for corpus, step in steps_with_clusters(run)[:1]:
-        links.append(
-            Link(
-                "duplicates",
-                address(CLUSTERS_PAGE, step, corpus=corpus_parameter(corpus)),
-            )
-        )
+    for name, step in steps_with_clusters(run)[:1]:
+        corpus = corpus_parameter(name)
+        links.append(Link("duplicates", address(CLUSTERS_PAGE, step, corpus=corpus)))
     for stage in run.packed_sets()[:1]:
         links.append(Link("rows", address(ROWS_PAGE, stage)))
     for stage in trainings(run)[:1]:

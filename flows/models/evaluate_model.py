@@ -202,13 +202,11 @@ def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     team = summaries.get(RED_TEAM, {"sets": {}, "worst": ()})
     for task, summary in _rows(tasks):
         for metric, value in metric_values(summary):
-            interval = (
-                f"{printed(value['low'])} to {printed(value['high'])}"
-                if "low" in value
-                else ""
-            )
+            interval = ""
+            if value.low is not None and value.high is not None:
+                interval = f"{printed(value.low)} to {printed(value.high)}"
             table.add_row(
-                task, metric, printed(value["value"]), interval, str(summary["items"])
+                task, metric, printed(value.value), interval, str(summary["items"])
             )
         if "calibration" in summary:
             for bins in ("width", "mass"):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gristmill.flows.pages.markdown import markdown
 from gristmill.flows.pages.pictures import curves
 from gristmill.flows.report.document_sections import (
-    clusters_picture,
+    count_bars,
     funnel_picture,
     languages_picture,
     quality_picture,
@@ -18,13 +19,10 @@ from gristmill.flows.report.document_sections import (
 )
 from gristmill.flows.report.evaluation import evaluation_rows, some_samples
 from gristmill.flows.report.mixture import (
-    limits_note,
+    mixture_notes,
     mixture_picture,
-    mixture_rows,
-    mixture_table,
-    prefix_note,
-    stage_table,
-    used_packing,
+    mixture_tables,
+    packing_rows,
 )
 from gristmill.flows.report.report_facts import (
     Facts,
@@ -34,6 +32,7 @@ from gristmill.flows.report.report_facts import (
     top_reasons,
     training,
 )
+from gristmill.flows.report.stage_summaries import Counts, read_as
 from gristmill.flows.report.training import loss_rows, reward_points
 from gristmill.flows.running.run import Outcome
 from gristmill.flows.running.session import Session
@@ -62,18 +61,17 @@ def stage_card(outcome: Outcome) -> str:
         f"`{outcome.fingerprint[:16]}`. {outcome.note}",
         "",
     ]
-    counts = manifest["summary"].get("counts")
-    if counts and "kept" in counts:
+    counted = manifest["summary"].get("counts")
+    if counted and "kept" in counted:
+        counts = read_as(Counts, counted)
+        reasons = top_reasons(counts.dropped, counts.quarantined, 20)
         lines += [
             markdown_table(
                 ["", "documents"],
                 [
-                    ["read", counts["read"]],
-                    ["kept", counts["kept"]],
-                    *[
-                        [f"dropped: {rule}", number]
-                        for rule, number in top_reasons(counts, 20)
-                    ],
+                    ["read", counts.read],
+                    ["kept", counts.kept],
+                    *[[f"dropped: {rule}", number] for rule, number in reasons],
                 ],
             ),
             "",
@@ -124,9 +122,8 @@ def document_lines(facts: Facts) -> list[str]:
     """Tables and pictures of funnel, drop reasons, languages, quality, duplicates and
     quarantine.
     """
-    if not facts["funnel"]:
+    if not facts.funnel:
         return []
-    summaries = facts["summaries"]
     lines = [
         "## Documents",
         "",
@@ -136,14 +133,14 @@ def document_lines(facts: Facts) -> list[str]:
             ["stage", "read", "kept", "MB kept", "tokens kept", "quarantined"],
             [
                 [
-                    row["stage"],
-                    f"{row['read']:,}",
-                    f"{row['kept']:,}",
-                    f"{row['bytes_kept'] / 1e6:.1f}",
-                    tokens_kept(row),
-                    row["quarantined"],
+                    row.stage,
+                    f"{row.read:,}",
+                    f"{row.kept:,}",
+                    f"{row.bytes_kept / 1e6:.1f}",
+                    tokens_kept(row, row),
+                    row.quarantined,
                 ]
-                for row in facts["funnel"]
+                for row in facts.funnel
             ],
         ),
         "",
@@ -155,9 +152,9 @@ def document_lines(facts: Facts) -> list[str]:
         for line in (note, "")
     ]
     reasons = [
-        [row["stage"], rule, f"{count:,}", f"{count / max(row['read'], 1):.2%}"]
-        for row in facts["funnel"]
-        for rule, count in top_reasons(row, 10)
+        [row.stage, rule, f"{count:,}", f"{count / max(row.read, 1):.2%}"]
+        for row in facts.funnel
+        for rule, count in top_reasons(row.dropped, row.quarantined, 10)
     ]
     if reasons:
         lines += [
@@ -168,26 +165,24 @@ def document_lines(facts: Facts) -> list[str]:
             markdown_table(["stage", "rule", "documents", "of those read"], reasons),
             "",
         ]
-    if summaries.get("langid", {}).get("languages"):
+    if facts.step("langid").languages:
+        languages = languages_picture(facts.step("langid"))
         lines += [
             "## Languages",
             "",
-            picture(languages_picture(summaries["langid"]), "documents by language"),
+            picture(languages, "documents by language"),
             "",
         ]
-    if summaries.get("quality", {}).get("histogram"):
-        lines += [
-            "## Quality",
-            "",
-            picture(quality_picture(summaries["quality"]), "quality scores by source"),
-            "",
-        ]
-    for clusters in facts.get("clusters", {}).values():
-        if clusters["sizes"]:
+    quality = quality_picture(facts.step("quality"))
+    if quality:
+        lines += ["## Quality", "", picture(quality, "quality scores by source"), ""]
+    for clusters in facts.clusters.values():
+        if clusters.sizes:
+            sizes = count_bars(list(clusters.sizes.items()), "clusters")
             lines += [
                 "## Duplicates",
                 "",
-                picture(clusters_picture(clusters["sizes"]), "clusters by size"),
+                picture(sizes, "clusters by size"),
                 "",
             ]
     return lines
@@ -195,19 +190,18 @@ def document_lines(facts: Facts) -> list[str]:
 
 def mixture_lines(facts: Facts) -> list[str]:
     """Tables of the requested and of the packed mixture, and of the cost of packing."""
-    if "packed" not in facts:
+    if facts.packed is None:
         return []
-    bars = mixture_picture(mixture_rows(facts))
     lines = [
         "## Mixture",
         "",
-        picture(bars, "shares of tokens, requested and realised"),
+        picture(mixture_picture(facts), "shares of tokens, requested and realised"),
         "",
     ]
-    for table in (mixture_table(facts), stage_table(facts)):
-        lines += [markdown_table(*table), ""] if table is not None else []
-    for note in (limits_note(facts), prefix_note(facts)):
-        lines += [note, ""] if note else []
+    for table in mixture_tables(facts):
+        lines += [markdown(table), ""]
+    for note in mixture_notes(facts):
+        lines += [note, ""]
     return [
         *lines,
         "## Packing",
@@ -216,13 +210,14 @@ def mixture_lines(facts: Facts) -> list[str]:
             ["packing", "rows", "cut documents", "dropped", "padding"],
             [
                 [
-                    row["packing"],
-                    row["rows"],
-                    f"{row['split']:.2%}",
-                    f"{row['dropped']:.2%}",
-                    f"{row['padding']:.2%}",
+                    row.packing,
+                    row.rows,
+                    f"{row.waste.split:.2%}",
+                    f"{row.waste.dropped:.2%}",
+                    f"{row.waste.padding:.2%}",
                 ]
-                for row in used_packing(facts)
+                for row in packing_rows(facts)
+                if row.is_used
             ],
         ),
         "",
@@ -231,7 +226,7 @@ def mixture_lines(facts: Facts) -> list[str]:
 
 def training_lines(facts: Facts) -> list[str]:
     """Loss of every training stage, as a table and as curves."""
-    if not facts["training"]:
+    if not facts.training:
         return []
     lines = [
         "## Training",
@@ -239,18 +234,13 @@ def training_lines(facts: Facts) -> list[str]:
         markdown_table(
             ["stage", "steps", "first loss", "last loss"],
             [
-                [
-                    row["stage"],
-                    row["steps"],
-                    f"{row['first']:.3f}",
-                    f"{row['last']:.3f}",
-                ]
+                [row.stage, row.steps, f"{row.first:.3f}", f"{row.last:.3f}"]
                 for row in loss_rows(facts)
             ],
         ),
         "",
     ]
-    for stage, record in facts["training"].items():
+    for stage, record in facts.training.items():
         losses = [(line["step"], line["loss"]) for line in record if "loss" in line]
         if losses:
             lines += [
@@ -293,7 +283,7 @@ def run_card(session: Session, report: Path, link: str | None = None) -> str:
             markdown_table(
                 ["model", "source", "bits per byte"],
                 [
-                    [row["model"], row["source"], f"{row['bits_per_byte']:.3f}"]
+                    [row.model, row.source, f"{row.bits_per_byte:.3f}"]
                     for row in evaluation_rows(facts)
                 ],
             ),
@@ -301,12 +291,12 @@ def run_card(session: Session, report: Path, link: str | None = None) -> str:
         ]
     samples = some_samples(facts)
     lines += ["## Samples", ""] if samples else []
-    for sample in samples:
+    for model, sample in samples:
         # Indented text is literal: a sample may contain anything, also markdown.
         lines += [
-            f"**{sample['model']}**: {' '.join(sample['prompt'].split())}",
+            f"**{model}**: {' '.join(sample.prompt.split())}",
             "",
-            "    " + " ".join(sample["completion"].split())[:SAMPLE_CHARS],
+            "    " + " ".join(sample.completion.split())[:SAMPLE_CHARS],
             "",
         ]
     return "\n".join(lines)

@@ -4,8 +4,8 @@ its documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gristmill.flows.pages.page_elements import DotMap, MapPoint
 from gristmill.flows.pages.pictures import COLOURS
@@ -14,9 +14,20 @@ SIDE, MARGIN = 600, 24
 """Units of the drawing."""
 
 
+@dataclass(frozen=True)
+class Domain:
+    """A cluster of documents about one subject, and the middle of them on the map."""
+
+    domain: int
+    name: str
+    documents: int
+    x: float = 0.0
+    y: float = 0.0
+
+
 def draw_map(
     points: Sequence[tuple[float, float, int]],
-    domains: Sequence[Mapping[str, Any]],
+    domains: Sequence[Domain],
     caption: str,
     link: Callable[[int], str] = lambda domain: "",
 ) -> DotMap:
@@ -25,8 +36,7 @@ def draw_map(
 
     Args:
         points: x, y and domain of documents; y grows upwards.
-        domains: `domain`, `name`, `documents`, `x` and `y`; those without documents
-            have no label.
+        domains: those without documents have no label.
         caption: of the picture.
         link: address for a domain.
     """
@@ -35,21 +45,20 @@ def draw_map(
     middle_x, middle_y = (min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return round(SIDE / 2 + (x - middle_x) * scale, 1), round(
-            SIDE / 2 - (y - middle_y) * scale, 1
-        )
+        across, up = (x - middle_x) * scale, (y - middle_y) * scale
+        return round(SIDE / 2 + across, 1), round(SIDE / 2 - up, 1)
 
     dots = [MapPoint(*place(x, y), series_of(domain)) for x, y, domain in points]
     labels = [
         MapPoint(
-            *place(domain["x"], domain["y"]),
-            series_of(domain["domain"]),
-            str(domain["domain"]),
-            f"{domain['name']}: {domain['documents']:,} documents",
-            link(domain["domain"]),
+            *place(domain.x, domain.y),
+            series_of(domain.domain),
+            str(domain.domain),
+            f"{domain.name}: {domain.documents:,} documents",
+            link(domain.domain),
         )
         for domain in domains
-        if domain["documents"]
+        if domain.documents
     ]
     return DotMap(dots, labels, caption)
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from gristmill.flows.pages.column_glossary import MEANINGS
 
@@ -86,7 +85,6 @@ class Note:
 
     text: Inline
     tone: Literal["note", "plain", "warning"] = "note"
-    kind: ClassVar = "note"
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,6 @@ class Heading:
     """A heading inside a section."""
 
     text: Inline
-    kind: ClassVar = "heading"
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,6 @@ class Table:
     numeric: Collection[int] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)
     """Meanings of columns that differ from `column_glossary.py`."""
-    kind: ClassVar = "table"
 
     def meaning(self, column: str) -> str:
         """The meaning of a column; empty if its name suffices."""
@@ -121,7 +117,6 @@ class Figure:
 
     svg: str
     caption: str
-    kind: ClassVar = "figure"
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,6 @@ class Histogram:
     labels: Sequence[tuple[float, str]]
     cut: float | None
     caption: str
-    kind: ClassVar = "histogram"
 
 
 @dataclass(frozen=True)
@@ -171,7 +165,6 @@ class DotMap:
     dots: Sequence[MapPoint]
     labels: Sequence[MapPoint]
     caption: str
-    kind: ClassVar = "dot_map"
 
 
 @dataclass(frozen=True)
@@ -189,7 +182,6 @@ class Listing:
 
     title: str
     entries: Sequence[Entry]
-    kind: ClassVar = "listing"
 
 
 @dataclass(frozen=True)
@@ -204,7 +196,6 @@ class Text:
 
     spans: Sequence[Span]
     layout: Literal["", "columns", "tokens", "prompt", "answer"] = ""
-    kind: ClassVar = "text"
 
 
 @dataclass(frozen=True)
@@ -214,7 +205,6 @@ class Sides:
     """
 
     columns: Sequence[tuple[Inline, Sequence[Part]]]
-    kind: ClassVar = "sides"
 
 
 @dataclass(frozen=True)
@@ -225,7 +215,6 @@ class Details:
     parts: Sequence[Part]
     long: bool = False
     """Left out of Markdown, where nothing can be folded."""
-    kind: ClassVar = "details"
 
 
 @dataclass(frozen=True)
@@ -233,7 +222,6 @@ class Fields:
     """Names with their values, one below the other."""
 
     rows: Sequence[tuple[str, Inline]]
-    kind: ClassVar = "fields"
 
 
 @dataclass(frozen=True)
@@ -242,7 +230,6 @@ class Links:
 
     links: Sequence[Inline]
     label: str = ""
-    kind: ClassVar = "links"
 
 
 @dataclass(frozen=True)
@@ -252,7 +239,6 @@ class Progress:
     text: str
     done: int
     total: int
-    kind: ClassVar = "progress"
 
 
 @dataclass(frozen=True)
@@ -336,7 +322,6 @@ class Form:
     layout: Literal["", "filters", "find", "choices"] = ""
     method: Literal["get", "post"] = "get"
     after: Inline = ""
-    kind: ClassVar = "form"
 
 
 Part = (
@@ -390,38 +375,88 @@ class Page:
     site: str = "gristmill"
 
 
-def section_of(title: str, *parts: Part | Iterable[Part] | None) -> Section | None:
+Parts = Part | Iterable[Part] | None
+"""A part, several, or None for one that is left out."""
+
+
+def flatten(parts: Iterable[Parts]) -> list[Part]:
+    """All parts in one list."""
+    flat: list[Part] = []
+    for part in parts:
+        if part is not None:
+            flat += [part] if isinstance(part, Part) else part
+    return flat
+
+
+def section_of(title: str, *parts: Parts) -> Section | None:
     """A section of the parts that have content: no empty tables, and no headings above
     nothing.
-
-    Args:
-        title: of the section.
-        parts: parts, lists of parts, and None for those that are left out.
 
     Returns:
         None if nothing but notes and headings would remain.
     """
     kept: list[Part] = []
-    for part in parts:
-        if part is not None:
-            kept += [part] if isinstance(part, Part) else part
-    kept = [part for part in kept if not isinstance(part, Table) or part.rows]
-    kept = [
-        part
-        for part, following in zip_longest(kept, kept[1:])
-        if not _is_bare_heading(part, following)
+    following: Part | None = None
+    for part in reversed(flatten(parts)):
+        is_bare = isinstance(part, Heading) and isinstance(following, Heading | None)
+        if not is_bare and not (isinstance(part, Table) and not part.rows):
+            kept.insert(0, part)
+            following = part
+    has_content = any(not isinstance(part, Note | Heading) for part in kept)
+    return Section(title, kept) if has_content else None
+
+
+def page_of(title: str, *parts: Parts) -> Page:
+    """A page without sections."""
+    return Page(title, parts=flatten(parts))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A value and the ends of its interval, if it has one.
+
+    It takes the format of a number: `f"{measure:.1%}"` is `70.0% [54.6%, 81.9%]`.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def __format__(self, spec: str) -> str:
+        """The value, and its interval in brackets."""
+        value = format(self.value, spec)
+        if self.low is None or self.high is None:
+            return value
+        return f"{value} [{self.low:{spec}}, {self.high:{spec}}]"
+
+
+def table(
+    columns: Mapping[str, str],
+    rows: Iterable[Iterable[object]],
+    meanings: Mapping[str, str] | None = None,
+) -> Table:
+    """A table of values.
+
+    Args:
+        columns: name -> format of its numbers, such as `,` or `.1%`; `>` sets text to
+            the right; without a format the column is text.
+        rows: text, spans and links as they are; None is an empty cell, and all else is
+            written by the format of its column.
+        meanings: of columns that differ from `column_glossary.py`.
+    """
+    formats = list(columns.values())
+    cells = [
+        [_cell(value, form) for value, form in zip(row, formats, strict=True)]
+        for row in rows
     ]
-    return (
-        Section(title, kept)
-        if any(not isinstance(part, Note | Heading) for part in kept)
-        else None
-    )
+    numeric = {number for number, form in enumerate(formats) if form}
+    return Table(list(columns), cells, numeric, meanings or {})
 
 
-def _is_bare_heading(part: Part, following: Part | None) -> bool:
-    return isinstance(part, Heading) and (
-        following is None or isinstance(following, Heading)
-    )
+def _cell(value: object, form: str) -> Inline:
+    if isinstance(value, str | Span | Link | ShareBar | SeriesKey | list):
+        return value
+    return "" if value is None else format(value, form)
 
 
 def inline_text(value: Inline) -> str:

@@ -135,7 +135,10 @@ def environment(folder: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["breakable"] = breakable
+    templates.filters |= {
+        "breakable": breakable,
+        "kind": lambda part: type(part).__name__,
+    }
     templates.globals["meanings"] = MEANINGS
     return templates
 

@@ -227,20 +227,22 @@ def histogram(
 
 
 @drawn_once
-def reliability(bins: Sequence[Mapping[str, float]]) -> str:
-    """Accuracy over confidence, and the line of perfect calibration; the area of a
-    point is its number of items.
+def reliability(bins: Sequence[tuple[float, float, int]]) -> str:
+    """Accuracy over confidence, and the line of perfect calibration.
+
+    Args:
+        bins: confidence, accuracy and number of items, which is the area of a point.
     """
     figure, axes = _figure()
     # As wide as every picture: a narrower one would be drawn larger, its letters too.
     axes.set_box_aspect(1)
     figure.set_figheight(HEIGHT_INCHES * 1.2)
-    total = sum(bin_["items"] for bin_ in bins) or 1
+    total = sum(items for *_, items in bins) or 1
     axes.plot([0, 1], [0, 1], color=EDGE, linewidth=1.0, linestyle="--")
     axes.scatter(
-        [bin_["confidence"] for bin_ in bins],
-        [bin_["accuracy"] for bin_ in bins],
-        [20 + 400 * bin_["items"] / total for bin_ in bins],
+        [confidence for confidence, *_ in bins],
+        [accuracy for _, accuracy, _ in bins],
+        [20 + 400 * items / total for *_, items in bins],
         color=COLOURS[0],
         alpha=0.75,
         linewidths=0,

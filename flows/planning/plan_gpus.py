@@ -16,6 +16,7 @@ from rich.text import Text
 from gristmill.core.files import as_path, read_json
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.report.mixture import waste_of
+from gristmill.flows.report.stage_summaries import PackingCosts, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, TOKENIZER
@@ -259,13 +260,14 @@ def _data(session: Session, section: Pretrain, length: int) -> dict[str, Any] | 
             "epochs": epochs,
             "wraps_at_step": int(section.steps / epochs) + 1 if epochs > 1 else None,
         }
+    packing = summary["packings"][summary["packing"]]
     return {
         "passes_over_the_set": num_passes,
         "set_tokens": summary["tokens"],
         "sources": sources,
         "packing": {
             "kind": summary["packing"],
-            **waste_of(summary["packings"][summary["packing"]]),
+            **asdict(waste_of(read_as(PackingCosts, packing))),
         },
     }
 

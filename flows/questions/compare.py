@@ -18,13 +18,13 @@ from gristmill.flows.report.evaluation import evaluation_rows
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.report_facts import (
     Facts,
+    StageFacts,
+    add_topics,
     funnel,
-    topics_of,
     training,
-    with_tokens,
 )
 from gristmill.flows.report.training import loss_rows
-from gristmill.flows.stages.registry import STAGES, TOKENIZE
+from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.prepare import name_steps, written_steps
 from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.user_code import name_code
@@ -70,8 +70,8 @@ def find_run(store: Store, name: str) -> dict[str, Any]:
 
 
 def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
-    """Return the facts of a run by topic, as in `gather_facts`, without topics whose
-    output is not committed.
+    """Return the facts of a run, as in `gather_facts`; topics whose output is not
+    committed are empty.
     """
     folders = {
         stage: store.folder(
@@ -86,22 +86,19 @@ def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
     }
     manifests = {stage: folder.manifest() for stage, folder in folders.items()}
     summaries = {stage: manifest["summary"] for stage, manifest in manifests.items()}
-    facts: Facts = {
-        "summaries": summaries,
-        "funnel": with_tokens(
-            funnel(summaries, steps_of(record)), summaries.get(TOKENIZE)
-        ),
-        "training": {
-            name: training(folder)
-            for name, folder in folders.items()
-            if name in STAGES and STAGES[name].training is not None
-        },
-        "seconds": {
-            stage: manifest["seconds"] for stage, manifest in manifests.items()
-        },
-    }
+    facts = Facts(
+        stages=[
+            StageFacts(stage, manifest["seconds"])
+            for stage, manifest in manifests.items()
+        ],
+        summaries=summaries,
+        funnel=funnel(summaries, steps_of(record)),
+    )
     for name, folder in folders.items():
-        facts |= topics_of(STAGES[name], folder) if name in STAGES else {}
+        if name in STAGES:
+            add_topics(facts, STAGES[name], folder)
+            if STAGES[name].training is not None:
+                facts.training[name] = training(folder)
     return facts
 
 
@@ -170,6 +167,7 @@ def compare_runs(
     differences = changed_keys(
         keyed_manifest(first["manifest"]), keyed_manifest(second["manifest"])
     )
+    seconds = [{row.stage: row.seconds for row in side.stages} for side in facts]
     stages = []
     for stage in dict.fromkeys([*stages_of(first), *stages_of(second)]):
         entries = [record["stages"].get(stage, {}) for record in records]
@@ -183,7 +181,7 @@ def compare_runs(
                 "fingerprint": _pair(
                     *(identity and identity[:16] for identity in identities)
                 ),
-                "seconds": _pair(*(side["seconds"].get(stage) for side in facts)),
+                "seconds": _pair(*(side.get(stage) for side in seconds)),
             }
         )
     return {
@@ -200,12 +198,12 @@ def compare_runs(
         ],
         "stages": stages,
         "funnel": _joined(
-            [side["funnel"] for side in facts],
+            [side.funnel for side in facts],
             keys=("stage",),
             values=("kept", "bytes_kept", "tokens_kept"),
         ),
         "mixture": _joined(
-            [mixture_rows(side) if "packed" in side else [] for side in facts],
+            [mixture_rows(side) for side in facts],
             keys=("source",),
             values=("tokens", "share", "epochs"),
         ),
@@ -223,18 +221,19 @@ def compare_runs(
 
 
 def _joined(
-    sides: Sequence[Sequence[Row]], keys: tuple[str, ...], values: tuple[str, ...]
+    sides: Sequence[Sequence[object]], keys: tuple[str, ...], values: tuple[str, ...]
 ) -> list[Row]:
     """Join rows of both sides by their keys, with `{first, second}` for every value."""
     first, second = (
-        {tuple(row[key] for key in keys): row for row in rows} for rows in sides
+        {tuple(getattr(row, key) for key in keys): row for row in rows}
+        for rows in sides
     )
     joined = []
     for identity in dict.fromkeys([*first, *second]):
         row = dict(zip(keys, identity, strict=True))
         for value in values:
             row[value] = _pair(
-                first.get(identity, {}).get(value), second.get(identity, {}).get(value)
+                *(getattr(rows.get(identity), value, None) for rows in (first, second))
             )
         joined.append(row)
     return joined
@@ -250,7 +249,7 @@ def loss_curves(
     """Return stage -> run -> (step, loss), for plotting both runs on one axis."""
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for record in records:
-        for stage, lines in facts_of(store, record)["training"].items():
+        for stage, lines in facts_of(store, record).training.items():
             curves.setdefault(stage, {})[record["run"]] = [
                 (line["step"], line["loss"]) for line in lines if "loss" in line
             ]

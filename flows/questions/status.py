@@ -161,7 +161,10 @@ def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
         documents = row.get("documents", {})
         if documents and documents["kept"] < documents["read"] / 2:
             reasons = ", ".join(
-                f"{rule} {number:,}" for rule, number in top_reasons(documents)
+                f"{rule} {number:,}"
+                for rule, number in top_reasons(
+                    documents["dropped"], documents["quarantined"]
+                )
             )
             losses = (
                 f"kept {documents['kept']:,} of {documents['read']:,} "

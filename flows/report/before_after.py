@@ -4,15 +4,21 @@ training, before and after.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
-from gristmill.flows.pages.page_elements import Note, Part, Table
+from gristmill.flows.pages.page_elements import Note, Part, table
 from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.stage_summaries import (
+    HeldOut,
+    Interval,
+    MetricsLine,
+    TrainingSummary,
+)
 
-EFFECT_HEADINGS = ("stage", "held out", "before", "after", "")
+EFFECT_COLUMNS = {"stage": "", "held out": "", "before": ">", "after": ">", "": ""}
 Effect: TypeAlias = tuple[str, str, str, str, str]
-"""Cells below EFFECT_HEADINGS: the training, the held-out data, both values, and a
+"""Cells below EFFECT_COLUMNS: the training, the held-out data, both values, and a
 verdict.
 """
 NOTE = (
@@ -24,137 +30,98 @@ NOTE = (
 
 def effect_rows(facts: Facts) -> list[Effect]:
     """The effects of all trainings of a run."""
-    summaries = facts.get("summaries", {})
-    pretraining = facts["training"].get("pretrain", ())
-    rows = [*_text(pretraining), *_merged(pretraining, summaries.get("merge", {}))]
-    for stage, measure in (
-        ("sft", _answers),
-        ("reward", _ranking),
-        ("dpo", _pairs),
-        ("rl", _rewards),
-    ):
-        if stage in facts["training"]:
-            rows += measure(summaries.get(stage, {}))
+    record = facts.training.get("pretrain", ())
+    validations = (
+        line["validation"] for line in reversed(record) if "validation" in line
+    )
+    validation = {
+        source: values["bits_per_byte"]
+        for source, values in next(validations, {}).items()
+        if "bits_per_byte" in values
+    }
+    first = next((line for line in record if "loss" in line), MetricsLine())
+    batch = {
+        source: first.get("sources", {}).get(source, first).get("bits_per_byte")
+        for source in validation
+    }
+    merged = {
+        source: measures.bits_per_byte
+        for source, measures in facts.trained("merge").sources.items()
+    }
+    rows = [
+        *_text("pretrain", batch, validation),
+        # An average of checkpoints replaces the end, also if it is worse.
+        *_text(
+            "merge", validation, {source: merged.get(source) for source in validation}
+        ),
+    ]
+    for stage in ("sft", "reward", "dpo", "rl"):
+        if stage in facts.training:
+            rows += _tuning(stage, facts.trained(stage))
     return rows
 
 
 def effect_parts(facts: Facts) -> list[Part]:
     """The effects as a table of the report, with a note."""
     rows = effect_rows(facts)
-    return (
-        [Table(list(EFFECT_HEADINGS), [list(row) for row in rows], {2, 3}), Note(NOTE)]
-        if rows
-        else []
-    )
+    return [table(EFFECT_COLUMNS, rows), Note(NOTE)] if rows else []
 
 
-def _text(record: Sequence[Mapping[str, Any]]) -> Iterator[Effect]:
-    first: Mapping[str, Any] = next((line for line in record if "loss" in line), {})
-    for source, values in _last_validation(record).items():
-        before = first.get("sources", {}).get(source, first).get("bits_per_byte")
-        if before is not None and "bits_per_byte" in values:
-            yield _text_effect("pretrain", source, before, values["bits_per_byte"])
-
-
-def _last_validation(record: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The last validation of a training: source -> its measurements."""
-    return next(
-        (line["validation"] for line in reversed(record) if "validation" in line), {}
-    )
-
-
-def _merged(
-    record: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
+def _text(
+    stage: str, before: Mapping[str, float | None], after: Mapping[str, float | None]
 ) -> Iterator[Effect]:
-    """An average of checkpoints replaces the end of the training, also if it is
-    worse.
-    """
-    for source, values in _last_validation(record).items():
-        measured = summary.get("sources", {}).get(source, {})
-        if "bits_per_byte" in values and "bits_per_byte" in measured:
-            yield _text_effect(
-                "merge", source, values["bits_per_byte"], measured["bits_per_byte"]
-            )
+    """Bits per byte of the text of each source; lower is better."""
+    for source, value in after.items():
+        yield from _loss(stage, f"text of {source}", before[source], value)
 
 
-def _text_effect(stage: str, source: str, before: float, after: float) -> Effect:
-    return (
-        stage,
-        f"text of {source}",
-        f"{before:.3f}",
-        f"{after:.3f}",
-        _change(before, after),
-    )
-
-
-def _answers(summary: Mapping[str, Any]) -> Iterator[Effect]:
-    before, after = (
-        (summary.get(key) or {}).get("loss") for key in ("held_out_before", "held_out")
-    )
+def _loss(
+    stage: str, held_out: str, before: float | None, after: float | None
+) -> Iterator[Effect]:
     if before is not None and after is not None:
-        yield "sft", "answers", f"{before:.3f}", f"{after:.3f}", _change(before, after)
+        change = "better" if after < before else "worse"
+        verdict = "the same" if after == before else change
+        yield stage, held_out, f"{before:.3f}", f"{after:.3f}", verdict
 
 
-def _ranking(summary: Mapping[str, Any]) -> Iterator[Effect]:
-    yield from _pairs_effect(
-        "reward", summary.get("margins", {}).get("right", {}).get("held_out")
+def _tuning(stage: str, summary: TrainingSummary) -> Iterator[Effect]:
+    before, held_out = (
+        summary.held_out_before or HeldOut(),
+        summary.held_out or HeldOut(),
     )
-
-
-def _pairs(summary: Mapping[str, Any]) -> Iterator[Effect]:
-    yield from _pairs_effect(
-        "dpo", (summary.get("held_out") or {}).get("reward_accuracy_interval")
-    )
-
-
-def _pairs_effect(stage: str, accuracy: Mapping[str, Any] | None) -> Iterator[Effect]:
-    if accuracy:
+    if stage == "sft":
+        yield from _loss(stage, "answers", before.loss, held_out.loss)
+    accuracy = held_out.reward_accuracy_interval
+    if stage == "reward":
+        accuracy = summary.margins.right.get("held_out") if summary.margins else None
+    if accuracy is not None and stage in ("reward", "dpo"):
+        share = f"{accuracy.value:.0%}"
+        verdict = _against_chance(accuracy)
+        yield stage, f"{accuracy.units:,} pairs", "50%", share, verdict
+    gain = held_out.difference
+    if gain is not None and gain.low is not None and gain.high is not None:
         yield (
             stage,
-            f"{accuracy['units']:,} pairs",
-            "50%",
-            f"{accuracy['value']:.0%}",
-            _against_chance(accuracy),
+            f"rewards of {summary.held_out_prompts:,} prompts",
+            f"{held_out.reward_before:.3f}",
+            f"{held_out.reward:.3f}",
+            _gain(gain.low, gain.high),
         )
 
 
-def _rewards(summary: Mapping[str, Any]) -> Iterator[Effect]:
-    rewards = summary.get("held_out")
-    if not rewards:
-        return
-    low, high = rewards["difference"]["low"], rewards["difference"]["high"]
+def _gain(low: float, high: float) -> str:
     if low == high == 0:
-        verdict = "the same"
-    elif low > 0:
-        verdict = "better"
-    elif high < 0:
-        verdict = "worse"
-    else:
-        verdict = f"within noise ({low:+.3f} to {high:+.3f})"
-    prompts = f"rewards of {summary['held_out_prompts']:,} prompts"
-    yield (
-        "rl",
-        prompts,
-        f"{rewards['reward_before']:.3f}",
-        f"{rewards['reward']:.3f}",
-        verdict,
-    )
-
-
-def _change(before: float, after: float) -> str:
-    if after == before:
         return "the same"
-    return "better" if after < before else "worse"
+    if low > 0:
+        return "better"
+    return "worse" if high < 0 else f"within noise ({low:+.3f} to {high:+.3f})"
 
 
-def _against_chance(accuracy: Mapping[str, Any]) -> str:
-    if "low" not in accuracy:
+def _against_chance(accuracy: Interval) -> str:
+    if accuracy.low is None or accuracy.high is None:
         return ""
-    bounds = f"({accuracy['low']:.0%} to {accuracy['high']:.0%})"
-    if accuracy["low"] > 0.5:
+    bounds = f"({accuracy.low:.0%} to {accuracy.high:.0%})"
+    if accuracy.low > 0.5:
         return f"above chance {bounds}"
-    return (
-        f"below chance {bounds}"
-        if accuracy["high"] < 0.5
-        else f"not to be told from chance {bounds}"
-    )
+    verdict = "below chance" if accuracy.high < 0.5 else "not to be told from chance"
+    return f"{verdict} {bounds}"

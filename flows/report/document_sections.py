@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import shorten
-from typing import Any
 
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages import pictures
@@ -15,7 +14,7 @@ from gristmill.flows.pages.page_elements import (
     Entry,
     Figure,
     Heading,
-    Inline,
+    Link,
     Listing,
     Mark,
     Note,
@@ -27,9 +26,28 @@ from gristmill.flows.pages.page_elements import (
     Table,
     Text,
     section_of,
+    table,
 )
 from gristmill.flows.pages.text_diff import Piece, differences
-from gristmill.flows.report.report_facts import Facts, eaten_sources, top_reasons
+from gristmill.flows.report.report_facts import (
+    Cut,
+    CutSample,
+    DocumentGroup,
+    Facts,
+    PairOfTexts,
+    ShownDocument,
+    eaten_sources,
+    ranked,
+    top_reasons,
+)
+from gristmill.flows.report.stage_summaries import (
+    Counts,
+    Distilled,
+    LeakedItem,
+    Leaks,
+    StageCounts,
+    StepSummary,
+)
 from gristmill.mixtures.sources import INGEST
 
 MOST_REASONS = 20
@@ -56,34 +74,30 @@ def document_sections(facts: Facts) -> list[Section | None]:
 
 def funnel(facts: Facts) -> Section | None:
     """Documents, bytes and tokens after each stage, as a picture and a table."""
-    if not facts["funnel"]:
+    if not facts.funnel:
         return None
     rows = [
         [
-            row["stage"],
-            f"{row['read']:,}",
-            f"{row['kept']:,}",
-            f"{row['read'] - row['kept']:,}",
-            f"{row['bytes_kept'] / 1e6:.2f}",
-            tokens_kept(row),
+            row.stage,
+            row.read,
+            row.kept,
+            row.read - row.kept,
+            row.bytes_kept / 1e6,
+            tokens_kept(row, row),
         ]
-        for row in facts["funnel"]
+        for row in facts.funnel
     ]
+    columns = {"read": ",", "kept": ",", "gone": ",", "MB kept": ".2f"}
     estimate = Note(
         "Tokens before the last stage are estimated from the bytes per "
         "token of each source."
     )
-    has_tokens = any("tokens_kept" in row for row in facts["funnel"])
     return section_of(
         "Documents",
         Figure(funnel_picture(facts), "Text kept after each stage."),
-        Table(
-            ["stage", "read", "kept", "gone", "MB kept", "tokens kept"],
-            rows,
-            {1, 2, 3, 4, 5},
-        ),
-        estimate if has_tokens else None,
-        [Note(f"{sentence}.") for sentence in eaten_sources(facts["funnel"])],
+        table({"stage": "", **columns, "tokens kept": ">"}, rows),
+        estimate if facts.funnel[0].tokens_kept is not None else None,
+        [Note(f"{sentence}.") for sentence in eaten_sources(facts.funnel)],
         by_source(facts),
     )
 
@@ -91,14 +105,10 @@ def funnel(facts: Facts) -> Section | None:
 def funnel_picture(facts: Facts) -> str:
     """Megabytes of text after each stage, by source."""
     bars = []
-    for row in facts["funnel"]:
-        sources = sorted(row.get("sources", {}).items())
-        bars.append(
-            (
-                row["stage"],
-                {name: counts.get("bytes_kept", 0) / 1e6 for name, counts in sources},
-            )
-        )
+    for row in facts.funnel:
+        sources = sorted(row.sources.items())
+        sizes = {name: counts.bytes_kept / 1e6 for name, counts in sources}
+        bars.append((row.stage, sizes))
     return pictures.stacked_bars(bars, "MB of text kept, by source")
 
 
@@ -106,115 +116,83 @@ def by_source(facts: Facts) -> list[Part]:
     """Documents of each source after each stage: shares as a picture, numbers as a
     table; empty for a single source.
     """
-    first, *later = facts["funnel"]
+    first, *later = facts.funnel
     read = {
-        name: counts["read"]
-        for name, counts in sorted(first.get("sources", {}).items())
-        if counts.get("read")
+        name: counts.read
+        for name, counts in sorted(first.sources.items())
+        if counts.read
     }
     # A first stage that lost nothing would be drawn twice.
-    drawn = later if first["kept"] == first["read"] else [first, *later]
+    drawn = later if first.kept == first.read else facts.funnel
     if len(read) < 2 or not drawn:
         return []
-    rows = []
+    rows: list[Sequence[object]] = []
     shares = {}
     for name, number in read.items():
-        counts_by_stage = [row["sources"].get(name, {}) for row in drawn]
-        shares[name] = [
-            1.0,
-            *(counts.get("kept", 0) / number for counts in counts_by_stage),
-        ]
-        for row in (first, *later):
-            counts = row["sources"].get(name, {})
-            tokens = (
-                tokens_kept({**counts, "tokens_exact": row["tokens_exact"]})
-                if "tokens_kept" in counts
-                else ""
-            )
-            kept = counts.get("kept", 0)
-            megabytes = f"{counts.get('bytes_kept', 0) / 1e6:.2f}"
-            rows.append(
-                [
-                    name,
-                    row["stage"],
-                    f"{kept:,}",
-                    f"{kept / number:.1%}",
-                    megabytes,
-                    tokens,
-                ]
-            )
-    picture = pictures.steps(
-        shares, ["read", *(row["stage"] for row in drawn)], "of a source's documents"
-    )
-    meanings = {
-        "left": "kept after the stage, of all documents of the source that were read"
-    }
+        kept_of_stage = [row.sources.get(name, Counts()).kept for row in drawn]
+        shares[name] = [1.0, *(kept / number for kept in kept_of_stage)]
+        for row in facts.funnel:
+            counts = row.sources.get(name, Counts())
+            size, tokens = counts.bytes_kept / 1e6, tokens_kept(counts, row)
+            share = counts.kept / number
+            rows.append([name, row.stage, counts.kept, share, size, tokens])
+    columns = {"kept": ",", "left": ".1%", "MB kept": ".2f", "tokens kept": ">"}
+    meaning = "kept after the stage, of all documents of the source that were read"
+    stages = ["read", *(row.stage for row in drawn)]
     return [
         Heading("Each source"),
-        Figure(picture, "Share of each source's documents kept after each stage."),
-        Table(
-            ["source", "after", "kept", "left", "MB kept", "tokens kept"],
-            rows,
-            {2, 3, 4, 5},
-            meanings,
+        Figure(
+            pictures.steps(shares, stages, "of a source's documents"),
+            "Share of each source's documents kept after each stage.",
         ),
+        table({"source": "", "after": "", **columns}, rows, {"left": meaning}),
     ]
 
 
-def tokens_kept(row: Mapping[str, Any]) -> str:
-    """The tokens after a stage, marked if they are estimated; empty without a
-    tokenizer.
+def tokens_kept(counts: Counts, row: StageCounts) -> str:
+    """The tokens after the stage of a row, marked if they are estimated; empty without
+    a tokenizer.
     """
-    if "tokens_kept" not in row:
+    if counts.tokens_kept is None:
         return ""
-    return f"{'' if row['tokens_exact'] else '≈ '}{row['tokens_kept']:,.0f}"
+    return f"{'' if row.tokens_exact else '≈ '}{counts.tokens_kept:,.0f}"
 
 
 def reasons(facts: Facts) -> Section | None:
     """Documents that each rule dropped, and those that no other rule drops."""
-    alone: dict[str, int] = {}
-    for summary in facts["summaries"].values():
-        alone |= {
-            rule: tally["only"] for rule, tally in summary.get("rules", {}).items()
-        }
     rows = []
-    for row in facts["funnel"]:
-        for rule, count in top_reasons(row, MOST_REASONS):
-            share = f"{count / max(row['read'], 1):.2%}"
-            rows.append(
-                [
-                    row["stage"],
-                    rule,
-                    f"{count:,}",
-                    share,
-                    f"{alone[rule]:,}" if rule in alone else "",
-                ]
-            )
+    for row in facts.funnel:
+        tallies = facts.step(row.stage).rules
+        for rule, count in top_reasons(row.dropped, row.quarantined, MOST_REASONS):
+            alone = tallies[rule].only if rule in tallies else None
+            rows.append([row.stage, rule, count, count / max(row.read, 1), alone])
     if not rows:
         return None
-    table = Table(
-        ["stage", "rule", "documents", "of those read", "by it alone"], rows, {2, 3, 4}
-    )
+    columns = {"documents": ",", "of those read": ".2%", "by it alone": ","}
     return section_of(
         "Why documents were dropped",
         Figure(reasons_picture(facts), "Documents by the first rule that they failed."),
-        Details(f"All {len(rows)} rules that dropped any", [table]),
+        Details(
+            f"All {len(rows)} rules that dropped any",
+            [table({"stage": "", "rule": "", **columns}, rows)],
+        ),
     )
 
 
 def reasons_picture(facts: Facts) -> str:
     """The rules that dropped most documents."""
-    counts = [
-        (count, row["stage"], rule)
-        for row in facts["funnel"]
-        for rule, count in top_reasons(row, MOST_BARS)
-    ]
-    counts.sort(key=lambda entry: (-entry[0], entry[2]))
-    bars = [
-        (f"{stage}: {short_name(rule)}", {"documents": float(count)})
-        for count, stage, rule in counts
-    ]
-    return pictures.stacked_bars(bars[:MOST_BARS], "documents")
+    counts = {
+        f"{row.stage}: {short_name(rule)}": count
+        for row in facts.funnel
+        for rule, count in top_reasons(row.dropped, row.quarantined, MOST_BARS)
+    }
+    return count_bars(ranked(counts)[:MOST_BARS], "documents")
+
+
+def count_bars(counts: Sequence[tuple[str, int]], label: str) -> str:
+    """A bar for each name, as long as its count."""
+    bars = [(name, {label: float(count)}) for name, count in counts]
+    return pictures.stacked_bars(bars, label)
 
 
 def cuts(facts: Facts) -> Section | None:
@@ -223,55 +201,53 @@ def cuts(facts: Facts) -> Section | None:
     """
     details = [
         Details(
-            f"{cut['rule']} = {cut['bound']:g}: {cut['dropped']:,} documents",
-            both_sides(cut),
+            f"{cut.rule} = {cut.bound:g}: {cut.dropped:,} documents", both_sides(cut)
         )
-        for cut in facts.get("cuts", [])
+        for cut in facts.cuts
     ]
     return section_of("Both sides of each cut", details)
 
 
-def both_sides(cut: Mapping[str, Any]) -> list[Part]:
+def both_sides(cut: Cut) -> list[Part]:
     """The histogram of the values that a cut bounds, if they were counted, and the
     texts next to the cut.
     """
     parts: list[Part] = []
-    if cut["histogram"]:
-        edges, counts = cut["histogram"]["edges"], cut["histogram"]["counts"]
+    if cut.histogram is not None:
         caption = (
-            f"Documents by {cut['statistic']}. The cut of {cut['key']} lies at "
-            f"{cut['bound']:g}."
+            f"Documents by {cut.statistic}. The cut of {cut.key} lies at {cut.bound:g}."
         )
-        parts.append(draw_histogram(edges, counts, cut["bound"], caption))
-    for side, title in (
-        ("failing", "dropped, next to the cut"),
-        ("passing", "passed, next to the cut"),
-    ):
-        entries = []
-        for sample in cut[side]:
-            label: list[Inline] = [
-                Span(f"{sample['value']:.4g}", "strong"),
-                f" {sample['source']} {sample['locator']}",
-            ]
-            entries.append(Entry(label, [Span(sample["excerpt"])]))
-        parts.append(Listing(title, entries))
-    return parts
+        edges, counts = cut.histogram.edges, cut.histogram.counts
+        parts.append(draw_histogram(edges, counts, cut.bound, caption))
+    return [
+        *parts,
+        _samples("dropped, next to the cut", cut.failing),
+        _samples("passed, next to the cut", cut.passing),
+    ]
+
+
+def _samples(title: str, samples: Sequence[CutSample]) -> Listing:
+    return Listing(
+        title,
+        [
+            Entry(
+                [
+                    Span(f"{sample.value:.4g}", "strong"),
+                    f" {sample.source} {sample.locator}",
+                ],
+                sample.excerpt,
+            )
+            for sample in samples
+        ],
+    )
 
 
 def whole_documents(facts: Facts) -> Section | None:
     """Whole documents, kept and dropped ones, chosen by chance."""
-    groups = facts.get("shown_documents")
-    if not groups:
-        return None
     parts: list[Part] = []
-    for group in groups:
-        heading = (
-            "Kept"
-            if group["step"] is None
-            else f"Dropped by {group['step']}: {group['rule']}"
-        )
-        parts.append(Heading(f"{heading} ({group['documents']:,})"))
-        parts += [_whole_document(document) for document in group["shown"]]
+    for group in facts.shown_documents:
+        parts.append(Heading(f"{_group_title(group)} ({group.documents:,})"))
+        parts += [_whole_document(document) for document in group.shown]
     note = (
         "Some of each, by chance and the same in every report of this data: a click "
         "opens one. What steps took out of a text is struck out and red, what they put "
@@ -280,241 +256,192 @@ def whole_documents(facts: Facts) -> Section | None:
     return section_of("Whole documents", Note(note), parts)
 
 
-def _whole_document(document: Mapping[str, Any]) -> Details:
-    spans = [Span(piece["text"], piece["edit"] or "") for piece in document["pieces"]]
+def _group_title(group: DocumentGroup) -> str:
+    return "Kept" if group.step is None else f"Dropped by {group.step}: {group.rule}"
+
+
+def _whole_document(document: ShownDocument) -> Details:
+    spans = [Span(piece.text, piece.edit or "") for piece in document.pieces]
     original = "".join(span.text for span in spans if span.mark != "added")
-    characters = f"{document['characters']:,}"
-    parts: list[Part] = [*map(Note, document["said"]), Text(spans)]
-    if len(original) < document["characters"]:
-        command = f"`gristmill explain MANIFEST {document['id']} --text`"
-        parts.append(
-            Note(
-                f"The first {len(original):,} of {characters} characters; "
-                f"{command} shows all."
-            )
-        )
+    characters = f"{document.characters:,}"
+    parts: list[Part] = [*map(Note, document.said), Text(spans)]
+    if len(original) < document.characters:
+        command = f"`gristmill explain MANIFEST {document.id} --text`"
+        text = f"The first {len(original):,} of {characters} characters"
+        parts.append(Note(f"{text}; {command} shows all."))
     beginning = shorten(original[: 8 * TITLE_CHARS], TITLE_CHARS, placeholder=" ...")
-    title = (
-        f"{document['source']} {document['locator']}, {characters} characters: "
-        f"{beginning}"
-    )
-    return Details(title, [*parts, Note(f"Its id is `{document['id']}`.")], long=True)
+    place = f"{document.source} {document.locator}"
+    title = f"{place}, {characters} characters: {beginning}"
+    return Details(title, [*parts, Note(f"Its id is `{document.id}`.")], long=True)
 
 
 def lengths(facts: Facts, name: str = "filter") -> Section | None:
     """Number of words of the documents that the filter read."""
-    counted = facts["summaries"][name].get("histograms", {}).get("words")
-    if not counted:
-        return None
     caption = "Documents that the filter has read, by their number of words."
-    return section_of(
-        "Lengths", draw_histogram(counted["edges"], counted["counts"], None, caption)
-    )
+    return section_of("Lengths", _histogram(facts.step(name), "words", caption))
+
+
+def _histogram(summary: StepSummary, column: str, caption: str) -> Part | None:
+    values = summary.histograms.get(column)
+    if values is None:
+        return None
+    return draw_histogram(values.edges, values.counts, None, caption)
 
 
 def rules_by_language(facts: Facts, name: str = "filter") -> Section | None:
     """Documents that the rules of each language kept."""
-    counted = facts["summaries"][name].get("by_language", {})
-    rows = [
-        [
-            language,
-            f"{counts['read']:,}",
-            f"{counts['kept']:,}",
-            f"{counts['kept'] / max(counts['read'], 1):.1%}",
-        ]
-        for language, counts in sorted(
-            counted.items(), key=lambda item: (-item[1]["read"], item[0])
-        )
+    by_language = facts.step(name).by_language
+    most_read = ranked({language: row.read for language, row in by_language.items()})
+    kept = {language: row.kept for language, row in by_language.items()}
+    rows = _kept_rows(most_read, kept)
+    columns = {"rules of": "", "read": ",", "kept": ",", "share": ".1%"}
+    return section_of("Rules by language", table(columns, rows))
+
+
+def _kept_rows(
+    read: Sequence[tuple[str, int]], kept: Mapping[str, int]
+) -> list[Sequence[object]]:
+    """Name, number read, number kept, and share kept."""
+    return [
+        [name, number, kept.get(name, 0), kept.get(name, 0) / max(number, 1)]
+        for name, number in read
     ]
-    return section_of(
-        "Rules by language",
-        Table(["rules of", "read", "kept", "share"], rows, {1, 2, 3}),
-    )
 
 
 def languages(facts: Facts, name: str = "langid") -> Section | None:
     """The languages of documents, and the confidence of the model."""
-    summary = facts["summaries"][name]
-    if not summary.get("languages"):
+    summary = facts.step(name)
+    number = len(summary.languages)
+    if not number:
         return None
-    number = len(summary["languages"])
-    scores = summary.get("histograms", {}).get("language_score")
     suffix = f"; the {MOST_LANGUAGES} most frequent:" if number > MOST_LANGUAGES else ""
+    columns = {"language": "", "documents": ",", "kept": ",", "share": ".1%"}
+    most = ranked(summary.languages)[:MOST_LANGUAGES]
+    kept = summary.languages_kept
     return section_of(
         "Languages",
         Note(f"{number} language{'s' if number > 1 else ''}{suffix}"),
         Figure(languages_picture(summary), "Documents by their likeliest language."),
-        kept_by_language(summary) if "languages_kept" in summary else None,
-        draw_histogram(
-            scores["edges"], scores["counts"], None, "Confidence of the model."
-        )
-        if scores
-        else None,
+        None if kept is None else table(columns, _kept_rows(most, kept)),
+        _histogram(summary, "language_score", "Confidence of the model."),
     )
 
 
-def most_frequent_languages(summary: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """(language, documents) of the most frequent languages."""
-    ranked = sorted(summary["languages"].items(), key=lambda item: (-item[1], item[0]))
-    return ranked[:MOST_LANGUAGES]
-
-
-def kept_by_language(summary: Mapping[str, Any]) -> Table:
-    """Documents of the most frequent languages, and how many of them are kept."""
-    rows = []
-    for language, read in most_frequent_languages(summary):
-        kept = summary["languages_kept"].get(language, 0)
-        rows.append([language, f"{read:,}", f"{kept:,}", f"{kept / read:.1%}"])
-    return Table(["language", "documents", "kept", "share"], rows, {1, 2, 3})
-
-
-def languages_picture(summary: Mapping[str, Any]) -> str:
+def languages_picture(summary: StepSummary) -> str:
     """Documents by language, the most frequent ones."""
-    bars = [
-        (language, {"documents": float(count)})
-        for language, count in most_frequent_languages(summary)
-    ]
-    return pictures.stacked_bars(bars, "documents")
+    return count_bars(ranked(summary.languages)[:MOST_LANGUAGES], "documents")
 
 
 def quality(facts: Facts, name: str = "quality") -> Section | None:
     """Scores by source, and how well the classifier separates held-out documents."""
-    summary = facts["summaries"][name]
-    if "histogram" not in summary:
+    summary = facts.step(name)
+    if summary.histogram is None:
         return None
     parts: list[Part] = []
-    if "auc" in summary:
-        alone = (
-            f"; by their length alone {summary['length_auc']:.4f}"
-            if "length_auc" in summary
-            else ""
-        )
-        parts.append(
-            Note(
-                f"AUC {summary['auc']:.4f} on {summary['held_out']:,} "
-                f"held-out documents{alone}."
-            )
-        )
-    if "distilled" in summary:
-        parts += agreement(summary["distilled"])
+    if summary.auc is not None:
+        auc = f"AUC {summary.auc:.4f} on {summary.held_out:,} held-out documents"
+        if summary.length_auc is not None:
+            auc += f"; by their length alone {summary.length_auc:.4f}"
+        parts.append(Note(f"{auc}."))
+    if summary.distilled is not None:
+        parts += agreement(summary.distilled)
     picture = quality_picture(summary)
     if picture:
         parts.append(Figure(picture, "Quality scores by source."))
     return Section("Quality", parts)
 
 
-def agreement(distilled: Mapping[str, Any]) -> list[Part]:
+def agreement(distilled: Distilled) -> list[Part]:
     """Agreement of a classifier with the judge that it learnt from."""
-    cut, confusion, best = (
-        distilled["at_cut"],
-        distilled["confusion"],
-        distilled["best"],
-    )
+    cut, counts, best = distilled.at_cut, distilled.confusion, distilled.best
     calibration = [
-        [
-            f"from {row['from']:.1f}",
-            f"{row['documents']:,}",
-            f"{row['score']:.3f}",
-            f"{row['good']:.1%}",
-        ]
-        for row in distilled["calibration"]
+        [f"from {row.from_:.1f}", row.documents, row.score, row.good]
+        for row in distilled.calibration
     ]
-    confusions = [
-        [
-            "judge: good",
-            f"{confusion['good_kept']:,}",
-            f"{confusion['good_dropped']:,}",
-        ],
-        [
-            "otherwise",
-            f"{confusion['other_kept']:,}",
-            f"{confusion['other_dropped']:,}",
-        ],
-    ]
-    return [
-        Note(
-            f"Learnt from {distilled['learnt']:,} of {distilled['sample']:,} judged "
-            f"documents, {distilled['good']:,} of them good. On "
-            f"{distilled['held_out']:,} held out: AUC {distilled['auc']:.4f}; at "
-            f"{cut['cut']:.3g} F1 {cut['f1']:.3f}, precision {cut['precision']:.3f}, "
-            f"recall {cut['recall']:.3f}; best F1 {best['f1']:.3f} at "
-            f"{best['cut']:.3g}."
-        ),
-        Table(["", "classifier: good", "otherwise"], confusions, {1, 2}),
-        Table(
-            ["score", "documents", "mean score", "good by the judge"],
-            calibration,
-            {1, 2, 3},
-        ),
-    ]
-
-
-def quality_picture(summary: Mapping[str, Any]) -> str:
-    """Quality scores by source; empty without any."""
-    series = summary["histogram"]
-    bins = len(next(iter(series.values()), []))
-    return (
-        pictures.histogram(
-            series, [index / bins for index in range(bins + 1)], "quality score"
-        )
-        if bins
-        else ""
+    note = Note(
+        f"Learnt from {distilled.learnt:,} of {distilled.sample:,} judged documents, "
+        f"{distilled.good:,} of them good. On {distilled.held_out:,} held out: AUC "
+        f"{distilled.auc:.4f}; at {cut.cut:.3g} F1 {cut.f1:.3f}, precision "
+        f"{cut.precision:.3f}, recall {cut.recall:.3f}; best F1 {best.f1:.3f} at "
+        f"{best.cut:.3g}."
     )
+    return [
+        note,
+        table(
+            {"": "", "classifier: good": ",", "otherwise": ","},
+            [
+                ["judge: good", counts.good_kept, counts.good_dropped],
+                ["otherwise", counts.other_kept, counts.other_dropped],
+            ],
+        ),
+        table(
+            {
+                "score": "",
+                "documents": ",",
+                "mean score": ".3f",
+                "good by the judge": ".1%",
+            },
+            calibration,
+        ),
+    ]
+
+
+def quality_picture(summary: StepSummary) -> str:
+    """Quality scores by source; empty without any."""
+    series = summary.histogram or {}
+    bins = len(next(iter(series.values()), []))
+    if not bins:
+        return ""
+    edges = [index / bins for index in range(bins + 1)]
+    return pictures.histogram(series, edges, "quality score")
 
 
 def duplicates(facts: Facts, name: str = "dedup") -> Section | None:
     """Sizes of clusters of duplicates, the largest clusters, and near duplicates side
     by side.
     """
-    clusters = facts.get("clusters", {}).get(name)
-    if not clusters or not clusters["largest"]:
+    clusters = facts.clusters.get(name)
+    if clusters is None or not clusters.largest:
         return None
-    summary = facts["summaries"][name]
+    summary = facts.step(name)
+    dropped = summary.dropped_by_rule
     rows = [
-        [cluster["locator"], cluster["survivor"][:16], cluster["size"]]
-        for cluster in clusters["largest"]
+        [cluster.locator, cluster.survivor[:16], cluster.size]
+        for cluster in clusters.largest
     ]
-    parts: list[Part] = [
-        Note(f"{summary['clusters']:,} clusters of two or more documents.")
-    ]
-    dropped = summary.get("dropped_by_rule")
-    if dropped:
-        parts.append(
-            Note(
-                f"`clusters: survivors` drops {dropped['survivors']:,} documents, each "
-                "similar to a kept one; `clusters: connected` drops "
-                f"{dropped['connected']:,}, all but one of each chain."
-            )
+    by_rule = (
+        "`clusters: survivors` drops {survivors:,} documents, each similar to a kept "
+        "one; `clusters: connected` drops {connected:,}, all but one of each chain."
+    )
+    return section_of(
+        "Duplicates",
+        Note(f"{summary.clusters:,} clusters of two or more documents."),
+        Note(by_rule.format(**dropped)) if dropped else None,
+        Figure(
+            count_bars(list(clusters.sizes.items()), "clusters"),
+            "Clusters by their number of documents.",
         )
-    if clusters["sizes"]:
-        parts.append(
-            Figure(
-                clusters_picture(clusters["sizes"]),
-                "Clusters by their number of documents.",
-            )
-        )
-    parts += [
-        Table(["survivor of the largest", "id", "documents"], rows, {2}),
+        if clusters.sizes
+        else None,
+        table({"survivor of the largest": "", "id": "", "documents": "d"}, rows),
         Heading("Near duplicates side by side, the least similar first"),
-    ]
-    for pair in clusters.get("beside", []):
-        similarity = f"{pair['measure']} {pair['similarity']:.2f}"
-        places = (
-            f"{pair['dropped']['locator']}, dropped, and "
-            f"{pair['kept']['locator']}, kept in its place"
-        )
-        parts.append(Details(f"{similarity}: {places}", [both_texts(pair)]))
-    return section_of("Duplicates", parts)
+        map(_near_duplicate, clusters.beside),
+    )
 
 
-def both_texts(pair: Mapping[str, Any]) -> Sides:
+def _near_duplicate(pair: PairOfTexts) -> Details:
     """A dropped document and the kept one, with their differences marked."""
-    dropped, kept = differences(pair["dropped"]["text"], pair["kept"]["text"])
-    columns: list[tuple[Inline, Sequence[Part]]] = [
-        (f"dropped: {pair['dropped']['locator']}", [Text(folded(dropped, "removed"))]),
-        (f"kept: {pair['kept']['locator']}", [Text(folded(kept, "added"))]),
-    ]
-    return Sides(columns)
+    dropped, kept = differences(pair.dropped.text, pair.kept.text)
+    places = (
+        f"{pair.dropped.locator}, dropped, and {pair.kept.locator}, kept in its place"
+    )
+    columns = Sides(
+        [
+            (f"dropped: {pair.dropped.locator}", [Text(folded(dropped, "removed"))]),
+            (f"kept: {pair.kept.locator}", [Text(folded(kept, "added"))]),
+        ]
+    )
+    return Details(f"{pair.measure} {pair.similarity:.2f}: {places}", [columns])
 
 
 def folded(pieces: Sequence[Piece], mark: Mark) -> list[Span]:
@@ -535,36 +462,26 @@ def folded(pieces: Sequence[Piece], mark: Mark) -> list[Span]:
     return spans
 
 
-def clusters_picture(sizes: Mapping[str, int]) -> str:
-    """Clusters by their number of documents."""
-    return pictures.stacked_bars(
-        [(name, {"clusters": float(count)}) for name, count in sizes.items()],
-        "clusters",
-    )
-
-
 def edits(facts: Facts, name: str = "clean") -> Section | None:
     """Edits of a cleaning step, by rule."""
     rows = [
-        [rule, f"{tally['documents']:,}", f"{tally['times']:,}", f"{tally['bytes']:,}"]
-        for rule, tally in facts["summaries"][name].get("edits", {}).items()
-        if tally["times"]
+        [rule, tally.documents, tally.times, tally.bytes]
+        for rule, tally in facts.step(name).edits.items()
+        if tally.times
     ]
     meanings = {
         "documents": "in which it changed something",
         "times": "passages that it changed",
         "bytes": "of UTF-8 that it took out",
     }
-    return section_of(
-        "Edits",
-        Table(["rule", "documents", "times", "bytes"], rows, {1, 2, 3}, meanings),
-    )
+    columns = {"rule": "", "documents": ",", "times": ",", "bytes": ","}
+    return section_of("Edits", table(columns, rows, meanings))
 
 
 def own_code(facts: Facts, name: str) -> Section | None:
     """The user's code that a step ran, and whether its calls differed."""
-    summary = facts["summaries"][name]
-    notes = [Note(f"{summary[key]}.") for key in ("code", "differs") if key in summary]
+    summary = facts.step(name)
+    notes = [Note(f"{text}.") for text in (summary.code, summary.differs) if text]
     return Section(f"Code of {name}", notes) if notes else None
 
 
@@ -572,100 +489,110 @@ def domains(facts: Facts, name: str = "cluster") -> Section | None:
     """Clusters of documents about the same subject, with their names, and a map of
     them.
     """
-    summary = facts["summaries"][name]
-    if not summary.get("domains"):
+    summary = facts.step(name)
+    if not summary.domains:
         return None
-    total = sum(domain["documents"] for domain in summary["domains"]) or 1
-    rows = [
-        [
-            [SeriesKey(series_of(domain["domain"])), str(domain["domain"])],
-            domain["name"],
-            f"{domain['documents']:,}",
-            f"{domain['documents'] / total:.1%}",
-        ]
-        for domain in summary["domains"]
-    ]
     caption = (
         "Documents of the sample along the two directions in which their vectors "
         "differ most; the numbers are those of the domains."
     )
-    meanings = {"share": "of the documents of the sample"}
     return section_of(
         f"Domains of {name}",
-        draw_map(summary["map"], summary["domains"], caption),
-        Table(["domain", "name", "documents", "share"], rows, {0, 2, 3}, meanings),
+        draw_map(summary.map, summary.domains, caption),
+        domain_table(summary, "of the documents of the sample"),
     )
+
+
+def domain_table(
+    summary: StepSummary, share: str, link: Callable[[int], str] | None = None
+) -> Table:
+    """The domains of a step.
+
+    Args:
+        summary: of the step.
+        share: meaning of the column `share`.
+        link: address for a domain.
+    """
+    total = sum(domain.documents for domain in summary.domains) or 1
+    rows = [
+        [
+            [SeriesKey(series_of(domain.domain)), str(domain.domain)],
+            Link(domain.name, link(domain.domain)) if link else domain.name,
+            domain.documents,
+            domain.documents / total,
+        ]
+        for domain in summary.domains
+    ]
+    columns = {"domain": ">", "name": "", "documents": ",", "share": ".1%"}
+    return table(columns, rows, {"share": share})
 
 
 def reader(facts: Facts, name: str) -> Section | None:
     """The model that scored documents, and how much of them it read."""
-    counts = facts["summaries"][name].get("reader")
-    if counts is None:
+    tally = facts.step(name).reader
+    if tally is None:
         return None
-    row = [
-        counts["model"],
-        *(f"{counts[key]:,}" for key in ("documents", "windows", "tokens", "cut")),
-    ]
-    header = ["model", "documents", "windows", "tokens", "not read whole"]
-    return section_of(f"Model of {name}", Table(header, [row], {1, 2, 3, 4}))
+    columns = {"documents": ",", "windows": ",", "tokens": ",", "not read whole": ","}
+    rows = [[tally.model, tally.documents, tally.windows, tally.tokens, tally.cut]]
+    return section_of(f"Model of {name}", table({"model": "", **columns}, rows))
 
 
 def repeated_lines(facts: Facts, name: str = "dedup_lines") -> Section | None:
     """Lines that repeated so often that they were cut."""
     rows = [
-        [f"{row['documents']:,}", _shorten(row["text"])]
-        for row in facts["summaries"][name].get("most_repeated", [])[:MOST_REASONS]
+        [row.documents, _shorten(row.text)]
+        for row in facts.step(name).most_repeated[:MOST_REASONS]
     ]
-    return section_of(
-        "Repeated lines",
-        Table(
-            ["documents", "line"], rows, {0}, {"documents": "in which the line stands"}
-        ),
-    )
+    columns = {"documents": ",", "line": ""}
+    meanings = {"documents": "in which the line stands"}
+    return section_of("Repeated lines", table(columns, rows, meanings))
 
 
 def repeated_passages(facts: Facts, name: str = "dedup_substrings") -> Section | None:
     """Passages that repeated so often that they were cut."""
     rows = [
-        [f"{row['copies']:,}", f"{row['words']:,}", _shorten(row["text"])]
-        for row in facts["summaries"][name].get("largest_repeats", [])[:MOST_REASONS]
+        [row.copies, row.words, _shorten(row.text)]
+        for row in facts.step(name).largest_repeats[:MOST_REASONS]
     ]
-    return section_of(
-        "Repeated passages", Table(["copies", "words", "begins"], rows, {0, 1})
-    )
+    columns = {"copies": ",", "words": ",", "begins": ""}
+    return section_of("Repeated passages", table(columns, rows))
 
 
 def contamination(facts: Facts, name: str = "decontaminate") -> Section | None:
     """Items of each evaluation set that documents hold, and these documents."""
-    summary = facts["summaries"][name]
+    summary = facts.summary(name, Leaks)
     sets = [
-        [
-            set_name,
-            f"{counts['items']:,}",
-            f"{counts['checked']:,}",
-            f"{counts['contaminated']:,}",
-            f"{counts['contaminated_share']:.2%}",
-        ]
-        for set_name, counts in summary.get("sets", {}).items()
+        [name_, row.items, row.checked, row.contaminated, row.contaminated_share]
+        for name_, row in summary.sets.items()
     ]
-    rows = [
-        [
-            match["set"],
-            match["item"],
-            _shorten(match["item_text"]),
-            f"{match['contamination']:.0%}",
-            f"{match['source']} {match['locator']}",
-        ]
-        for match in summary.get("matches", [])[:MOST_REASONS]
-    ]
+    columns = {"items": ",", "checked": ",", "found": ",", "share": ".2%"}
     meanings = {"share": "found, of all that it has"}
     return section_of(
         "Contamination of documents",
-        Table(
-            ["set", "items", "checked", "found", "share"], sets, {1, 2, 3, 4}, meanings
-        ),
-        Table(["set", "item", "its text", "of it", "document"], rows, {1, 3}),
+        table({"set": "", **columns}, sets, meanings),
+        leaked_items(summary.matches[:MOST_REASONS], "set", "document"),
     )
+
+
+def leaked_items(items: Sequence[LeakedItem], set_column: str, holder: str) -> Table:
+    """Items of evaluation sets, each with the text that holds it.
+
+    Args:
+        items: in their order.
+        set_column, holder: names of the columns of the set and of the text.
+    """
+    rows = [
+        [
+            item.set,
+            str(item.item),
+            _shorten(str(item.item_text)),
+            item.contamination,
+            f"{item.source} {item.locator}",
+        ]
+        for item in items
+    ]
+    columns = {"item": ">", "its text": "", "of it": ".0%"}
+    return table({set_column: "", **columns, holder: ""}, rows)
 
 
 def quarantine(facts: Facts) -> Section | None:
@@ -673,55 +600,41 @@ def quarantine(facts: Facts) -> Section | None:
     not be read.
     """
     counts = [
-        [
-            row["stage"],
-            f"{row['quarantined']:,}",
-            f"{row['quarantined'] / max(row['read'], 1):.2%}",
-        ]
-        for row in facts["funnel"]
-        if row.get("quarantined")
+        [row.stage, row.quarantined, row.quarantined / max(row.read, 1)]
+        for row in facts.funnel
+        if row.quarantined
     ]
-    records = facts["summaries"].get(INGEST, {}).get("quarantined", [])
     rows = [
-        [record["file"], record.get("record", ""), record["error"]]
-        for record in records[:MOST_REASONS]
+        [row.file, row.record, row.error]
+        for row in facts.step(INGEST).quarantined[:MOST_REASONS]
     ]
     return section_of(
         "Quarantine",
-        Table(["stage", "records", "of those read"], counts, {1, 2}),
-        Table(["file", "record", "error"], rows),
+        table({"stage": "", "records": ",", "of those read": ".2%"}, counts),
+        table({"file": "", "record": "", "error": ""}, rows),
     )
 
 
 def damaged_files(facts: Facts, name: str = INGEST) -> Section | None:
     """Files that could not be read to their end, and their lost records."""
     rows = [
-        [
-            file["source"],
-            file["file"],
-            f"{file['records']:,}",
-            f"{file['lost']:,}",
-            file["error"],
-        ]
-        for file in facts["summaries"][name].get("damaged", [])
+        [row.source, row.file, row.records, row.lost, row.error]
+        for row in facts.step(name).damaged
     ]
+    columns = {"records read": ",", "lost, about": ",", "why": ""}
     return section_of(
         "Files that could not be read to their end",
         Note("What they lost is estimated from their bytes and from the other files."),
-        Table(["source", "file", "records read", "lost, about", "why"], rows, {2, 3}),
+        table({"source": "", "file": "", **columns}, rows),
     )
 
 
 def skipped_records(facts: Facts, name: str = INGEST) -> Section | None:
     """Records of the sources that are not documents."""
-    skipped = sorted(
-        facts["summaries"][name].get("skipped", {}).items(), key=lambda item: -item[1]
-    )
-    rows = [[kind, f"{count:,}"] for kind, count in skipped]
     return section_of(
         "No documents",
         Note("What the sources hold besides documents."),
-        Table(["what", "records"], rows, {1}),
+        table({"what": "", "records": ","}, ranked(facts.step(name).skipped)),
     )
 
 

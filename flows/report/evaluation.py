@@ -4,12 +4,13 @@ memory, leaks, samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from gristmill.flows.pages.page_elements import (
     Figure,
     Heading,
+    Measure,
     Note,
     Part,
     Section,
@@ -17,109 +18,108 @@ from gristmill.flows.pages.page_elements import (
     Table,
     Text,
     section_of,
+    table,
 )
 from gristmill.flows.pages.pictures import reliability
 from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.stage_summaries import (
+    Calibration,
+    Interval,
+    ModelMeasures,
+    Sample,
+    SourceMeasures,
+    SuiteResult,
+    measure_of,
+    read_as,
+)
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.manifest import CONTINUING
 
 SAMPLES = 3
 BOOTSTRAP_NOTE = "In brackets: 95 % bootstrap intervals over documents."
+MODEL = {"model": "", "source": ""}
+
+
+@dataclass(frozen=True)
+class HeldOutRow(SourceMeasures):
+    """Measures of a model on held-out text of a source."""
+
+    model: str = ""
+    source: str = ""
 
 
 def held_out(facts: Facts, name: str = "evaluate") -> Section | None:
     """Measurements on held-out text and pairs."""
-    next_tokens = [
-        [
-            row["model"],
-            row["source"],
-            f"{row['bits_per_byte']:.4f}{interval(row.get('bits_per_byte_interval'), 4)}",
-            f"{row['perplexity']:.2f}{interval(row.get('perplexity_interval'), 2)}",
-            f"{row['token_accuracy']:.2%}",
-            f"{row['documents']:,}" if "documents" in row else "",
-        ]
-        for row in evaluation_rows(facts)
-    ]
-    masked = [
-        [
-            row["model"],
-            row["source"],
-            f"{row['pseudo_perplexity']:.2f}{interval(row['pseudo_perplexity_interval'], 2)}",
-            f"{row['masked_accuracy']:.2%}{interval(row['masked_accuracy_interval'], 4)}",
-            f"{row['documents']:,}",
-        ]
-        for row in masked_rows(facts)
-    ]
-    spans = [
-        [
-            row["model"],
-            row["source"],
-            f"{row['span_loss']:.4f}",
-            f"{row['span_accuracy']:.2%}{interval(row['span_accuracy_interval'], 4)}",
-            f"{row['documents']:,}",
-        ]
-        for row in span_rows(facts)
-    ]
     accuracies = [
-        f"{model}: {measured['reward_accuracy']:.1%}{interval(measured.get('reward_accuracy_interval'), 3)}"
+        f"{model}: "
+        f"{measure_of(measured.reward_accuracy, measured.reward_accuracy_interval):.1%}"
         for model, measured in evaluated_models(facts)
-        if measured.get("reward_accuracy") is not None
+        if measured.reward_accuracy is not None
     ]
-    header = [
-        "model",
-        "source",
-        "bits per byte",
-        "perplexity",
-        "token accuracy",
-        "documents",
-    ]
+    pairs = f"Reward accuracy on held-out pairs: {', '.join(accuracies)}"
     return section_of(
         "Held-out text",
-        Table(header, next_tokens, {2, 3, 4, 5}),
-        Table(
-            ["model", "source", "pseudo-perplexity", "masked accuracy", "documents"],
-            masked,
-            {2, 3, 4},
-        ),
-        Table(
-            ["model", "source", "loss of hidden spans", "accuracy", "documents"],
-            spans,
-            {2, 3, 4},
-        ),
+        held_out_tables(facts),
         Note(BOOTSTRAP_NOTE),
-        Note(f"Reward accuracy on held-out pairs: {', '.join(accuracies)}")
-        if accuracies
-        else None,
+        Note(pairs) if accuracies else None,
     )
+
+
+def held_out_tables(facts: Facts) -> list[Table]:
+    """Measures of models of next tokens, of masked ones, and of hidden spans; those
+    that no model has are empty.
+    """
+    next_tokens, masked, spans = [], [], []
+    for row in held_out_rows(facts):
+        line, measures = [row.model, row.source], _bits_and_perplexity(row)
+        if row.perplexity is not None:
+            next_tokens.append([*line, *measures, row.token_accuracy, row.documents])
+        if row.pseudo_perplexity is not None:
+            accuracy = measure_of(row.masked_accuracy, row.masked_accuracy_interval)
+            masked.append([*line, measures[-1], accuracy, row.documents])
+        if row.span_loss is not None:
+            accuracy = measure_of(row.span_accuracy, row.span_accuracy_interval)
+            spans.append([*line, row.span_loss, accuracy, row.documents])
+    texts = {"bits per byte": ".4f", "perplexity": ".2f", "token accuracy": ".2%"}
+    masks = {"pseudo-perplexity": ".2f", "masked accuracy": ".2%"}
+    losses = {"loss of hidden spans": ".4f", "accuracy": ".2%"}
+    return [
+        table({**MODEL, **columns, "documents": ","}, rows)
+        for columns, rows in ((texts, next_tokens), (masks, masked), (losses, spans))
+    ]
+
+
+def _bits_and_perplexity(values: SourceMeasures) -> list[Measure | None]:
+    """Bits per byte, and the perplexity: of masked tokens if it is an encoder's."""
+    bits = measure_of(values.bits_per_byte, values.bits_per_byte_interval)
+    if values.perplexity is not None:
+        return [bits, measure_of(values.perplexity, values.perplexity_interval)]
+    return [
+        bits,
+        measure_of(values.pseudo_perplexity, values.pseudo_perplexity_interval),
+    ]
 
 
 def merged(facts: Facts, name: str) -> Section | None:
     """Held-out measurements of merged checkpoints, of each of them, and of the end of
     the training.
     """
-    rows = []
-    for model in facts.get("merged", {"models": ()})["models"]:
-        share = "" if model["share"] is None else f"{model['share']:.1%}"
-        for source, values in model["sources"].items():
-            rows.append([model["model"], share, source, *_held_out_values(values)])
+    rows = [
+        [model.model, model.share, source, *_bits_and_perplexity(values)]
+        for model in facts.merged.models
+        for source, values in model.sources.items()
+    ]
+    columns = {
+        "share": ".1%",
+        "source": "",
+        "bits per byte": ".4f",
+        "perplexity": ".2f",
+    }
     return section_of(
         "Merged checkpoints",
-        Table(
-            ["model", "share", "source", "bits per byte", "perplexity"], rows, {1, 3, 4}
-        ),
+        table({"model": "", **columns}, rows),
         Note(f"{BOOTSTRAP_NOTE} Of an encoder the perplexity is of masked tokens."),
     )
-
-
-def _held_out_values(values: Mapping[str, Any]) -> list[str]:
-    key = "perplexity" if "perplexity" in values else "pseudo_perplexity"
-    perplexity = f"{values[key]:.2f}{interval(values.get(f'{key}_interval'), 2)}"
-    if "bits_per_byte" not in values:
-        return ["", perplexity]
-    return [
-        f"{values['bits_per_byte']:.4f}{interval(values.get('bits_per_byte_interval'), 4)}",
-        perplexity,
-    ]
 
 
 def tasks(facts: Facts, name: str = "evaluate") -> Section | None:
@@ -128,36 +128,42 @@ def tasks(facts: Facts, name: str = "evaluate") -> Section | None:
     """
     rows, plots = [], []
     for model, measured in evaluated_models(facts):
-        for task, summary in measured.get("tasks", {}).items():
-            for metric, value in metric_values(summary):
-                rows.append(
-                    [task, model, metric, value_with_interval(value), summary["items"]]
-                )
-            calibration = summary.get("calibration")
-            if calibration:
+        for task, summary in measured.tasks.items():
+            rows += [
+                [task, model, metric, value, summary["items"]]
+                for metric, value in metric_values(summary)
+            ]
+            if summary.get("calibration"):
+                calibration = read_as(Calibration, summary["calibration"])
                 caption = (
                     f"{task}, {model}: accuracy against confidence; expected "
-                    f"calibration error {calibration['ece_equal_width']:.3f} (bins of "
-                    f"equal width), {calibration['ece_equal_mass']:.3f} (of equal mass)"
+                    f"calibration error {calibration.ece_equal_width:.3f} (bins of "
+                    f"equal width), {calibration.ece_equal_mass:.3f} (of equal mass)"
                 )
-                plots.append(Figure(reliability(calibration["reliability"]), caption))
+                bins = [
+                    (bin_.confidence, bin_.accuracy, bin_.items)
+                    for bin_ in calibration.reliability
+                ]
+                plots.append(Figure(reliability(bins), caption))
     if not rows:
         return None
     changes = [
         [
-            change["task"],
-            change["metric"],
-            f"{change['from']} to {change['to']}",
-            f"{change['value']:+.4f}{interval(change, 4)}",
-            "yes" if change["significant"] else "within noise",
+            change.task,
+            change.metric,
+            f"{change.from_} to {change.to}",
+            change,
+            "yes" if change.significant else "within noise",
         ]
-        for change in facts["evaluation"].get("differences", ())
+        for change in facts.evaluation.differences
     ]
+    names = {"task": "", "model": "", "metric": ""}
+    differences = {"models": "", "difference": "+.4f", "certain": ""}
     return section_of(
         "Tasks",
-        Table(["task", "model", "metric", "value", "items"], rows, {3, 4}),
+        table({**names, "value": ".4f", "items": "d"}, rows),
         Heading("From model to model, on the same items") if changes else None,
-        Table(["task", "metric", "models", "difference", "certain"], changes, {3}),
+        table({"task": "", "metric": "", **differences}, changes),
         plots,
     )
 
@@ -166,17 +172,13 @@ def suites(facts: Facts, name: str = "evaluate") -> Section | None:
     """Every suite: the centred scores of this run's models and of published ones, and
     each task.
     """
-    models = evaluated_models(facts)
+    results: dict[str, dict[str, SuiteResult]] = {}
+    for model, measured in evaluated_models(facts):
+        for suite, result in measured.suites.items():
+            results.setdefault(suite, {})[model] = result
     parts: list[Part] = []
-    for suite in dict.fromkeys(
-        suite for _, measured in models for suite in measured.get("suites", {})
-    ):
-        results = [
-            (model, measured["suites"][suite])
-            for model, measured in models
-            if suite in measured.get("suites", {})
-        ]
-        parts += _suite(suite, results)
+    for suite, by_model in results.items():
+        parts += _suite(suite, by_model)
     note = Note(
         "0 is chance, 1 is every item right; in brackets: 95 % bootstrap "
         "intervals over items."
@@ -184,65 +186,51 @@ def suites(facts: Facts, name: str = "evaluate") -> Section | None:
     return section_of("Suites", parts, note)
 
 
-def _suite(suite: str, results: list[tuple[str, Mapping[str, Any]]]) -> list[Part]:
-    """A suite: `results` are (model, measurements of the suite)."""
-    first = results[0][1]
+def _suite(suite: str, by_model: Mapping[str, SuiteResult]) -> list[Part]:
+    first = next(iter(by_model.values()))
     limit = (
-        ""
-        if first["limit"] is None
-        else f", at most {first['limit']:,} items of each task"
+        "" if first.limit is None else f", at most {first.limit:,} items of each task"
     )
-    scores = [
-        [model, value_with_interval(result["score"]), "this run"]
-        for model, result in results
+    scores: list[Sequence[object]] = [
+        [model, result.score, "this run"] for model, result in by_model.items()
     ]
-    scores += [
-        [row["model"], f"{row['score']:.4f}", row["source"]]
-        for row in first["references"]
+    scores += [[row.model, row.score, row.source] for row in first.references]
+    rows = [
+        [
+            task,
+            measured.shots,
+            model,
+            measured.accuracy,
+            measured.baseline,
+            measured.centred,
+            measured.items,
+        ]
+        for model, result in by_model.items()
+        for task, measured in result.tasks.items()
     ]
-    rows = []
-    for model, result in results:
-        for task, measured in result["tasks"].items():
-            accuracy, centred = (
-                value_with_interval(measured["accuracy"]),
-                value_with_interval(measured["centred"]),
-            )
-            chance, items = f"{measured['baseline']:.3f}", f"{measured['items']:,}"
-            rows.append(
-                [task, measured["shots"], model, accuracy, chance, centred, items]
-            )
+    columns = {"accuracy": ".4f", "chance": ".3f", "centred": ".4f", "items": ","}
     return [
-        Heading(f"{suite}: {first['title']}{limit}"),
-        Table(["model", "centred score", "source"], scores, {1}),
-        Table(
-            ["task", "shots", "model", "accuracy", "chance", "centred", "items"],
-            rows,
-            {1, 3, 4, 5, 6},
-        ),
+        Heading(f"{suite}: {first.title}{limit}"),
+        table({"model": "", "centred score": ".4f", "source": ""}, scores),
+        table({"task": "", "shots": "d", "model": "", **columns}, rows),
     ]
 
 
 def memorisation(facts: Facts, name: str = "evaluate") -> Section | None:
     """Documents that a model continues word for word, by copies in the training set."""
     rows = [
-        [
-            model,
-            copies,
-            group["documents"],
-            f"{group['memorised']['value']:.1%}{interval(group['memorised'], 3)}",
-            f"{group['mean_right_tokens']:.1f}",
-        ]
+        [model, copies, group.documents, group.memorised, group.mean_right_tokens]
         for model, measured in evaluated_models(facts)
-        for copies, group in measured.get("memorisation", {}).items()
+        for copies, group in measured.memorisation.items()
     ]
-    header = [
-        "model",
-        "in the training set",
-        "documents",
-        "continued exactly",
-        "right tokens, mean",
-    ]
-    return section_of("Memorisation", Table(header, rows, {2, 3, 4}))
+    columns = {
+        "model": "",
+        "in the training set": "",
+        "documents": "d",
+        "continued exactly": ".1%",
+        "right tokens, mean": ".1f",
+    }
+    return section_of("Memorisation", table(columns, rows))
 
 
 def leaks(facts: Facts, name: str = "evaluate") -> Section | None:
@@ -250,34 +238,23 @@ def leaks(facts: Facts, name: str = "evaluate") -> Section | None:
     them.
     """
     rows = []
-    for model, by_task in facts.get("evaluation", {}).get("contamination", {}).items():
+    for model, by_task in facts.evaluation.contamination.items():
         for task, leak in by_task.items():
+            items = f"{leak['contaminated']} of {leak['items']}"
             metrics = {
-                name: value
-                for name, value in leak.items()
-                if isinstance(value, Mapping)
+                metric: read_as(dict[str, Measure], values)
+                for metric, values in leak.items()
+                if isinstance(values, Mapping)
             }
             for metric, sides in metrics.items() or [("", {})]:
                 values = [
-                    f"{sides[side]['value']:.4f}" if side in sides else "-"
+                    f"{sides[side].value:.4f}" if side in sides else "-"
                     for side in ("contaminated", "clean")
                 ]
-                rows.append(
-                    [
-                        task,
-                        model,
-                        f"{leak['contaminated']} of {leak['items']}",
-                        metric,
-                        *values,
-                    ]
-                )
+                rows.append([task, model, items, metric, *values])
+    columns = {"items found": ">", "metric": "", "on these": ">", "on the others": ">"}
     return section_of(
-        "Contamination of tasks",
-        Table(
-            ["task", "model", "items found", "metric", "on these", "on the others"],
-            rows,
-            {2, 4, 5},
-        ),
+        "Contamination of tasks", table({"task": "", "model": "", **columns}, rows)
     )
 
 
@@ -288,86 +265,53 @@ def samples(facts: Facts, name: str = "evaluate") -> Section | None:
     parts: list[Part] = []
     for model, measured in evaluated_models(facts):
         is_continuing = model in CONTINUING
-        parts.append(
-            Heading(
-                f"{model}: {'continues a text' if is_continuing else 'answers a prompt'}"
-            )
-        )
-        for sample in measured["samples"]:
-            completion = (
-                sample["completion"] if is_continuing else f"\n{sample['completion']}"
-            )
-            parts.append(Text([Span(sample["prompt"], "strong"), Span(completion)]))
+        kind = "continues a text" if is_continuing else "answers a prompt"
+        parts.append(Heading(f"{model}: {kind}"))
+        break_ = "" if is_continuing else "\n"
+        parts += [
+            Text([Span(text.prompt, "strong"), Span(f"{break_}{text.completion}")])
+            for text in measured.samples
+        ]
     return section_of("Samples", parts)
 
 
-def evaluated_models(facts: Facts) -> list[tuple[str, Any]]:
+def evaluated_models(facts: Facts) -> list[tuple[str, ModelMeasures]]:
     """(name, measurements) of every model, in the order of their training."""
-    models = facts.get("evaluation", {}).get("models", {})
+    models = facts.evaluation.models
     return [(name, models[name]) for name in STAGES if name in models]
 
 
-def evaluation_rows(facts: Facts) -> list[dict[str, Any]]:
-    """Rows of next-token models by source: bits per byte, perplexity, token
-    accuracy.
-    """
-    return [row for row in _source_rows(facts) if "perplexity" in row]
-
-
-def masked_rows(facts: Facts) -> list[dict[str, Any]]:
-    """Rows of masked-token models by source: pseudo-perplexity, masked accuracy."""
-    return [row for row in _source_rows(facts) if "pseudo_perplexity" in row]
-
-
-def span_rows(facts: Facts) -> list[dict[str, Any]]:
-    """Rows of models of hidden spans by source: loss and accuracy of the spans."""
-    return [row for row in _source_rows(facts) if "span_loss" in row]
-
-
-def _source_rows(facts: Facts) -> list[dict[str, Any]]:
+def held_out_rows(facts: Facts) -> list[HeldOutRow]:
+    """Rows of all models by source."""
     return [
-        {"model": model, "source": source, **values}
+        HeldOutRow(**vars(measures), model=model, source=source)
         for model, measured in evaluated_models(facts)
-        for source, values in measured["sources"].items()
+        for source, measures in measured.sources.items()
     ]
 
 
-def some_samples(facts: Facts) -> list[dict[str, str]]:
-    """A few generated texts (model, prompt, completion): one of every model, then
+def evaluation_rows(facts: Facts) -> list[HeldOutRow]:
+    """Rows of models of next tokens by source."""
+    return [row for row in held_out_rows(facts) if row.perplexity is not None]
+
+
+def some_samples(facts: Facts) -> list[tuple[str, Sample]]:
+    """A few generated texts with the names of their models: one of every model, then
     more.
     """
-    models = [
-        (name, measured["samples"])
-        for name, measured in evaluated_models(facts)
-        if measured["samples"]
-    ]
-    chosen = [
-        {"model": name, **texts[0 if name in CONTINUING else -1]}
-        for name, texts in models
-    ]
-    others = [{"model": name, **sample} for name, texts in models for sample in texts]
-    others = [sample for sample in others if sample not in chosen]
+    chosen, others = [], []
+    for name, measured in evaluated_models(facts):
+        texts = [(name, sample) for sample in measured.samples]
+        if texts:
+            chosen.append(texts[0 if name in CONTINUING else -1])
+            others += [text for text in texts if text != chosen[-1]]
     return [*chosen, *others][: max(SAMPLES, len(chosen))]
 
 
-def metric_values(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def metric_values(summary: Mapping[str, object]) -> list[tuple[str, Interval]]:
     """(name, value with its interval) of the metrics of a task's summary."""
     return [
-        (name, value)
+        (name, read_as(Interval, value))
         for name, value in summary.items()
         if isinstance(value, Mapping) and value.get("value") is not None
     ]
-
-
-def value_with_interval(value: Mapping[str, Any]) -> str:
-    """A value with its interval."""
-    return f"{value['value']:.4f}{interval(value, 4)}"
-
-
-def interval(bounds: Mapping[str, Any] | None, digits: int) -> str:
-    """An interval as ` [low, high]`; empty if there is none."""
-    return (
-        ""
-        if not bounds or "low" not in bounds
-        else f" [{bounds['low']:.{digits}f}, {bounds['high']:.{digits}f}]"
-    )

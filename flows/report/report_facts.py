@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
@@ -18,11 +18,26 @@ from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
 from gristmill.dataprep.documents import column_names, read_annotations, shard_names
-from gristmill.dataprep.examples.kept_examples import least_alike
+from gristmill.dataprep.examples.kept_examples import NearDuplicate, least_alike
 from gristmill.flows.questions.document_samples import shown_documents
 from gristmill.flows.questions.find_documents import committed_inputs, documents_of
 from gristmill.flows.questions.spike_documents import spike_reports, with_origins
 from gristmill.flows.questions.threshold_samples import describe_cuts
+from gristmill.flows.report.stage_summaries import (
+    Binned,
+    Cluster,
+    Evaluation,
+    Kind,
+    MergedModels,
+    MetricsLine,
+    Packed,
+    Record,
+    StageCounts,
+    StepSummary,
+    Tokenized,
+    TrainingSummary,
+    read_as,
+)
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node
 from gristmill.flows.stages.registry import MIX, TOKENIZE
@@ -30,7 +45,6 @@ from gristmill.flows.stages.stage import Stage, imported
 from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpora
 
-Facts = dict[str, Any]
 SIMILARITIES = ("jaccard", "cosine")
 """Columns with the similarity of a duplicate and the document that stays for it."""
 SHOWN_PAIRS = 5
@@ -55,13 +69,203 @@ CLUSTER_SIZES = {
 """Name of a group of clusters -> the least documents of one."""
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Processor time and memory of a stage."""
+
+    cpu_seconds: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """A stage of the plan; the values with None are known once it is committed.
+
+    Attributes:
+        stage: name in the plan.
+        fingerprint: first digits of it.
+        identity: of an earlier output with the same bytes; empty if there is none.
+        version, kept_version: of the stage, and of the one that made a kept output.
+        inputs: stages that it reads.
+        seconds, bytes, cost: of its work and its files.
+        versions: library -> version.
+    """
+
+    stage: str
+    seconds: float | None = None
+    bytes: int | None = None
+    cost: Cost | None = None
+    fingerprint: str = ""
+    identity: str = ""
+    version: int = 0
+    kept_version: int | None = None
+    inputs: Sequence[str] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CutSample:
+    """A document next to a cut, and its measured value."""
+
+    value: float
+    source: str
+    locator: str
+    excerpt: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A rule that bounds a measured value, and the documents next to the bound."""
+
+    rule: str
+    key: str
+    bound: float
+    statistic: str
+    dropped: int
+    histogram: Binned | None
+    failing: Sequence[CutSample]
+    passing: Sequence[CutSample]
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """A part of a text; `edit` says whether a step took it out or put it in."""
+
+    text: str
+    edit: Literal["removed", "added"] | None = None
+
+
+@dataclass(frozen=True)
+class ShownDocument:
+    """A document with the beginning of its text; `said` are lines about values that
+    dropped it.
+    """
+
+    id: str
+    source: str
+    locator: str
+    characters: int
+    said: Sequence[str]
+    pieces: Sequence[TextPiece]
+
+
+@dataclass(frozen=True)
+class DocumentGroup:
+    """Kept documents, or those that a rule of a step dropped, and some of them."""
+
+    step: str | None
+    rule: str | None
+    documents: int
+    shown: Sequence[ShownDocument]
+
+
+@dataclass(frozen=True)
+class DuplicatePair:
+    """A near duplicate and the kept document, as ids or as texts with their places."""
+
+    measure: str
+    similarity: float
+    dropped: bytes
+    kept: bytes
+
+
+@dataclass(frozen=True)
+class PlacedText:
+    """The beginning of a document's text, and where it is from."""
+
+    locator: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PairOfTexts:
+    """Texts of a near duplicate and of the kept document."""
+
+    measure: str
+    similarity: float
+    dropped: PlacedText
+    kept: PlacedText
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """The largest clusters of a step, clusters by size, and near duplicates."""
+
+    largest: Sequence[Cluster]
+    sizes: Mapping[str, int]
+    beside: Sequence[PairOfTexts] = ()
+
+
+@dataclass(frozen=True)
+class SpikeReport:
+    """A skipped step (train/loop/spike_report.py); `suspects` are ids of documents."""
+
+    step: int
+    loss: float | None
+    suspects: Sequence[str]
+    documents: Sequence[Mapping[str, object]]
+    mean: float | None = None
+
+
+@dataclass
+class Facts:
+    """Facts about a run; topics whose stage is not committed are empty.
+
+    Attributes:
+        name: of the manifest.
+        store: its location.
+        stages: of the plan.
+        summaries: stage -> its summary as JSON; see `summary`.
+        funnel: documents after each step.
+        training: training -> its record.
+        spikes: training -> steps that were skipped for their loss.
+        near_duplicates: preparation of examples -> dropped examples.
+        cuts: rules that dropped most, of the report alone.
+        shown_documents: whole documents, of the report alone.
+        clusters: step -> duplicates, of the report alone.
+        packed: the mixture.
+        evaluation: measurements of models.
+        merged: those of merged checkpoints.
+        export, exported_documents: folders of the model and of documents.
+    """
+
+    name: str = ""
+    store: str = ""
+    stages: Sequence[StageFacts] = ()
+    summaries: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    funnel: Sequence[StageCounts] = ()
+    training: dict[str, Record] = field(default_factory=dict)
+    spikes: dict[str, Sequence[SpikeReport]] = field(default_factory=dict)
+    near_duplicates: dict[str, Sequence[NearDuplicate]] = field(default_factory=dict)
+    cuts: Sequence[Cut] = ()
+    shown_documents: Sequence[DocumentGroup] = ()
+    clusters: dict[str, Duplicates] = field(default_factory=dict)
+    packed: Packed | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    merged: MergedModels = field(default_factory=MergedModels)
+    export: str = ""
+    exported_documents: str = ""
+
+    def summary(self, name: str, kind: type[Kind]) -> Kind:
+        """The summary of a stage; one of defaults if it is not committed."""
+        return read_as(kind, self.summaries.get(name, {}))
+
+    def step(self, name: str) -> StepSummary:
+        """The summary of a step that reads or judges documents."""
+        return self.summary(name, StepSummary)
+
+    def trained(self, name: str) -> TrainingSummary:
+        """The summary of a training."""
+        return self.summary(name, TrainingSummary)
+
+
 @dataclass
 class _Gathered:
     """Facts with the commits that they were gathered from."""
 
     session: Session | None = None
     commits: Mapping[str, str] = field(default_factory=dict)
-    facts: Facts = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     has_documents: bool = False
 
 
@@ -70,8 +274,7 @@ _gathering = threading.Lock()
 
 
 def gather_facts(session: Session, whole: bool = True) -> Facts:
-    """Everything that a summary or a report shows, by topic; topics whose stage is not
-    committed are absent.
+    """Everything that a summary or a report shows.
 
     A run calls this for its report, its card in Prefect and its summary; only new
     commits are read again.
@@ -80,11 +283,7 @@ def gather_facts(session: Session, whole: bool = True) -> Facts:
         session: an opened manifest.
         whole: also topics of the report alone, which read the tables of all documents.
     """
-    folders = {
-        name: folder
-        for name in session.plan
-        if (folder := session.committed(name)) is not None
-    }
+    folders = committed_folders(session)
     commits = commits_of(folders)
     with _gathering:
         if (
@@ -94,7 +293,13 @@ def gather_facts(session: Session, whole: bool = True) -> Facts:
         ):
             _last.facts = _gather(session, folders, whole)
             _last.session, _last.commits, _last.has_documents = session, commits, whole
-        return dict(_last.facts)
+        return replace(_last.facts)
+
+
+def committed_folders(session: Session) -> dict[str, StageFolder]:
+    """The folders of committed stages, in the order of the plan."""
+    folders = {name: session.committed(name) for name in session.plan}
+    return {name: folder for name, folder in folders.items() if folder is not None}
 
 
 def commits_of(folders: Mapping[str, StageFolder]) -> dict[str, str]:
@@ -107,63 +312,57 @@ def commits_of(folders: Mapping[str, StageFolder]) -> dict[str, str]:
 def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -> Facts:
     manifests = {name: folder.manifest() for name, folder in folders.items()}
     summaries = {name: manifest["summary"] for name, manifest in manifests.items()}
-    trainings = [
-        name for name in folders if session.plan[name].stage.training is not None
-    ]
-    facts: Facts = {
-        "name": session.manifest.name,
-        "store": mask_text(str(session.store.root)),
-        "stages": [
+    facts = Facts(
+        session.manifest.name,
+        mask_text(str(session.store.root)),
+        [
             _describe_stage(name, node, manifests.get(name))
             for name, node in session.plan.items()
         ],
-        "funnel": with_tokens(
-            funnel(summaries, session.manifest.steps), summaries.get(TOKENIZE)
-        ),
-        "summaries": summaries,
-        "training": {name: training(folders[name]) for name in trainings},
-        "spikes": {name: spike_reports(folders[name]) for name in trainings},
-        "near_duplicates": {
-            name: least_alike(folder.data)
-            for name, folder in folders.items()
-            if session.plan[name].stage.output == "examples"
-        },
-    }
-    if INGEST in folders and whole:
-        facts |= _document_facts(session, folders, summaries)
+        summaries,
+    )
+    facts.funnel = funnel(summaries, session.manifest.steps)
     for name, folder in folders.items():
         stage = session.plan[name].stage
-        facts |= topics_of(stage, folder)
-        for path in (
-            stage.display.facts,
-            stage.display.report_facts if whole else None,
-        ):
+        if stage.training is not None:
+            facts.training[name] = training(folder)
+            facts.spikes[name] = read_as(list[SpikeReport], spike_reports(folder))
+        if stage.output == "examples":
+            facts.near_duplicates[name] = least_alike(folder.data)
+    if INGEST in folders and whole:
+        documents = _document_facts(session, folders, summaries)
+        facts.cuts = documents.cuts
+        facts.shown_documents = documents.shown_documents
+    for name, folder in folders.items():
+        stage = session.plan[name].stage
+        add_topics(facts, stage, folder)
+        display = stage.display
+        for path in (display.facts, display.report_facts if whole else None):
             if path is not None:
-                facts |= imported(path)(session, name, folder, facts)
+                imported(path)(session, name, folder, facts)
     return facts
 
 
 def _describe_stage(
     name: str, node: Node, manifest: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """A stage of the plan; the last four values are None before it is committed."""
-    sizes = (
-        []
-        if manifest is None
-        else [file["bytes"] for file in manifest["files"].values()]
+) -> StageFacts:
+    planned = StageFacts(
+        name,
+        fingerprint=node.fingerprint[:16],
+        identity=node.alias[:16],
+        kept_version=node.kept_version,
+        version=node.stage.version,
+        inputs=list(node.inputs),
     )
-    return {
-        "stage": name,
-        "fingerprint": node.fingerprint[:16],
-        "identity": node.alias[:16],
-        "kept_version": node.kept_version,
-        "version": node.stage.version,
-        "inputs": list(node.inputs),
-        "seconds": None if manifest is None else manifest["seconds"],
-        "bytes": None if manifest is None else sum(sizes),
-        "cost": None if manifest is None else manifest.get("cost"),
-        "versions": None if manifest is None else manifest["versions"],
-    }
+    if manifest is None:
+        return planned
+    return replace(
+        planned,
+        seconds=manifest["seconds"],
+        bytes=sum(file["bytes"] for file in manifest["files"].values()),
+        cost=read_as(Cost, manifest["cost"]) if "cost" in manifest else None,
+        versions=manifest["versions"],
+    )
 
 
 def _document_facts(
@@ -181,104 +380,93 @@ def _document_facts(
     if _last_documents.session is not session or _last_documents.commits != commits:
         inputs = committed_inputs(session, session.plan)
         recipes = {name: node.recipe for name, node in session.plan.items()}
-        _last_documents.facts = {
-            "cuts": describe_cuts(session, inputs, summaries),
-            "shown_documents": shown_documents(recipes, inputs),
-        }
+        _last_documents.facts = Facts(
+            cuts=read_as(list[Cut], describe_cuts(session, inputs, summaries)),
+            shown_documents=read_as(
+                list[DocumentGroup], shown_documents(recipes, inputs)
+            ),
+        )
         _last_documents.session, _last_documents.commits = session, commits
     return _last_documents.facts
 
 
-def topics_of(stage: Stage, folder: StageFolder) -> Facts:
-    """Topics that a stage wrote for every reader."""
-    return {
-        topic: read_json(folder.data / file)
-        for topic, file in stage.display.topics.items()
-    }
+TOPICS = {"packed": Packed, "evaluation": Evaluation, "merged": MergedModels}
+"""Topic that a stage writes for every reader (`Display.topics`) -> its type."""
 
 
-def exported(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
-    """The folder of the model."""
-    return {"export": mask_text(str(folder.data))}
+def add_topics(facts: Facts, stage: Stage, folder: StageFolder) -> None:
+    """Read the topics that a stage wrote."""
+    for topic, file in stage.display.topics.items():
+        setattr(facts, topic, read_as(TOPICS[topic], read_json(folder.data / file)))
+
+
+def exported(session: Session, name: str, folder: StageFolder, facts: Facts) -> None:
+    """Add the folder of the model."""
+    facts.export = mask_text(str(folder.data))
 
 
 def exported_documents(
     session: Session, name: str, folder: StageFolder, facts: Facts
-) -> Facts:
-    """The folder of exported documents."""
-    return {"exported_documents": mask_text(str(folder.data))}
+) -> None:
+    """Add the folder of exported documents."""
+    facts.exported_documents = mask_text(str(folder.data))
 
 
 def spikes_with_origins(
     session: Session, name: str, folder: StageFolder, facts: Facts
-) -> Facts:
-    """The loss-spike reports of a training on the mixture, with the origins and
-    judgements of their documents.
+) -> None:
+    """Add the origins and judgements of documents to the loss-spike reports of a
+    training on the mixture.
     """
     inputs = committed_inputs(session, session.plan)
-    if MIX not in inputs or not corpora(inputs):
-        return {}
-    return {
-        "spikes": {
-            **facts["spikes"],
-            name: with_origins(facts["spikes"][name], inputs[MIX], inputs),
-        }
-    }
+    if MIX in inputs and corpora(inputs):
+        reports = with_origins(spike_reports(folder), inputs[MIX], inputs)
+        facts.spikes[name] = read_as(list[SpikeReport], reports)
 
 
 def clusters_found(
     session: Session, name: str, folder: StageFolder, facts: Facts
-) -> Facts:
-    """The largest clusters of duplicates, sizes of all, and near duplicates with their
-    texts.
+) -> None:
+    """Add the largest clusters of duplicates, sizes of all, and near duplicates with
+    their texts.
     """
     inputs = committed_inputs(session, session.plan)
     if INGEST not in inputs:
-        return {}
-    clusters = facts["summaries"][name].get("largest_clusters", [])
+        return
+    clusters = facts.step(name).largest_clusters
     sizes, pairs = duplicates_found(inputs, name)
-    ids = {bytes.fromhex(cluster["survivor"]) for cluster in clusters}
+    ids = {bytes.fromhex(cluster.survivor) for cluster in clusters}
     for pair in pairs:
-        ids |= {pair["dropped"], pair["kept"]}
+        ids |= {pair.dropped, pair.kept}
     documents = {
-        id_: {
-            "locator": document["locator"],
-            "text": document["text"][:COMPARED_CHARACTERS],
-        }
-        for id_, document in documents_of(inputs, ids, ["locator", "text"]).items()
+        id_.hex(): PlacedText(row["locator"], row["text"][:COMPARED_CHARACTERS])
+        for id_, row in documents_of(inputs, ids, ["locator", "text"]).items()
     }
-    largest = [
-        {
-            **cluster,
-            "locator": documents.get(bytes.fromhex(cluster["survivor"]), {}).get(
-                "locator", ""
-            ),
-        }
-        for cluster in clusters
-    ]
-    beside = [
-        {**pair, "dropped": documents[pair["dropped"]], "kept": documents[pair["kept"]]}
-        for pair in pairs
-        if {pair["dropped"], pair["kept"]} <= documents.keys()
-    ]  # a survivor may be of another run
-    return {
-        "clusters": {
-            **facts.get("clusters", {}),
-            name: {"largest": largest, "sizes": sizes, "beside": beside},
-        }
-    }
+    unknown = PlacedText("", "")  # a survivor may be of another run
+    facts.clusters[name] = Duplicates(
+        [
+            replace(cluster, locator=documents.get(cluster.survivor, unknown).locator)
+            for cluster in clusters
+        ],
+        sizes,
+        [
+            PairOfTexts(
+                pair.measure,
+                pair.similarity,
+                documents[pair.dropped.hex()],
+                documents[pair.kept.hex()],
+            )
+            for pair in pairs
+            if {pair.dropped.hex(), pair.kept.hex()} <= documents.keys()
+        ],
+    )
 
 
 def duplicates_found(
     inputs: Mapping[str, Path], step: str
-) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """Sizes of clusters of duplicates in groups that double, and the least similar near
+) -> tuple[dict[str, int], list[DuplicatePair]]:
+    """Clusters of duplicates by size, and the SHOWN_PAIRS least similar near
     duplicates.
-
-    Returns:
-        the groups of CLUSTER_SIZES that have any; and of SHOWN_PAIRS dropped documents
-        `measure` (the column: jaccard, or cosine of meanings), `similarity`, and the
-        ids `dropped` and `kept`.
     """
     least = list(CLUSTER_SIZES.values())
     counts, nearest = np.zeros(len(least), np.int64), list[tuple[float, bytes, bytes]]()
@@ -289,45 +477,25 @@ def duplicates_found(
         table = read_annotations(
             inputs, shard, step, ["keep", "cluster_size", measure, "duplicate_of"]
         )
-        sizes = (
-            table.filter(pc.fill_null(table["keep"], False))["cluster_size"]
-            .drop_null()
-            .to_numpy()
-        )
-        counts += np.bincount(
-            np.searchsorted(least, sizes, side="right"), minlength=len(least) + 1
-        )[1:]
+        is_kept = pc.fill_null(table["keep"], False)
+        sizes = table.filter(is_kept)["cluster_size"].drop_null().to_numpy()
+        groups = np.searchsorted(least, sizes, side="right")
+        counts += np.bincount(groups, minlength=len(least) + 1)[1:]
         near = table.filter(pc.less(table[measure], 1.0))
-        nearest += zip(
-            near[measure].to_pylist(),
-            near["id"].to_pylist(),
-            near["duplicate_of"].to_pylist(),
-            strict=True,
-        )
-        nearest = sorted(nearest)[:SHOWN_PAIRS]
+        values = (near[name].to_pylist() for name in (measure, "id", "duplicate_of"))
+        nearest = sorted([*nearest, *zip(*values, strict=True)])[:SHOWN_PAIRS]
+    sizes_found = zip(CLUSTER_SIZES, counts.tolist(), strict=True)
     return (
-        {
-            name: int(count)
-            for name, count in zip(CLUSTER_SIZES, counts, strict=True)
-            if count
-        },
-        [
-            {
-                "measure": measure,
-                "similarity": similarity,
-                "dropped": dropped,
-                "kept": kept,
-            }
-            for similarity, dropped, kept in nearest
-        ],
+        {name: count for name, count in sizes_found if count},
+        [DuplicatePair(measure, *pair) for pair in nearest],
     )
 
 
 def funnel(
-    summaries: Mapping[str, Mapping[str, Any]], steps: Iterable[str]
-) -> list[dict[str, Any]]:
-    """A row per stage that read documents: read, kept, dropped by rule, quarantined,
-    bytes, and counts by source.
+    summaries: Mapping[str, Mapping[str, object]], steps: Iterable[str]
+) -> list[StageCounts]:
+    """A row per stage that read documents, with tokens: counted after the last stage,
+    estimated by source before it.
 
     Args:
         summaries: of the committed stages.
@@ -337,106 +505,98 @@ def funnel(
     for name in (INGEST, *steps):
         counts = summaries.get(name, {}).get("counts")
         if counts is not None:
-            rows.append({"stage": name, **counts})
-    return rows
-
-
-def with_tokens(
-    rows: list[dict[str, Any]], tokenized: Mapping[str, Any] | None
-) -> list[dict[str, Any]]:
-    """The funnel with tokens: counted after the last stage, estimated before it by
-    source.
-    """
-    if not tokenized or not rows:
+            rows.append(replace(read_as(StageCounts, counts), stage=name))
+    if TOKENIZE not in summaries:
         return rows
-    tokens: Mapping[str, int] = tokenized["tokens_per_source"]
-    sizes = tokenized["counts"]["sources"]
+    return with_tokens(rows, read_as(Tokenized, summaries[TOKENIZE]))
+
+
+def with_tokens(rows: Sequence[StageCounts], tokenized: Tokenized) -> list[StageCounts]:
+    """The funnel with tokens: counted after the last stage, estimated by source before
+    it.
+    """
+    tokens, kept_bytes = tokenized.tokens_per_source, tokenized.counts.sources
+    average = sum(tokens.values()) / max(tokenized.counts.bytes_kept, 1)
     per_byte = {
-        name: tokens.get(name, 0) / max(size["bytes_kept"], 1)
-        for name, size in sizes.items()
+        name: tokens.get(name, 0) / max(counts.bytes_kept, 1)
+        for name, counts in kept_bytes.items()
     }
-    average = sum(tokens.values()) / max(tokenized["counts"]["bytes_kept"], 1)
     rows_with_tokens = []
     for row in rows:
         is_last = row is rows[-1]
-        sources, total = {}, 0.0
-        for name, size in row["sources"].items():
-            kept = (
-                tokens.get(name, 0)
-                if is_last
-                else size["bytes_kept"] * per_byte.get(name, average)
-            )
-            sources[name] = {**size, "tokens_kept": kept}
-            total += kept
+        sources = {}
+        for name, counts in row.sources.items():
+            estimate = counts.bytes_kept * per_byte.get(name, average)
+            kept = tokens.get(name, 0) if is_last else estimate
+            sources[name] = replace(counts, tokens_kept=kept)
+        total = sum(counts.tokens_kept or 0.0 for counts in sources.values())
         rows_with_tokens.append(
-            {**row, "tokens_exact": is_last, "tokens_kept": total, "sources": sources}
+            replace(row, tokens_exact=is_last, tokens_kept=total, sources=sources)
         )
     return rows_with_tokens
 
 
-def eaten_sources(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def eaten_sources(rows: Iterable[StageCounts]) -> list[str]:
     """A sentence about each stage that keeps less than LEAST_KEPT of a source, with the
     rules that dropped most of it.
     """
     sentences = []
     for row in rows:
-        for name, counts in sorted(row.get("sources", {}).items()):
-            read, kept = counts.get("read", 0), counts.get("kept", 0)
-            if read < LEAST_READ or kept >= LEAST_KEPT * read:
+        for name, counts in sorted(row.sources.items()):
+            if counts.read < LEAST_READ or counts.kept >= LEAST_KEPT * counts.read:
                 continue
-            rules = " and ".join(
-                f"{rule} ({count:,})" for rule, count in top_reasons(counts, 2)
-            )
+            reasons = top_reasons(counts.dropped, counts.quarantined, 2)
+            rules = " and ".join(f"{rule} ({count:,})" for rule, count in reasons)
             suffix = f", most dropped by {rules}" if rules else ""
             sentences.append(
-                f"{row['stage']} keeps {kept:,} of {read:,} documents of {name!r} "
-                f"({kept / read:.1%}){suffix}"
+                f"{row.stage} keeps {counts.kept:,} of {counts.read:,} documents of "
+                f"{name!r} ({counts.kept / counts.read:.1%}){suffix}"
             )
     return sentences
 
 
-def top_reasons(counts: Mapping[str, Any], most: int = 3) -> list[tuple[str, int]]:
+def top_reasons(
+    dropped: Mapping[str, int], quarantined: int = 0, most: int = 3
+) -> list[tuple[str, int]]:
     """The rules that dropped most, quarantine among them."""
-    dropped = dict(counts.get("dropped", {}))
-    if counts.get("quarantined"):
-        dropped["quarantined"] = counts["quarantined"]
-    return sorted(dropped.items(), key=lambda item: (-item[1], item[0]))[:most]
+    reasons = {**dropped, "quarantined": quarantined} if quarantined else dropped
+    return ranked(reasons)[:most]
+
+
+def ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Names with their counts, the largest first."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def reading_notes(facts: Facts, most: int = 3) -> list[str]:
-    """Sentences about records that `ingest` lost: files that could not be read to their
-    end.
+    """Sentences about the records of the sources: lost ones of files that could not be
+    read to their end.
     """
-    summary = facts["summaries"].get(INGEST, {})
-    damaged = summary.get("damaged", [])
+    ingested = facts.step(INGEST)
+    damaged = ingested.damaged
     if not damaged:
         return []
-    files = ", ".join(
-        f"{file['file']} (about {file['lost']:,})" for file in damaged[:most]
-    )
+    files = ", ".join(f"{file.file} (about {file.lost:,})" for file in damaged[:most])
     more = f" and {len(damaged) - most} more" if len(damaged) > most else ""
     return [
         "files that could not be read to their end lost about "
-        f"{summary['lost']:,} records: {files}{more}"
+        f"{ingested.lost:,} records: {files}{more}"
     ]
 
 
 def skipped_note(facts: Facts, most: int = 5) -> str:
     """Records of the sources that are not documents, by kind; empty without any."""
-    skipped: Mapping[str, int] = facts["summaries"].get(INGEST, {}).get("skipped", {})
+    skipped = ranked(facts.step(INGEST).skipped)
     if not skipped:
         return ""
-    largest = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in largest[:most])
-    others = sum(count for _, count in largest[most:])
-    return f"ingest skipped {sum(skipped.values()):,} records: {kinds}" + (
-        f", others {others:,}" if others else ""
-    )
+    kinds = [f"{kind} {count:,}" for kind, count in skipped[:most]]
+    others = sum(count for _, count in skipped[most:])
+    kinds += [f"others {others:,}"] if others else []
+    total = sum(count for _, count in skipped)
+    return f"ingest skipped {total:,} records: {', '.join(kinds)}"
 
 
-def training(folder: StageFolder) -> list[dict[str, Any]]:
-    """The record of a training stage: a dictionary per logged step."""
-    return [
-        json.loads(line)
-        for line in (folder.data / "metrics.jsonl").read_text().splitlines()
-    ]
+def training(folder: StageFolder) -> list[MetricsLine]:
+    """The record of a training."""
+    lines = (folder.data / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,25 @@ from gristmill.flows.pages.page_elements import (
     Figure,
     Note,
     Page,
-    Part,
     Section,
     Span,
-    Table,
     Text,
     column_definitions,
     section_of,
+    table,
 )
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import stacked_bars
 from gristmill.flows.questions.status import duration
 from gristmill.flows.report.document_sections import document_sections
 from gristmill.flows.report.mixture import mixture_rows
-from gristmill.flows.report.report_facts import Facts, gather_facts
+from gristmill.flows.report.report_facts import (
+    Facts,
+    StageFacts,
+    commits_of,
+    committed_folders,
+    gather_facts,
+)
 from gristmill.flows.report.training import loss_rows, spikes, training_section
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
@@ -74,10 +78,8 @@ def write_report(session: Session, record: RunRecord) -> Path:
     A run without new outputs gets the report of an earlier one, with a line of its own
     about the run.
     """
-    path, mark = (
-        record.folder / REPORT,
-        f"<!-- {_ingredients(session, record.content)} -->\n",
-    )
+    path = record.folder / REPORT
+    mark = f"<!-- {_ingredients(session, record.content)} -->\n"
     earlier = _earlier_report(record, mark)
     if earlier is None:
         with _rendering:
@@ -99,15 +101,9 @@ def _ingredients(session: Session, record: Mapping[str, Any]) -> str:
         for folder in SOURCES
         for path in sorted(folder.rglob("*.*"))
     }
-    commits = {}
-    for name in session.plan:
-        folder = session.committed(name)
-        commits[name] = (
-            None if folder is None else (folder.path / "_SUCCESS").read_text()
-        )
     parts = {
         "code": code,
-        "commits": commits,
+        "commits": commits_of(committed_folders(session)),
         "manifest": mask_secrets(record["manifest"]),
         "fingerprints": {
             name: (node.fingerprint, node.alias) for name, node in session.plan.items()
@@ -119,11 +115,13 @@ def _ingredients(session: Session, record: Mapping[str, Any]) -> str:
 
 def _earlier_report(record: RunRecord, mark: str) -> str | None:
     """The report of a recent run with the same ingredients."""
-    runs = sorted((path.name for path in record.folder.parent.iterdir()), reverse=True)
-    for name in islice(
-        (name for name in runs if name < record.folder.name), EARLIER_RUNS
-    ):
-        path = record.folder.parent / name / REPORT
+    runs = [
+        path
+        for path in record.folder.parent.iterdir()
+        if path.name < record.folder.name
+    ]
+    for run in sorted(runs, reverse=True)[:EARLIER_RUNS]:
+        path = run / REPORT
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if text.endswith(mark):
             return text
@@ -137,38 +135,32 @@ def render_report(
 ) -> str:
     """All committed outputs of a manifest as a page, written as HTML or by `write`."""
     facts = gather_facts(session)
-    stages = {
-        name: node.stage
+    stages = [
+        (name, node.stage)
         for name, node in session.plan.items()
-        if name in facts["summaries"]
-    }
+        if name in facts.summaries
+    ]
     # Prepared data stands before the trainings on it.
-    first_training = next(
-        (
-            index
-            for index, stage in enumerate(stages.values())
-            if stage.requirements.torchrun
-        ),
-        len(stages),
-    )
+    trains = [stage.requirements.torchrun for _, stage in stages]
+    first_training = trains.index(True) if True in trains else len(stages)
     candidates = [
         *document_sections(facts),
-        *stage_sections(facts, dict(islice(stages.items(), first_training))),
+        *stage_sections(facts, dict(stages[:first_training])),
         training_section(facts),
         spikes(facts),
-        *stage_sections(facts, dict(islice(stages.items(), first_training, None))),
+        *stage_sections(facts, dict(stages[first_training:])),
         costs(facts),
-        lineage(facts, record),
+        lineage(facts, None if record is None else record["manifest"]),
     ]
     sections = [section for section in candidates if section is not None]
     definitions = column_definitions(sections)
     if definitions is not None:
         sections.append(definitions)
-    note = (
-        run_note(record) if record else f"What the store had on {time.strftime(MINUTE)}"
-    )
+    note = f"What the store had on {time.strftime(MINUTE)}"
+    if record is not None:
+        note = run_note(record)
     return write(
-        Page(facts["name"], sections, note=note, cards=cards(facts), contents=True)
+        Page(facts.name, sections, note=note, cards=cards(facts), contents=True)
     )
 
 
@@ -201,108 +193,89 @@ def stage_sections(facts: Facts, stages: Mapping[str, Stage]) -> Iterator[Sectio
 
 def cards(facts: Facts) -> list[tuple[str, str]]:
     """The four numbers that people ask for first, and the time."""
+    seconds = sum(stage.seconds or 0 for stage in facts.stages)
     numbers = []
-    if facts["funnel"]:
-        first, last = facts["funnel"][0], facts["funnel"][-1]
+    if facts.funnel:
         numbers += [
-            ("documents read", f"{first['read']:,}"),
-            ("documents kept", f"{last['kept']:,}"),
+            ("documents read", f"{facts.funnel[0].read:,}"),
+            ("documents kept", f"{facts.funnel[-1].kept:,}"),
         ]
-    if "packed" in facts:
-        numbers.append(
-            (
-                "training tokens",
-                f"{sum(row['tokens'] for row in mixture_rows(facts)):,}",
-            )
-        )
+    if facts.packed is not None:
+        tokens = sum(row.tokens for row in mixture_rows(facts))
+        numbers.append(("training tokens", f"{tokens:,}"))
     for row in loss_rows(facts)[:1]:
-        numbers.append(("pre-training loss", f"{row['last']:.3f}"))
-    return [
-        *numbers,
-        (
-            "time of all stages",
-            duration(sum(stage["seconds"] or 0 for stage in facts["stages"])),
-        ),
-    ]
+        numbers.append(("pre-training loss", f"{row.last:.3f}"))
+    return [*numbers, ("time of all stages", duration(seconds))]
 
 
 def costs(facts: Facts) -> Section | None:
     """Time, processor time, memory and disk of every stage."""
-    committed = [stage for stage in facts["stages"] if stage["seconds"] is not None]
-    if not committed:
+    rows: list[list[object]] = []
+    bars = []
+    for stage in facts.stages:
+        if stage.seconds is not None and stage.bytes is not None:
+            cost: list[float] | list[None] = [None, None]
+            if stage.cost is not None:
+                cost = [stage.cost.cpu_seconds, stage.cost.peak_memory_bytes / 1e6]
+            rows.append([stage.stage, stage.seconds, stage.bytes / 1e6, *cost])
+            bars.append((stage.stage, {"seconds": stage.seconds}))
+    if not rows:
         return None
-    rows = []
-    for stage in committed:
-        cost = stage["cost"]
-        cpu_seconds = f"{cost['cpu_seconds']:,.1f}" if cost else ""
-        memory = f"{cost['peak_memory_bytes'] / 1e6:,.0f}" if cost else ""
-        rows.append(
-            [
-                stage["stage"],
-                f"{stage['seconds']:,.1f}",
-                f"{stage['bytes'] / 1e6:,.2f}",
-                cpu_seconds,
-                memory,
-            ]
-        )
-    bars = [(stage["stage"], {"seconds": stage["seconds"]}) for stage in committed]
+    columns = {
+        "stage": "",
+        "seconds": ",.1f",
+        "MB written": ",.2f",
+        "CPU seconds": ",.1f",
+        "MB of memory": ",.0f",
+    }
     return section_of(
         "Time and cost",
         Figure(
             stacked_bars(bars, "seconds"),
             "Time of every stage when it was run, also where this run reused it.",
         ),
-        Table(
-            ["stage", "seconds", "MB written", "CPU seconds", "MB of memory"],
-            rows,
-            {1, 2, 3, 4},
-        ),
+        table(columns, rows),
     )
 
 
-def provenance(stage: Mapping[str, Any]) -> str:
+def provenance(stage: StageFacts) -> str:
     """Remark on a stage's output: not made yet, equal to an earlier one, or kept of an
     earlier version.
     """
-    if stage["seconds"] is None:
+    if stage.seconds is None:
         return "not run"
-    remarks = [f"every byte as in {stage['identity']}"] if stage["identity"] else []
-    if stage["kept_version"] is not None:
+    remarks = [f"every byte as in {stage.identity}"] if stage.identity else []
+    if stage.kept_version is not None:
         remarks.append(
-            f"kept: made by version {stage['kept_version']} of the stage, "
-            f"now {stage['version']}"
+            f"kept: made by version {stage.kept_version} of the stage, now "
+            f"{stage.version}"
         )
     return "; ".join(remarks)
 
 
-def lineage(facts: Facts, record: dict[str, Any] | None) -> Section:
-    """Every stage's output and its inputs; versions; the resolved manifest."""
+def lineage(facts: Facts, manifest: object) -> Section | None:
+    """Every stage's output and its inputs; versions; the resolved manifest, unless it
+    is None.
+    """
     rows = [
         [
-            stage["stage"],
-            stage["fingerprint"],
-            ", ".join(stage["inputs"]) or "the sources",
+            stage.stage,
+            stage.fingerprint,
+            ", ".join(stage.inputs) or "the sources",
             provenance(stage),
         ]
-        for stage in facts["stages"]
+        for stage in facts.stages
     ]
-    versions: dict[str, str] = next(
-        (s["versions"] for s in reversed(facts["stages"]) if s["versions"]), {}
+    versions = next((s.versions for s in reversed(facts.stages) if s.versions), {})
+    text = yaml.safe_dump(
+        name_code(mask_secrets(manifest)), sort_keys=False, allow_unicode=True
     )
-    parts: list[Part] = [
-        Table(["stage", "fingerprint", "made from", ""], rows),
+    return section_of(
+        "Lineage",
+        table({"stage": "", "fingerprint": "", "made from": "", "": ""}, rows),
         Note(", ".join(f"{name} {version}" for name, version in versions.items())),
-        Note(f"Store: `{facts['store']}`"),
-    ]
-    if record:
-        manifest = yaml.safe_dump(
-            name_code(mask_secrets(record["manifest"])),
-            sort_keys=False,
-            allow_unicode=True,
-        )
-        parts.append(
-            Details(
-                "The manifest, with every default", [Text([Span(manifest)], "columns")]
-            )
-        )
-    return Section("Lineage", parts)
+        Note(f"Store: `{facts.store}`"),
+        Details("The manifest, with every default", [Text([Span(text)], "columns")])
+        if manifest is not None
+        else None,
+    )

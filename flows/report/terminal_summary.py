@@ -6,33 +6,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from gristmill.dataprep.whatif_thresholds import Rule, short_name
-from gristmill.flows.pages.page_elements import Table
+from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import plain_table, print_table, section
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.threshold_samples import stored_rules
-from gristmill.flows.report.before_after import EFFECT_HEADINGS, effect_rows
-from gristmill.flows.report.evaluation import (
-    evaluation_rows,
-    masked_rows,
-    some_samples,
-    span_rows,
-)
-from gristmill.flows.report.finetuning import prepared_rows
+from gristmill.flows.report.before_after import EFFECT_COLUMNS, effect_rows
+from gristmill.flows.report.evaluation import held_out_tables, some_samples
+from gristmill.flows.report.finetuning import prepared_table
 from gristmill.flows.report.mixture import (
-    HEADER,
+    GROUP_COLUMNS,
     describe_vocabulary,
     group_rows,
-    limits_note,
-    mixture_table,
-    prefix_note,
-    stage_table,
-    used_packing,
+    mixture_notes,
+    mixture_tables,
+    packing_rows,
 )
 from gristmill.flows.report.report_facts import (
     Facts,
@@ -41,6 +33,11 @@ from gristmill.flows.report.report_facts import (
     reading_notes,
     skipped_note,
     top_reasons,
+)
+from gristmill.flows.report.stage_summaries import (
+    Exported,
+    StageCounts,
+    Tokenized,
 )
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.session import Session
@@ -58,7 +55,7 @@ def print_summary(session: Session, run: Path, console: Console) -> None:
     """Print the summary of the run with this folder, from the committed outputs."""
     facts = gather_facts(session, whole=False)
     print_funnel(facts, console)
-    print_examples(facts, console)
+    print_table(console, prepared_table(facts), "Examples")
     print_tokens(facts, console)
     print_mixture(facts, console)
     print_packing(facts, console)
@@ -71,168 +68,102 @@ def print_funnel(facts: Facts, console: Console) -> None:
     """Documents and bytes through the preparing stages, with the rules that dropped
     most.
     """
-    if not facts["funnel"]:
+    if not facts.funnel:
         return
     rows = []
-    for row in facts["funnel"]:
-        reasons = ", ".join(
-            f"{short_name(rule)} {count}" for rule, count in top_reasons(row)
-        )
-        size = f"{row['bytes_kept'] / 1e6:.1f}"
-        rows.append(
-            [row["stage"], f"{row['read']:,}", f"{row['kept']:,}", size, reasons]
-        )
-    print_table(
-        console,
-        Table(["stage", "read", "kept", "MB kept", "dropped most by"], rows, {1, 2, 3}),
-        "Documents",
-    )
-    draw_funnel(facts["funnel"], console)
-    for note in [*reading_notes(facts), *eaten_sources(facts["funnel"])]:
+    for row in facts.funnel:
+        reasons = top_reasons(row.dropped, row.quarantined)
+        dropped = ", ".join(f"{short_name(rule)} {count}" for rule, count in reasons)
+        rows.append([row.stage, row.read, row.kept, row.bytes_kept / 1e6, dropped])
+    columns = {"read": ",", "kept": ",", "MB kept": ".1f", "dropped most by": ""}
+    print_table(console, table({"stage": "", **columns}, rows), "Documents")
+    draw_funnel(facts.funnel, console)
+    for note in [*reading_notes(facts), *eaten_sources(facts.funnel)]:
         console.print(Text(note, style="yellow"))
-    skipped = skipped_note(facts)
-    if skipped:
-        console.print(Text(skipped, style="dim"))
+    _print_dim(skipped_note(facts), console)
 
 
-def draw_funnel(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+def _print_dim(note: str, console: Console) -> None:
+    if note:
+        console.print(Text(note, style="dim"))
+
+
+def draw_funnel(rows: Sequence[StageCounts], console: Console) -> None:
     """A bar for each stage, as long as the share of all documents that it kept."""
-    read, last = rows[0]["read"], rows[-1]["kept"]
+    read, last = rows[0].read, rows[-1].kept
     if len(rows) == 1 or not read or last == read:
         return
-    width = min(BAR_WIDTH, console.width - max(len(row["stage"]) for row in rows) - 8)
+    width = min(BAR_WIDTH, console.width - max(len(row.stage) for row in rows) - 8)
     is_unicode = console.encoding.lower().startswith("utf")
     full, parts = ("█", "▏▎▍▌▋▊▉") if is_unicode else ("#", "")
+    units = len(parts) + 1
     console.print()
-    table = plain_table(("", False), ("", False), ("", True))
-    table.show_header = False
+    lines = plain_table(("", False), ("", False), ("", True))
+    lines.show_header = False
     for row in rows:
-        cells, remainder = divmod(
-            round(row["kept"] / read * width * (len(parts) + 1)), len(parts) + 1
-        )
+        share = row.kept / read
+        cells, remainder = divmod(round(share * width * units), units)
         bar = full * cells + (parts[remainder - 1] if remainder else "")
-        table.add_row(
-            row["stage"],
-            Text(bar.ljust(width), style="cyan"),
-            f"{row['kept'] / read:.0%}",
-        )
-    console.print(table)
-
-
-def print_examples(facts: Facts, console: Console) -> None:
-    """Examples for fine-tuning and preferences that their preparation dropped."""
-    header = ["set", "records", "quarantined", "dropped", "kept", "dropped most by"]
-    print_table(console, Table(header, prepared_rows(facts), {1, 2, 3, 4}), "Examples")
+        text = Text(bar.ljust(width), style="cyan")
+        lines.add_row(row.stage, text, f"{share:.0%}")
+    console.print(lines)
 
 
 def print_tokens(facts: Facts, console: Console) -> None:
     """Fit of the tokenizer to each source."""
-    summary = facts["summaries"].get("tokenize", {})
-    if "vocabulary" not in summary:
+    summary = facts.summary("tokenize", Tokenized)
+    if summary.vocabulary is None:
         return
-    columns = [1 + HEADER.index(name) for name in TOKEN_COLUMNS]
+    places = [list(GROUP_COLUMNS).index(name) + 1 for name in TOKEN_COLUMNS]
     rows = [
-        [row[0], *(row[column] for column in columns)]
-        for row in group_rows(summary["sources"])
+        [row[0], *(row[place] for place in places)]
+        for row in group_rows(summary.sources)
     ]
-    print_table(
-        console, Table(["source", *TOKEN_COLUMNS], rows, {1, 2, 3, 4}), "Tokens"
-    )
-    console.print(Text(describe_vocabulary(summary), style="dim"))
+    formats = {name: GROUP_COLUMNS[name] for name in TOKEN_COLUMNS}
+    print_table(console, table({"source": "", **formats}, rows), "Tokens")
+    _print_dim(describe_vocabulary(summary.vocabulary, summary.encoder), console)
 
 
 def print_mixture(facts: Facts, console: Console) -> None:
     """Tokens per source, requested and realised, and those of every stage; moved
     tokens, and why.
     """
-    if "packed" not in facts:
+    if facts.packed is None:
         return
     section(console, "Mixture")
-    for columns in (mixture_table(facts), stage_table(facts)):
-        if columns is not None:
-            header, rows = columns
-            numeric = {
-                column
-                for column, name in enumerate(header)
-                if name not in ("source", "part")
-            }
-            print_table(console, Table(header, rows, numeric))
-    for note in filter(None, (limits_note(facts), prefix_note(facts))):
-        console.print(Text(note, style="dim"))
+    for mixture in mixture_tables(facts):
+        print_table(console, mixture)
+    for note in mixture_notes(facts):
+        _print_dim(note, console)
 
 
 def print_packing(facts: Facts, console: Console) -> None:
     """Cut, dropped and padded tokens of the rows."""
     rows = [
-        [
-            row["packing"],
-            f"{row['rows']:,}",
-            *(f"{row[share]:.2%}" for share in ("split", "dropped", "padding")),
-        ]
-        for row in used_packing(facts)
+        [row.packing, row.rows, row.waste.split, row.waste.dropped, row.waste.padding]
+        for row in packing_rows(facts)
+        if row.is_used
     ]
-    header = ["packing", "rows", "cut documents", "dropped", "padding"]
-    print_table(console, Table(header, rows, {1, 2, 3, 4}), "Packing")
+    shares = dict.fromkeys(("cut documents", "dropped", "padding"), ".2%")
+    columns = {"packing": "", "rows": ",", **shares}
+    print_table(console, table(columns, rows), "Packing")
 
 
 def print_losses(facts: Facts, console: Console) -> None:
     """First and last loss of every training, effects of trainings, and the held-out
     measurements.
     """
-    if not facts["training"]:
-        return
     losses = [
-        [
-            row["stage"],
-            str(row["steps"]),
-            f"{row['first']:.3f} -> {row['last']:.3f}",
-            row["details"],
-        ]
+        [row.stage, row.steps, f"{row.first:.3f} -> {row.last:.3f}", row.details]
         for row in loss_rows(facts)
     ]
-    print_table(
-        console, Table(["stage", "steps", "loss", ""], losses, {1, 2}), "Training"
-    )
-    effects = Table(EFFECT_HEADINGS, effect_rows(facts), {2, 3})
-    print_table(
-        console, effects, "What each stage changed, on what it did not train on"
-    )
-    masked = [
-        [
-            row["model"],
-            row["source"],
-            f"{row['pseudo_perplexity']:.1f}",
-            f"{row['masked_accuracy']:.1%}",
-        ]
-        for row in masked_rows(facts)
-    ]
-    masked_header = ["model", "source", "pseudo-perplexity", "masked accuracy"]
-    print_table(console, Table(masked_header, masked, {2, 3}), "Held-out text, masked")
-    spans = [
-        [
-            row["model"],
-            row["source"],
-            f"{row['span_loss']:.3f}",
-            f"{row['span_accuracy']:.1%}",
-        ]
-        for row in span_rows(facts)
-    ]
-    span_header = ["model", "source", "loss", "accuracy"]
-    print_table(
-        console, Table(span_header, spans, {2, 3}), "Held-out text, hidden spans"
-    )
-    texts = [
-        [
-            row["model"],
-            row["source"],
-            f"{row['bits_per_byte']:.3f}",
-            f"{row['perplexity']:.1f}",
-            f"{row['token_accuracy']:.1%}",
-        ]
-        for row in evaluation_rows(facts)
-    ]
-    text_header = ["model", "source", "bits/byte", "perplexity", "token accuracy"]
-    print_table(console, Table(text_header, texts, {2, 3, 4}), "Held-out text")
+    columns = {"stage": "", "steps": "d", "loss": ">", "": ""}
+    print_table(console, table(columns, losses), "Training")
+    effects = table(EFFECT_COLUMNS, effect_rows(facts))
+    title = "What each stage changed, on what it did not train on"
+    print_table(console, effects, title)
+    for held_out in held_out_tables(facts):
+        print_table(console, held_out, "Held-out text")
 
 
 def print_samples(facts: Facts, console: Console) -> None:
@@ -242,37 +173,33 @@ def print_samples(facts: Facts, console: Console) -> None:
     samples = some_samples(facts)
     if samples:
         section(console, "Samples")
-    for sample in samples:
-        text = " ".join(sample["completion"].split())[:SAMPLE_CHARS]
-        console.print(
-            Text.assemble(
-                (f"{sample['model']}: ", "dim"), (sample["prompt"], "bold"), " ", text
-            )
-        )
+    for model, sample in samples:
+        text = " ".join(sample.completion.split())[:SAMPLE_CHARS]
+        prompt = (sample.prompt, "bold")
+        console.print(Text.assemble((f"{model}: ", "dim"), prompt, " ", text))
 
 
 def print_next(session: Session, facts: Facts, run: Path, console: Console) -> None:
     """The paths of the run's report and exports, and three questions to ask of it."""
     section(console, "Next")
     report = run / "report.html"
-    if report.exists():
-        console.print(f"report:  {report}", soft_wrap=True)
-    if "exported_documents" in facts:
-        console.print(f"files:   {facts['exported_documents']}", soft_wrap=True)
-    if "export" in facts:
-        console.print(f"model:   {facts['export']}", soft_wrap=True)
-        cost = facts["summaries"].get("export", {}).get("int8")
-        if cost and cost["perplexity"] is not None:
-            console.print(
-                f"int8:    perplexity {cost['perplexity_before']:.3f} -> "
-                f"{cost['perplexity']:.3f} "
-                f"({cost['growth']:+.2%}) on {cost['rows']} held-out rows",
-                soft_wrap=True,
-            )
-    questions = next_questions(session, facts)
-    if questions:
-        section(console, "Ask next")
-    for question, command in questions:
+    paths = {
+        "report": report if report.exists() else "",
+        "files": facts.exported_documents,
+        "model": facts.export,
+    }
+    for label, path in paths.items():
+        if path:
+            console.print(f"{label}:".ljust(9) + str(path), soft_wrap=True)
+    cost = facts.summary("export", Exported).int8
+    if cost is not None and cost.perplexity is not None:
+        console.print(
+            f"int8:    perplexity {cost.perplexity_before:.3f} -> "
+            f"{cost.perplexity:.3f} ({cost.growth:+.2%}) on {cost.rows} held-out rows",
+            soft_wrap=True,
+        )
+    section(console, "Ask next")
+    for question, command in next_questions(session, facts):
         console.print(question)
         console.print(f"  {command}", soft_wrap=True)
 
@@ -282,29 +209,17 @@ def next_questions(session: Session, facts: Facts) -> list[tuple[str, str]]:
     questions = []
     document = example_document(session)
     if document is not None:
-        questions.append(
-            (
-                "Why was this document kept or dropped?",
-                session.command("explain", document),
-            )
-        )
+        command = session.command("explain", document)
+        questions.append(("Why was this document kept or dropped?", command))
     inputs = committed_inputs(session, session.plan)
     rules = stored_rules(session, inputs) if INGEST in inputs else {}
-    setting = looser_setting(rules, facts["summaries"])
+    setting = looser_setting(rules, facts.summaries)
     if setting is not None:
-        questions.append(
-            (
-                "What would another threshold keep?",
-                session.command("whatif", "--set", setting),
-            )
-        )
-    if "pretrain" in facts["training"]:
-        questions.append(
-            (
-                "What did a step of the training read?",
-                session.command("trace", "--step", "1"),
-            )
-        )
+        command = session.command("whatif", "--set", setting)
+        questions.append(("What would another threshold keep?", command))
+    if "pretrain" in facts.training:
+        command = session.command("trace", "--step", "1")
+        questions.append(("What did a step of the training read?", command))
     if len(questions) < QUESTIONS:
         questions.append(("What is committed, what is not?", session.command("status")))
     return questions
@@ -312,7 +227,7 @@ def next_questions(session: Session, facts: Facts) -> list[tuple[str, str]]:
 
 def looser_setting(
     rules_by_step: Mapping[str, Sequence[Rule]],
-    summaries: Mapping[str, Mapping[str, Any]],
+    summaries: Mapping[str, Mapping[str, object]],
 ) -> str | None:
     """A setting for `whatif`: the threshold that dropped most documents, half as
     strict.
@@ -324,13 +239,9 @@ def looser_setting(
     dropping = []
     for step, rules in rules_by_step.items():
         for rule in rules:
-            # A whole number of 1 cannot be halved.
-            if not isinstance(rule.bound, int | float) or rule.bound <= isinstance(
-                rule.bound, int
-            ):
-                continue
             dropped = rule.dropped(summaries.get(step, {}))
-            if dropped:
+            least = isinstance(rule.bound, int)  # 1 cannot be halved
+            if dropped and isinstance(rule.bound, int | float) and rule.bound > least:
                 dropping.append((dropped, rule))
     if not dropping:
         return None
@@ -352,10 +263,9 @@ def example_document(session: Session) -> str | None:
 
     dedup = session.committed("dedup")
     if dedup is not None and (dedup.data / "clusters.parquet").exists():
-        with open_table(dedup.data / "clusters.parquet") as table:
-            first = next(
-                table.iter_batches(1, columns=["member"], use_threads=False), None
-            )
+        with open_table(dedup.data / "clusters.parquet") as clusters:
+            batches = clusters.iter_batches(1, columns=["member"], use_threads=False)
+            first = next(batches, None)
         if first is not None and len(first):
             return str(first["member"][0].as_py().hex()[:16])
     ingest = session.committed("ingest")

@@ -10,8 +10,9 @@ are filled in; facts that only the provider knows are named as open, never guess
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gristmill.flows.pages.page_elements import (
     Heading,
@@ -19,12 +20,13 @@ from gristmill.flows.pages.page_elements import (
     Page,
     Part,
     Section,
-    Table,
+    flatten,
+    table,
 )
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.questions.query import ask
 from gristmill.flows.report.mixture import mixture_rows
-from gristmill.flows.report.report_facts import Facts, gather_facts
+from gristmill.flows.report.report_facts import Facts, gather_facts, ranked
 from gristmill.flows.report.run_report import MINUTE
 from gristmill.flows.running.session import Session
 
@@ -43,17 +45,35 @@ MOST_DOMAINS = 1000
 MOST_LANGUAGES = 12
 OPEN = "to be filled in by the provider"
 NOT_RECORDED = "not recorded"
-SOURCE_HEADER = [
-    "source",
-    "path",
-    "documents",
-    "MB kept",
-    "tokens",
-    "share",
-    "languages",
-    "licences",
-]
-SOURCE_NUMBERS = {2, 3, 4, 5}
+SOURCE_COLUMNS = {
+    "source": "",
+    "path": "",
+    "documents": ",",
+    "MB kept": ",.2f",
+    "tokens": ",",
+    "share": ".2%",
+    "languages": "",
+    "licences": "",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Kept documents of a source, a language and a licence.
+
+    Attributes:
+        source, language, licence: None is not recorded.
+        documents: their number.
+        bytes: of UTF-8 of their texts.
+        addressed: documents with an address.
+    """
+
+    source: str
+    language: str | None
+    licence: str | None
+    documents: int
+    bytes: int
+    addressed: int
 
 
 def training_content(session: Session) -> Page:
@@ -63,7 +83,15 @@ def training_content(session: Session) -> Page:
         NothingIngestedError: no document of the manifest is committed.
     """
     facts = gather_facts(session, whole=False)
-    groups = _groups(session)
+    corpus = committed_corpus(session)
+    language = "language" if "language" in corpus.schema.names else "NULL"
+    sql = (
+        f"SELECT source, {language} AS language, licence, count(*), "
+        "sum(strlen(text)), count(url) FROM documents WHERE kept GROUP BY ALL "
+        "ORDER BY ALL"
+    )
+    with ask(corpus, sql) as answer:
+        groups = [Group(*row) for row in answer.rows()]
     note = (
         "Written by gristmill from the manifest and its store on "
         f"{time.strftime(MINUTE)}, in the order of the European Commission's template "
@@ -77,58 +105,35 @@ def training_content(session: Session) -> Page:
     return Page(f"Training content of {session.manifest.name}", sections, note=note)
 
 
-def _groups(session: Session) -> list[dict[str, Any]]:
-    """Kept documents by source, language and licence: `documents`, `bytes` of UTF-8,
-    and those with an address.
-    """
-    corpus = committed_corpus(session)
-    language = "language" if "language" in corpus.schema.names else "NULL"
-    sql = (
-        f"SELECT source, {language} AS language, licence, count(*) AS documents, "
-        "sum(strlen(text)) AS bytes, "
-        "count(url) AS addressed FROM documents WHERE kept GROUP BY ALL ORDER BY ALL"
-    )
-    with ask(corpus, sql) as answer:
-        return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows()]
-
-
-def _general(
-    session: Session, facts: Facts, groups: Sequence[Mapping[str, Any]]
-) -> Section:
+def _general(session: Session, facts: Facts, groups: Sequence[Group]) -> Section:
     size = NOT_RECORDED
-    if "packed" in facts:
-        tokens = sum(row["tokens"] for row in mixture_rows(facts))
-        range_ = next(
-            (name for most, name in SIZES if tokens < most),
-            "more than 10 trillion tokens",
-        )
+    if facts.packed is not None:
+        tokens = sum(row.tokens for row in mixture_rows(facts))
+        ranges = (name for most, name in SIZES if tokens < most)
+        range_ = next(ranges, "more than 10 trillion tokens")
         size = f"{range_}: {tokens:,} in the mixture"
-    fingerprints = [
-        stage["fingerprint"]
-        for stage in facts["stages"]
-        if stage["seconds"] is not None
-    ]
+    committed = [stage for stage in facts.stages if stage.seconds is not None]
     rows = [
         ["provider, authorised representative", OPEN],
         ["model", session.manifest.name],
-        ["version", f"fingerprint {fingerprints[-1]} of its last stage"],
+        ["version", f"fingerprint {committed[-1].fingerprint} of its last stage"],
         ["models that it depends on", _models(session)],
         ["date of placement on the market", OPEN],
         ["modality", "text"],
         ["size of the training data", size],
     ]
-    for name in facts["training"]:
-        if "tokens" in facts["summaries"].get(name, {}):
-            rows.append(
-                [f"tokens read by {name}", f"{facts['summaries'][name]['tokens']:,}"]
-            )
+    for name in facts.training:
+        read = facts.trained(name).tokens
+        if read is not None:
+            rows.append([f"tokens read by {name}", f"{read:,}"])
+    languages = [(group.language, group.bytes) for group in groups]
     rows += [
-        ["documents kept", f"{sum(group['documents'] for group in groups):,}"],
-        ["languages", _most_frequent(groups, "language")],
+        ["documents kept", f"{sum(group.documents for group in groups):,}"],
+        ["languages", _most_frequent(languages)],
         ["latest date of acquisition", OPEN],
         ["linguistic and demographic characteristics", OPEN],
     ]
-    return Section("1. General information", [Table(["", "value"], rows)])
+    return Section("1. General information", [table({"": "", "value": ""}, rows)])
 
 
 def _models(session: Session) -> str:
@@ -145,38 +150,34 @@ def _models(session: Session) -> str:
     return "; ".join(clauses) or "none"
 
 
-def _sources(
-    session: Session, facts: Facts, groups: Sequence[Mapping[str, Any]]
-) -> list[Section]:
+def _sources(session: Session, facts: Facts, groups: Sequence[Group]) -> list[Section]:
     manifest = session.manifest
-    mixed = (
-        {row["source"]: row for row in mixture_rows(facts)} if "packed" in facts else {}
-    )
-    crawled, files, generated = [], [], []
+    mixed = {row.source: [row.tokens, row.share] for row in mixture_rows(facts)}
+    unmixed = [None, None]
+    crawled: list[str] = []
+    rows: dict[str, Sequence[object]] = {}
     for name in manifest.text_sources:
-        groups_of_source = [group for group in groups if group["source"] == name]
-        row = _source_row(session, name, groups_of_source, mixed)
-        if name in manifest.generated_sources:
-            generated.append(row)
-        elif groups_of_source and all(
-            group["addressed"] == group["documents"] for group in groups_of_source
-        ):
-            crawled.append(row)
+        own = [group for group in groups if group.source == name]
+        if name in manifest.document_sources:
+            path = str(manifest.document_sources[name].path)
         else:
-            files.append(row)
+            parents = manifest.generated_sources[name].generate.parents
+            path = f"from {', '.join(parents)}"
+        if name not in manifest.generated_sources and own:
+            is_crawled = all(group.addressed == group.documents for group in own)
+            crawled += [name] if is_crawled else []
+        rows[name] = [
+            name,
+            path,
+            sum(group.documents for group in own),
+            sum(group.bytes for group in own) / 1e6,
+            *mixed.get(name, unmixed),
+            _most_frequent([(group.language, group.bytes) for group in own]),
+            _most_frequent([(group.licence, group.bytes) for group in own]),
+        ]
     for name, source in manifest.token_sources.items():
-        use = _in_mixture(mixed, name)
-        files.append(
-            [
-                name,
-                source.tokens,
-                "",
-                "",
-                *use,
-                NOT_RECORDED,
-                source.licence or NOT_RECORDED,
-            ]
-        )
+        use = [None, None, *mixed.get(name, unmixed), NOT_RECORDED]
+        rows[name] = [name, source.tokens, *use, source.licence or NOT_RECORDED]
     examples = [
         [
             name,
@@ -185,79 +186,40 @@ def _sources(
         ]
         for name, section in manifest.examples.items()
     ]
-    parts: list[Part] = [
-        Heading("2.1 and 2.2 Data sets, public and private"),
-        Table(SOURCE_HEADER, files, SOURCE_NUMBERS),
-        Note(f"Whether each is public, who gave it, and under which terms: {OPEN}."),
-        Heading("2.3 Data crawled and scraped from online sources"),
-        Table(SOURCE_HEADER, crawled, SOURCE_NUMBERS),
-        *_domains(session, [row[0] for row in crawled]),
-        Heading("2.4 User data"),
-        Note(f"{OPEN.capitalize()}: gristmill has no such kind of source."),
-        Heading("2.5 Synthetic data"),
-        Table(SOURCE_HEADER, generated, SOURCE_NUMBERS),
-        Table(["examples for tuning", "written after", "by"], examples),
-    ]
-    if not generated and not examples:
-        parts.append(Note("Nothing that this manifest reads is written by a model."))
-    return [Section("2. Sources of data", parts), *_tuning_examples(session)]
-
-
-def _source_row(
-    session: Session,
-    name: str,
-    groups: Sequence[Mapping[str, Any]],
-    mixed: Mapping[str, Mapping[str, Any]],
-) -> list[str]:
-    manifest = session.manifest
-    if name in manifest.document_sources:
-        path = str(manifest.document_sources[name].path)
-    else:
-        path = f"from {', '.join(manifest.generated_sources[name].generate.parents)}"
-    documents = f"{sum(group['documents'] for group in groups):,}"
-    megabytes = f"{sum(group['bytes'] for group in groups) / 1e6:,.2f}"
-    languages, licences = (
-        _most_frequent(groups, "language"),
-        _most_frequent(groups, "licence"),
-    )
-    return [
-        name,
-        path,
-        documents,
-        megabytes,
-        *_in_mixture(mixed, name),
-        languages,
-        licences,
-    ]
-
-
-def _in_mixture(mixed: Mapping[str, Mapping[str, Any]], name: str) -> tuple[str, str]:
-    """Tokens and share of a source; empty before it is in a mixture."""
-    return (
-        (f"{mixed[name]['tokens']:,}", f"{mixed[name]['share']:.2%}")
-        if name in mixed
-        else ("", "")
-    )
-
-
-def _tuning_examples(session: Session) -> list[Section]:
-    """Examples of fine-tuning and preferences, and prompts, which are training content
-    too.
-    """
-    rows = []
-    for name in type(session.manifest).model_fields:
-        for data in getattr(getattr(session.manifest, name), "data", None) or ():
-            rows.append([name, data.path])
-    return (
+    generated = [rows[name] for name in rows if name in manifest.generated_sources]
+    others = {*crawled, *manifest.generated_sources}
+    parts = flatten(
         [
-            Section(
-                "2.6 Other sources: examples for fine-tuning",
-                [Table(["trains", "path"], rows)],
-            )
+            Heading("2.1 and 2.2 Data sets, public and private"),
+            table(
+                SOURCE_COLUMNS,
+                [row for name, row in rows.items() if name not in others],
+            ),
+            Note(
+                f"Whether each is public, who gave it, and under which terms: {OPEN}."
+            ),
+            Heading("2.3 Data crawled and scraped from online sources"),
+            table(SOURCE_COLUMNS, [rows[name] for name in crawled]),
+            _domains(session, crawled),
+            Heading("2.4 User data"),
+            Note(f"{OPEN.capitalize()}: gristmill has no such kind of source."),
+            Heading("2.5 Synthetic data"),
+            table(SOURCE_COLUMNS, generated),
+            table({"examples for tuning": "", "written after": "", "by": ""}, examples),
+            None
+            if generated or examples
+            else Note("Nothing that this manifest reads is written by a model."),
         ]
-        if rows
-        else []
     )
+    # Examples of fine-tuning and preferences, and prompts, are training content too.
+    tuning = [
+        [name, data.path]
+        for name in type(manifest).model_fields
+        for data in getattr(getattr(manifest, name), "data", None) or ()
+    ]
+    title = "2.6 Other sources: examples for fine-tuning"
+    trains = Section(title, [table({"trains": "", "path": ""}, tuning)])
+    return [Section("2. Sources of data", parts), *([trains] if tuning else [])]
 
 
 def _domains(session: Session, sources: Sequence[str]) -> list[Part]:
@@ -270,9 +232,9 @@ def _domains(session: Session, sources: Sequence[str]) -> list[Part]:
     names = ", ".join(f"'{name}'" for name in sources)
     host = r"lower(regexp_extract(url, '^[a-zA-Z]+://(?:[^/@]*@)?(?:www\.)?([^/:?#]+)', 1))"
     sql = (
-        f"SELECT {host} AS domain, count(*) AS documents, sum(strlen(text)) AS bytes "
+        f"SELECT {host} AS domain, count(*), sum(strlen(text)) / 1e6 AS size "
         f"FROM documents WHERE kept AND source IN ({names}) GROUP BY domain ORDER BY "
-        "bytes DESC, domain"
+        "size DESC, domain"
     )
     with ask(committed_corpus(session), sql) as answer:
         domains = list(answer.rows())
@@ -282,32 +244,23 @@ def _domains(session: Session, sources: Sequence[str]) -> list[Part]:
         f"Domain names with most text, {shown:,} of {len(domains):,}. Crawler, its "
         f"behaviour and period of collection: {OPEN}."
     )
-    rows = [
-        [name, f"{number:,}", f"{size / 1e6:,.2f}"]
-        for name, number, size in domains[:shown]
-    ]
-    return [Note(note), Table(["domain name", "documents", "MB kept"], rows, {1, 2})]
+    columns = {"domain name": "", "documents": ",", "MB kept": ",.2f"}
+    return [Note(note), table(columns, domains[:shown])]
 
 
 def _processing(session: Session, facts: Facts) -> Section:
     rows = [
-        [
-            row["stage"],
-            f"{row['read']:,}",
-            f"{row['kept']:,}",
-            ", ".join(sorted(row.get("dropped", {}))),
-        ]
-        for row in facts["funnel"]
+        [row.stage, row.read, row.kept, ", ".join(sorted(row.dropped))]
+        for row in facts.funnel
     ]
-    excluded = (
-        session.manifest.mix.exclude if session.manifest.mix is not None else None
-    )
+    mix = session.manifest.mix
     taken_down = "No document was taken down (`mix.exclude` is absent)."
-    if excluded:
+    if mix is not None and mix.exclude:
         taken_down = (
-            "Documents taken down, which no training of this manifest "
-            f"reads: those of the list `{excluded}`."
+            "Documents taken down, which no training of this manifest reads: those of "
+            f"the list `{mix.exclude}`."
         )
+    columns = {"read": ",", "kept": ",", "rules that dropped documents": ""}
     parts: list[Part] = [
         Heading("3.1 Reservations of rights (text and data mining opt-outs)"),
         Note(taken_down),
@@ -316,26 +269,20 @@ def _processing(session: Session, facts: Facts) -> Section:
             f"collected: {OPEN}."
         ),
         Heading("3.2 Removal of illegal content, and all other steps"),
-        Table(["stage", "read", "kept", "rules that dropped documents"], rows, {1, 2}),
+        table({"stage": "", **columns}, rows),
         Note(f"Measures against illegal content beyond these steps: {OPEN}."),
     ]
     return Section("3. Aspects of data processing", parts)
 
 
-def _most_frequent(groups: Sequence[Mapping[str, Any]], key: str) -> str:
-    """Values of a column with their share of the bytes, the most frequent first."""
-    sizes: dict[str, int] = {}
-    for group in groups:
-        value = group[key] if group[key] is not None else NOT_RECORDED
-        sizes[value] = sizes.get(value, 0) + group["bytes"]
-    total = sum(sizes.values()) or 1
-    ranked = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
-    text = ", ".join(
-        f"{value} {size / total:.1%}" for value, size in ranked[:MOST_LANGUAGES]
-    )
-    more = (
-        f", and {len(ranked) - MOST_LANGUAGES} more"
-        if len(ranked) > MOST_LANGUAGES
-        else ""
-    )
-    return text + more or NOT_RECORDED
+def _most_frequent(sizes: Sequence[tuple[str | None, int]]) -> str:
+    """Values with their share of the bytes, the most frequent first."""
+    by_value = Counter[str]()
+    for value, size in sizes:
+        by_value[NOT_RECORDED if value is None else value] += size
+    total = by_value.total() or 1
+    values = [f"{value} {size / total:.1%}" for value, size in ranked(by_value)]
+    others = len(values) - MOST_LANGUAGES
+    if others > 0:
+        values[MOST_LANGUAGES:] = [f"and {others} more"]
+    return ", ".join(values) or NOT_RECORDED

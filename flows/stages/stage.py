@@ -126,9 +126,10 @@ class Display:
     """Facts and sections of a stage in the report and the summary.
 
     Attributes:
-        topics: topic -> JSON file of the output with its facts.
-        facts: `module:function` of further facts: (session, name, folder, facts so far)
-            -> topics.
+        topics: topic, one of `TOPICS` in flows/report/report_facts.py -> JSON file of
+            the output with its facts.
+        facts: `module:function` that adds further facts: (session, name, folder, facts
+            so far).
         report_facts: the same for facts of the report only, if they need a look at all
             documents.
         report: `module:function` of each section besides counts, columns and losses:

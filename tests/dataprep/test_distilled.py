@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gristmill.core.files import json_object
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.encoders.distil_classifier import calibrate, count_confusion
 from gristmill.dataprep.llm.llm_client import BudgetSpentError
@@ -23,6 +24,8 @@ from gristmill.dataprep.quality.labelled_examples import QualityError
 from gristmill.dataprep.user_code import annotate
 from gristmill.flows.report.document_sections import agreement
 from gristmill.flows.report.llm_sections import judges
+from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.stage_summaries import Distilled, read_as
 from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import prepare_step
 from gristmill.mixtures.load import ManifestError
@@ -142,7 +145,7 @@ def test_classifier_learns_from_scores_and_scores_all_documents(
     # those that the judge said nothing of are scored, too
     assert abs(kept - (sum(good) + 20)) <= 12
     assert summary.counts["dropped"] == {"quality/min_quality": 300 - kept}
-    note, confusion, calibration = agreement(distilled)
+    note, confusion, calibration = agreement(read_as(Distilled, distilled))
     assert f"On {distilled['held_out']} held out" in str(note)
     assert f"{confusion_counts['good_kept']:,}" in str(confusion)
     assert str(calibration).count("from ") == len(distilled["calibration"])
@@ -212,7 +215,9 @@ def test_model_judges_only_the_sample_and_answers_are_reused(
         assert {row["id"]: row["quality"] for row in rows_again} == {
             row["id"]: row["quality"] for row in rows
         }
-    (section, *_) = judges({"summaries": {"quality": summary}}, "quality").parts
+    (section, *_) = judges(
+        Facts(summaries={"quality": json_object(summary)}), "quality"
+    ).parts
     assert [row[0] for row in section.rows] == ["small", "other"]
 
 

@@ -20,6 +20,7 @@ from gristmill.dataprep.llm import llm_client
 from gristmill.dataprep.llm.judge_pairs import biases_of, score_of
 from gristmill.flows.pages.page_elements import Note, Table
 from gristmill.flows.report.finetuning import comparisons
+from gristmill.flows.report.stage_summaries import PreparedStep, read_as
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.posttraining import Sft, WeightedPairs
@@ -115,7 +116,7 @@ def test_pairs_confirmed_in_both_orders_are_kept_and_biases_measured(
     # one of two orders for nine pairs, both for the even one
     assert biases["first_taken"] == 11 / 20
     assert (biases["longer_taken"], biases["longer_chosen"]) == (1.0, 6 / 9)
-    _, table, *_ = comparisons(step)
+    _, table, *_ = comparisons(read_as(PreparedStep, step))
     assert isinstance(table, Table)
     assert table.rows == [["one", "11", "81.8%", "66.7%", "55.0%", "100.0%", "66.7%"]]
 
@@ -142,9 +143,8 @@ def test_two_judges_are_compared_and_nothing_is_dropped_without_drop(
     )
     assert summary["steps"][0]["agreement"]["documents"] == 11
     assert summary["steps"][0]["agreement"]["same"] == 2 / 11
-    notes = [
-        part.text for part in comparisons(summary["steps"][0]) if isinstance(part, Note)
-    ]
+    compared = read_as(PreparedStep, summary["steps"][0])
+    notes = [part.text for part in comparisons(compared) if isinstance(part, Note)]
     assert any("18.2%" in text for text in notes)
 
 

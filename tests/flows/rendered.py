@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from typing import Any, get_type_hints
 
 from gristmill.flows.pages.page_elements import Page, Part, Section
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.report.document_sections import document_sections
 from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.run_report import stage_sections
+from gristmill.flows.report.stage_summaries import read_as
 from gristmill.flows.stages.registry import STAGES
+
+KINDS = get_type_hints(Facts)
+UNREAD = ("training", "summaries")
+"""Topics whose lines and summaries are read by what shows them."""
+
+
+def facts_of(**topics: Any) -> Facts:
+    """Return facts with these topics, given as JSON."""
+    return Facts(
+        **{
+            name: topic if name in UNREAD else read_as(KINDS[name], topic)
+            for name, topic in topics.items()
+        }
+    )
 
 
 def sections_about(facts: Facts) -> list[Section | None]:
@@ -19,7 +35,7 @@ def sections_about(facts: Facts) -> list[Section | None]:
     """
     return [
         *document_sections(facts),
-        *stage_sections(facts, {name: STAGES[name] for name in facts["summaries"]}),
+        *stage_sections(facts, {name: STAGES[name] for name in facts.summaries}),
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gristmill.core.store import StageFolder, Store
 from gristmill.flows.questions.what_changed import explain_plan
-from gristmill.flows.report.report_facts import gather_facts
+from gristmill.flows.report.report_facts import StageFacts, gather_facts
 from gristmill.flows.report.run_report import provenance
 from gristmill.flows.running.output_identities import (
     NothingToKeepError,
@@ -262,10 +262,10 @@ def test_nothing_is_kept_of_other_settings_or_of_the_same_version(
 def test_the_report_names_what_an_output_equals_and_which_version_made_a_kept_one() -> (
     None
 ):
-    stage = {"seconds": 1.0, "identity": "", "kept_version": None, "version": 3}
+    stage = StageFacts("first", seconds=1.0, version=3)
     assert provenance(stage) == ""
-    assert "abcd" in provenance({**stage, "identity": "abcd"})
-    assert "version 2" in provenance({**stage, "kept_version": 2})
+    assert "abcd" in provenance(replace(stage, identity="abcd"))
+    assert "version 2" in provenance(replace(stage, kept_version=2))
 
 
 @pytest.mark.slow
@@ -273,8 +273,8 @@ def test_facts_of_a_report_have_the_identity(upgraded: Make) -> None:
     old = upgraded()
     run(old)
     run(new := upgraded(first=2))
-    (first, _) = gather_facts(session_of(new))["stages"]
-    assert first["identity"] == old.plan["first"].fingerprint[:16]
+    (first, _) = gather_facts(session_of(new)).stages
+    assert first.identity == old.plan["first"].fingerprint[:16]
 
 
 def test_the_digest_of_a_training_leaves_out_what_records_its_speed() -> None:

@@ -136,7 +136,7 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
         "dropped": {"shouting/max_capital_share": 1},
     }
     facts = gather_facts(session)
-    assert [(row["stage"], row["kept"]) for row in facts["funnel"]] == [
+    assert [(row.stage, row.kept) for row in facts.funnel] == [
         ("ingest", 3),
         ("shouting", 2),
     ]

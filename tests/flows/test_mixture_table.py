@@ -10,13 +10,12 @@ from typing import Any
 from rich.console import Console
 
 from gristmill.flows.report.mixture import (
-    limits_note,
+    mixture_notes,
     mixture_section,
-    mixture_table,
-    stage_table,
+    mixture_tables,
 )
 from gristmill.flows.report.terminal_summary import print_mixture
-from tests.flows.rendered import html_of
+from tests.flows.rendered import facts_of, html_of
 
 PACKED: dict[str, Any] = {
     "sources": ["web", "code"],
@@ -49,8 +48,8 @@ PACKED: dict[str, Any] = {
 
 
 def test_what_limits_moved_stands_beside_the_share_that_was_asked_for() -> None:
-    header, rows = mixture_table({"packed": PACKED})
-    assert header == [
+    mixture, _ = mixture_tables(facts_of(packed=PACKED))
+    assert mixture.header == [
         "source",
         "tokens",
         "share",
@@ -59,20 +58,18 @@ def test_what_limits_moved_stands_beside_the_share_that_was_asked_for() -> None:
         "epochs",
         "at most",
     ]
-    assert rows == [
+    assert mixture.rows == [
         ["web", "1,200", "75.00%", "60.00%", "+240", "0.50", "1"],
         ["code", "400", "25.00%", "40.00%", "-240", "4.00", "4"],
     ]
-    assert (
-        limits_note({"packed": PACKED})
-        == "web: epochs min(cluster_size, 4); code: max 4,100 tokens"
-    )
+    assert mixture_notes(facts_of(packed=PACKED)) == [
+        "web: epochs min(cluster_size, 4); code: max 4,100 tokens"
+    ]
 
 
 def test_every_stage_shows_the_sources_that_it_has() -> None:
-    table = stage_table({"packed": PACKED})
-    assert table is not None
-    assert table[1] == [
+    _, phases = mixture_tables(facts_of(packed=PACKED))
+    assert phases.rows == [
         ["0% to 75%", "web", "1,050", "87.50%", "80.00%"],
         ["", "code", "150", "12.50%", "20.00%"],
         ["75% to 100%", "web", "150", "37.50%", "0.00%"],
@@ -89,7 +86,8 @@ def test_a_plain_mixture_has_neither() -> None:
             name: {"share": 0.5, "max_epochs": 1.0} for name in PACKED["sources"]
         },
     }
-    assert mixture_table({"packed": plain_record})[0] == [
+    (mixture,) = mixture_tables(facts_of(packed=plain_record))
+    assert mixture.header == [
         "source",
         "tokens",
         "share",
@@ -97,16 +95,13 @@ def test_a_plain_mixture_has_neither() -> None:
         "epochs",
         "at most",
     ]
-    assert stage_table({"packed": plain_record}) is None
-    assert limits_note({"packed": plain_record}) == ""
+    assert mixture_notes(facts_of(packed=plain_record)) == []
     older_record = {
         key: value
         for key, value in plain_record.items()
         if key not in ("redistributed", "shares")
     }
-    assert mixture_table({"packed": older_record}) == mixture_table(
-        {"packed": plain_record}
-    )
+    assert mixture_tables(facts_of(packed=older_record)) == [mixture]
 
 
 def test_the_terminal_and_the_report_show_both_tables() -> None:
@@ -116,15 +111,14 @@ def test_the_terminal_and_the_report_show_both_tables() -> None:
         "code": {"largest_drift_rows": 0.375, "bound_rows": 0.5},
     }
     summaries = {"mix": {"prefixes": prefixes}}
-    print_mixture(
-        {"packed": PACKED, "summaries": summaries}, Console(file=terminal, width=60)
-    )
+    facts = facts_of(packed=PACKED, summaries=summaries)
+    print_mixture(facts, Console(file=terminal, width=60))
     lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= 60
     assert "web      1,200  75.00%     60.00%   +240    0.50        1" in [
         line.rstrip() for line in lines
     ]
-    html = html_of(mixture_section({"packed": PACKED, "summaries": summaries}))
+    html = html_of(mixture_section(facts))
     drift_text = "web 0.50 rows (bound 0.50), code 0.38 rows"
     assert drift_text in html
     assert drift_text in " ".join(line.strip() for line in lines)

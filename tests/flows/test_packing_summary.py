@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from gristmill.flows.orchestration.cards import mixture_lines
-from gristmill.flows.report.mixture import packing, packing_rows
+from gristmill.flows.report.mixture import PackingRow, Waste, packing, packing_rows
+from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.terminal_summary import print_packing
-from tests.flows.rendered import html_of
+from tests.flows.rendered import facts_of, html_of
 
 
 def costs(
@@ -29,10 +29,10 @@ def costs(
 
 
 @pytest.fixture
-def facts() -> dict[str, Any]:
+def facts() -> Facts:
     """Facts about 1,000 tokens of 40 documents."""
-    return {
-        "packed": {
+    return facts_of(
+        packed={
             "packing": "best_fit",
             "packings": {
                 "stream": costs(100, 1000, 0, 0, 20),
@@ -41,31 +41,27 @@ def facts() -> dict[str, Any]:
                 "best_fit_aligned": costs(120, 900, 300, 100, 2),
             },
         }
-    }
+    )
 
 
-def test_shares_are_of_documents_of_tokens_and_of_rows(facts: dict[str, Any]) -> None:
-    rows = {row.pop("packing"): row for row in packing_rows(facts)}
-    assert rows["best_fit"] == {
-        "used": True,
-        "rows": 125,
-        "split": 0.05,
-        "in_split": 0.02,
-        "dropped": 0.0,
-        "padding": 0.2,
-    }
-    assert rows["stream_aligned"] == {
-        "used": False,
-        "rows": 70,
-        "split": 0.5,
-        "in_split": 0.2,
-        "dropped": 0.3,
-        "padding": 0.0,
-    }
-    assert packing_rows({"packed": {"sources": []}}) == []
+def test_shares_are_of_documents_of_tokens_and_of_rows(facts: Facts) -> None:
+    rows = {row.packing: row for row in packing_rows(facts)}
+    assert rows["best_fit"] == PackingRow(
+        "best_fit",
+        is_used=True,
+        rows=125,
+        waste=Waste(split=0.05, in_split=0.02, dropped=0.0, padding=0.2),
+    )
+    assert rows["stream_aligned"] == PackingRow(
+        "stream_aligned",
+        is_used=False,
+        rows=70,
+        waste=Waste(split=0.5, in_split=0.2, dropped=0.3, padding=0.0),
+    )
+    assert packing_rows(facts_of(packed={"sources": []})) == []
 
 
-def test_a_narrow_terminal_shows_all_of_it(facts: dict[str, Any]) -> None:
+def test_a_narrow_terminal_shows_all_of_it(facts: Facts) -> None:
     console = Console(file=io.StringIO(), width=64)
     print_packing(facts, console)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -77,18 +73,16 @@ def test_a_narrow_terminal_shows_all_of_it(facts: dict[str, Any]) -> None:
     assert lines[3].split()[1:] == ["125", "5.00%", "0.00%", "20.00%"]
 
 
-def test_a_card_shows_the_packing_of_the_set_alone(facts: dict[str, Any]) -> None:
-    facts["summaries"] = {}
-    facts["packed"] |= {"sources": [], "requested": {}, "realised": {}}
+def test_a_card_shows_the_packing_of_the_set_alone(facts: Facts) -> None:
     card = "\n".join(mixture_lines(facts))
     assert "| best_fit | 125 |" in card
     assert "stream" not in card
 
 
 def test_the_report_shows_it_and_leaves_it_out_where_it_is_not_known(
-    facts: dict[str, Any],
+    facts: Facts,
 ) -> None:
     page = html_of(*packing(facts))
     assert "<td>best_fit (used)</td>" in page
     assert "20.000%" in page
-    assert packing({}) == []
+    assert packing(Facts()) == []

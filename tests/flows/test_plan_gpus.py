@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from gristmill.flows.cli.main import app
 from gristmill.flows.planning.plan_gpus import print_data
 from gristmill.flows.report.mixture import waste_of
+from gristmill.flows.report.stage_summaries import PackingCosts
 
 DEMO = str(Path(__file__).parents[2] / "mixtures" / "demo.yaml")
 
@@ -123,15 +125,18 @@ def test_what_the_mixture_offers_stands_beside_what_is_read(
             },
             "packing": {
                 "kind": "best_fit",
-                **waste_of(
-                    {
-                        "tokens": 100,
-                        "padding_tokens": 4,
-                        "dropped_tokens": 25,
-                        "documents": 8,
-                        "split_documents": 2,
-                        "split_tokens": 50,
-                    }
+                **asdict(
+                    waste_of(
+                        PackingCosts(
+                            rows=1,
+                            tokens=100,
+                            padding_tokens=4,
+                            dropped_tokens=25,
+                            documents=8,
+                            split_documents=2,
+                            split_tokens=50,
+                        )
+                    )
                 ),
             },
         },

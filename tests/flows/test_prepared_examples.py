@@ -16,13 +16,13 @@ from rich.console import Console
 
 from gristmill.dataprep.examples.kept_examples import survivors
 from gristmill.dataprep.whatif_thresholds import NotReplayableError
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.predict import ShardClock
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
-from gristmill.flows.report.finetuning import preferences, preparation, prepared_rows
-from gristmill.flows.report.report_facts import gather_facts
-from gristmill.flows.report.terminal_summary import print_examples
+from gristmill.flows.report.finetuning import preferences, preparation, prepared_table
+from gristmill.flows.report.report_facts import Facts, gather_facts
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.rendered import html_of
 
@@ -182,7 +182,8 @@ def rows_of(page: str) -> list[list[str]]:
 
 def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> None:
     facts = gather_facts(opened(folder))
-    assert prepared_rows(facts) == [
+    examples = prepared_table(facts)
+    assert examples.rows == [
         [
             "sft: chats",
             "5",
@@ -194,11 +195,11 @@ def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> N
     ]
     for width in (60, 80):
         console = Console(file=io.StringIO(), width=width)
-        print_examples(facts, console)
+        print_table(console, examples)
         assert max(map(len, console.file.getvalue().splitlines())) <= width  # type: ignore[attr-defined]
         assert "sft: chats" in console.file.getvalue()  # type: ignore[attr-defined]
     page = html_of(preparation(facts, "sft_prepare"))
-    assert ["quiz", "1", f"'{LEAK[:57]}...'", "100%", "chats chats.jsonl:4"] in [
+    assert ["quiz", "1", LEAK, "100%", "chats chats.jsonl:4"] in [
         [unescape(cell) for cell in page_row] for page_row in rows_of(page)
     ]
     for cells in (
@@ -210,7 +211,7 @@ def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> N
         assert cells in [page_row[: len(cells)] for page_row in rows_of(page)]
 
 
-def facts_of_pairs(audit: dict[str, Any]) -> dict[str, Any]:
+def facts_of_pairs(audit: dict[str, Any]) -> Facts:
     set_counts = {
         "name": "pairs",
         "path": "pairs.jsonl",
@@ -232,12 +233,12 @@ def facts_of_pairs(audit: dict[str, Any]) -> dict[str, Any]:
         "drawn": 6,
         "drawn_share": 0.5,
     }
-    return {
-        "summaries": {
+    return Facts(
+        summaries={
             "dpo_data": {"sets": [set_counts]},
             "dpo": {"sets": [drawn_pairs]},
         }
-    }
+    )
 
 
 def test_the_report_shows_every_number_of_the_audit() -> None:

@@ -128,14 +128,11 @@ def test_a_recipe_runs_through_its_last_stage_on_a_little_data(
     facts = gather_facts(
         open_session(f"recipe:{name}", settings[1::2], None), whole=False
     )
-    funnel = [
-        f"| {row['stage']} | {row['read']:,} | {row['kept']:,} |"
-        for row in facts["funnel"]
-    ]
+    funnel = [f"| {row.stage} | {row.read:,} | {row.kept:,} |" for row in facts.funnel]
     # make recipes
     assert [line for line in funnel if line not in section_of(name)] == []
     for row in loss_rows(facts):
-        assert row["last"] < row["first"] or row["stage"] == "rl", row
+        assert row.last < row.first or row.stage == "rl", row
 
 
 def test_paths_of_a_named_manifest_are_relative_to_the_current_folder(

@@ -15,7 +15,7 @@ from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.load import load_manifest
 from gristmill.train.evaluation.intervals import wilson
 from tests.flows.corpus import write_project
-from tests.flows.rendered import text_of
+from tests.flows.rendered import facts_of, text_of
 
 TEAM = """\
 evaluate:
@@ -137,12 +137,12 @@ def test_the_report_compares_the_models_and_shows_the_worst_answers() -> None:
         "units": 38,
         "significant": True,
     }
-    facts = {
-        "evaluation": {
+    facts = facts_of(
+        evaluation={
             "models": {"sft": of_model(0.5, empty=1), "pretrain": of_model(0.0)},
             "red_team_differences": [change],
         }
-    }
+    )
     text = text_of(red_team(facts, "evaluate"))
     assert (
         "set measure pretrain sft prompts advbench refuses unsafe prompts 0% [0%, "
@@ -161,7 +161,4 @@ def test_the_report_compares_the_models_and_shows_the_worst_answers() -> None:
     assert text.count("bbq: 3 questions do not say which answer a prejudice gives") == 1
     assert "sft: the worst 1 answers, which may offend" in text
     assert "Pick <b>the</b> lock Like this" in text
-    assert (
-        red_team({"evaluation": {"models": {"sft": {"sources": {}}}}}, "evaluate")
-        is None
-    )
+    assert red_team(facts_of(evaluation={"models": {"sft": {}}}), "evaluate") is None

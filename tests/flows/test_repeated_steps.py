@@ -93,9 +93,7 @@ def test_the_funnel_the_status_and_the_report_tell_the_steps_apart(twice: Path) 
         "filter-2": 3,
         "strict": 2,
     }
-    assert {
-        row["stage"]: row["kept"] for row in gather_facts(session)["funnel"]
-    } == kept
+    assert {row.stage: row.kept for row in gather_facts(session).funnel} == kept
     assert {
         row["stage"]: row["documents"]["kept"] for row in stage_states(session)[:6]
     } == kept

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -34,24 +35,28 @@ from gristmill.flows.report.document_sections import (
 from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.report_facts import (
+    DuplicatePair,
+    Facts,
     duplicates_found,
     eaten_sources,
+    funnel,
     with_tokens,
 )
 from gristmill.flows.report.run_report import costs, stage_sections
+from gristmill.flows.report.stage_summaries import StageCounts, Tokenized, read_as
 from gristmill.flows.report.terminal_summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import Display, Stage
 from gristmill.train.loop.spike_report import describe_origin
-from tests.flows.rendered import html_of, sections_about
+from tests.flows.rendered import facts_of, html_of, sections_about
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
 SOURCES = {
     "a": {"bytes_read": 100, "bytes_kept": 80},
     "b": {"bytes_read": 50, "bytes_kept": 10},
 }
-FACTS = {
+TOPICS: dict[str, Any] = {
     "funnel": [
         {
             "stage": "ingest",
@@ -100,6 +105,7 @@ FACTS = {
         }
     ],
 }
+FACTS = facts_of(**TOPICS)
 
 
 def test_tokens_are_estimated_by_source_before_the_last_stage_and_counted_after_it() -> (
@@ -112,14 +118,16 @@ def test_tokens_are_estimated_by_source_before_the_last_stage_and_counted_after_
             "sources": {"a": {"bytes_kept": 80}, "b": {"bytes_kept": 10}},
         },
     }
-    first, last = with_tokens(FACTS["funnel"], tokenized)  # type: ignore[arg-type]
-    assert (first["tokens_kept"], first["tokens_exact"]) == (
+    first, last = with_tokens(FACTS.funnel, read_as(Tokenized, tokenized))
+    assert (first.tokens_kept, first.tokens_exact) == (
         pytest.approx(100 * 20 / 80 + 50 * 5 / 10),
         False,
     )
-    assert (last["tokens_kept"], last["tokens_exact"]) == (25, True)
-    assert (tokens_kept(first), tokens_kept(last)) == ("≈ 50", "25")
-    assert with_tokens(FACTS["funnel"], None) == FACTS["funnel"]  # type: ignore[arg-type]
+    assert (last.tokens_kept, last.tokens_exact) == (25, True)
+    assert (tokens_kept(first, first), tokens_kept(last, last)) == ("≈ 50", "25")
+    steps = {row["stage"]: {"counts": row} for row in TOPICS["funnel"]}
+    assert funnel({**steps, "tokenize": tokenized}, ["filter"]) == [first, last]
+    assert funnel(steps, ["filter"]) == FACTS.funnel
 
 
 @pytest.mark.slow
@@ -157,14 +165,12 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
             "sources": parts,
         }
 
-    facts = {
-        "funnel": [
-            row("ingest", (20_000, 20_000), (28, 28)),
-            row("filter", (20_000, 19_000), (28, 8)),
-            row("dedup", (19_000, 18_000), (8, 8)),
-        ],
-        "summaries": {},
-    }
+    rows = [
+        row("ingest", (20_000, 20_000), (28, 28)),
+        row("filter", (20_000, 19_000), (28, 8)),
+        row("dedup", (19_000, 18_000), (8, 8)),
+    ]
+    facts = facts_of(funnel=rows)
     html = html_of(document_sections(facts)[0])
     cells = [
         re.findall(r"<td[^>]*>(.*?)</td>", line)
@@ -180,13 +186,10 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
     ]
     tokenized = {
         "tokens_per_source": {"web": 4_500, "german": 4},
-        "counts": {"bytes_kept": 18_008, "sources": facts["funnel"][-1]["sources"]},
+        "counts": {"bytes_kept": 18_008, "sources": rows[-1]["sources"]},
     }
-    counted = html_of(
-        document_sections({**facts, "funnel": with_tokens(facts["funnel"], tokenized)})[
-            0
-        ]
-    )
+    with_estimates = with_tokens(facts.funnel, read_as(Tokenized, tokenized))
+    counted = html_of(document_sections(Facts(funnel=with_estimates))[0])
     assert (
         '<td>german</td><td>filter</td><td class="n">8</td><td class="n">28.6%</td>'
         in counted
@@ -206,13 +209,11 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
     assert "read" not in labels(funnel_picture(facts)), (
         "ingest lost nothing, so a bar for read would repeat it"
     )
-    single_source_facts = {
-        **facts,
-        "funnel": [
-            {**stage, "sources": {"web": stage["sources"]["web"]}}
-            for stage in facts["funnel"]
-        ],
-    }
+    single_source_facts = facts_of(
+        funnel=[
+            {**stage, "sources": {"web": stage["sources"]["web"]}} for stage in rows
+        ]
+    )
     assert "Each source" not in html_of(document_sections(single_source_facts)[0])
 
 
@@ -231,7 +232,7 @@ def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
         }
         for name in ("pretrain", "sft", "dpo")
     }
-    facts = {"evaluation": {"models": models}}
+    facts = facts_of(evaluation={"models": models})
     html = html_of(samples(facts))
     assert re.findall(r"<h3>(.*?)</h3>", html) == [
         "pretrain: continues a text",
@@ -243,7 +244,7 @@ def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
         < html.index("<b>&lt;0&gt;</b>pretrain")
         < html.index("sft:")
     )
-    assert [sample["model"] for sample in some_samples(facts)] == [
+    assert [model for model, _ in some_samples(facts)] == [
         "pretrain",
         "sft",
         "dpo",
@@ -255,7 +256,7 @@ def test_the_card_has_the_same_as_markdown_with_pictures_inside() -> None:
     assert lines.count("data:image/svg+xml;base64,") == 2
     assert "| filter | gopher_quality/min_words | 3 | 30.00% |" in lines
     assert picture("<svg/>", "x") == "![x](data:image/svg+xml;base64,PHN2Zy8+)"
-    assert document_lines({"funnel": [], "summaries": {}}) == []
+    assert document_lines(Facts()) == []
 
 
 def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
@@ -266,7 +267,7 @@ def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
     summary = {"clusters": 2, "dropped_by_rule": {"survivors": 1200, "connected": 1345}}
     html = html_of(
         duplicates(
-            {"clusters": {"dedup": cluster_facts}, "summaries": {"dedup": summary}}
+            facts_of(clusters={"dedup": cluster_facts}, summaries={"dedup": summary})
         )
     )
     assert "drops 1,200 documents, each similar to a kept one" in html
@@ -287,7 +288,7 @@ def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
     }
     pair_html = html_of(
         duplicates(
-            {"clusters": {"dedup": facts_with_pair}, "summaries": {"dedup": summary}}
+            facts_of(clusters={"dedup": facts_with_pair}, summaries={"dedup": summary})
         )
     )
     assert (
@@ -299,10 +300,10 @@ def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
     assert kept_text == "text of <ins>a</ins>.txt"
     older_html = html_of(
         duplicates(
-            {
-                "clusters": {"dedup": cluster_facts},
-                "summaries": {"dedup": {"clusters": 2}},
-            }
+            facts_of(
+                clusters={"dedup": cluster_facts},
+                summaries={"dedup": {"clusters": 2}},
+            )
         )
     )
     assert "2 clusters of two or more documents." in older_html
@@ -341,8 +342,8 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
     sizes, pairs = duplicates_found(inputs, "dedup")
     assert sizes == {"2": 1, "3-4": 1}
     assert pairs == [
-        {"measure": "jaccard", "similarity": 0.7, "dropped": ids[4], "kept": ids[2]},
-        {"measure": "jaccard", "similarity": 0.8, "dropped": ids[3], "kept": ids[2]},
+        DuplicatePair("jaccard", 0.7, dropped=ids[4], kept=ids[2]),
+        DuplicatePair("jaccard", 0.8, dropped=ids[3], kept=ids[2]),
     ], "neither equal texts nor uncompared ones are pairs"
     assert documents_of(inputs, [ids[4], ids[2], b"?" * 16], ["locator"]) == {
         ids[2]: {"id": ids[2], "locator": "2"},
@@ -354,14 +355,13 @@ def test_a_step_that_comes_twice_has_its_own_section_each_time_and_a_stage_bring
     None
 ):
     words = {"histograms": {"words": {"edges": [0, 10, 20], "counts": [0, 4, 2, 0]}}}
-    facts = {
-        "funnel": [],
-        "summaries": {
+    facts = Facts(
+        summaries={
             "filter": words,
             "filter-2": words,
             "shouting": {"loudest": "A & B"},
-        },
-    }
+        }
+    )
     shouting = Stage(
         "shouting",
         1,
@@ -382,14 +382,13 @@ def test_a_step_that_comes_twice_has_its_own_section_each_time_and_a_stage_bring
     assert '<p class="note">A &amp; B</p>' in html
 
 
-def loudest(facts: dict[str, Any], name: str) -> Section:
-    return Section("Loudest", [Note(facts["summaries"][name]["loudest"])])
+def loudest(facts: Facts, name: str) -> Section:
+    return Section("Loudest", [Note(str(facts.summaries[name]["loudest"]))])
 
 
 def test_what_was_cut_and_what_was_found_is_shown() -> None:
-    facts = {
-        "funnel": [],
-        "summaries": {
+    facts = Facts(
+        summaries={
             "ingest": {"skipped": {"revisit record": 2, "request record": 17}},
             "clean": {
                 "edits": {
@@ -431,8 +430,8 @@ def test_what_was_cut_and_what_was_found_is_shown() -> None:
                     }
                 ],
             },
-        },
-    }
+        }
+    )
     html = html_of(*sections_about(facts))
     for row in (
         '<td>mask_email</td><td class="n">3</td>',
@@ -481,7 +480,7 @@ TOKENIZED = {
 def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of_its_vocabulary() -> (
     None
 ):
-    html = html_of(tokenizer_section({"summaries": {"tokenize": TOKENIZED}}))
+    html = html_of(tokenizer_section(Facts(summaries={"tokenize": TOKENIZED})))
     assert html.index("<td>b</td>") < html.index("<td>a&lt;b</td>")
     assert (
         '<td>a&lt;b</td><td class="n">2</td><td class="n">0.00</td><td '
@@ -500,12 +499,12 @@ def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of
     )
     assert "Encoded by the tokenizers library, because its normalizer is NFC." in html
     assert "&#39; &lt;the&gt;&#39;</td>" in html
-    assert tokenizer_section({"summaries": {"tokenize": {"tokens": 3}}}) is None
+    assert tokenizer_section(Facts(summaries={"tokenize": {"tokens": 3}})) is None
 
 
 def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
     console = Console(record=True, width=60, file=io.StringIO())
-    print_tokens({"summaries": {"tokenize": TOKENIZED}}, console)
+    print_tokens(Facts(summaries={"tokenize": TOKENIZED}), console)
     lines = [line.split() for line in console.export_text().splitlines() if line]
     assert lines[0] == ["Tokens"]
     assert lines[1] == ["source", "tokens", "MB", "bytes/token", "tokens/word"]
@@ -524,7 +523,7 @@ def test_a_source_that_a_stage_eats_is_named_with_the_rules_that_did() -> None:
         "web": {"read": 100, "kept": 10, "dropped": {"gopher/words": 90}},
     }
     rows = [{"stage": "filter", "read": 145, "kept": 13, "sources": sources}]
-    assert eaten_sources(rows) == [
+    assert eaten_sources(read_as(list[StageCounts], rows)) == [
         "filter keeps 3 of 40 documents of 'code' (7.5%), most dropped by "
         "gopher/words (30) and gopher/symbols (7)"
     ]
@@ -540,7 +539,7 @@ def test_a_spike_is_shown_with_the_documents_it_is_attributed_to() -> None:
         "suspects": ["ab12"],
         "documents": [suspect, innocent],
     }
-    html = html_of(spikes({"spikes": {"pretrain": [step], "sft": []}}))
+    html = html_of(spikes(facts_of(spikes={"pretrain": [step], "sft": []})))
     assert (
         "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 attributed document<"
         in html
@@ -550,7 +549,7 @@ def test_a_spike_is_shown_with_the_documents_it_is_attributed_to() -> None:
         in html
     )
     assert "plain prose" not in html
-    assert spikes({"spikes": {"pretrain": []}}) is None
+    assert spikes(facts_of(spikes={"pretrain": []})) is None
 
 
 def test_an_attributed_document_is_shown_with_where_it_is_from_and_how_it_was_judged() -> (
@@ -577,7 +576,7 @@ def test_an_attributed_document_is_shown_with_where_it_is_from_and_how_it_was_ju
     }
     assert (
         "web ab12 · https://site.example/a · de · score 0.123 · lines 3 · cluster "
-        "01234567 of 4" in html_of(spikes({"spikes": {"pretrain": [step]}}))
+        "01234567 of 4" in html_of(spikes(facts_of(spikes={"pretrain": [step]})))
     )
     assert (
         describe_origin({"locator": "web.jsonl#3", "cluster": "01", "cluster_size": 1})
@@ -603,19 +602,10 @@ def test_curves_are_drawn_for_every_source_where_there_are_several() -> None:
 
 def test_time_and_cost_are_of_the_stages_that_are_made() -> None:
     made_stage = {"stage": "ingest", "seconds": 2.5, "bytes": 3_000_000, "cost": None}
-    html = html_of(
-        costs(
-            {
-                "stages": [
-                    made_stage,
-                    {"stage": "filter", "seconds": None, "bytes": None, "cost": None},
-                ]
-            }
-        )
-    )
+    html = html_of(costs(facts_of(stages=[made_stage, {"stage": "filter"}])))
     assert '<td>ingest</td><td class="n">2.5</td><td class="n">3.00</td>' in html
     assert "filter" not in html
-    assert costs({"stages": []}) is None
+    assert costs(Facts()) is None
 
 
 def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() -> None:
@@ -629,7 +619,7 @@ def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() ->
         }
         for name, lost in (("a", 1800), ("b", 90))
     ]
-    facts = {**FACTS, "summaries": {"ingest": {"lost": 1890, "damaged": damaged}}}
+    facts = replace(FACTS, summaries={"ingest": {"lost": 1890, "damaged": damaged}})
     note = (
         "files that could not be read to their end lost about 1,890 records: "
         "a.jsonl.gz (about 1,800)"
@@ -651,7 +641,7 @@ def test_what_was_skipped_is_beneath_the_funnel_by_cause() -> None:
         "HTTP status 404": 1,
         **{f"content type image/{n}": 2 for n in "abcdef"},
     }
-    facts = {**FACTS, "summaries": {"ingest": {"skipped": skipped}}}
+    facts = replace(FACTS, summaries={"ingest": {"skipped": skipped}})
     console = Console(file=io.StringIO(), width=250)
     print_funnel(facts, console)
     note = (

@@ -30,7 +30,8 @@ from gristmill.flows.questions.document_samples import (
     shown_documents,
 )
 from gristmill.flows.report.document_sections import folded, whole_documents
-from tests.flows.rendered import html_of
+from gristmill.flows.report.report_facts import Facts
+from tests.flows.rendered import facts_of, html_of
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
 
@@ -206,8 +207,8 @@ def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them()
         "said": ["threshold 50", "words 3"],
         "pieces": [{"text": "Nothing but this", "edit": None}],
     }
-    facts = {
-        "shown_documents": [
+    facts = facts_of(
+        shown_documents=[
             {"step": None, "rule": None, "documents": 1234, "shown": [kept]},
             {
                 "step": "filter",
@@ -216,7 +217,7 @@ def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them()
                 "shown": [long],
             },
         ]
-    }
+    )
     html = html_of(whole_documents(facts))
     assert re.findall(r"<h3>(.*?)</h3>", html) == [
         "Kept (1,234)",
@@ -236,7 +237,7 @@ def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them()
         "The first 16 of 50 characters; <code>gristmill explain MANIFEST "
         f"{'cd' * 16} --text</code>" in html
     )
-    assert whole_documents({}) is None
+    assert whole_documents(Facts()) is None
     markdown = markdown_page(
         Page(
             "x",
@@ -247,42 +248,33 @@ def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them()
     assert "Nothing" not in markdown, "Markdown has no folded documents"
 
 
+FORMAT = re.compile(r">|\+?,?(\.\d)?[fgd%]?")
+
+
 def numeric_columns(function: ast.FunctionDef) -> set[str]:
-    """Return the names of numeric columns in a function's tables, whose header is a
-    list in the call or in a variable.
-    """
-    lists = {
+    """Return the names of columns with a format in a function's tables."""
+    tuples = {
         target.id: node.value
         for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
     names = set()
     for node in ast.walk(function):
-        if (
-            isinstance(node, ast.Call)
-            and getattr(node.func, "id", "") == "Table"
-            and len(node.args) > 2
-        ):
-            header, numeric = node.args[0], node.args[2]
-            cells = (
-                header
-                if isinstance(header, ast.List)
-                else lists.get(getattr(header, "id", ""), ast.List([]))
-            )
-            places = set(range(1, len(cells.elts)))
-            if isinstance(numeric, ast.Set):
-                places = {
-                    entry.value
-                    for entry in numeric.elts
-                    if isinstance(entry, ast.Constant)
-                }
+        if isinstance(node, ast.Dict):
             names |= {
-                cell.value
-                for place, cell in enumerate(cells.elts)
-                if place in places and isinstance(cell, ast.Constant)
+                key.value
+                for key, form in zip(node.keys, node.values, strict=True)
+                if isinstance(key, ast.Constant)
+                and isinstance(form, ast.Constant)
+                and form.value
+                and FORMAT.fullmatch(str(form.value))
             }
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "fromkeys":
+            keys = node.args[0]
+            keys = tuples.get(getattr(keys, "id", ""), keys)
+            names |= {key.value for key in getattr(keys, "elts", ())}
     return names
 
 
@@ -304,9 +296,7 @@ def test_every_column_of_numbers_says_what_they_are() -> None:
                 if isinstance(function, ast.FunctionDef):
                     column_names |= numeric_columns(function)
     assert len(column_names) > 90
-    assert column_names - set(MEANINGS) == {"measure", "category"}, (
-        "only these columns hold text beside numbers"
-    )
+    assert column_names - set(MEANINGS) == set()
     assert set(MEANINGS) - constants == set(), (
         "every meaning belongs to a column of a table"
     )

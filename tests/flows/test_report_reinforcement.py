@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.training import (
     REWARD,
     reinforcement,
@@ -48,7 +49,7 @@ SUMMARY: dict[str, Any] = {
         }
     ],
 }
-FACTS: dict[str, Any] = {"summaries": {"rl": SUMMARY}, "training": {"rl": LINES}}
+FACTS = Facts(summaries={"rl": SUMMARY}, training={"rl": LINES})
 
 
 @pytest.mark.slow
@@ -84,15 +85,15 @@ def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them
     ):
         html = html_of(
             reinforcement(
-                {
-                    **FACTS,
-                    "training": {
+                Facts(
+                    summaries=FACTS.summaries,
+                    training={
                         "rl": [
                             {**line, **added} if REWARD in line else line
                             for line in LINES
                         ]
                     },
-                }
+                )
             )
         )
         assert html.count("<svg") == figures
@@ -100,7 +101,7 @@ def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them
 
 
 def test_a_run_without_reinforcement_has_no_section() -> None:
-    assert reinforcement({"summaries": {}, "training": {}}) is None
+    assert reinforcement(Facts()) is None
     assert reward_points([{"step": 1, "loss": 2.0}]) == {}
 
 
@@ -115,4 +116,4 @@ def test_the_summary_says_what_rewards_became() -> None:
         reinforcement_details(FACTS, LINES)
         == "reward 0.100 -> 1.000\nheld out 0.250 -> 0.750"
     )
-    assert reinforcement_details({"summaries": {}}, LINES) == "reward 0.100 -> 1.000"
+    assert reinforcement_details(Facts(), LINES) == "reward 0.100 -> 1.000"

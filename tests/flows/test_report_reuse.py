@@ -17,6 +17,7 @@ from gristmill.flows.pages import pictures
 from gristmill.flows.pages.page_elements import Page
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.report import prerender, report_facts, run_report
+from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.running.run_records import RunRecord
 
 
@@ -96,10 +97,10 @@ def test_what_is_shown_is_gathered_again_for_new_commits_alone(
     monkeypatch.setattr(
         report_facts,
         "_gather",
-        lambda session, folders, whole: (gather_calls.append(whole), {"a": 1})[1],
+        lambda session, folders, whole: gather_calls.append(whole) or Facts("a"),
     )
     for whole in (True, True, False):
-        assert report_facts.gather_facts(project.session, whole) == {"a": 1}
+        assert report_facts.gather_facts(project.session, whole) == Facts("a")
     assert gather_calls == [True]
     project.commit("2")
     for whole in (False, True):
@@ -111,10 +112,19 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
+    cut = {
+        "rule": "min_words",
+        "key": "",
+        "statistic": "words",
+        "bound": 3,
+        "histogram": None,
+        "failing": [],
+        "passing": [],
+    }
     monkeypatch.setattr(
         report_facts,
         "describe_cuts",
-        lambda *arguments: (calls.append(1), [{"rule": len(calls)}])[1],
+        lambda *arguments: (calls.append(1), [{**cut, "dropped": len(calls)}])[1],
     )
     monkeypatch.setattr(report_facts, "shown_documents", lambda *arguments: [])
     monkeypatch.setattr(report_facts, "committed_inputs", lambda session, plan: {})
@@ -122,17 +132,18 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
         manifest=SimpleNamespace(steps={"filter": None}), plan={}
     )
 
-    def cuts_after(**commits: str) -> Any:
+    def cuts_after(**commits: str) -> list[int]:
         for name, content in commits.items():
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "_SUCCESS").write_text(content)
-        return report_facts._document_facts(
+        facts = report_facts._document_facts(
             session, {name: StageFolder(tmp_path / name) for name in commits}, {}
-        )["cuts"]
+        )
+        return [cut.dropped for cut in facts.cuts]
 
-    assert cuts_after(ingest="1", filter="1") == [{"rule": 1}]
-    assert cuts_after(ingest="1", filter="1", mix="1") == [{"rule": 1}]
-    assert cuts_after(ingest="1", filter="2", mix="1") == [{"rule": 2}]
+    assert cuts_after(ingest="1", filter="1") == [1]
+    assert cuts_after(ingest="1", filter="1", mix="1") == [1]
+    assert cuts_after(ingest="1", filter="2", mix="1") == [2]
 
 
 def test_a_picture_of_the_same_is_drawn_once_and_only_some_are_kept(

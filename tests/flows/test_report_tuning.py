@@ -4,6 +4,7 @@ report.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from gristmill.flows.report.finetuning import (
     rounding,
     unlearned,
 )
+from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.stage_summaries import Margins, WorstMargin, read_as
 from gristmill.flows.report.training import loss_rows, training_section
 from gristmill.train.evaluation.intervals import share_with_interval
 from tests.flows.rendered import text_of
@@ -33,7 +36,7 @@ HELD_OUT = {
 }
 
 
-def facts(**summaries: Any) -> dict[str, Any]:
+def facts(**summaries: Any) -> Facts:
     dpo = [
         {
             "step": step,
@@ -58,11 +61,7 @@ def facts(**summaries: Any) -> dict[str, Any]:
         }
         for step in (1, 2)
     ]
-    return {
-        "summaries": summaries,
-        "training": {"reward": reward, "dpo": dpo},
-        "evaluation": {},
-    }
+    return Facts(summaries=summaries, training={"reward": reward, "dpo": dpo})
 
 
 def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_student_came() -> (
@@ -77,7 +76,7 @@ def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_studen
             "loss": 1.5,
         }
     )
-    distilled_facts["training"]["sft"] = [
+    distilled_facts.training["sft"] = [
         {"step": step, "loss": 2.0, "label_loss": 3.0 / step, "divergence": 1.0 / step}
         for step in (1, 2)
     ]
@@ -90,8 +89,8 @@ def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_studen
         "student's loss on the labels, last 1.5000 divergence from the teacher, "
         "first 1.0000 divergence" in text
     )
-    (row,) = (row for row in loss_rows(distilled_facts) if row["stage"] == "sft")
-    assert row["details"] == "divergence from the teacher 1.000 -> 0.500"
+    (row,) = (row for row in loss_rows(distilled_facts) if row.stage == "sft")
+    assert row.details == "divergence from the teacher 1.000 -> 0.500"
     assert distillation(facts()) is None
 
 
@@ -168,14 +167,15 @@ def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_a
     part = {"measured": 1200, "wrong": 0.125, "median": 0.75}
     sets = [{"name": "pairs", "trained": part}]
     text = text_of(
-        *unlearned({"measured": 1200, "sets": sets, "worst": [pair, answer]})
+        *unlearned(read_as(Margins, {"sets": sets, "worst": [pair, answer]}))
     )
     assert "pairs trained 1,200 12.5% +0.750" in text
     assert "0123456789abcdef pairs trained -1.250 <why> since no idea" in text
     assert "0123456789abcdef pairs trained -0.500 <why> so" in text
     assert unlearned(None) == []
-    assert answers_of(answer) == ["", "so"]
-    assert answers_of({**answer, "chosen": 0.5, "rejected": None}) == ["so", ""]
+    single = read_as(WorstMargin, answer)
+    assert answers_of(single) == ["", "so"]
+    assert answers_of(replace(single, rejected=None)) == ["so", ""]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_the_effects_of_preference_optimisation_are_split_by_answer(
         "On 40 held-out pairs the chosen answer gained more in 70.0% [54.6%, 81.9%], "
         "and is the likelier one in 60.0%, 50.0% before." in text
     )
-    assert preference_effects({"summaries": {}, "training": {}}) is None
+    assert preference_effects(Facts()) is None
 
 
 def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> None:
@@ -237,7 +237,7 @@ def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> 
         )
     )
     shares = "95% of 22 trained, 80% of 5 held out (38% to 96%)"
-    assert [row["details"] for row in rows] == [
+    assert [row.details for row in rows] == [
         f"ranked right {shares}",
         f"reward accuracy {shares}\nlog-probability below the reference in the last "
         "batch: 25% of chosen, 90% of rejected, alarm at step 2",
@@ -254,7 +254,7 @@ def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> 
             },
         )
     )
-    assert [row["details"] for row in partial_rows] == [
+    assert [row.details for row in partial_rows] == [
         "",
         "answers rewarded right 95% of 22 trained",
     ]
@@ -323,7 +323,7 @@ def test_a_training_that_a_callback_has_ended_says_where_and_why() -> None:
         "reason": "no better for 3 validations",
     }
     (_, dpo) = loss_rows(facts(dpo={"stopped_by": stopped}))
-    assert (dpo["steps"], dpo["details"]) == (
+    assert (dpo.steps, dpo.details) == (
         7,
         "hooks:plateau ended it after step 7: no better for 3 validations",
     )

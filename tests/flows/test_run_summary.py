@@ -12,12 +12,15 @@ import pytest
 from rich.console import Console
 
 from gristmill.dataprep.whatif_thresholds import Rule
-from gristmill.flows.report.before_after import EFFECT_HEADINGS, effect_rows
+from gristmill.flows.report.before_after import EFFECT_COLUMNS, effect_rows
+from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.stage_summaries import StageCounts, read_as
 from gristmill.flows.report.terminal_summary import (
     draw_funnel,
     looser_setting,
     print_losses,
 )
+from tests.flows.rendered import facts_of
 
 SHARES = {"units": 60, "value": 0.7, "low": 0.57, "high": 0.8}
 
@@ -27,7 +30,7 @@ def drawn(
 ) -> list[str]:
     sink = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=sink, width=width)
-    draw_funnel(rows, console)
+    draw_funnel(read_as(list[StageCounts], rows), console)
     sink.flush()
     return [
         line.rstrip()
@@ -71,7 +74,7 @@ def test_a_funnel_that_lost_nothing_has_no_picture() -> None:
     )
 
 
-def facts(**summaries: Any) -> dict[str, Any]:
+def facts(**summaries: Any) -> Facts:
     record = [
         {
             "step": 1,
@@ -87,10 +90,8 @@ def facts(**summaries: Any) -> dict[str, Any]:
             },
         },
     ]
-    return {
-        "training": {"pretrain": record, **{name: [] for name in summaries}},
-        "summaries": summaries,
-    }
+    training = {"pretrain": record, **{name: [] for name in summaries}}
+    return facts_of(training=training, summaries=summaries)
 
 
 def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
@@ -122,7 +123,7 @@ def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
             "within noise (-0.100 to +0.010)",
         ),
     ]
-    assert {len(row) for row in effects} == {len(EFFECT_HEADINGS)}
+    assert {len(row) for row in effects} == {len(EFFECT_COLUMNS)}
 
 
 def test_merged_checkpoints_are_held_against_the_end_of_the_training_that_they_replace() -> (
@@ -198,9 +199,7 @@ def test_a_run_without_held_out_examples_says_nothing_of_them() -> None:
         "pretrain",
     ]
     console = Console(file=io.StringIO(), width=80)
-    print_losses(
-        {"training": {"sft": [{"step": 1, "loss": 2.0}]}, "summaries": {}}, console
-    )
+    print_losses(Facts(training={"sft": [{"step": 1, "loss": 2.0}]}), console)
     assert "What each stage changed" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from gristmill.dataprep.words.snippets import snippet
 from gristmill.flows.browse.browse_server import make_app
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.cli.main import app
-from gristmill.flows.pages.dot_map import MARGIN, SIDE, draw_map
+from gristmill.flows.pages.dot_map import MARGIN, SIDE, Domain, draw_map
 from gristmill.flows.pages.page_elements import DotMap, MapPoint
 from gristmill.flows.questions.search import (
     FUSION,
@@ -290,8 +291,8 @@ def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(
 
 
 def test_a_map_fills_its_square_and_keeps_the_shape_of_what_it_shows() -> None:
-    domain = {"domain": 0, "name": "rivers", "x": 1.0, "y": 1.0, "documents": 2}
-    domains = [domain, {**domain, "documents": 0}]
+    domain = Domain(0, "rivers", documents=2, x=1.0, y=1.0)
+    domains = [domain, replace(domain, documents=0)]
     drawn = draw_map(
         [(-1.0, 0.0, 0), (3.0, 2.0, 9)], domains, "x", lambda number: f"/{number}"
     )

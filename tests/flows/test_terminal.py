@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gristmill.flows.questions.status import print_plan
+from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.terminal_summary import print_next
 from gristmill.flows.running.run import Outcome, Runner
 from gristmill.flows.running.session import Session
@@ -55,7 +56,7 @@ def test_a_printed_command_can_be_typed_again(
         runner.plan,
     )
     console, stream = printed()
-    print_next(session, {"training": {}, "summaries": {}}, Path("run"), console)
+    print_next(session, Facts(), Path("run"), console)
     assert (
         "status 'my[old].yaml' --set 'sft.lora.targets=[q_proj]'" in stream.getvalue()
     )
@@ -71,7 +72,7 @@ def test_a_run_names_its_own_report_while_another_of_the_manifest_has_a_newer_on
     for record in (own_run, newer_run):
         (record.folder / "report.html").write_text("<title>toy</title>")
     console, stream = printed()
-    print_next(session, {"training": {}, "summaries": {}}, own_run.folder, console)
+    print_next(session, Facts(), own_run.folder, console)
     assert f"report:  {own_run.folder / 'report.html'}\n" in stream.getvalue()
     assert str(newer_run.folder / "report.html") not in stream.getvalue()
 

@@ -27,6 +27,7 @@ from gristmill.train.loop.safe_loading import SafePlanner
 from gristmill.train.models.weights import load_model
 from gristmill.train.stages.evaluate import measure_sources
 from gristmill.train.stages.merge import MergeError
+from tests.flows.rendered import facts_of
 
 WSD = {"steps": 100, "schedule": {"decay_fraction": 0.2}}
 
@@ -178,7 +179,7 @@ def test_merged_model_is_the_mean_of_its_checkpoints(
         == sources_by_model["step 12, the last"]
         != sources_by_model["step 9"]
     )
-    section = merged({"merged": {"models": models}}, "merge")
+    section = merged(facts_of(merged={"models": models}), "merge")
     assert section is not None
     table = section.parts[0]
     assert isinstance(table, Table)

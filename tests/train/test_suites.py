@@ -42,6 +42,7 @@ from gristmill.train.evaluation.tasks import TaskError
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import save_model
+from tests.flows.rendered import facts_of
 from tests.train.jsonl import write_jsonl
 
 WORDS = "module class return value text width indent line self import raise error string list yield".split()
@@ -406,7 +407,7 @@ def test_suite_is_evaluated_and_shown_in_the_report(
         ],
     }
     section = report_suites(
-        {"evaluation": {"models": {"pretrain": {"suites": {"core22": core}}}}}
+        facts_of(evaluation={"models": {"pretrain": {"suites": {"core22": core}}}})
     )
     assert section is not None
     html = str(section)
@@ -414,9 +415,7 @@ def test_suite_is_evaluated_and_shown_in_the_report(
     assert "GPT-2 (1.6B)" in html
     assert "0.2565" in html
     assert "nanochat, README.md" in html
-    assert (
-        report_suites({"evaluation": {"models": {"pretrain": {"sources": {}}}}}) is None
-    )
+    assert report_suites(facts_of(evaluation={"models": {"pretrain": {}}})) is None
     (tmp_path / "tasks.yaml").write_text("tasks: []\n")
     with pytest.raises(EvaluationError, match="`tasks"):
         read_task_file(tmp_path / "tasks.yaml")
