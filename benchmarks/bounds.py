@@ -34,6 +34,7 @@ from benchmarks.checkout import ROOT
 from benchmarks.dataprep.dedup_million import words_of_documentation
 from benchmarks.measuring import Row, cost_row, process_tree, row
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.engine import BeamEngine, ShuffleForm
 
 DOCUMENTS = 30_000_000
 LIMIT_BYTES = 3 << 30
@@ -275,7 +276,7 @@ def run_step_in(
     folder: Path,
     texts: Path,
     work: Path | None = None,
-    shuffle: str | None = None,
+    shuffle: ShuffleForm | None = None,
 ) -> None:
     """Run a step in a folder, which may lie in a store.
 
@@ -284,13 +285,12 @@ def run_step_in(
         folder: of all steps' outputs.
         texts: folder of the documents.
         work: its work folder; beside its output if None.
-        shuffle: see `Context.shuffle`.
+        shuffle: see `BeamEngine.shuffle`.
     """
     context = Context(
         work=work or folder / f"{step}-work",
         stage=step,
-        workers=WORKERS,
-        shuffle=shuffle,
+        beam=BeamEngine(workers=WORKERS, shuffle=shuffle),
         emit=lambda event: None,
     )
     stages = ("ingest", "dedup", "tokenizer", "tokenize", "mix")

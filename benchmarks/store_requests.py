@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit
 
@@ -28,12 +28,13 @@ from benchmarks.bounds import STEPS, run_step_in, write_texts
 from benchmarks.chaos.network import CREDENTIALS, Network, object_store, serving
 from benchmarks.measuring import Row, row
 from gristmill.flows.planning.cluster_costs import REQUESTS, terms
+from gristmill.mixtures.engine import ShuffleForm
 
 BUCKET = "counted"
 SIZES = ((4, 4), (4, 8), (8, 4), (8, 8), (16, 16))
 """Document shards and partitions."""
 SHARD_DOCUMENTS = 1000
-FORMS = ("files", "engine")
+FORMS: tuple[ShuffleForm, ...] = get_args(ShuffleForm)
 NAMES = ("", " S", " P", " S P", " P P")
 KINDS = ("writes", "reads")
 """Prices of stores: PUT, COPY, POST and LIST; GET and HEAD. DELETE is free."""
@@ -138,7 +139,7 @@ def law_of(counts: Mapping[tuple[int, int], float]) -> np.ndarray:
 
 
 def counted(
-    form: str, size: tuple[int, int], texts: Path, between: Counting
+    form: ShuffleForm, size: tuple[int, int], texts: Path, between: Counting
 ) -> dict[str, dict[str, int]]:
     """Run all steps with a number of shards and partitions; returns step -> its
     requests and bytes.

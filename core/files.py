@@ -262,6 +262,18 @@ def write_json(path: Path, value: Any, durable: bool = True) -> None:
         sink.write(json_bytes(value))
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file atomically."""
+    with atomic_write(path) as sink:
+        sink.write(text.encode())
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a small file atomically."""
+    with atomic_write(target) as sink:
+        sink.write(source.read_bytes())
+
+
 def json_bytes(value: Any) -> bytes:
     """Readable JSON of a value, as bytes."""
     return (

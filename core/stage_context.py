@@ -7,38 +7,81 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, Required, TypedDict
 
 from gristmill.core.files import as_path
-from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Trackers
+from gristmill.mixtures.engine import BeamEngine, TrainingEngine
 
 EVENT_PREFIX = "@gristmill "
 """Prefix of JSON events in a stage process's output; all other lines are log."""
 
 
-def read_inputs(description: Mapping[str, Any]) -> dict[str, Path]:
-    """Stage -> folder of each input of a stage, in the order in which the stages ran.
+Event = dict[str, object]
+"""Event of a stage's process, as JSON: `event` is its kind."""
 
-    Edits are applied in this order, so the file has a list: the keys of a JSON object
-    are unordered.
 
-    Args:
-        description: a `stage.json`.
+class StageInput(TypedDict):
+    """Input of a stage: the stage that made it, and its folder."""
+
+    stage: str
+    folder: str
+
+
+class InputFingerprint(TypedDict):
+    """Input of an output: the stage that made it, and its fingerprint."""
+
+    stage: str
+    fingerprint: str
+
+
+class StageDescription(TypedDict, total=False):
+    """Content of a `stage.json`, as far as the stage's process reads it.
+
+    Attributes:
+        stage: its name.
+        launch: `process` or `torchrun`.
+        run: MODULE:FUNCTION.
+        config: settings of the function.
+        inputs: in the order in which these stages ran. Edits are applied in this order,
+            so this is a list: the keys of a JSON object are unordered.
+        input_fingerprints: of the inputs.
+        trained: inputs that hold a trained model.
+        origins: folders, by stage, with details of a training's documents.
+        engine: section `engine` of the run.
+        fetched: local copies of inputs, by stage.
+        outdated: files in the store to delete with the next checkpoint.
     """
-    return {entry["stage"]: as_path(entry["folder"]) for entry in description["inputs"]}
+
+    stage: Required[str]
+    launch: str
+    run: Required[str]
+    config: Required[dict[str, object]]
+    inputs: Required[list[StageInput]]
+    input_fingerprints: list[InputFingerprint]
+    trained: list[str]
+    origins: dict[str, str]
+    engine: Required[dict[str, object]]
+    fetched: dict[str, str]
+    outdated: list[str]
 
 
-def input_fingerprints(description: Mapping[str, Any]) -> dict[str, str]:
+def read_inputs(description: StageDescription) -> dict[str, Path]:
+    """Stage -> folder of each input of a stage, or its local copy, in the order in
+    which the stages ran.
+    """
+    folders = {entry["stage"]: entry["folder"] for entry in description["inputs"]}
+    folders |= description.get("fetched", {})
+    return {stage: as_path(folder) for stage, folder in folders.items()}
+
+
+def input_fingerprints(entries: Iterable[InputFingerprint]) -> dict[str, str]:
     """Stage -> fingerprint of each input of an output, in order."""
-    return {
-        entry["stage"]: entry["fingerprint"]
-        for entry in description.get("input_fingerprints", [])
-    }
+    return {entry["stage"]: entry["fingerprint"] for entry in entries}
 
 
-def print_event(event: dict[str, Any]) -> None:
+def print_event(event: Event) -> None:
     """Send an event to the parent process, which reads this process's standard
     output.
     """
@@ -71,9 +114,9 @@ def print_failure(
     )
 
 
-class Following(Protocol):
+class WorkMirror(Protocol):
     """A store that mirrors the local work folder of a training
-    (`train.loop.mirror`).
+    (`train.loop.store_sync.Mirror`).
     """
 
     def add(self, folder: Path) -> None:
@@ -89,6 +132,49 @@ class Following(Protocol):
 
 
 @dataclass(frozen=True)
+class Mirroring:
+    """Mirroring of a training's work folder in a store.
+
+    Attributes:
+        mirror: on the first rank of each work folder that a store mirrors.
+        per_host: each host of the training has its own work folder, and all are
+            mirrored by the same store.
+    """
+
+    mirror: WorkMirror | None = None
+    per_host: bool = False
+
+    def is_first_here(self, is_first: bool) -> bool:
+        """Return True on the one rank that writes shared files into this work folder.
+
+        Args:
+            is_first: this is the training's first rank.
+        """
+        return self.mirror is not None if self.per_host else is_first
+
+
+NOT_MIRRORED = Mirroring()
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Committed outputs of other stages that a training refers to.
+
+    Attributes:
+        annotations: folders, by stage, with details of the training documents; for
+            loss-spike reports.
+        start_models: fingerprints, by stage, of the models that the training starts
+            from.
+    """
+
+    annotations: Mapping[str, Path] = field(default_factory=dict)
+    start_models: Mapping[str, str] = field(default_factory=dict)
+
+
+ONE_WORKER = BeamEngine(workers=1)
+
+
+@dataclass(frozen=True)
 class Context:
     """Runtime environment of a stage.
 
@@ -96,32 +182,10 @@ class Context:
         work: folder that survives retries: records of finished shards, spills,
             checkpoints.
         stage: name of the stage.
-        workers: parallel Beam workers.
-        runner: one of `mixtures.engine.ENGINES`, or the name of a Beam runner.
-        mode: workers of the local runner: `threads`, `processes`, `memory` (none), or
-            `auto`.
-        nodes: hosts that share the stage's tasks, with the local runner.
-        address: of the cluster.
-        options: Beam pipeline options for a runner other than `local`.
-        shuffle: exchange of rows between jobs (`dataprep/jobs/shuffle.py`): `files` or
-            `engine`; the runner's default if None.
-        worker_seconds: longest wait for the first worker of a cluster, and for its
-            first finished task.
-        checkpoint_every: training steps between checkpoints.
-        keep_checkpoints: number of checkpoints to keep.
-        parallel: distribution of a training over its processes.
-        compute: settings of the computation in each process.
-        permanent_every: training steps between checkpoints that are never deleted; None
-            for none.
-        stream: reading of training rows.
-        deterministic: reject operations whose result may differ between two runs.
-        trackers, profile: monitoring of a training.
-        origins: committed outputs, by stage, with details of the training documents;
-            for loss-spike reports.
-        began_with: fingerprints of the models that a training starts from, by stage.
-        following: on the first rank of each work folder, the store that mirrors it.
-        apart: each host of a training has its own work folder, mirrored by the same
-            store.
+        beam: execution of its Beam jobs.
+        training: execution of a training.
+        lineage: outputs that a training refers to.
+        mirroring: mirroring of a training's `work` in a store.
         answers: folder of the store with cached model answers for all stages; in `work`
             if None.
         emit: receives events (progress, metrics, warnings).
@@ -129,31 +193,20 @@ class Context:
 
     work: Path
     stage: str = "stage"
-    workers: int = 1
-    runner: str = "local"
-    mode: str = "auto"
-    nodes: int = 1
-    address: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    shuffle: str | None = None
-    worker_seconds: float = 60.0
-    checkpoint_every: int = 100
-    keep_checkpoints: int = 2
-    parallel: Parallel = field(default_factory=Parallel)
-    compute: Compute = field(default_factory=Compute)
-    permanent_every: int | None = None
-    stream: Stream = field(default_factory=Stream)
-    deterministic: bool = False
-    trackers: Trackers = field(default_factory=Trackers)
-    profile: Profile | None = None
-    origins: Mapping[str, Path] = field(default_factory=dict)
-    began_with: Mapping[str, str] = field(default_factory=dict)
-    following: Following | None = None
-    apart: bool = False
+    beam: BeamEngine = ONE_WORKER
+    training: TrainingEngine = field(default_factory=TrainingEngine)
+    lineage: Lineage = field(default_factory=Lineage)
+    mirroring: Mirroring = NOT_MIRRORED
     answers: Path | None = None
-    emit: Callable[[dict[str, Any]], None] = print_event
+    emit: Callable[[Event], None] = print_event
 
-    def progress(self, done: float, total: float, unit: str, **extra: Any) -> None:
+    def with_one_worker(self) -> Context:
+        """Return the same context with one Beam worker, for jobs that take less time
+        than the start of several.
+        """
+        return replace(self, beam=self.beam.model_copy(update={"workers": 1}))
+
+    def progress(self, done: float, total: float, unit: str, **extra: object) -> None:
         """Report the stage's progress (units: shards, steps, documents)."""
         self.emit(
             {"event": "progress", "done": done, "total": total, "unit": unit, **extra}

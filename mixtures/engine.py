@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.base import Fraction, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import Fraction, Options, Positive, PositiveFloat, Section
 
 ADDRESSES = {
     "dask": "tcp://host:8786",
@@ -37,7 +37,8 @@ DATAFLOW_NEEDS = ("project", "region", "temp_location", "sdk_container_image")
 
 EngineOptions = Mapping[str, Any]
 """`engine.options`: settings of a runner under the engine's own names."""
-
+ShuffleForm = Literal["files", "engine"]
+"""Path of rows from the tasks of one job to those of the next."""
 NVIDIA_DEVICE = re.compile(r"nvidia\d+")
 """Name of a GPU's file in /dev."""
 
@@ -366,11 +367,11 @@ class Trackers(Section):
     """Trackers of trainings besides metrics.jsonl and TensorBoard."""
 
     wandb: Wandb | None = None
-    """Weights & Biases."""
+    """Log trainings to Weights & Biases too; off if absent."""
     mlflow: Mlflow | None = None
-    """MLflow."""
+    """Log trainings to MLflow too; off if absent."""
     trackio: Trackio | None = None
-    """trackio."""
+    """Log trainings to trackio too; off if absent."""
 
 
 class Profile(Section):
@@ -388,3 +389,151 @@ class Profile(Section):
     """On a GPU, also record every allocation of these steps:
     `profile/rank-0-memory.pickle`, for pytorch.org/memory_viz.
     """
+
+
+class BeamEngine(Section):
+    """Execution of Beam jobs."""
+
+    runner: str = "local"
+    """`local`, `dask`, `spark`, `flink`, `dataflow`, or the name of any Beam runner."""
+    mode: Literal["auto", "memory", "threads", "processes"] = "auto"
+    """Kind of the local runner's workers. `auto`: processes for a job that holds
+    Python's global lock and has enough input to be worth the second that they take to
+    start, otherwise threads; neither for a single task or worker.
+    """
+    address: str | None = None
+    """Address of the cluster: Dask's scheduler, Spark's master or Flink's
+    JobManager.
+    """
+    options: Options = Field(default_factory=dict)
+    """Beam's pipeline options for a runner other than `local`, by the names of its
+    flags; for `spark`, its settings.
+    """
+    shuffle: ShuffleForm | None = None
+    """Path of rows from the tasks of one job to those of the next: `files` in the
+    stage's folder, with a part of each for every partition, or the runner's own shuffle
+    (`engine`), which leaves one file per partition. If absent, `files` with `local`,
+    `engine` with all others. With `local`, `engine` is only for trying it out: its rows
+    are kept in memory.
+    """
+    workers: Positive = 2
+    """Parallel workers of the local runner; a cluster has its own."""
+    worker_seconds: PositiveFloat = 60.0
+    """Longest wait for the first worker of a cluster, and for its first task. Increase
+    it if workers start from an image that is pulled first, which takes minutes.
+    """
+    nodes: Positive = 1
+    """Number of hosts that run this manifest together, each by the same command and in
+    the same store, which all see under the same name. The first host at a stage leads
+    it; the others meanwhile do tasks of its jobs, with the local runner, or their share
+    of a training, which waits for all of them. See docs/hosts.md.
+    """
+
+    @model_validator(mode="after")
+    def _fits_the_runner(self) -> BeamEngine:
+        check_engine(self.runner, self.address, self.options)
+        if self.runner != "local" and self.mode != "auto":
+            raise ValueError(
+                f"mode is for runner local, not for {self.runner}; remove it"
+            )
+        return self
+
+
+class TrainingEngine(Trackers):
+    """Execution of trainings."""
+
+    parallel: Parallel = Parallel()
+    compute: Compute = Compute()
+    checkpoint_every: Positive = 100
+    """Training steps between checkpoints."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] = 2
+    """Number of the newest checkpoints to keep."""
+    permanent_every: Positive | None = None
+    """Checkpoints at multiples of this are never deleted, even when the training is
+    done, so that a longer one can continue from them (`continue_from`); if absent, no
+    checkpoint is permanent. A training saves only every `checkpoint_every` steps, so
+    this should be a multiple of it.
+    """
+    stream: Stream = Stream()
+    """Read-ahead of trainings, and packed sets in a store."""
+    deterministic: bool = False
+    """Make operations whose result may differ between two runs on the same device an
+    error in trainings, instead of a warning. On CPUs there are none; the same number of
+    processes gives the same bits either way.
+    """
+    profile: Profile | None = None
+    """Trace some steps of trainings; off if absent."""
+
+
+class Engine(TrainingEngine, BeamEngine):
+    """Execution of the work; it never enters a fingerprint and never changes a result.
+
+    `local` needs nothing. A cluster needs our libraries on its workers and a store that
+    all of them can reach under the same name: a shared folder, or a URL such as
+    `s3://`; a job there begins with one small task that checks this. Every engine gives
+    the same bytes; docs/engines.md says how each is set up, and what was tested.
+
+    Rows pass from job to job through the engine's own shuffle, unless `shuffle` is
+    `files`.
+
+    - `dask` needs `address: tcp://scheduler:8786`. Workers may come, go and be killed:
+      lost shards are computed again.
+    - `spark` needs `address: spark://host:7077` (or `yarn`, `local-cluster[2,1,1024]`,
+      ...) and Spark in the cluster's version here (`SPARK_HOME`, the package `pyspark`,
+      or `make engines`). `options` are Spark's own settings.
+    - `flink` needs `address: host:8081` of a JobManager, Java, and Beam's job server
+      for its `flink_version` (an option; `make engines` fetches it,
+      `flink_job_server_jar` names one), or the `job_endpoint` of a running one.
+    - `dataflow` needs `options: {project: ..., region: ..., temp_location: "gs://...",
+      sdk_container_image: ...}`, the image with this package in it, and a store in
+      `gs://`.
+    - `PortableRunner`, `SparkRunner` and other Beam runners take Beam's own options.
+    - The option `environment_type` says what executes the work on Flink: `PROCESS` (the
+      default: the program `gristmill-worker` of this installation, at the same path
+      everywhere, or `environment_config: '{"command": FILE}'`), `EXTERNAL`
+      (`gristmill-worker --pool HOST:PORT`, with `environment_config: HOST:PORT`),
+      `DOCKER` (with `environment_config: IMAGE`), or `LOOPBACK` (this process, for
+      trying things out).
+    """
+
+    retries: Annotated[int, Field(ge=0)] = 1
+    """Number of further attempts at a stage that was lost to SIGKILL, with which Linux
+    ends processes when memory runs out: its own process, a worker of the local runner,
+    or a rank of a training. Each resumes where the last one stopped.
+    """
+    ranks: Positive | Literal["auto"] = "auto"
+    """Number of training processes, on all nodes together; with GPUs, one for each GPU
+    to use. `auto`: one for each NVIDIA GPU of this machine that CUDA_VISIBLE_DEVICES
+    allows, times `nodes`; one if there is none, and if `rl.rollouts` is `vllm`.
+    """
+    network: Network = Network()
+    notify: str | None = None
+    """A command, or an http:// or https:// URL, that is notified at the end of each
+    run: the command on its standard input, the URL by POST, as JSON with `text` (which
+    Slack and Mattermost show), `state` (`completed`, `failed`, `interrupted`),
+    `message`, `seconds`, `report` and the stages. Environment variables are expanded
+    (`$NAME`), so that the URL of a webhook, which is a credential, need not be in the
+    manifest. A failed notification is only a warning.
+    """
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> Engine:
+        self.parallel.sizes(self.num_ranks)
+        if self.num_ranks % self.nodes and self.num_ranks > 1:
+            raise ValueError(
+                f"ranks is {self.ranks}, which counts all processes of a training; "
+                f"use a multiple of nodes, {self.nodes}"
+            )
+        if self.compute.compile == "model" and self.num_ranks > 1:
+            raise ValueError(
+                "compute: compile: model is for one process, but ranks is "
+                f"{self.num_ranks}; set block, or ranks: 1"
+            )
+        return self
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of training processes."""
+        if self.ranks == "auto":
+            return visible_gpus() * self.nodes or 1
+        return self.ranks

@@ -17,14 +17,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import Parallel
+from gristmill.core.stage_context import Context, Event
+from gristmill.mixtures.engine import Parallel, TrainingEngine
 from gristmill.mixtures.training import Training
 from gristmill.train.data.row_stream import RowStream
-from gristmill.train.loop.loop import train
-from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
+from gristmill.train.loop.loop import TrainingSummary, train
+from gristmill.train.loop.metrics_log import MetricsLine
+from gristmill.train.loop.objective import (
+    UNTRAINED,
+    Measured,
+    ReadDocument,
+    mean_of_trained,
+)
 from gristmill.train.loop.prefetch import reading_threads
-from gristmill.train.loop.training_job import Job
+from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.parallel.process_groups import (
     World,
@@ -52,7 +58,8 @@ def next_token_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         name: batch[name] for name in ("input_ids", "position_ids") if name in batch
     }
     output = model(**inputs)
-    logits, labels = getattr(output, "logits", output), batch["labels"]
+    logits = getattr(output, "logits", output)
+    labels = batch["labels"]
     nll = F.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(),
         labels[:, 1:].flatten(),
@@ -84,8 +91,11 @@ class _StreamObjective:
         parameters: int,
         device: torch.device,
     ) -> None:
-        self._rows, self._losses, self._device = rows, losses, device
-        self.order, self.fingerprint = rows.kind.order, rows.fingerprint
+        self._rows = rows
+        self._losses = losses
+        self._device = device
+        self.order = rows.kind.order
+        self.fingerprint = rows.fingerprint
         self.sequence_length = rows.kind.packed.sequence_length
         # Kaplan et al. 2020, table 1, without attention
         self.flops_per_token = 6.0 * parameters
@@ -129,36 +139,49 @@ class _StreamObjective:
             row_losses.view(len(losses), -1),
         )
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
         return {"loss": sums[0] / weight}
 
-    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
         return {"read": self._rows.provenance(rows)}
 
-    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
         """Each document or pair of some rows, with the mean loss of its tokens."""
-        entries = []
+        entries: list[ReadDocument] = []
         for origin, losses in zip(self._rows.provenance(rows), row_losses, strict=True):
-            place = {"row": origin["row"], "source": origin["source"]}
+            row = origin["row"]
+            source = origin["source"]
             if "example" in origin:
                 entries.append(
-                    {"id": origin["example"], "loss": mean_of_trained(losses), **place}
+                    {
+                        "id": origin["example"],
+                        "loss": mean_of_trained(losses),
+                        "row": row,
+                        "source": source,
+                    }
                 )
-            entries += [
-                {
-                    "id": document["id"],
-                    "start": document["start"],
-                    "tokens": document["length"],
-                    **place,
-                    "loss": mean_of_trained(
-                        losses[
-                            document["start"] : document["start"] + document["length"]
-                        ]
-                    ),
-                }
-                for document in origin.get("documents", ())
-            ]
+            for document in origin.get("documents", ()):
+                start = document["start"]
+                tokens = document["length"]
+                entries.append(
+                    {
+                        "id": document["id"],
+                        "start": start,
+                        "tokens": tokens,
+                        "row": row,
+                        "source": source,
+                        "loss": mean_of_trained(losses[start : start + tokens]),
+                    }
+                )
         return entries
+
+
+class LoopSummary(TrainingSummary):
+    """Summary of a training; `metrics` are the lines of metrics.jsonl, on the first
+    rank.
+    """
+
+    metrics: list[MetricsLine]
 
 
 def train_loop(
@@ -168,14 +191,14 @@ def train_loop(
     steps: int,
     folder: str | Path,
     losses: TokenLosses = next_token_losses,
-    optimizer: Mapping[str, Any] | None = None,
-    schedule: Mapping[str, Any] | None = None,
+    optimizer: Mapping[str, object] | None = None,
+    schedule: Mapping[str, object] | None = None,
     micro_batch_size: int | None = None,
     checkpoint_every: int = 100,
     log_every: int = 10,
-    after_step: Callable[[int], dict[str, Any] | None] = lambda step: None,
+    after_step: Callable[[int], Mapping[str, object] | None] = lambda step: None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> LoopSummary:
     """Train a model in place with the loop of gristmill's trainings, which resumes
     exactly.
 
@@ -205,8 +228,8 @@ def train_loop(
         settings: further keys that all trainings have in the manifest, such as spikes.
 
     Returns:
-        steps, tokens, skipped_steps, rows_digest, and `metrics`: the lines of
-        metrics.jsonl.
+        steps, tokens, skipped_steps, rows_digest and more (see loop.TrainingSummary),
+        and `metrics`: the lines of metrics.jsonl.
 
     Raises:
         ValueError: the stream has no batch_size, or is a rank's share; the model is on
@@ -263,13 +286,15 @@ def train_loop(
         record, summary = train(
             Job(
                 section=section,
-                objective=objective,
-                model=model,
+                learner=Learner(objective, model),
                 world=world,
-                after_step=after_step,
                 context=Context(
-                    work, "train_loop", checkpoint_every=checkpoint_every, emit=_quiet
+                    work,
+                    "train_loop",
+                    training=TrainingEngine(checkpoint_every=checkpoint_every),
+                    emit=_quiet,
                 ),
+                observers=Observers(after_step=after_step),
                 reading_threads=reading_threads(rows.kind.packed.local, device),
             )
         )
@@ -303,10 +328,10 @@ def _world() -> Iterator[World]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def _quiet(event: dict[str, Any]) -> None:
+def _quiet(event: Event) -> None:
     """Emit only warnings; progress is in metrics.jsonl."""
     if event["event"] == "warning":
-        warnings.warn(event["message"], stacklevel=2)
+        warnings.warn(str(event["message"]), stacklevel=2)
 
 
 def _placed(batch: Any, device: torch.device) -> Any:

@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -47,16 +47,14 @@ def open_trackers(asked: Trackers, work: Path) -> list[Tracker]:
         ModuleNotFoundError: a client is not installed; the message names its extra.
     """
     name = hashlib.blake2b(str(work.resolve()).encode(), digest_size=8).hexdigest()
-    return list(_opened(asked, work, name))
-
-
-def _opened(section: Trackers, work: Path, name: str) -> Iterator[Tracker]:
-    if section.wandb is not None:
-        yield _open_wandb(section.wandb, work, name)
-    if section.mlflow is not None:
-        yield _open_mlflow(section.mlflow, name)
-    if section.trackio is not None:
-        yield _open_trackio(section.trackio, name)
+    trackers: list[Tracker] = []
+    if asked.wandb is not None:
+        trackers.append(_open_wandb(asked.wandb, work, name))
+    if asked.mlflow is not None:
+        trackers.append(_open_mlflow(asked.mlflow, name))
+    if asked.trackio is not None:
+        trackers.append(_open_trackio(asked.trackio, name))
+    return trackers
 
 
 def _client(key: str, module: str) -> Any:

@@ -16,9 +16,8 @@ import shutil
 import signal
 import sys
 import traceback
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.files import as_path, create_exclusively, read_json, write_json
 from gristmill.core.object_stores import asked_for, warn_by
@@ -26,13 +25,16 @@ from gristmill.core.processes import end_with_parent, measure_cost
 from gristmill.core.secrets import mask_addresses, mask_text, restore_secrets
 from gristmill.core.stage_context import (
     Context,
+    Lineage,
+    Mirroring,
+    StageDescription,
     input_fingerprints,
     print_event,
     print_failure,
     print_warning,
     read_inputs,
 )
-from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Trackers
+from gristmill.mixtures.engine import Engine
 from gristmill.train.loop import store_sync
 from gristmill.train.loop.stopping import (
     EXIT_TERMINATED,
@@ -81,16 +83,15 @@ def run_and_report(folder: Path) -> int:
     """Run the stage and write its result into the folder and its mirror; returns the
     exit code.
     """
-    description = restore_secrets(read_json(folder / "stage.json"))
+    description: StageDescription = restore_secrets(read_json(folder / "stage.json"))
+    engine = Engine.model_validate(description["engine"])
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
-        os.environ[rendezvous.TIMEOUT] = str(
-            description["engine"]["network"]["timeout_seconds"]
-        )
+        os.environ[rendezvous.TIMEOUT] = str(engine.network.timeout_seconds)
         rendezvous.note_arrival(store_sync.followed(folder) / "work")
     is_first = os.environ["RANK"] == "0"
-    following = store_sync.mirror_of(folder, description["engine"], print_warning)
+    mirror = store_sync.mirror_of(folder, engine.stream, print_warning)
     try:
-        summary = run_stage(folder, description, is_first, following)
+        summary = run_stage(folder, description, engine, is_first, mirror)
     except StoppedError as error:
         if not stop_requested() and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
             print_failure(
@@ -104,15 +105,15 @@ def run_and_report(folder: Path) -> int:
             folder / "work" / "cost.json",
             measure_cost(workers=1, processes=int(os.environ["WORLD_SIZE"])),
         )
-        if following is not None:
-            following.send("data", "work")
+        if mirror is not None:
+            mirror.send("data", "work")
         write_json(folder / "work" / "result.json", mask_addresses(summary))
-        if following is not None:
-            following.send("work")
-    elif following is not None:
+        if mirror is not None:
+            mirror.send("work")
+    elif mirror is not None:
         # all other files of use are the first rank's
-        following.add(folder / "work" / "profile")
-    if following is not None:
+        mirror.add(folder / "work" / "profile")
+    if mirror is not None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
 
@@ -140,10 +141,8 @@ def write_error(folder: Path, error: Exception) -> None:
     )
     if is_consequence and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
         message = rendezvous.why_lost(folder / "work", message)
-    path, content = (
-        folder / "work" / "error.json",
-        {"type": type(error).__name__, "message": message},
-    )
+    path = folder / "work" / "error.json"
+    content = {"type": type(error).__name__, "message": message}
     print_failure(message, is_consequence)
     try:
         if is_consequence:
@@ -157,58 +156,44 @@ def write_error(folder: Path, error: Exception) -> None:
 
 def run_stage(
     folder: Path,
-    description: dict[str, Any],
+    description: StageDescription,
+    engine: Engine,
     is_first: bool,
-    following: store_sync.Mirror | None = None,
-) -> dict[str, Any]:
-    """Call the stage's function on this rank and return its summary; `following`
-    mirrors its checkpoints.
+    mirror: store_sync.Mirror | None = None,
+) -> Mapping[str, object]:
+    """Call the stage's function on this rank and return its summary; `mirror` receives
+    its checkpoints.
     """
-    stage, engine = description["stage"], description["engine"]
+    stage = description["stage"]
+    compute = resolve_compile(
+        engine.compute, engine.parallel, stage, description["config"]
+    )
     context = Context(
         work=folder / "work",
         stage=stage,
-        checkpoint_every=engine["checkpoint_every"],
-        keep_checkpoints=engine["keep_checkpoints"],
-        permanent_every=engine.get("permanent_every"),
-        stream=Stream.model_validate(engine.get("stream", {})),
-        parallel=Parallel.model_validate(engine.get("parallel", {})),
-        compute=Compute.model_validate(engine.get("compute", {})),
-        deterministic=engine.get("deterministic", False),
-        trackers=Trackers.model_validate(
-            {name: engine[name] for name in Trackers.model_fields if name in engine}
+        training=engine.model_copy(update={"compute": compute}),
+        lineage=Lineage(
+            annotations={
+                name: as_path(path)
+                for name, path in description.get("origins", {}).items()
+            },
+            start_models={
+                name: fingerprint
+                for name, fingerprint in input_fingerprints(
+                    description.get("input_fingerprints", ())
+                ).items()
+                if name in description.get("trained", ())
+            },
         ),
-        profile=None
-        if engine.get("profile") is None
-        else Profile.model_validate(engine["profile"]),
-        origins={
-            name: as_path(path) for name, path in description.get("origins", {}).items()
-        },
-        began_with={
-            name: fingerprint
-            for name, fingerprint in input_fingerprints(description).items()
-            if name in description.get("trained", ())
-        },
-        following=following,
-        apart=store_sync.works_apart(),
+        mirroring=Mirroring(mirror, store_sync.is_per_host()),
         emit=print_event if is_first else lambda event: None,
-    )
-    context = replace(
-        context,
-        compute=resolve_compile(
-            context.compute, context.parallel, stage, description["config"]
-        ),
     )
     context.work.mkdir(parents=True, exist_ok=True)
     warn_of_idle_gpus(context)
-    fetched = {
-        name: as_path(path) for name, path in description.get("fetched", {}).items()
-    }
     module, _, function = description["run"].partition(":")
     run = getattr(importlib.import_module(module), function)
-    inputs = {**read_inputs(description), **fetched}
-    summary: dict[str, Any] = run(
-        inputs, description["config"], folder / "data", context
+    summary: Mapping[str, object] = run(
+        read_inputs(description), description["config"], folder / "data", context
     )
     return summary
 

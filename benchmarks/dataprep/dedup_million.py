@@ -305,10 +305,14 @@ def run_stage(folder: Path) -> dict[str, float]:
     """
     from gristmill.core.stage_context import Context
     from gristmill.dataprep.duplicates import dedup
+    from gristmill.mixtures.engine import BeamEngine
 
     (folder / "work").mkdir()
     context = Context(
-        work=folder / "work", stage="dedup", workers=WORKERS, emit=lambda event: None
+        work=folder / "work",
+        stage="dedup",
+        beam=BeamEngine(workers=WORKERS),
+        emit=lambda event: None,
     )
     start, cpu_before = time.perf_counter(), measure_cost(0)["cpu_seconds"]
     summary = dedup.run({"ingest": folder / "ingest"}, {}, folder / "out", context)

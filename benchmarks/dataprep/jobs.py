@@ -46,6 +46,7 @@ from gristmill.dataprep.jobs.tasks import Process, Task, run_tasks, shard_tasks
 from gristmill.dataprep.langid import langid
 from gristmill.dataprep.reading import ingest
 from gristmill.dataprep.reading.sources import find_files
+from gristmill.mixtures.engine import BeamEngine
 from gristmill.mixtures.sources import Ingest, Source
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
@@ -199,7 +200,9 @@ def run_with_beam(
     job: str, tasks: Sequence[Task], process: Process, out: Path, holds_gil: bool
 ) -> None:
     """Run the tasks as a stage does."""
-    context = Context(work=out / "work", workers=WORKERS, emit=lambda event: None)
+    context = Context(
+        work=out / "work", beam=BeamEngine(workers=WORKERS), emit=lambda event: None
+    )
     run_tasks(job, tasks, process, context, holds_gil=holds_gil)
 
 

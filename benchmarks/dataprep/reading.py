@@ -234,9 +234,7 @@ def read_with_pyarrow(path: Path) -> int:
 
 def ingest_seconds(path: Path, out: Path) -> float:
     """Return seconds of processor time of the whole stage, on one worker."""
-    context = Context(
-        work=out / "work", stage="ingest", workers=1, emit=lambda event: None
-    )
+    context = Context(work=out / "work", stage="ingest", emit=lambda event: None)
     start = time.process_time()
     ingest.run({}, {"sources": {"bench": {"path": str(path)}}}, out / "data", context)
     return time.process_time() - start

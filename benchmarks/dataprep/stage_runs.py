@@ -12,6 +12,7 @@ import pyarrow as pa
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
 from gristmill.mixtures.base import RawSection
+from gristmill.mixtures.engine import BeamEngine
 
 Run = Callable[[Any, Any, Path, Context], Any]
 """The function `run` of a stage."""
@@ -70,7 +71,10 @@ def stage_runs(
         place = folder / f"run-{next(numbers)}"
         (place / "work").mkdir(parents=True)
         context = Context(
-            work=place / "work", stage="bench", mode="memory", emit=lambda event: None
+            work=place / "work",
+            stage="bench",
+            beam=BeamEngine(mode="memory"),
+            emit=lambda event: None,
         )
         return StageRun(place / "out", run(inputs, config, place / "out", context))
 

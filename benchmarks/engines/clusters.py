@@ -100,7 +100,7 @@ class Cluster:
     """A running engine.
 
     Attributes:
-        engine: its fields of a Context.
+        engine: its settings of BeamEngine.
         description: its processes, in words.
         processes: all that were started.
     """

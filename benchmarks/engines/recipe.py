@@ -16,6 +16,7 @@ from gristmill.core.files import TEMPORARY_MARK
 from gristmill.core.stage_context import Context
 from gristmill.flows.stages.plan import make_plan
 from gristmill.flows.stages.stage import imported
+from gristmill.mixtures.engine import BeamEngine
 from gristmill.mixtures.load import load_manifest
 
 WORDS = """
@@ -143,13 +144,16 @@ def run_stages(
         manifest: its path.
         folder: for outputs and work.
         before: called with each stage's name before it runs.
-        engine: fields of Context.
+        engine: settings of BeamEngine.
     """
     inputs: dict[str, Path] = {}
     for name, node in make_plan(load_manifest(manifest)).items():
         before(name)
         context = Context(
-            work=folder / "work" / name, stage=name, emit=lambda event: None, **engine
+            folder / "work" / name,
+            name,
+            BeamEngine(**{"workers": 1, **engine}),
+            emit=lambda event: None,
         )
         stage_inputs = {needed: inputs[needed] for needed in node.inputs}
         imported(node.stage.run)(

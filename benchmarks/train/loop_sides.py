@@ -26,10 +26,12 @@ from benchmarks.train.small_models import (
     pretrain_section,
 )
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.engine import TrainingEngine
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.loop import train
 from gristmill.train.loop.prefetch import reading_threads
+from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
@@ -123,18 +125,23 @@ def ours(packed: PackedSet, setting: Setting, turns: Turns) -> None:
                     setting.log_every,
                     LEARNING_RATE,
                 ),
-                objective=next_token(packed, shape, world.device),
-                model=sharded_model(
-                    shape, drawn(shape, 0), world, compute_dtype("auto", world.device)
+                learner=Learner(
+                    next_token(packed, shape, world.device),
+                    sharded_model(
+                        shape,
+                        drawn(shape, 0),
+                        world,
+                        compute_dtype("auto", world.device),
+                    ),
                 ),
                 world=world,
                 context=Context(
                     Path(work),
-                    checkpoint_every=setting.steps + 1,
+                    training=TrainingEngine(checkpoint_every=setting.steps + 1),
                     emit=lambda event: None,
                 ),
+                observers=Observers(after_step=turns.after),
                 reading_threads=reading_threads(packed.local, world.device),
-                after_step=turns.after,
             )
         )
 

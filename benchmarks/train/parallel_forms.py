@@ -25,10 +25,11 @@ from benchmarks.train.small_models import (
 )
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import Parallel
+from gristmill.mixtures.engine import Parallel, TrainingEngine
 from gristmill.mixtures.model import Model, Moe
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.loop import train
+from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.parallel.process_groups import make_world, process_group
@@ -185,16 +186,20 @@ def _train(
     record, _ = train(
         Job(
             section=pretrain_section(STEPS, BATCH, 2, 1, LEARNING_RATE),
-            objective=next_token(packed, shape, device),
-            model=model,
+            learner=Learner(next_token(packed, shape, device), model),
             world=world,
-            context=Context(work, checkpoint_every=STEPS + 1, emit=lambda event: None),
+            context=Context(
+                work,
+                training=TrainingEngine(checkpoint_every=STEPS + 1),
+                emit=lambda event: None,
+            ),
         )
     )
     weights = whole_tensors(model)
     if record is not None:
         lines = [
-            {key: line[key] for key in ("loss", "grad_norm")} for line in record.lines()
+            {"loss": line["loss"], "grad_norm": line["grad_norm"]}
+            for line in record.lines()
         ]
         torch.save(
             {"lines": lines, "weights": weights}, folder / f"{label(product)}.pt"

@@ -91,8 +91,10 @@ def measure(world: World, base: str, folder: Path) -> Rounded:
     )
     with torch.no_grad():
         logits = model(ids)
+    rounding = describe_rounding(model, lora)
+    assert rounding is not None
     return {
-        "bytes": int(describe_rounding(model, lora)["lora_base"]["bytes"]),
+        "bytes": rounding["bytes"],
         "logits": hashlib.blake2b(logits.numpy().tobytes(), digest_size=16).hexdigest(),
     }
 

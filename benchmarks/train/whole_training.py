@@ -18,12 +18,17 @@ import torch
 from benchmarks.train.sizes import WINDOWS, OurSpeed, Size, Speed
 from benchmarks.train.small_models import hf_llama, next_token, pretrain_section
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import Compute
+from gristmill.mixtures.engine import Compute, TrainingEngine
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.loop import train
 from gristmill.train.loop.prefetch import reading_threads
-from gristmill.train.loop.throughput import peak_flops, peak_memory_bytes
+from gristmill.train.loop.throughput import (
+    Utilisation,
+    peak_flops,
+    peak_memory_bytes,
+)
+from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.parallel.process_groups import single_process
@@ -47,19 +52,18 @@ def ours(packed: PackedSet, shape: Shape, size: Size) -> OurSpeed:
         model = sharded_model(shape, drawn(shape, 0), world, dtype, compute)
         context = Context(
             Path(work),
-            checkpoint_every=3 * window,
-            compute=compute,
+            training=TrainingEngine(checkpoint_every=3 * window, compute=compute),
             emit=lambda event: None,
         )
         record, summary = train(
             Job(
                 section=section,
-                objective=next_token(packed, shape, world.device),
-                model=model,
+                learner=Learner(next_token(packed, shape, world.device), model),
                 world=world,
                 context=context,
-                peak_flops=peak_flops(world.device, dtype),
-                causal_share=flops.causal / flops.whole,
+                utilisation=Utilisation(
+                    peak_flops(world.device, dtype), flops.causal / flops.whole
+                ),
                 reading_threads=reading_threads(packed.local, world.device),
             )
         )
@@ -70,7 +74,7 @@ def ours(packed: PackedSet, shape: Shape, size: Size) -> OurSpeed:
             if line["step"] > window and "tokens_per_second" in line
         ]
         undisturbed = [line for line in timed if "checkpoint_seconds" not in line]
-        best = max(undisturbed, key=lambda line: float(line["tokens_per_second"]))
+        best = max(undisturbed, key=lambda line: line["tokens_per_second"])
         return {
             "tokens_per_second": best["tokens_per_second"],
             "mfu": best["mfu"],

@@ -41,10 +41,11 @@ def meet_workers(context: Context) -> None:
         WorkerError: no worker takes a task in time or answers, or a worker reports an
             error.
     """
-    cluster = (
-        f"{context.runner}{'' if context.address is None else f' at {context.address}'}"
-    )
-    key = f"{cluster} {sorted(context.options.items())} {context.work}"
+    engine = context.beam
+    cluster = engine.runner
+    if engine.address is not None:
+        cluster += f" at {engine.address}"
+    key = f"{cluster} {sorted(engine.options.items())} {context.work}"
     if key in _met:
         return
     question = context.work / "probe.json"
@@ -53,7 +54,7 @@ def meet_workers(context: Context) -> None:
     context.work.mkdir(parents=True, exist_ok=True)
     try:
         write_json(question, token, durable=False)
-        seconds = None if context.runner in STARTS_MACHINES else context.worker_seconds
+        seconds = None if engine.runner in STARTS_MACHINES else engine.worker_seconds
         run_there(
             "probe",
             context,
@@ -64,7 +65,7 @@ def meet_workers(context: Context) -> None:
         answered = answer.exists() and read_json(answer) == token
     except TimeoutError as error:
         raise WorkerError(
-            f"{cluster}: no worker has done a task after {context.worker_seconds:g} "
+            f"{cluster}: no worker has done a task after {engine.worker_seconds:g} "
             "s (engine.worker_seconds); start "
             "some, or see their log for why they do not come"
         ) from error
@@ -117,7 +118,7 @@ def run_on_cluster(
         records: folder of the tasks' records.
         left: function that returns the unfinished elements, called before each attempt.
     """
-    if context.runner != "local":
+    if context.beam.runner != "local":
         meet_workers(context)
     groups = left()
     num_failures = 0
@@ -136,6 +137,6 @@ def run_on_cluster(
             ):
                 raise
             context.warn(
-                f"{shorten(job, error)}; {context.runner} gave up, and is "
+                f"{shorten(job, error)}; {context.beam.runner} gave up, and is "
                 "given what is missing again"
             )

@@ -28,7 +28,7 @@ from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.pool import Element, Pool, Work
 from gristmill.dataprep.jobs.servers import answers
 from gristmill.dataprep.jobs.ship_files import carry_step
-from gristmill.mixtures.engine import EngineOptions
+from gristmill.mixtures.engine import BeamEngine, EngineOptions
 
 TRACEBACK_LOGGERS = (
     "apache_beam.runners.common",
@@ -119,14 +119,15 @@ def run_there(
         MissingEngineError: the engine is not on this machine.
     """
     beam = import_beam()
-    runner = context.runner
-    options = context.options
+    engine = context.beam
+    runner = engine.runner
+    options: EngineOptions = engine.options
     if runner == "local":
         runner = LOCAL_OPTIONS["runner"]
         options = LOCAL_OPTIONS
     if runner == "dask":
-        options = dask_options(context.address, len(groups), options)
-        check_cluster(options, context.worker_seconds)
+        options = dask_options(engine.address, len(groups), options)
+        check_cluster(options, engine.worker_seconds)
     endpoint = options.get("job_endpoint")
     if endpoint not in (None, EMBEDDED):
         check_job_server(
@@ -135,10 +136,10 @@ def run_there(
     if runner == "flink":
         from gristmill.dataprep.jobs.portable import flink_options
 
-        options = flink_options(context.address, options)
+        options = flink_options(engine.address, options)
     with loopback_only(options):
         pipeline = (
-            on_spark(context)
+            on_spark(engine)
             if runner == "spark"
             else make_pipeline({**options, "runner": BEAM_NAMES.get(runner, runner)})
         )
@@ -152,7 +153,7 @@ def run_there(
         return run_pipeline(pipeline, seconds)
 
 
-def on_spark(context: Context) -> Any:
+def on_spark(engine: BeamEngine) -> Any:
     """Make an empty pipeline for a Spark cluster."""
     from apache_beam import Pipeline
 
@@ -161,7 +162,7 @@ def on_spark(context: Context) -> Any:
     return without_folder(
         Pipeline(
             runner=ChainRunner(
-                str(context.address), context.options, context.worker_seconds
+                str(engine.address), engine.options, engine.worker_seconds
             )
         )
     )

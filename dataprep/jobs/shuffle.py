@@ -216,7 +216,7 @@ def _batch_of(path: Path, partition: int) -> pa.Table:
 
 def form_of(context: Context) -> str:
     """Transport of the rows: `files` or `engine`."""
-    return context.shuffle or (FILES if context.runner == "local" else ENGINE)
+    return context.beam.shuffle or (FILES if context.beam.runner == "local" else ENGINE)
 
 
 def must_send(context: Context) -> bool:

@@ -206,7 +206,7 @@ def run_tasks(
     total = len(tasks)
     context.progress(total - len(pending), total, "shards", job=job)
     if pending:
-        mode = choose_mode(context.mode, context.workers, pending, holds_gil)
+        mode = choose_mode(context.beam.mode, context.beam.workers, pending, holds_gil)
         pending_records = {f"{task.name}.json" for task in pending}
         num_finished = total - len(pending)
         with Progress(
@@ -396,7 +396,7 @@ def _run_to_completion(
         )
 
     def run() -> None:
-        if context.runner != "local":
+        if context.beam.runner != "local":
             run_on_cluster(
                 job,
                 context,
@@ -407,7 +407,7 @@ def _run_to_completion(
             return
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         elements = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
-        if context.nodes > 1 and len(elements) > 1:
+        if context.beam.nodes > 1 and len(elements) > 1:
             share_out(job, context, records, mode, work, elements)
         elif (direct or len(elements) == 1) and mode == "memory":
             for _ in in_turn(work, elements):
@@ -416,7 +416,7 @@ def _run_to_completion(
             run_here(
                 job,
                 context.stage,
-                _make_pool(mode, context.workers, work, len(tasks)),
+                _make_pool(mode, context.beam.workers, work, len(tasks)),
                 work,
                 elements,
             )
@@ -457,7 +457,7 @@ def share_out(
         run_here(
             job,
             context.stage,
-            _make_pool(mode, context.workers, claimed, len(free)),
+            _make_pool(mode, context.beam.workers, claimed, len(free)),
             claimed,
             free,
         )

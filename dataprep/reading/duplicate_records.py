@@ -18,7 +18,7 @@ remove these rows from their shards, with one shard in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -248,7 +248,7 @@ def settle_repeats(
 
 def _alone(context: Context, size: int) -> Context:
     """Use one worker for jobs that take less time than a pipeline's start."""
-    return context if size >= PROCESS_BYTES else replace(context, workers=1)
+    return context if size >= PROCESS_BYTES else context.with_one_worker()
 
 
 def _num_groups(shards: int) -> int:

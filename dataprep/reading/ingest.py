@@ -187,7 +187,9 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
     unsteady = list(try_readers(sources, listings))
     tasks = plan(sources, listings, section.shard_bytes)
     process = partial(ingest_task, str(out), section)
-    in_threads = context.workers <= THREADS and _is_read_in_kernels(sources, listings)
+    in_threads = context.beam.workers <= THREADS and _is_read_in_kernels(
+        sources, listings
+    )
     results = run_tasks("read", tasks, process, context, holds_gil=not in_threads)
     totals = {
         name: add_counts(

@@ -491,7 +491,7 @@ def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Sessio
             entry["fingerprint"],
             metadata["recipe"],
             metadata["config"],
-            input_fingerprints(metadata),
+            input_fingerprints(metadata.get("input_fingerprints", ())),
             tuple(metadata.get("edits", ())),
             name if name != stage.name else "",
             None if step is None else step.config,

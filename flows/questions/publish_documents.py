@@ -125,12 +125,7 @@ def _context(
     return Context(
         work=work,
         stage=node.name,
-        workers=workers,
-        runner=engine.runner,
-        mode=engine.mode,
-        address=engine.address,
-        options=engine.options,
-        shuffle=engine.shuffle,
+        beam=engine.model_copy(update={"nodes": 1, "workers": workers}),
         emit=lambda event: observer.stage_event(node, event),
     )
 

@@ -213,7 +213,8 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
         metadata = read_json(description)
         if (
             metadata["version"] != node.stage.version
-            or input_fingerprints(metadata) != dict(node.inputs)
+            or input_fingerprints(metadata.get("input_fingerprints", ()))
+            != dict(node.inputs)
             or not all(
                 key.startswith(CONTINUABLE)
                 for key, _, _ in changed_keys(metadata["recipe"], recipe)
@@ -268,7 +269,7 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
         changes["code"].append(
             f"stage version {manifest['version']} -> {node.stage.version}"
         )
-    before = input_fingerprints(manifest)
+    before = input_fingerprints(manifest.get("input_fingerprints", ()))
     changes["input"] = [
         stage
         for stage, fingerprint in node.inputs.items()

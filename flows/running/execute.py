@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.files import as_path, json_object, read_json, write_json
 from gristmill.core.object_stores import warn_by
@@ -26,6 +25,7 @@ from gristmill.core.processes import end_with_parent, measure_cost
 from gristmill.core.secrets import mask_addresses, mask_text, restore_secrets
 from gristmill.core.stage_context import (
     Context,
+    StageDescription,
     print_event,
     print_failure,
     print_warning,
@@ -33,6 +33,7 @@ from gristmill.core.stage_context import (
 )
 from gristmill.dataprep.jobs.errors import KilledWorkerError
 from gristmill.dataprep.jobs.ship_files import through
+from gristmill.mixtures.engine import Engine
 
 EXIT_FAILED = 1
 ANSWERS = "answers"
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("result.json", "error.json", "cost.json"):
         (folder / "work" / name).unlink(missing_ok=True)
     if description["launch"] == "torchrun":
-        return launch_training(folder, description["engine"])
+        return launch_training(folder, Engine.model_validate(description["engine"]))
     try:
         summary = run_stage(folder, description)
     except Exception as error:  # noqa: BLE001 - any error of a stage is recorded, and ends this process
@@ -66,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
+def launch_training(folder: Path, engine: Engine) -> int:
     """Replace this process with torchrun; return the exit code if that fails.
 
     A training in an object store works in a local folder (see train.loop.store_sync).
@@ -80,9 +81,8 @@ def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
         local_folder = work_on(folder)
         if hosts_of(engine) > 1:
             rendezvous = lead(folder, engine)
-            interface = engine["network"]["interface"]
-            if interface:
-                name_interface(interface)
+            if engine.network.interface:
+                name_interface(engine.network.interface)
             follower_command = shlex.join(rendezvous.command(folder, leads=False))
             print_event(
                 {
@@ -96,7 +96,7 @@ def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
             )
             command = rendezvous.command(local_folder, leads=True)
         else:
-            command = torchrun_command(local_folder, engine["ranks"])
+            command = torchrun_command(local_folder, engine.num_ranks)
         os.execvp(command[0], command)
     except Exception as error:  # noqa: BLE001 - any error of the store is recorded, and ends this process
         traceback.print_exc()
@@ -109,31 +109,21 @@ def name_interface(interface: str) -> None:
     os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
 
 
-def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
+def run_stage(folder: Path, description: StageDescription) -> Mapping[str, object]:
     """Call the stage's function in this process and return its summary as JSON."""
     module, _, function = description["run"].partition(":")
-    engine = description["engine"]
     context = Context(
         work=folder / "work",
         stage=description["stage"],
-        workers=engine["workers"],
-        runner=engine["runner"],
-        mode=engine["mode"],
-        nodes=engine.get("nodes", 1),
-        address=engine["address"],
-        options=engine["options"],
-        shuffle=engine.get("shuffle"),
-        worker_seconds=engine["worker_seconds"],
-        checkpoint_every=engine["checkpoint_every"],
-        keep_checkpoints=engine["keep_checkpoints"],
+        beam=Engine.model_validate(description["engine"]),
         answers=folder.parent.parent / ANSWERS,
     )
     run = getattr(importlib.import_module(module), function)
-    with through(None if context.runner == "local" else folder.parent.parent):
+    with through(None if context.beam.runner == "local" else folder.parent.parent):
         result = run(
             read_inputs(description), description["config"], folder / "data", context
         )
-    summary: dict[str, Any] = (
+    summary: Mapping[str, object] = (
         json_object(result)
         if is_dataclass(result) and not isinstance(result, type)
         else result

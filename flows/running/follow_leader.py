@@ -22,6 +22,7 @@ from typing import Any
 from gristmill.core.files import as_path, read_json
 from gristmill.core.processes import end_with_parent
 from gristmill.flows.running.execute import name_interface
+from gristmill.mixtures.engine import Engine
 from gristmill.train.parallel.rendezvous import hosts_of, read_rendezvous
 
 MODULE = "gristmill.flows.running.follow_leader"
@@ -55,11 +56,11 @@ def main(argv: list[str] | None = None) -> int:
     while not (folder / "stage.json").exists():
         time.sleep(LOOK_SECONDS)
     description = read_json(folder / "stage.json")
-    engine = description["engine"]
+    engine = Engine.model_validate(description["engine"])
     if description["launch"] != "torchrun":
         from gristmill.dataprep.jobs.tasks import take_part
 
-        take_part(folder / "work", engine["workers"])
+        take_part(folder / "work", engine.workers)
     elif hosts_of(engine) > 1:
         if interface:
             name_interface(interface)

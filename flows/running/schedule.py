@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from gristmill.flows.stages.plan import Plan
-from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures.engine import Engine
 
 
 @dataclass(frozen=True)

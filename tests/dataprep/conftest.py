@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
 from tests.dataprep.document_shards import Document, write_shards
 
@@ -32,14 +34,25 @@ def mini_lm() -> Path:
 
 @pytest.fixture
 def make_context(tmp_path: Path) -> Callable[..., Context]:
-    """Make a silent context: (name of the work folder, **fields of Context) ->
-    Context.
+    """Make a silent context: (name of the work folder, stage, answers, **settings of
+    BeamEngine) -> Context.
     """
 
-    def make(name: str, **fields: object) -> Context:
+    def make(
+        name: str,
+        stage: str = "stage",
+        answers: Path | None = None,
+        **settings: Any,
+    ) -> Context:
         work = tmp_path / name
         work.mkdir(parents=True, exist_ok=True)
-        return Context(work=work, emit=lambda event: None, **fields)  # type: ignore[arg-type]
+        return Context(
+            work,
+            stage,
+            BeamEngine(**{"workers": 1, **settings}),
+            answers=answers,
+            emit=lambda event: None,
+        )
 
     return make
 

@@ -18,6 +18,7 @@ from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.runner import BEAM_NAMES, import_beam
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.user_code import annotate
+from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 
@@ -26,7 +27,9 @@ TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
 
 def context(work: Path, address: str) -> Context:
     return Context(
-        work=work, emit=lambda event: None, runner="dask", address=address, workers=2
+        work=work,
+        emit=lambda event: None,
+        beam=BeamEngine(runner="dask", address=address, workers=2),
     )
 
 

@@ -27,12 +27,13 @@ DataflowApplicationClient.stage_file = lambda self, place, name, stream, *rest, 
     name: (place, stream.read().decode("latin1"))})
 
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.engine import BeamEngine
 from gristmill.dataprep.jobs.runner import run_there
 
 def work(group):
     yield {}
 
-context = Context(Path(sys.argv[3]).parent, "stage", runner="dataflow", options=json.loads(sys.argv[2]))
+context = Context(Path(sys.argv[3]).parent, "stage", BeamEngine(runner="dataflow", options=json.loads(sys.argv[2])))
 run_there("job", context, work, [[("a", {"n": 1})], [("b", {})]])
 json.dump(uploads, open(sys.argv[3], "w"))
 """

@@ -244,7 +244,7 @@ Run = Callable[..., tuple[Path, dict[str, Any]]]
 
 @pytest.fixture
 def run(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> Run:
-    """Run the stage: (name, shards, settings, **fields of Context) -> output folder,
+    """Run the stage: (name, shards, settings, **settings of BeamEngine) -> output folder,
     summary.
     """
 

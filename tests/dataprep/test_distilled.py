@@ -8,7 +8,6 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def run_stages(
     write_ingest: Callable[..., Path],
     make_context: Callable[..., Context],
 ) -> Run:
-    """Run a judge and then `quality`: (settings, shards, **fields of Context) ->
+    """Run a judge and then `quality`: (settings, shards, **settings of BeamEngine) ->
     summary, rows.
     """
     numbers = iter(range(100))
@@ -89,7 +88,7 @@ def run_stages(
             make_context(f"annotate{number}"),
         )
         config = Quality.model_validate({"seed": 4, **settings}).model_dump(mode="json")
-        context = replace(make_context(f"work{number}"), stage="quality", **fields)
+        context = make_context(f"work{number}", "quality", **fields)
         summary = quality.run(
             {**inputs, "annotate": judged}, config, tmp_path / f"out{number}", context
         )

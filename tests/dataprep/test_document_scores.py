@@ -57,7 +57,7 @@ def run_step(
     write_ingest: Callable[..., Path],
     make_context: Callable[..., Context],
 ) -> Run:
-    """Run the step: (settings, shards, **fields of Context) -> summary, rows."""
+    """Run the step: (settings, shards, **settings of BeamEngine) -> summary, rows."""
     numbers = iter(range(100))
 
     def run(
@@ -72,7 +72,7 @@ def run_step(
         ]
         ingest = write_ingest(f"ingest{number}", parts)
         config = Annotate.model_validate(settings).model_dump(mode="json")
-        context = replace(make_context(f"work{number}"), stage="annotate", **fields)
+        context = make_context(f"work{number}", "annotate", **fields)
         summary = annotate.run(
             {"ingest": ingest}, config, tmp_path / f"out{number}", context
         )

@@ -28,13 +28,19 @@ from gristmill.dataprep.jobs.tasks import (
     run_tasks,
     shard_tasks,
 )
+from gristmill.mixtures.engine import BeamEngine
 
 PORTABLE = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
 """Beam's own job server in this process: the portable API as Flink or Spark use it."""
 
 
-def context(work: Path, **settings: Any) -> Context:
-    return Context(work=work, emit=settings.pop("emit", lambda event: None), **settings)
+def context(
+    work: Path,
+    stage: str = "stage",
+    emit: Callable[[dict[str, Any]], None] = lambda event: None,
+    **settings: Any,
+) -> Context:
+    return Context(work, stage, BeamEngine(**{"workers": 1, **settings}), emit=emit)
 
 
 def square(out: Path, task: Task) -> Done:

@@ -27,12 +27,13 @@ from gristmill.dataprep.jobs.portable import flink_options
 from gristmill.dataprep.jobs.runner import run_there, wait_no_longer
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.jobs.worker import end_worker, pool_type
+from gristmill.mixtures.engine import BeamEngine
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
 
 
 def context(work: Path, **settings: Any) -> Context:
-    return Context(work=work, stage="toy", emit=lambda event: None, **settings)
+    return Context(work, "toy", BeamEngine(**settings), emit=lambda event: None)
 
 
 def square(out: Path, fatal: int | None, task: Task) -> Done:

@@ -26,6 +26,7 @@ from gristmill.dataprep.jobs import servers, spark
 from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.process_state import is_running
 from tests.servers import wait_for
 
@@ -84,7 +85,7 @@ def do(cluster: Cluster, out: Path, find: Callable[[], int]) -> list[Any]:
                     work=out / "work",
                     stage="toy",
                     emit=lambda event: None,
-                    **cluster.engine,
+                    beam=BeamEngine(**cluster.engine),
                 ),
             )
         )
@@ -259,7 +260,7 @@ def test_job_resumes_on_another_dask_scheduler(
                         work=tmp_path / "work",
                         stage="toy",
                         emit=lambda event: None,
-                        **cluster.engine,
+                        beam=BeamEngine(**cluster.engine),
                     ),
                 )
             ),

@@ -15,6 +15,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.encoders import score_documents
 from gristmill.dataprep.semantic import cluster, dedup_semantic
 from gristmill.dataprep.user_code import annotate
+from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.small_models import random_texts, write_word_vectors
 from tests.tokenize.test_mix_memory import peak_bytes
 
@@ -55,7 +56,11 @@ def peaks(
                     jobs_in or stage, name, recorded(getattr(jobs_in or stage, name))
                 )
         (folder / "work").mkdir()
-        context = Context(work=folder / "work", mode="memory", emit=lambda event: None)
+        context = Context(
+            work=folder / "work",
+            beam=BeamEngine(mode="memory"),
+            emit=lambda event: None,
+        )
         stage.run({"ingest": folder / "ingest"}, config, folder / "out", context)
 
     def exhausting(work: Callable[[], Any]) -> Callable[[], None]:

@@ -23,6 +23,7 @@ from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.pool import modules_of
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.reading.ingest import ingest_task
+from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.process_state import is_running
 from tests.servers import wait_for
 
@@ -32,7 +33,10 @@ TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
 
 def context(work: Path, **settings: Any) -> Context:
     return Context(
-        work=work, emit=lambda event: None, mode="processes", workers=2, **settings
+        work,
+        beam=BeamEngine(mode="processes", workers=2),
+        emit=lambda event: None,
+        **settings,
     )
 
 
@@ -218,6 +222,7 @@ SCRIPT = """
     import os, sys, time
     from pathlib import Path
     from gristmill.core.stage_context import Context
+    from gristmill.mixtures.engine import BeamEngine
     from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 
     folder = Path(sys.argv[1])
@@ -226,7 +231,7 @@ SCRIPT = """
         (folder / f"{task.name}.pid").write_text(f"{os.getpid()} {os.getppid()}")
         time.sleep(600)
 
-    run_tasks("job", [Task("a"), Task("b")], wait, Context(folder / "work", workers=2, mode="processes"))
+    run_tasks("job", [Task("a"), Task("b")], wait, Context(folder / "work", beam=BeamEngine(workers=2, mode="processes")))
 """
 
 
@@ -241,7 +246,11 @@ def test_interrupt_reaches_the_caller(tmp_path: Path, mode: str) -> None:
             "job",
             TASKS,
             partial(interrupt, os.getpid()),
-            Context(tmp_path, emit=lambda event: None, mode=mode, workers=2),
+            Context(
+                tmp_path,
+                beam=BeamEngine(mode=mode, workers=2),  # type: ignore[arg-type]
+                emit=lambda event: None,
+            ),
         )
 
 

@@ -18,6 +18,7 @@ from gristmill.dataprep.jobs import runner
 from gristmill.dataprep.jobs.errors import WorkerError, shorten
 from gristmill.dataprep.jobs.runner import NotLinearError, check_linear, import_beam
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.mixtures.engine import BeamEngine
 
 
 def test_silent_job_server_is_named_after_its_timeout(tmp_path: Path) -> None:
@@ -25,7 +26,9 @@ def test_silent_job_server_is_named_after_its_timeout(tmp_path: Path) -> None:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         options = {"job_endpoint": endpoint, "job_server_timeout": 0.2}
         context = Context(
-            tmp_path, runner="PortableRunner", options=options, emit=lambda event: None
+            tmp_path,
+            beam=BeamEngine(runner="PortableRunner", options=options),
+            emit=lambda event: None,
         )
         with pytest.raises(WorkerError, match=rf"{endpoint} .*0\.2 s"):
             run_tasks("job", [Task("a")], lambda task: Done(), context)

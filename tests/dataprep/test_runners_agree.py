@@ -15,6 +15,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.duplicates import dedup
 from gristmill.dataprep.filtering import filter
 from gristmill.dataprep.reading import ingest
+from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
 
 WORDS = "the of and to in a mill grinds grain into flour while water turns the heavy wheel beside it again".split()
@@ -66,7 +67,10 @@ def prepare(
     for module, config in steps:
         name = module.__name__.rpartition(".")[2]
         context = Context(
-            work=folder / "work" / name, stage=name, emit=lambda event: None, **engine
+            folder / "work" / name,
+            name,
+            BeamEngine(**{"workers": 1, **engine}),
+            emit=lambda event: None,
         )
         summaries.append(module.run(dict(inputs), config, folder / name, context))
         inputs[name] = folder / name

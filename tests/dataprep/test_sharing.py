@@ -25,6 +25,7 @@ from gristmill.dataprep.jobs.multi_host import (
 )
 from gristmill.dataprep.jobs.pool import Element, Work
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.mixtures.engine import BeamEngine
 
 NAMES = [f"{number:02d}" for number in range(24)]
 
@@ -146,7 +147,11 @@ def test_job_for_several_hosts_completes_on_one(tmp_path: Path) -> None:
             "squares",
             tasks,
             partial(square, str(tmp_path / "out")),
-            Context(work=tmp_path / name, nodes=nodes, emit=lambda event: None),
+            Context(
+                work=tmp_path / name,
+                beam=BeamEngine(workers=1, nodes=nodes),
+                emit=lambda event: None,
+            ),
         )
         for name, nodes in (("alone", 1), ("together", 2))
     )

@@ -30,6 +30,7 @@ from gristmill.dataprep.jobs.tasks import (
     partition_tasks,
     run_tasks,
 )
+from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
 
 IN_MEMORY = {"direct_running_mode": "in_memory"}
@@ -42,7 +43,8 @@ for_both_forms = pytest.mark.parametrize("form", FORMS)
 
 
 def context(work: Path, form: str, **fields: Any) -> Context:
-    return Context(work=work, emit=lambda event: None, **{**FORMS[form], **fields})
+    settings = {"workers": 1, **FORMS[form], **fields}
+    return Context(work, beam=BeamEngine(**settings), emit=lambda event: None)
 
 
 def rows_of(task: Task) -> list[tuple[str, list[tuple[int, str]]]]:
@@ -431,7 +433,7 @@ def test_local_runner_can_shuffle_like_an_engine(tmp_path: Path) -> None:
     ("fields", "form"),
     [
         ({}, "files"),
-        ({"runner": "dask"}, "engine"),
+        ({"runner": "dask", "address": "tcp://host:8786"}, "engine"),
         ({"runner": "FlinkRunner"}, "engine"),
         ({"runner": "FlinkRunner", "shuffle": "files"}, "files"),
         ({"shuffle": "engine"}, "engine"),
@@ -440,13 +442,16 @@ def test_local_runner_can_shuffle_like_an_engine(tmp_path: Path) -> None:
 def test_form_of_the_shuffle_follows_from_the_runner(
     tmp_path: Path, fields: dict[str, str], form: str
 ) -> None:
-    assert shuffle.form_of(Context(tmp_path, **fields)) == form  # type: ignore[arg-type]
+    context = Context(tmp_path, beam=BeamEngine.model_validate(fields))
+    assert shuffle.form_of(context) == form
 
 
 @pytest.mark.slow
 def test_dask_cluster_shuffles(tmp_path: Path, cluster: Cluster) -> None:
     on_cluster = Context(
-        tmp_path, emit=lambda event: None, runner="dask", address=cluster.address
+        tmp_path,
+        beam=BeamEngine(runner="dask", address=cluster.address),
+        emit=lambda event: None,
     )
     _, sent = run_shuffle(
         "job", tasks(4, 40), partial(send, None), on_cluster, PARTITIONS

@@ -13,7 +13,7 @@ from gristmill.core.store import StageFolder, Store
 from gristmill.flows.running.run import Outcome, Runner
 from gristmill.flows.stages.plan import Node, fingerprint
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures.engine import Engine
 
 TOY_STAGES = '''
 import os, signal, sys, time

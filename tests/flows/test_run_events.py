@@ -28,7 +28,8 @@ from gristmill.flows.running.observers import JsonLines, JsonObserver, Observers
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
-from gristmill.mixtures.manifest import Engine, Manifest
+from gristmill.mixtures.engine import Engine
+from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 
 Make = Callable[..., Runner]

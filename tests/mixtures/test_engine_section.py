@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gristmill.mixtures import manifest
-from gristmill.mixtures.engine import visible_gpus
-from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures import engine
+from gristmill.mixtures.engine import Engine, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -105,9 +104,9 @@ def test_ranks_default_to_the_number_of_visible_gpus(
     }.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert visible_gpus(tmp_path) == number
-    monkeypatch.setattr(manifest, "visible_gpus", lambda: 8)
+    monkeypatch.setattr(engine, "visible_gpus", lambda: 8)
     assert Engine().num_ranks == 8
     assert Engine(nodes=2).num_ranks == 16
     assert Engine(ranks=2).num_ranks == 2
-    monkeypatch.setattr(manifest, "visible_gpus", lambda: 0)
+    monkeypatch.setattr(engine, "visible_gpus", lambda: 0)
     assert Engine().num_ranks == Engine(nodes=2).num_ranks == 1

@@ -14,6 +14,7 @@ import pytest
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
+from gristmill.mixtures.engine import BeamEngine
 from gristmill.tokenize.encoding import encode, tokenizer
 from gristmill.tokenize.mixing import mix, mix_summary
 
@@ -102,7 +103,7 @@ class Stages:
                 with (folder / "warnings").open("a") as sink:
                     sink.write(json.dumps(event["message"]) + "\n")
 
-        return Context(work=folder, stage=name, workers=workers, emit=emit)
+        return Context(folder, name, BeamEngine(workers=workers), emit=emit)
 
     def warnings(self, name: str) -> list[str]:
         path = self.root / f"{name}.work" / "warnings"

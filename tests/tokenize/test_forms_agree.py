@@ -19,6 +19,7 @@ from gristmill.dataprep.duplicates import dedup
 from gristmill.dataprep.jobs import shuffle
 from gristmill.dataprep.passages import decontaminate, dedup_lines, dedup_substrings
 from gristmill.dataprep.reading import duplicate_records, ingest
+from gristmill.mixtures.engine import BeamEngine
 from gristmill.tokenize import text_index
 from gristmill.tokenize.encoding import encode, tokenizer, vocabulary_sample
 from gristmill.tokenize.mixing import mix, streams
@@ -130,7 +131,10 @@ def run_all(
     summaries = {}
     for name, module, config in steps:
         context = Context(
-            work=folder / "work" / name, stage=name, emit=lambda event: None, **engine
+            folder / "work" / name,
+            name,
+            BeamEngine(**{"workers": 1, **engine}),
+            emit=lambda event: None,
         )
         context.work.mkdir(parents=True)
         while name not in summaries:

@@ -23,6 +23,7 @@ from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs import shuffle
 from gristmill.dataprep.jobs.tasks import run_tasks
+from gristmill.mixtures.engine import BeamEngine
 from gristmill.tokenize import packed_files, text_index
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, train_name
@@ -99,7 +100,9 @@ def build_index(
     packed: PackedSet, folder: Path, shortest: int = SHORTEST, **options: Any
 ) -> text_index.IndexSummary:
     context = Context(
-        work=folder.with_name(f"{folder.name}.work"), emit=lambda event: None, **options
+        folder.with_name(f"{folder.name}.work"),
+        beam=BeamEngine(**{"workers": 1, **options}),
+        emit=lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)
     folder.mkdir(exist_ok=True)

@@ -16,6 +16,7 @@ from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.mixtures.engine import BeamEngine
 from gristmill.tokenize.mixing import write_shards
 from gristmill.tokenize.mixing.array_files import ALIGNMENT, load_record, save
 from gristmill.tokenize.mixing.send_tokens import (
@@ -165,11 +166,10 @@ def test_sent_tokens_make_the_same_rows_without_the_parts(
         else {}
     )
     context = Context(
-        work=tmp_path / "work",
-        stage="mix",
-        shuffle=form,
+        tmp_path / "work",
+        "mix",
+        BeamEngine(workers=1, shuffle=form, **engine),  # type: ignore[arg-type]
         emit=lambda event: None,
-        **engine,
     )
     placed = pa.table(
         {name: getattr(contents, name) for name in ("part", "first", "text")}

@@ -9,7 +9,7 @@ import inspect
 import json
 import socket
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from gristmill.mixtures.base import Section
-from gristmill.mixtures.engine import Compute, Stream
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import DpoData, Reference, SftData
 from gristmill.tokenize.packed import PackedSet
@@ -230,13 +229,14 @@ def run_stage(one_process: None) -> RunStage:
         config: dict[str, Any],
         folder: Path,
         checkpoint_every: int = 4,
-        compute: Compute | None = None,
-        stream: Stream | None = None,
-        **context_options: Any,
+        start_models: Mapping[str, str] | None = None,
+        emit: Callable[[dict[str, Any]], None] = lambda event: None,
+        **engine: Any,
     ) -> dict[str, Any]:
         import importlib
 
-        from gristmill.core.stage_context import Context
+        from gristmill.core.stage_context import Context, Lineage
+        from gristmill.mixtures.engine import TrainingEngine
 
         data_summary: dict[str, Any] = {}
         if stage in DATA_OF and "data" in config:
@@ -264,10 +264,9 @@ def run_stage(one_process: None) -> RunStage:
         context = Context(
             folder / "work",
             stage,
-            checkpoint_every=checkpoint_every,
-            compute=compute or Compute(),
-            stream=stream or Stream(),
-            **{"emit": lambda event: None, **context_options},
+            training=TrainingEngine(checkpoint_every=checkpoint_every, **engine),
+            lineage=Lineage(start_models=start_models or {}),
+            emit=emit,
         )
         summary: dict[str, Any] = importlib.import_module(
             f"gristmill.train.stages.{stage}"

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import Compute, Parallel
+from gristmill.mixtures.engine import Parallel, TrainingEngine
 from gristmill.train.parallel.process_groups import World, make_world, process_group
 from gristmill.train.stages import pretrain
 
@@ -48,9 +48,13 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
             context = Context(
                 folder / "work",
                 "pretrain",
-                checkpoint_every=job["checkpoint_every"],
-                parallel=Parallel.model_validate(job["parallel"]),
-                compute=Compute.model_validate(job.get("compute", {})),
+                training=TrainingEngine.model_validate(
+                    {
+                        key: job[key]
+                        for key in ("checkpoint_every", "parallel", "compute")
+                        if key in job
+                    }
+                ),
                 emit=lambda event: None,
             )
             pretrain.run(

@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.engine import Compute
-from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures.engine import Compute, Engine
 from gristmill.train.models.decoder import configure
 
 

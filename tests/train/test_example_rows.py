@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.loss_masks import LossMasks, mask_name, write_mask
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PackedSetError
@@ -188,7 +189,12 @@ def test_metrics_are_per_set_and_weighted_by_trained_tokens(
 def test_replayed_rows_equal_those_of_pretraining(mix_folder: Path) -> None:
     mix = PackedSet(mix_folder)
     rows = replayed_rows(
-        rows_read(mix, {"steps": 16, "global_batch_size": 5, "seed": 3}, None), 85
+        rows_read(
+            mix,
+            Pretrain.model_validate({"steps": 16, "global_batch_size": 5, "seed": 3}),
+            None,
+        ),
+        85,
     )
     order = mix.order(3).rows(np.arange(85) % 80)
     for row, number in zip(rows, order, strict=True):

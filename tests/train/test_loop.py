@@ -25,7 +25,7 @@ from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
-from gristmill.train.loop.training_job import Job
+from gristmill.train.loop.training_job import Observers
 from gristmill.train.stages import export, pretrain
 from tests.train.jsonl import read_jsonl, read_metrics
 
@@ -91,9 +91,10 @@ def test_bad_steps_roll_the_training_back_past_their_rows(
     rows_before_steps: list[tuple[int, ...]] = []
     monkeypatch.setattr(
         pretrain,
-        "Job",
+        "Observers",
         partial(
-            Job, before_step=lambda step, rows: rows_before_steps.append(tuple(rows))
+            Observers,
+            before_step=lambda step, rows: rows_before_steps.append(tuple(rows)),
         ),
     )
     summary = run_stage("pretrain", inputs, {**pretrain_config, **GOING_BACK}, tmp_path)
@@ -254,11 +255,11 @@ def test_jumps_skip_positions_and_are_invertible() -> None:
 
 def test_checkpoints_of_an_abandoned_future_are_recognised() -> None:
     rollbacks = [{"to_step": 18}, {"to_step": 36}]
-    assert is_given_up(20, {"rollbacks": 0}, rollbacks)
-    assert not is_given_up(18, {"rollbacks": 0}, rollbacks)
-    assert not is_given_up(20, {"rollbacks": 1}, rollbacks)
-    assert is_given_up(40, {"rollbacks": 1}, rollbacks)
-    assert not is_given_up(40, {"rollbacks": 2}, rollbacks)
+    assert is_given_up(20, 0, rollbacks)
+    assert not is_given_up(18, 0, rollbacks)
+    assert not is_given_up(20, 1, rollbacks)
+    assert is_given_up(40, 1, rollbacks)
+    assert not is_given_up(40, 2, rollbacks)
 
 
 def test_rollback_steps_must_cover_the_streak() -> None:

@@ -62,12 +62,12 @@ def test_rewards_follow_the_definition_of_the_loss(
 
 
 def test_report_lists_the_worst_pairs_and_the_errors_of_sets(tmp_path: Path) -> None:
-    rows: Any = SimpleNamespace(ids=["a", "b", "c", "d"], sets=np.array([0, 0, 1, 1]))
+    ids = ["a", "b", "c", "d"]
     rewards = np.array(
         [[1.0, 3.0], [2.0, 1.0], [0.0, 2.0], [5.0, 1.0]], dtype=np.float32
     )
     table = pair_margins(
-        rows, ["x", "y"], np.arange(4), rewards, np.array([False, False, False, True])
+        ids, ["x", "x", "y", "y"], np.array([False, False, False, True]), rewards
     )
     records = {
         row: {
@@ -75,7 +75,7 @@ def test_report_lists_the_worst_pairs_and_the_errors_of_sets(tmp_path: Path) -> 
             "chosen": assistant_turn(f"yes {row}"),
             "rejected": assistant_turn("no"),
         }
-        for row in rows.ids
+        for row in ids
     }
     report = write_margins(tmp_path / "margins.parquet", table, records)
     assert [(row["id"], row["margin"]) for row in report["worst"]] == [

@@ -16,7 +16,6 @@ from gristmill.core.files import as_path, read_json, write_json
 from gristmill.train.loop import store_sync
 from gristmill.train.loop.checkpoints import (
     CHECKPOINTS,
-    ELSEWHERE,
     MARKER,
     checksums,
     damaged_files,
@@ -139,7 +138,7 @@ def test_files_of_another_host_are_kept_with_the_checkpoint_and_fetched_when_mis
     joins.add(here["joins"] / step)
     files = {**checksums(here["leads"] / step), **checksums(here["joins"] / step)}
     write_json(
-        here["leads"] / step / MARKER, {"files": files, ELSEWHERE: ["__joins.distcp"]}
+        here["leads"] / step / MARKER, {"files": files, "elsewhere": ["__joins.distcp"]}
     )
     leads.saved(here["leads"] / step, ["__joins.distcp"])
     assert is_complete(here["leads"] / step)

@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 from benchmarks.checkout import ROOT
 from benchmarks.train.held_gradients import held_gradients
 from benchmarks.train.parallel_forms import ROUNDING, differences_of
-from gristmill.mixtures.engine import Compute, Parallel
-from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures.engine import Compute, Engine, Parallel
 from gristmill.train.models.decoder import Llama, padded_to_multiple
 from gristmill.train.models.model_config import Shape
 from gristmill.train.parallel.expert_parallel import ExpertsError, deal_experts

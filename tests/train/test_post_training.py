@@ -762,12 +762,12 @@ def test_tuning_is_extended_with_the_same_bits(
         "schedule": {"kind": "constant", "warmup_steps": 1},
     }
     start = {"pretrain": "a"}
-    run_stage(stage, inputs, config, tmp_path / "short", began_with=start)
+    run_stage(stage, inputs, config, tmp_path / "short", start_models=start)
     checkpoint = tmp_path / "short" / "work" / "checkpoints" / "step-00000004"
     nine_steps = {**config, "steps": 9}
     longer = {**nine_steps, "continue_from": str(checkpoint)}
     run_stage(stage, inputs, nine_steps, tmp_path / "whole")
-    run_stage(stage, inputs, longer, tmp_path / "longer", began_with=start)
+    run_stage(stage, inputs, longer, tmp_path / "longer", start_models=start)
     continued = read_metrics(tmp_path / "longer")
     assert [line["step"] for line in continued] == list(range(5, 10))
     assert [line["rows_digest"] for line in continued] == [
@@ -779,7 +779,7 @@ def test_tuning_is_extended_with_the_same_bits(
     ).read_bytes()
     with pytest.raises(ContinueError, match="pretrain"):
         run_stage(
-            stage, inputs, longer, tmp_path / "other", began_with={"pretrain": "b"}
+            stage, inputs, longer, tmp_path / "other", start_models={"pretrain": "b"}
         )
 
 

@@ -78,7 +78,7 @@ def test_rows_read_equal_those_of_the_steps(
     )
     by_step = rows_by_step(mix, reads, steps_taken, rollbacks)
     in_order = list(dict.fromkeys(row for rows in by_step for row in rows))
-    read = rows_read(mix, reads, tmp_path)
+    read = rows_read(mix, Pretrain.model_validate(reads), tmp_path)
     drawn = read.drawn(1000, 1)
     assert len(set(drawn.tolist())) == len(drawn) == read.count
     assert set(drawn.tolist()) <= set(in_order)
@@ -98,7 +98,7 @@ def test_rows_read_equal_those_of_the_steps(
 def test_rows_read_follow_the_plan_without_training_output(mix_folder: Path) -> None:
     mix = PackedSet(mix_folder)
     reads = {"steps": 4, "global_batch_size": 6, "batch_ramp": [], "seed": 11}
-    assert rows_read(mix, reads, None).first(24).tolist() == [
+    assert rows_read(mix, Pretrain.model_validate(reads), None).first(24).tolist() == [
         row for rows in rows_by_step(mix, reads, 4, []) for row in rows
     ]
 

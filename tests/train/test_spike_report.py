@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from gristmill.core.stage_context import Context
-from gristmill.train.loop.bad_steps import with_known
+from gristmill.train.loop.bad_steps import origins_of
 from gristmill.train.loop.spike_report import examine, forget_after, write_spike_report
 
 STEP = {"step": 120, "loss": 9.5, "grad_norm": 3.0, "mean": 2.0, "deviation": 0.5}
@@ -83,7 +83,7 @@ def test_document_is_shown_with_origin_scores_and_text(tmp_path: Path) -> None:
     written = [
         {**document, "text": "0 0 0", "row": 7} for document in documents([1.0, 9.0])
     ]
-    report = examine(STEP, [written[0], {**written[1], **origin}])
+    report = examine(STEP, written, {"01": origin})
     write_spike_report(tmp_path, report)
     assert (
         json.loads((tmp_path / "step-120.json").read_text())["documents"][0]["quality"]
@@ -109,8 +109,9 @@ def test_unreadable_scores_are_a_warning(tmp_path: Path) -> None:
         raise OSError(f"{ids}: the store is away")
 
     read = documents([1.0, 2.0])
-    assert with_known(read, read_scores, context) == read
+    assert origins_of(read, read_scores, context) == {}
     (warning,) = warnings
     assert "['00', '01']: the store is away" in warning
-    judged = with_known(read, lambda ids: {"01": {"language": "en"}}, context)
-    assert judged == [read[0], {**read[1], "language": "en"}]
+    origins = origins_of(read, lambda ids: {"01": {"language": "en"}}, context)
+    judged = examine(STEP, read, origins)["documents"]
+    assert judged == [{**read[1], "language": "en"}, read[0]]

@@ -16,6 +16,7 @@ import torch
 from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.evaluation import Contamination, Memorisation, Task
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
     MANIFEST,
@@ -126,7 +127,11 @@ def packed_documents(
 
 def rows_after(packed: PackedSet, steps: int) -> RowsRead:
     """Rows read by a pre-training with one row per step."""
-    return rows_read(packed, {"steps": steps, "global_batch_size": 1, "seed": 5}, None)
+    return rows_read(
+        packed,
+        Pretrain.model_validate({"steps": steps, "global_batch_size": 1, "seed": 5}),
+        None,
+    )
 
 
 def pieces_of(documents: list[int], copies: list[int]) -> pa.Table:

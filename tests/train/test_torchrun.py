@@ -19,7 +19,7 @@ import torch.distributed as dist
 from gristmill.core.files import read_json, write_json
 from gristmill.flows.running.execute import torchrun_command
 from gristmill.flows.running.follow_leader import MODULE as TAKE_PART
-from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures.engine import Engine
 from gristmill.train.parallel import rendezvous
 from gristmill.train.parallel.process_groups import DIMENSIONS, single_process
 from gristmill.train.worker_main import write_error
@@ -219,7 +219,7 @@ def test_command_of_a_host_names_leader_and_timeouts(tmp_path: Path) -> None:
                 "timeout_seconds": 7,
             },
         }
-    ).model_dump(mode="json")
+    )
     leader = rendezvous.lead(tmp_path, engine)
     assert rendezvous.read_rendezvous(tmp_path) == leader
     assert leader.command(tmp_path, leads=False)[3:] == [
@@ -240,8 +240,8 @@ def test_command_of_a_host_names_leader_and_timeouts(tmp_path: Path) -> None:
 
 
 def test_ranks_are_divided_evenly_among_hosts() -> None:
-    assert rendezvous.hosts_of({"nodes": 16, "ranks": 1}) == 1
-    assert rendezvous.hosts_of({"nodes": 2, "ranks": 4}) == 2
+    assert rendezvous.hosts_of(Engine(nodes=16, ranks=1)) == 1
+    assert rendezvous.hosts_of(Engine(nodes=2, ranks=4)) == 2
     with pytest.raises(ValueError, match=r"ranks is 3.* nodes"):
         Engine(nodes=2, ranks=3)
 
@@ -249,7 +249,7 @@ def test_ranks_are_divided_evenly_among_hosts() -> None:
 def test_unreachable_hosts_are_rejected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    engine = Engine.model_validate({"ranks": 2, "nodes": 2}).model_dump(mode="json")
+    engine = Engine(ranks=2, nodes=2)
     with pytest.raises(rendezvous.HostsError, match=r"ib7.* lo"):
         rendezvous.address_of("ib7")
 

@@ -21,7 +21,14 @@ import pytest
 import torch
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import Mlflow, Profile, Trackers, Trackio, Wandb
+from gristmill.mixtures.engine import (
+    Mlflow,
+    Profile,
+    Trackers,
+    Trackio,
+    TrainingEngine,
+    Wandb,
+)
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.throughput import Profiler
@@ -62,12 +69,8 @@ def test_wandb_receives_every_line_with_its_training_step(
             trackers=Trackers(wandb=Wandb(project="mill", mode="offline")),
         )
         record.metrics(
-            {
-                "step": step + 1,
-                "loss": 2.0,
-                "sources": {"a": {"loss": 1.0}},
-                "mfu": "unknown",
-            }
+            step + 1,
+            {"loss": 2.0, "sources": {"a": {"loss": 1.0}}, "mfu": "unknown"},
         )
         record.close()
     first_run, second_run = runs
@@ -134,7 +137,7 @@ def test_mlflow_has_one_run_of_all_attempts_with_training_steps(tmp_path: Path) 
         (tmp_path / work).mkdir(exist_ok=True)
         record = Record(tmp_path / work, resumed, trackers=Trackers(mlflow=section))
         for line in LINES[resumed:]:
-            record.metrics(line)
+            record.metrics(line["step"], line)
         record.close()
     client = MlflowClient(section.tracking_uri)
     experiment = client.get_experiment_by_name("mill")
@@ -170,7 +173,7 @@ from gristmill.train.loop.metrics_log import Record
 for resumed in (0, 1):
     record = Record(Path(sys.argv[1]), resumed, trackers=Trackers(trackio=Trackio(project="mill")))
     for step in (1, 2)[resumed:]:
-        record.metrics({"step": step, "loss": 3.0 - step, "sources": {"a": {"loss": 1.0}}})
+        record.metrics(step, {"loss": 3.0 - step, "sources": {"a": {"loss": 1.0}}})
     record.close()
 """
 
@@ -277,8 +280,9 @@ def test_losses_equal_recorded_ones(
     }
     context = Context(
         tmp_path / "work",
-        deterministic=True,
-        profile=Profile(first_step=2, steps=2, memory=True),
+        training=TrainingEngine(
+            deterministic=True, profile=Profile(first_step=2, steps=2, memory=True)
+        ),
         emit=lambda event: None,
     )
     context.work.mkdir()

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import Parallel
+from gristmill.mixtures.engine import Parallel, TrainingEngine
 from gristmill.train.parallel.process_groups import World, make_world, process_group
 
 
@@ -53,7 +53,7 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
                     folder / "work",
                     job["stage"],
                     emit=lambda event: None,
-                    parallel=Parallel.model_validate(job.get("parallel", {})),
+                    training=TrainingEngine(parallel=job.get("parallel", {})),
                 ),
             )
             if joined.is_first:

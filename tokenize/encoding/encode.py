@@ -150,7 +150,7 @@ def run(
         gristmill.dataprep.conservation.QuarantineError: too many documents cannot be
             encoded.
     """
-    os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
+    os.environ.setdefault("RAYON_NUM_THREADS", str(context.beam.workers))
     folders = {name: str(folder) for name, folder in inputs.items()}
     process = partial(encode_shard, inputs=folders, out=str(out))
     tasks = [

@@ -150,7 +150,7 @@ def run(
             cannot be learnt.
     """
     section = sections.Tokenizer.model_validate(config["tokenizer"])
-    os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
+    os.environ.setdefault("RAYON_NUM_THREADS", str(context.beam.workers))
     chat = section.chat_formatter or read_template(section)
     if section.path is not None:
         tokenizer = read_external(

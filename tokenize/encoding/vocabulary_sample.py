@@ -113,9 +113,9 @@ def draw_sample(
     tasks = shard_tasks(inputs["ingest"])
     if (
         sum(task.size_bytes for task in tasks) < LITTLE_TEXT
-        and context.runner == "local"
+        and context.beam.runner == "local"
     ):
-        context = replace(context, workers=1)
+        context = context.with_one_worker()
     drawn = candidates(inputs, tasks, shares, seed, context)
     selection: dict[tuple[int, int], tuple[str, bool, int]] = {}
     for source, share in shares.items():

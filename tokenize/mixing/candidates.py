@@ -9,7 +9,7 @@ ledger, by id (`ledger.py`).
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -114,8 +114,8 @@ def planning_context(documents: int, context: Context) -> Context:
     pipeline.
     """
     return (
-        replace(context, workers=1)
-        if documents < FEW_DOCUMENTS and context.runner == "local"
+        context.with_one_worker()
+        if documents < FEW_DOCUMENTS and context.beam.runner == "local"
         else context
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import get_args
+from typing import TypedDict, get_args
 
 import torch
 import torch.nn.functional as F
@@ -251,25 +251,29 @@ def rounded_tensors(model: nn.Module) -> dict[str, Tensor]:
     return matrices
 
 
-def describe_rounding(
-    model: nn.Module, lora: Lora | None
-) -> dict[str, dict[str, str | int]]:
-    """Summary of quantised matrices: their bytes on each process and in unsharded
-    float32; empty without them.
+class RoundedMatrices(TypedDict):
+    """Quantised matrices of a model: their kind, and their bytes on each process and in
+    unsharded float32.
     """
+
+    kind: str
+    bytes: int
+    float32_bytes: int
+
+
+def describe_rounding(model: nn.Module, lora: Lora | None) -> RoundedMatrices | None:
+    """Summary of quantised matrices; None without them."""
     if lora is None or lora.base is None:
-        return {}
+        return None
     layer_bytes = [
         (layer.rounded.nbytes, 4 * layer.in_features * layer.out_features)
         for _, layer in _adapted_layers(model)
         if layer.rounded is not None
     ]
     return {
-        "lora_base": {
-            "kind": lora.base,
-            "bytes": sum(quantised_bytes for quantised_bytes, _ in layer_bytes),
-            "float32_bytes": sum(float32_bytes for _, float32_bytes in layer_bytes),
-        }
+        "kind": lora.base,
+        "bytes": sum(quantised_bytes for quantised_bytes, _ in layer_bytes),
+        "float32_bytes": sum(float32_bytes for _, float32_bytes in layer_bytes),
     }
 
 
@@ -314,7 +318,7 @@ def tuned_model(
         )
     base = None if lora is None else lora.base
     if base is not None:
-        check_rounding(base, context.compute.compiles)
+        check_rounding(base, context.training.compute.compiles)
     tensor_of_adapted = adapted_tensors(tensor_of, lora, seed)
     added: set[str] = set()
 
@@ -335,7 +339,7 @@ def tuned_model(
         ),
         world,
         dtype,
-        context.compute,
+        context.training.compute,
         adapt=change,
         build=build,
     )

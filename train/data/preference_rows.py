@@ -51,7 +51,7 @@ from gristmill.train.data.example_rows import (
     write_ordered_rows,
 )
 from gristmill.train.data.pairs import Answer, Pair, are_held_out
-from gristmill.train.loop.objective import mean_of_trained
+from gristmill.train.loop.objective import ReadDocument, mean_of_trained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -484,9 +484,7 @@ class Drawn:
         """The ids of the examples of some rows."""
         return {"examples": [self._rows.ids[number] for number in self.numbers[rows]]}
 
-    def blame(
-        self, rows: np.ndarray, row_losses: np.ndarray
-    ) -> list[dict[str, str | float]]:
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
         """Ids, losses and token counts of some rows."""
         return [
             {

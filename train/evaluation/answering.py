@@ -369,11 +369,11 @@ class InLoopTasks:
         self._last = last
         self._asked = [(task, read_task(task)) for task in tasks]
 
-    def __call__(self, step: int) -> dict[str, dict[str, float]]:
-        """Task -> metric -> value; empty at other steps."""
-        if step != self._last and step % self._every:
-            return {}
-        return {
+    def __call__(self, step: int) -> dict[str, dict[str, dict[str, float]]] | None:
+        """`tasks`: task -> metric -> value; None at other steps and without tasks."""
+        if not self._asked or (step != self._last and step % self._every):
+            return None
+        tasks = {
             task.name: {
                 name: estimate["value"]
                 for name, estimate in answer_task(
@@ -382,3 +382,4 @@ class InLoopTasks:
             }
             for task, items in self._asked
         }
+        return {"tasks": tasks}

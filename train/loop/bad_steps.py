@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +14,31 @@ from torch import Tensor
 
 from gristmill.core.stage_context import Context
 from gristmill.train.loop.batch_plan import RowPlan
-from gristmill.train.loop.loop_state import LoopState, Seen
+from gristmill.train.loop.loop_state import LoopState
 from gristmill.train.loop.metrics_log import Record
-from gristmill.train.loop.objective import UNTRAINED, Objective
-from gristmill.train.loop.spike_report import AUTOPSIES, examine, write_spike_report
+from gristmill.train.loop.objective import UNTRAINED, ReadDocument
+from gristmill.train.loop.spike_report import (
+    AUTOPSIES,
+    Decode,
+    Known,
+    SkippedStep,
+    examine,
+    write_spike_report,
+)
+from gristmill.train.loop.training_job import Job
 from gristmill.train.parallel.process_groups import World
-
-Decode = Callable[[Sequence[int]], str]
-"""Function from token ids to text."""
-Known = Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]]
-"""Function from hexadecimal document ids to the origin and quality of each document."""
 
 
 def look_at_device(
-    progress: LoopState,
-    objective: Objective,
-    plan: RowPlan,
-    rollback_after: int | None,
-    decode: Decode | None,
-    known: Known | None,
-    world: World,
-    context: Context,
-    record: Record | None,
+    progress: LoopState, plan: RowPlan, job: Job, record: Record | None
 ) -> None:
     """Read the flags of the steps since the last call from the device, and record bad
     steps; a collective.
 
     Args:
         progress: its `seen` steps are judged and cleared.
-        objective, plan: the source of the rows of each step.
-        rollback_after: consecutive bad steps that trigger a rollback.
-        decode: for the text in loss-spike reports; None omits it.
-        known: for the origin and quality of documents in the reports; None omits them.
-        world: the processes.
-        context: receives loss-spike reports and warnings.
+        plan: rows of each step, after all rollbacks.
+        job: the training; its working folder receives loss-spike reports.
         record: of the first rank; None elsewhere.
     """
     pending = list(progress.seen)
@@ -57,6 +48,9 @@ def look_at_device(
     flags = torch.stack(
         [torch.stack((step_flags.bad, step_flags.overflow)) for step_flags in pending]
     ).tolist()
+    objective = job.learner.objective
+    observers = job.observers
+    rollback_after = job.section.spikes.rollback_after
     for step_flags, (bad, overflow) in zip(pending, flags, strict=True):
         if overflow:
             progress.overflows += 1
@@ -66,28 +60,37 @@ def look_at_device(
             continue
         progress.skipped += 1
         rows = plan.rows(objective.order, step_flags.step - 1)
-        row_losses = gather_row_losses(step_flags.row_losses, len(rows), world)
+        row_losses = gather_row_losses(step_flags.row_losses, len(rows), job.world)
         if record is None:
             continue
-        figures = {
+        figures: SkippedStep = {
             "step": step_flags.step,
             "loss": finite(step_flags.loss),
             "grad_norm": finite(step_flags.norm),
+            "mean": finite(step_flags.mean),
+            "deviation": finite(step_flags.deviation),
         }
         record.skipped(
             {
-                **figures,
+                "step": figures["step"],
+                "loss": figures["loss"],
+                "grad_norm": figures["grad_norm"],
                 "rollbacks": progress.rollbacks,
                 "rows": rows.tolist(),
                 **objective.describe(rows),
             }
         )
-        documents = _readable(objective.blame(rows, row_losses), decode)
-        report = examine(
-            {**figures, **_window(step_flags)}, with_known(documents, known, context)
+        documents = [
+            _readable(document, observers.decode)
+            for document in objective.blame(rows, row_losses)
+        ]
+        origins = origins_of(documents, observers.known, job.context)
+        write_spike_report(
+            job.context.work / AUTOPSIES,
+            examine(figures, documents, origins),
+            progress.rollbacks,
         )
-        write_spike_report(context.work / AUTOPSIES, report, progress.rollbacks)
-        context.warn(
+        job.context.warn(
             f"step {step_flags.step} was skipped: loss {float(step_flags.loss):.4g}, "
             f"gradient norm {float(step_flags.norm):.4g}; "
             f"what it read is in skipped_steps.jsonl, ordered by loss in {AUTOPSIES}"
@@ -133,45 +136,33 @@ def _rows_of_share(parts: Sequence[np.ndarray], count: int) -> np.ndarray:
     return np.concatenate(padded)[:count]
 
 
-def _window(step: Seen) -> dict[str, float | None]:
-    return {"mean": finite(step.mean), "deviation": finite(step.deviation)}
+def _readable(document: ReadDocument, decode: Decode | None) -> ReadDocument:
+    """Replace the `head` of a document by its text."""
+    readable = document.copy()
+    if "head" in readable:
+        head = readable.pop("head")
+        if decode is not None:
+            readable["text"] = decode(head)
+    return readable
 
 
-def _readable(
-    documents: Sequence[dict[str, Any]], decode: Decode | None
-) -> list[dict[str, Any]]:
-    """Documents with the decoded text of their `head` tokens."""
-    return [
-        {
-            **{key: value for key, value in document.items() if key != "head"},
-            **(
-                {"text": decode(document["head"])}
-                if decode is not None and "head" in document
-                else {}
-            ),
-        }
-        for document in documents
-    ]
-
-
-def with_known(
-    documents: Sequence[dict[str, Any]], known: Known | None, context: Context
-) -> Sequence[dict[str, Any]]:
-    """Documents with their origin and quality; unchanged, with a warning, if those
-    cannot be read.
+def origins_of(
+    documents: Sequence[ReadDocument], known: Known | None, context: Context
+) -> Mapping[str, Mapping[str, object]]:
+    """Origin and quality of documents, by id; empty, with a warning, if they cannot be
+    read.
     """
     if known is None:
-        return documents
+        return {}
     try:
-        details = known(sorted({document["id"] for document in documents}))
+        return known(sorted({document["id"] for document in documents}))
     except (OSError, ValueError, RuntimeError) as error:
         # A report is no reason to end a training.
         context.warn(
             "the loss-spike report does not say where its documents are from and "
             f"how they were judged: {error}"
         )
-        return documents
-    return [{**document, **details.get(document["id"], {})} for document in documents]
+        return {}
 
 
 def finite(value: Tensor | float) -> float | None:
@@ -180,7 +171,7 @@ def finite(value: Tensor | float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def decoder(tokenizer: Path) -> Callable[[Sequence[int]], str]:
+def decoder(tokenizer: Path) -> Decode:
     """Function from token ids to text; the tokenizer is loaded on first use."""
 
     def decode(ids: Sequence[int]) -> str:

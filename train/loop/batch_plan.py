@@ -174,7 +174,8 @@ def _batches(
                 "before it have come; let every stage end later than the one before"
             )
         batches.append((step, position, stage.global_batch_size))
-        step, position = step + steps, position + steps * stage.global_batch_size
+        step = step + steps
+        position = position + steps * stage.global_batch_size
     return (*batches, (step, position, section.global_batch_size))
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from gristmill.core.files import canonical_json
 from gristmill.dataprep.user_functions import (
@@ -24,52 +24,81 @@ from gristmill.dataprep.user_functions import (
 )
 from gristmill.mixtures.training import Callback, CallbackEvent
 from gristmill.mixtures.user_code import OwnCodeError
+from gristmill.train.loop.objective import Metrics
 from gristmill.train.parallel.process_groups import World, on_first
 
 EVENTS: tuple[CallbackEvent, ...] = get_args(CallbackEvent)
-Metrics = Mapping[str, Any]
+
+
+class StoppedBy(TypedDict):
+    """Callback that ended a training, the last step, and the reason."""
+
+    callback: str
+    step: int
+    reason: str
+
+
+class Stop(StoppedBy):
+    """End of a training in its checkpoints; `of` is the hash of the callback's code and
+    options.
+    """
+
+    of: str
+
+
+class ScaledBy(TypedDict):
+    """Callback that multiplied the learning rate of all steps after `step`, the factor,
+    and the reason.
+    """
+
+    callback: str
+    step: int
+    learning_rate_scale: float
+    reason: str
+
+
+class RateScale(ScaledBy):
+    """Change to the learning rate in checkpoints, with the event at which it was
+    made.
+    """
+
+    event: CallbackEvent
 
 
 @dataclass(frozen=True)
-class Said:
+class Answers:
     """Answers of the callbacks to an event.
 
     Attributes:
-        stopped: `callback`, `step` and `reason` of the first callback that ends the
-            training, and `of`, the hash of its code and options; None if the training
-            goes on.
-        scales: `callback`, `step`, `event`, `learning_rate_scale` and `reason` of each
-            change to the learning rate of later steps.
+        stopped: by the first callback that ends the training; None if it goes on.
+        scales: changes to the learning rate of later steps.
     """
 
-    stopped: dict[str, Any] | None
-    scales: list[dict[str, Any]]
-
-
-NOTHING = Said(None, [])
+    stopped: Stop | None = None
+    scales: Sequence[RateScale] = ()
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Loaded:
     """A loaded callback.
 
     Attributes:
         section: its section of the manifest.
         key: hash of its code and options.
         events: function or method to call at each of its events.
-        thing: instance of a callback class; None for a function.
+        instance: instance of a callback class; None for a function.
     """
 
     section: Callback
     key: str
     events: Mapping[CallbackEvent, Callable[[Metrics], Any]]
-    thing: Any = None
+    instance: Any = None
 
     @property
     def keeps_state(self) -> bool:
         """True if checkpoints hold its state."""
-        return hasattr(self.thing, "state_dict") and hasattr(
-            self.thing, "load_state_dict"
+        return hasattr(self.instance, "state_dict") and hasattr(
+            self.instance, "load_state_dict"
         )
 
 
@@ -88,7 +117,7 @@ class Callbacks:
 
     def __init__(self, sections: Sequence[Callback], world: World) -> None:
         self._world = world
-        self._made: list[_Made] = []
+        self._callbacks: list[_Loaded] = []
         self._events: set[str] = set(
             on_first(lambda: self._make(sections), world) if sections else ()
         )
@@ -100,97 +129,84 @@ class Callbacks:
         """
         return event in self._events
 
-    def tell(self, event: CallbackEvent, metrics: Callable[[], dict[str, Any]]) -> Said:
+    def tell(
+        self, event: CallbackEvent, step: int, metrics: Callable[[], Metrics]
+    ) -> Answers:
         """Call the callbacks that handle an event.
 
         Args:
             event: its name.
-            metrics: creates their argument, JSON with a `step`; called on the first
-                rank only.
+            step: steps done.
+            metrics: creates their argument; called on the first rank only.
 
         Returns:
             their answers, in the order of the calls.
         """
         return (
-            on_first(lambda: self._tell(event, metrics()), self._world)
+            on_first(lambda: self._tell(event, step, metrics()), self._world)
             if self.wants(event)
-            else NOTHING
+            else Answers()
         )
 
-    def asked_for(self, stopped: Mapping[str, Any] | None) -> bool:
+    def asked_for(self, stopped: Stop | None) -> bool:
         """Return True if one of these callbacks ended the training of a checkpoint."""
         return stopped is not None and stopped["of"] in self._keys
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """State of the callbacks that have a `state_dict`, for a checkpoint."""
         return on_first(self._states, self._world) if self._keys else {}
 
-    def load(self, states: Mapping[str, Any]) -> None:
+    def load(self, states: Mapping[str, object]) -> None:
         """Restore the state of the callbacks from a checkpoint."""
         if self._keys:
             on_first(lambda: self._load(states), self._world)
 
     def _make(self, sections: Sequence[Callback]) -> list[str]:
-        self._made = [_made(section) for section in sections]
-        return [event for callback in self._made for event in callback.events]
+        self._callbacks = [_load_callback(section) for section in sections]
+        return [event for callback in self._callbacks for event in callback.events]
 
-    def _tell(self, event: CallbackEvent, metrics: dict[str, Any]) -> Said:
+    def _tell(self, event: CallbackEvent, step: int, metrics: Metrics) -> Answers:
         read_only_metrics = _read_only(metrics)
-        answers = [
-            (callback, answer)
-            for callback in self._made
-            if event in callback.events
-            if (answer := _answer(callback, event, read_only_metrics)) is not None
-        ]
-        stopped = next(
-            (
-                {
-                    "callback": callback.section.use.reference,
-                    "step": metrics["step"],
-                    "reason": answer,
-                    "of": callback.key,
-                }
-                for callback, answer in answers
-                if isinstance(answer, str)
-            ),
-            None,
-        )
-        return Said(
-            stopped,
-            [
-                {
-                    "callback": callback.section.use.reference,
-                    "step": metrics["step"],
-                    "event": event,
-                    **answer,
-                }
-                for callback, answer in answers
-                if not isinstance(answer, str)
-            ],
-        )
+        stopped: Stop | None = None
+        scales: list[RateScale] = []
+        for callback in self._callbacks:
+            if event not in callback.events:
+                continue
+            answer = _answer(callback, event, step, read_only_metrics)
+            if isinstance(answer, str):
+                stopped = stopped or Stop(
+                    callback=callback.section.use.reference,
+                    step=step,
+                    reason=answer,
+                    of=callback.key,
+                )
+            elif answer is not None:
+                scales.append(answer)
+        return Answers(stopped, scales)
 
-    def _states(self) -> dict[str, Any]:
+    def _states(self) -> dict[str, object]:
         return {
             callback.key: _state(callback)
-            for callback in self._made
+            for callback in self._callbacks
             if callback.keeps_state
         }
 
-    def _load(self, states: Mapping[str, Any]) -> None:
-        for callback in self._made:
+    def _load(self, states: Mapping[str, object]) -> None:
+        for callback in self._callbacks:
             if callback.keeps_state and callback.key in states:
                 call_own(
                     callback.section,
-                    callback.thing.load_state_dict,
+                    callback.instance.load_state_dict,
                     states[callback.key],
                 )
 
 
-def _made(section: Callback) -> _Made:
+def _load_callback(section: Callback) -> _Loaded:
     """Load a callback."""
-    reference, code = section.use, load_function(section.use)
+    reference = section.use
+    code = load_function(section.use)
     if not isinstance(code, type):
-        return _Made(
+        return _Loaded(
             section,
             _key(section),
             {section.on or EVENTS[0]: load_own(section, "metrics")},
@@ -214,7 +230,7 @@ def _made(section: Callback) -> _Made:
         )
     for event, method in events.items():
         check_call(reference, method, ("metrics",), {}, event)
-    return _Made(section, _key(section), events, instance)
+    return _Loaded(section, _key(section), events, instance)
 
 
 def _key(section: Callback) -> str:
@@ -223,19 +239,25 @@ def _key(section: Callback) -> str:
 
 
 def _answer(
-    callback: _Made, event: CallbackEvent, metrics: Metrics
-) -> str | dict[str, Any] | None:
-    """Call a callback. Returns None, the reason to end the training, or
-    `learning_rate_scale` and `reason`.
+    callback: _Loaded, event: CallbackEvent, step: int, metrics: Metrics
+) -> str | RateScale | None:
+    """Call a callback. Returns None, the reason to end the training, or a change to the
+    learning rate.
     """
-    reference, answer = (
-        callback.section.use,
-        call_own(callback.section, callback.events[event], metrics),
-    )
+    reference = callback.section.use
+    answer = call_own(callback.section, callback.events[event], metrics)
     if answer is None:
         return None
-    scale = _scale(answer) if isinstance(answer, Mapping) else None
-    if scale is None and (not isinstance(answer, str) or not answer.strip()):
+    scale = None
+    if isinstance(answer, Mapping) and _is_scale(answer):
+        scale = RateScale(
+            callback=reference.reference,
+            step=step,
+            event=event,
+            learning_rate_scale=float(answer["learning_rate_scale"]),
+            reason=answer.get("reason", ""),
+        )
+    elif not isinstance(answer, str) or not answer.strip():
         raise OwnCodeError(
             f"{reference.place}: {reference.name} returned {answer!r} "
             f"{event.replace('_', ' ')}; return None to go "
@@ -253,30 +275,24 @@ def _answer(
     return scale or str(answer)
 
 
-def _scale(answer: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Scale of the learning rate and its reason; None unless it is a finite positive
-    number.
+def _is_scale(answer: Mapping[str, object]) -> bool:
+    """Return True for a `learning_rate_scale`, a finite positive number, and a text as
+    `reason`, which may be absent.
     """
-    factor, reason = answer.get("learning_rate_scale"), answer.get("reason", "")
-    if (
-        set(answer) - {"learning_rate_scale", "reason"}
-        or not isinstance(reason, str)
-        or isinstance(factor, bool)
-        or (
-            not isinstance(factor, int | float)
-            or not math.isfinite(factor)
-            or factor <= 0
-        )
-    ):
-        return None
-    return {"learning_rate_scale": float(factor), "reason": reason}
-
-
-def _state(callback: _Made) -> Any:
-    reference, state = (
-        callback.section.use,
-        call_own(callback.section, callback.thing.state_dict),
+    factor = answer.get("learning_rate_scale")
+    return (
+        not set(answer) - {"learning_rate_scale", "reason"}
+        and isinstance(answer.get("reason", ""), str)
+        and isinstance(factor, int | float)
+        and not isinstance(factor, bool)
+        and math.isfinite(factor)
+        and factor > 0
     )
+
+
+def _state(callback: _Loaded) -> Any:
+    reference = callback.section.use
+    state = call_own(callback.section, callback.instance.state_dict)
     try:
         return json.loads(json.dumps(state, allow_nan=False))
     except (TypeError, ValueError) as error:

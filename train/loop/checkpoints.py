@@ -30,14 +30,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from gristmill.core.files import read_json, sha256_file, write_json
-from gristmill.core.stage_context import Following
+from gristmill.core.stage_context import NOT_MIRRORED, Mirroring
+from gristmill.train.loop.loop_state import CheckpointState, StateTensors
 from gristmill.train.optim.offload import is_offloaded, wait_for_moments
 from gristmill.train.optim.optimizer import has_plain_state
 from gristmill.train.parallel.process_groups import World, agree, exchange_timeout
@@ -45,8 +46,6 @@ from gristmill.train.parallel.process_groups import World, agree, exchange_timeo
 CHECKPOINTS = "checkpoints"
 """Folder of all checkpoints in the working folder of a training."""
 MARKER = "complete.json"
-ELSEWHERE = "elsewhere"
-"""Key of a marker for files that other hosts wrote to folders of their own."""
 PREFIX = "step-"
 MEASURING = ("noise_scale",)
 """Measurements in the loop's state, missing in checkpoints of trainings that did not
@@ -74,6 +73,29 @@ class Keeping:
     rollback_every: int | None = None
 
 
+class FileChecksum(TypedDict):
+    """Size of a file in bytes, and its SHA-256."""
+
+    bytes: int
+    sha256: str
+
+
+class Marker(TypedDict):
+    """Content of `complete.json`.
+
+    Attributes:
+        step: optimizer steps done.
+        files: all other files, by name.
+        state: of the loop.
+        elsewhere: files that other hosts wrote to folders of their own, if any.
+    """
+
+    step: int
+    files: dict[str, FileChecksum]
+    state: CheckpointState
+    elsewhere: NotRequired[list[str]]
+
+
 class Checkpoints:
     """Checkpoints of one training. Every rank creates one, and each method is a
     collective.
@@ -85,9 +107,7 @@ class Checkpoints:
         world: the processes.
         keeping: retention policy.
         warn: receives warnings.
-        following: store that follows the folder, on the first of the ranks that write
-            to it.
-        apart: true if each host has a folder of its own.
+        mirroring: mirroring of the folder in a store.
     """
 
     def __init__(
@@ -98,32 +118,31 @@ class Checkpoints:
         world: World,
         keeping: Keeping,
         warn: Callable[[str], None],
-        following: Following | None = None,
-        apart: bool = False,
+        mirroring: Mirroring = NOT_MIRRORED,
     ) -> None:
-        self.folder, self._following, self._apart = folder, following, apart
-        self._is_first_here = following is not None if apart else world.is_first
-        self._model, self._optimizers, self._world, self._keeping, self._warn = (
-            model,
-            optimizers,
-            world,
-            keeping,
-            warn,
-        )
+        self.folder = folder
+        self._mirror = mirroring.mirror
+        self._per_host = mirroring.per_host
+        self._is_first_here = mirroring.is_first_here(world.is_first)
+        self._model = model
+        self._optimizers = optimizers
+        self._world = world
+        self._keeping = keeping
+        self._warn = warn
         # Collectives of the writing thread must not mix with those of the training.
         self._group = dist.new_group(backend="gloo", timeout=exchange_timeout())
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._stager = pinning_stager(world.device)
         self._pending: Future[None] | None = None
 
-    def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> None:
+    def save(self, step: int, tensors: StateTensors, state: CheckpointState) -> None:
         """Copy the state and write it in a thread, which then deletes outdated
         checkpoints.
 
         Args:
             step: optimizer steps done.
-            tensors: further tensors, nested; plain tensors are equal on every rank.
-            state: further JSON, equal on every rank.
+            tensors: of the loop; plain tensors are equal on every rank.
+            state: of the loop, equal on every rank.
         """
         from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
@@ -151,7 +170,8 @@ class Checkpoints:
     def join(self) -> None:
         """Wait until the last save is complete, and raise its error."""
         if self._pending is not None:
-            pending, self._pending = self._pending, None
+            pending = self._pending
+            self._pending = None
             pending.result()
 
     def close(self) -> None:
@@ -164,9 +184,9 @@ class Checkpoints:
 
     def load_newest(
         self,
-        tensors: dict[str, Any],
-        is_given_up: Callable[[int, dict[str, Any]], bool] = lambda step, state: False,
-    ) -> tuple[int, dict[str, Any]] | None:
+        tensors: StateTensors,
+        is_given_up: Callable[[int, CheckpointState], bool] = lambda step, state: False,
+    ) -> tuple[int, CheckpointState] | None:
         """Load the newest checkpoint with correct checksums, and remove torn ones.
 
         Args:
@@ -186,7 +206,7 @@ class Checkpoints:
         )
         return None if step is None else (step, self.load(step, tensors))
 
-    def load(self, step: int, tensors: dict[str, Any]) -> dict[str, Any]:
+    def load(self, step: int, tensors: StateTensors) -> CheckpointState:
         """Load the complete checkpoint of a step; returns the loop's plain state."""
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -199,8 +219,8 @@ class Checkpoints:
 
         self.join()
         target = step_folder(self.folder, step)
-        if self._apart and self._following is not None:
-            self._following.fetch(target)
+        if self._per_host and self._mirror is not None:
+            self._mirror.fetch(target)
         _wait_for_all(self._world)
         check_index(target)
         saved = FileSystemReader(target).read_metadata().state_dict_metadata
@@ -232,13 +252,12 @@ class Checkpoints:
         if not optimizers:
             for optimizer in self._optimizers:
                 optimizer.state.clear()
-        marker = agree(
+        marker: Marker = agree(
             read_json(target / MARKER) if self._world.is_first else None, self._world
         )
-        plain_state: dict[str, Any] = marker["state"]
-        return plain_state
+        return marker["state"]
 
-    def remove(self, unwanted: Callable[[int, dict[str, Any]], bool]) -> None:
+    def remove(self, unwanted: Callable[[int, CheckpointState], bool]) -> None:
         """Delete complete checkpoints by a predicate of step and plain state; on the
         first rank only.
         """
@@ -257,7 +276,7 @@ class Checkpoints:
         ]
 
     def _state(
-        self, tensors: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer]
+        self, tensors: StateTensors, optimizers: Sequence[torch.optim.Optimizer]
     ) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -266,7 +285,7 @@ class Checkpoints:
         return {"model": weights, "optimizer": moments, "loop": tensors}
 
     def _commit(
-        self, written: Any, target: Path, step: int, state: dict[str, Any]
+        self, written: Any, target: Path, step: int, state: CheckpointState
     ) -> None:
         """Write checksums and the marker after all ranks have written, and delete
         outdated checkpoints.
@@ -276,7 +295,7 @@ class Checkpoints:
                 written.result()
         files = (
             self._of_all_hosts(target)
-            if self._apart
+            if self._per_host
             else checksums(target)
             if self._world.is_first
             else {}
@@ -284,33 +303,28 @@ class Checkpoints:
         if not self._world.is_first:
             return
         elsewhere = sorted(files.keys() - _sizes(target).keys())
-        write_json(
-            target / MARKER,
-            {
-                "step": step,
-                "files": files,
-                "state": state,
-                **({ELSEWHERE: elsewhere} if elsewhere else {}),
-            },
-        )
+        marker: Marker = {"step": step, "files": files, "state": state}
+        if elsewhere:
+            marker["elsewhere"] = elsewhere
+        write_json(target / MARKER, marker)
         for old in outdated(complete_steps(self.folder), self._keeping):
             remove_checkpoint(step_folder(self.folder, old))
-        if self._following is not None:
-            self._following.saved(target, elsewhere)
+        if self._mirror is not None:
+            self._mirror.saved(target, elsewhere)
 
-    def _of_all_hosts(self, target: Path) -> dict[str, dict[str, Any]]:
+    def _of_all_hosts(self, target: Path) -> dict[str, FileChecksum]:
         """Upload the files of this host; returns the checksums of all hosts' files
         after all uploads.
 
         Raises:
             OSError: on every rank, if an upload failed on any host.
         """
-        local_files: dict[str, dict[str, Any]] = {}
+        local_files: dict[str, FileChecksum] = {}
         failure = None
-        if self._following is not None:
+        if self._mirror is not None:
             try:
                 local_files = checksums(target)
-                self._following.add(target)
+                self._mirror.add(target)
             except Exception as error:  # noqa: BLE001 - raised on every rank
                 failure = f"{socket.gethostname()}: {error}"
         gathered: list[Any] = [None] * self._world.size
@@ -429,19 +443,17 @@ def is_complete(checkpoint: Path) -> bool:
     """
     try:
         marker = read_json(checkpoint / MARKER)
-        listed_sizes, sizes = (
-            {name: entry["bytes"] for name, entry in marker["files"].items()},
-            _sizes(checkpoint),
-        )
+        listed_sizes = {name: entry["bytes"] for name, entry in marker["files"].items()}
+        sizes = _sizes(checkpoint)
         return (
             sizes.items() <= listed_sizes.items()
-            and listed_sizes.keys() - sizes.keys() <= set(marker.get(ELSEWHERE, ()))
+            and listed_sizes.keys() - sizes.keys() <= set(marker.get("elsewhere", ()))
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def checksums(checkpoint: Path) -> dict[str, dict[str, Any]]:
+def checksums(checkpoint: Path) -> dict[str, FileChecksum]:
     """Size and SHA-256 of a checkpoint's files by name, without the marker."""
     return {
         name: {"bytes": size, "sha256": sha256_file(checkpoint / name)}
@@ -451,7 +463,8 @@ def checksums(checkpoint: Path) -> dict[str, dict[str, Any]]:
 
 def damaged_files(checkpoint: Path) -> list[str]:
     """Names of files of a complete checkpoint that do not match their checksums."""
-    expected, actual = read_json(checkpoint / MARKER)["files"], checksums(checkpoint)
+    expected = read_json(checkpoint / MARKER)["files"]
+    actual = checksums(checkpoint)
     return [name for name in expected if actual.get(name) != expected[name]]
 
 

@@ -12,19 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import torch
 
 from gristmill.core.files import write_json
 from gristmill.mixtures.training import LOOK_EVERY_STEPS, CallbackEvent
 from gristmill.mixtures.user_code import OwnCodeError
+from gristmill.train.loop.callbacks import ScaledBy, StoppedBy
 from gristmill.train.loop.checkpoints import CHECKPOINTS, complete_steps, step_folder
 from gristmill.train.loop.metrics_log import Record
+from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import batches_ahead
 from gristmill.train.loop.resuming import Attempt, take_over
 from gristmill.train.loop.resuming import OtherRowsError as OtherRowsError
 from gristmill.train.loop.rollback import (
+    Rollback,
     describe_rollback,
     is_given_up,
     write_rollbacks,
@@ -38,8 +41,11 @@ from gristmill.train.loop.stopping import (
     stop_requested,
 )
 from gristmill.train.loop.throughput import Clock, peak_memory_bytes
-from gristmill.train.loop.training_job import Job as Job
-from gristmill.train.loop.training_job import describe_phase, warn_of_long_warmup
+from gristmill.train.loop.training_job import (
+    Job,
+    describe_phase,
+    warn_of_long_warmup,
+)
 from gristmill.train.parallel.process_groups import any_rank
 from gristmill.train.parallel.sharding import assert_master_weights
 
@@ -47,14 +53,37 @@ COLLECT_EVERY_STEPS = 50
 """Default of torchtitan."""
 
 
-def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
+class TrainingSummary(TypedDict):
+    """Summary of a training.
+
+    Attributes:
+        steps: optimizer steps done, skipped ones included.
+        tokens: tokens read.
+        skipped_steps: number of skipped updates.
+        rows_digest: see batch_plan.extend_digest.
+        rollbacks: all of them.
+        stopped_early: early stopping or a callback ended it.
+        peak_memory_bytes: see throughput.peak_memory_bytes.
+        stopped_by: absent unless a callback ended it.
+        scaled_by: changes to the learning rate by callbacks; absent without any.
+    """
+
+    steps: int
+    tokens: int
+    skipped_steps: int
+    rows_digest: str
+    rollbacks: list[Rollback]
+    stopped_early: bool
+    peak_memory_bytes: int
+    stopped_by: NotRequired[StoppedBy]
+    scaled_by: NotRequired[list[ScaledBy]]
+
+
+def train(job: Job) -> tuple[Record | None, TrainingSummary]:
     """Train to the last step, from the newest checkpoint if there is one.
 
     Returns:
-        the record (on the first rank), and a summary: steps, tokens, skipped steps,
-        rows_digest, rollbacks, stopped_early, `stopped_by` (callback, step and reason)
-        if a callback ended the training, and `scaled_by` (likewise, with the factors)
-        if callbacks scaled the learning rate.
+        the record (on the first rank), and a summary.
 
     Raises:
         StoppedError: SIGTERM was received; the state is saved.
@@ -62,8 +91,8 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
         gristmill.train.loop.resuming.ContinueError: `continue_from` does not name a
             usable checkpoint.
     """
-    assert_master_weights(job.model)
-    if job.context.deterministic:
+    assert_master_weights(job.learner.model)
+    if job.context.training.deterministic:
         torch.use_deterministic_algorithms(True)  # raise instead of warn
     if job.section.continue_from is not None:
         take_over(job.section.continue_from, job)
@@ -80,18 +109,34 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     attempt.checkpoints.close()
     if attempt.record is not None:
         attempt.record.close()
-        keep_permanent(job.context.work, job.context.permanent_every)
-    return attempt.record, {
+        keep_permanent(job.context.work, job.context.training.permanent_every)
+    summary: TrainingSummary = {
         "steps": progress.step,
         "tokens": progress.tokens,
         "skipped_steps": progress.skipped,
         "rows_digest": progress.digest,
         "rollbacks": attempt.rollbacks,
         "stopped_early": stopped_early,
-        **_stopped_by(attempt),
-        **_scaled_by(attempt),
         "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world),
     }
+    stopped = progress.stopped
+    if stopped is not None and attempt.callbacks.asked_for(stopped):
+        summary["stopped_by"] = {
+            "callback": stopped["callback"],
+            "step": stopped["step"],
+            "reason": stopped["reason"],
+        }
+    if progress.scales:
+        summary["scaled_by"] = [
+            {
+                "callback": scale["callback"],
+                "step": scale["step"],
+                "learning_rate_scale": scale["learning_rate_scale"],
+                "reason": scale["reason"],
+            }
+            for scale in progress.scales
+        ]
+    return attempt.record, summary
 
 
 def keep_permanent(work: Path, permanent_every: int | None) -> None:
@@ -119,33 +164,39 @@ def _train_until_rollback(
     """Train to the last step or the next rollback; returns True if the training ends
     early.
     """
-    job, progress = attempt.job, attempt.progress
+    job = attempt.job
+    progress = attempt.progress
     with closing(
         batches_ahead(
-            job.objective,
+            job.learner.objective,
             attempt.plan,
             job.section.steps,
             job.section.micro_batch_size,
             job.world,
-            job.context.stream.read_ahead_steps,
+            job.context.training.stream.read_ahead_steps,
             job.reading_threads,
         )
     ) as batches:
         while progress.step < job.section.steps:
             batch = batches.take(progress.step)
-            job.before_step(progress.step, batch.rows)
-            _tell_phase(attempt)
-            step_flags, line = one_step(attempt, batch, batches)
+            job.observers.before_step(progress.step, batch.rows)
+            step = progress.step + 1
+            phase = describe_phase(job, step)
+            if phase is not None and attempt.record is not None:
+                attempt.record.metrics(step, {"phase": phase})
+            step_flags, metrics = one_step(attempt, batch, batches)
             attempt.profiler.after(progress.step)
             collect_garbage(progress.step)
             _tell(
                 attempt,
                 "after_step",
-                partial(metrics_of_step, job, progress, step_flags, line),
+                partial(metrics_of_step, job, progress, step_flags, metrics),
             )
             _validate(attempt)
             if _has_stopped(attempt):
-                _save_where_stopped(attempt)
+                # The training can be continued after the callback that ended it.
+                if progress.stopped is not None and progress.step < job.section.steps:
+                    _save(attempt)
                 return True
             if progress.step % LOOK_EVERY_STEPS == 0:
                 attempt.look()
@@ -154,13 +205,6 @@ def _train_until_rollback(
                     return False
             _save_where_due(attempt)
     return False
-
-
-def _tell_phase(attempt: Attempt) -> None:
-    """Log the start of a phase."""
-    line = describe_phase(attempt.job, attempt.progress.step + 1)
-    if line is not None and attempt.record is not None:
-        attempt.record.metrics(line)
 
 
 @contextmanager
@@ -181,90 +225,66 @@ def _keeping_checkpoints(attempt: Attempt) -> Iterator[None]:
 
 def _validate(attempt: Attempt) -> None:
     """Log the result of `after_step`, and update the state of early stopping."""
-    job, progress = attempt.job, attempt.progress
-    line = None if progress.stopped is not None else job.after_step(progress.step)
-    if line is None:
+    job = attempt.job
+    progress = attempt.progress
+    if progress.stopped is not None:
+        return
+    metrics = job.observers.after_step(progress.step)
+    if metrics is None:
         return
     if attempt.record is not None:
-        attempt.record.metrics({"step": progress.step, **line})
-    loss = held_out_loss(line)
+        attempt.record.metrics(progress.step, metrics)
+    loss = held_out_loss(metrics)
     if job.early_stopping is not None and loss is not None:
         progress.best, progress.stale = no_longer_improves(
             progress.best, progress.stale, loss, job.early_stopping.min_delta
         )
-    _tell(
-        attempt,
-        "after_validation",
-        lambda: {
-            "step": progress.step,
-            "steps": job.section.steps,
-            "validation_loss": loss,
-            **line,
-        },
-    )
+    _tell(attempt, "after_validation", lambda: {"validation_loss": loss, **metrics})
 
 
 def _has_stopped(attempt: Attempt) -> bool:
     """Return True if early stopping or a callback ended the training."""
-    early_stopping, progress = attempt.job.early_stopping, attempt.progress
+    early_stopping = attempt.job.early_stopping
+    progress = attempt.progress
     return attempt.callbacks.asked_for(progress.stopped) or (
         early_stopping is not None and progress.stale >= early_stopping.patience
     )
 
 
 def _tell(
-    attempt: Attempt, event: CallbackEvent, metrics: Callable[[], dict[str, Any]]
+    attempt: Attempt, event: CallbackEvent, metrics: Callable[[], Metrics]
 ) -> None:
-    """Notify callbacks of an event, and apply their answers."""
-    answers = attempt.callbacks.tell(event, metrics)
-    job, stopped = attempt.job, answers.stopped
+    """Notify callbacks of an event after the current step, and apply their answers."""
+    job = attempt.job
+    progress = attempt.progress
+    step = progress.step
+    steps = job.section.steps
+    answers = attempt.callbacks.tell(
+        event, step, lambda: {"step": step, "steps": steps, **metrics()}
+    )
+    stopped = answers.stopped
     for scale in attempt.replayed(event, answers.scales):
-        attempt.progress.scales.append(scale)
+        progress.scales.append(scale)
+        callback = scale["callback"]
+        factor = scale["learning_rate_scale"]
+        reason = scale["reason"]
         if attempt.record is not None:
-            attempt.record.metrics(
-                {
-                    "step": scale["step"],
-                    "callback": {
-                        key: scale[key]
-                        for key in ("callback", "learning_rate_scale", "reason")
-                    },
-                }
-            )
+            line = {
+                "callback": callback,
+                "learning_rate_scale": factor,
+                "reason": reason,
+            }
+            attempt.record.metrics(scale["step"], {"callback": line})
         job.context.warn(
-            f"{job.context.stage}: {scale['callback']} scales the learning rate behind "
-            f"step {scale['step']} by {scale['learning_rate_scale']:g}: "
-            f"{scale['reason'] or 'no reason given'}"
+            f"{job.context.stage}: {callback} multiplies the learning rate by "
+            f"{factor:g} after step {scale['step']}: {reason or 'no reason given'}"
         )
     if stopped is None:
         return
-    attempt.progress.stopped = stopped
+    progress.stopped = stopped
     job.context.warn(
         f"{job.context.stage}: {stopped['callback']} ended the training after step "
-        f"{stopped['step']} of {job.section.steps}: {stopped['reason']}"
-    )
-
-
-def _stopped_by(attempt: Attempt) -> dict[str, Any]:
-    stopped = attempt.progress.stopped
-    if stopped is None or not attempt.callbacks.asked_for(stopped):
-        return {}
-    return {"stopped_by": {key: stopped[key] for key in ("callback", "step", "reason")}}
-
-
-def _scaled_by(attempt: Attempt) -> dict[str, Any]:
-    scales = attempt.progress.scales
-    return (
-        {
-            "scaled_by": [
-                {
-                    key: scale[key]
-                    for key in ("callback", "step", "learning_rate_scale", "reason")
-                }
-                for scale in scales
-            ]
-        }
-        if scales
-        else {}
+        f"{stopped['step']} of {steps}: {stopped['reason']}"
     )
 
 
@@ -272,29 +292,31 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
     """Return to the checkpoint before a streak of bad steps; rows read since then are
     never read again.
     """
-    job, progress, spikes = attempt.job, attempt.progress, attempt.job.section.spikes
+    job = attempt.job
+    progress = attempt.progress
+    spikes = attempt.job.section.spikes
     target = rollback_step(first_bad_step, spikes.rollback_steps)
-    line = describe_rollback(
+    rollback = describe_rollback(
         job.plan, attempt.rollbacks, progress.step, target, first_bad_step
     )
     attempt.checkpoints.join()
-    attempt.rollbacks.append(line)
+    attempt.rollbacks.append(rollback)
     if job.world.is_first:
         # This write commits the rollback: a kill during the following steps is
         # harmless.
         write_rollbacks(job.context.work, attempt.rollbacks)
         attempt.checkpoints.remove(
-            lambda step, state: is_given_up(step, state, attempt.rollbacks)
+            lambda step, state: is_given_up(step, state["rollbacks"], attempt.rollbacks)
         )
     attempt.forget_scales_after(target)
     attempt.restore(target, attempt.checkpoints.load(target, progress.tensors()))
     progress.streak = Streak()
     attempt.clock = Clock(progress.tokens, progress.step)
     if attempt.record is not None:
-        attempt.record.go_back(line)
+        attempt.record.go_back(rollback)
     job.context.warn(
         f"{spikes.rollback_after} bad steps in a row from step {first_bad_step} on: "
-        f"rolled back from step {line['from_step']} to step {target}; the rows read "
+        f"rolled back from step {rollback['from_step']} to step {target}; the rows read "
         "since are not read again"
     )
 
@@ -305,9 +327,11 @@ def _save_where_due(attempt: Attempt) -> None:
     Raises:
         StoppedError: SIGTERM was received by any rank; the state is saved.
     """
-    job, progress, spikes = attempt.job, attempt.progress, attempt.job.section.spikes
+    job = attempt.job
+    progress = attempt.progress
+    spikes = attempt.job.section.spikes
     stopping = any_rank(stop_requested(), job.world)
-    is_due = progress.step % job.context.checkpoint_every == 0 or (
+    is_due = progress.step % job.context.training.checkpoint_every == 0 or (
         spikes.rollback_after is not None and progress.step % spikes.rollback_steps == 0
     )
     if progress.step < job.section.steps and (stopping or is_due):
@@ -321,32 +345,16 @@ def _save_where_due(attempt: Attempt) -> None:
         raise StoppedError(f"asked to stop after step {progress.step}")
 
 
-def _save_where_stopped(attempt: Attempt) -> None:
-    """Save a checkpoint if a callback ended the training, which can be continued from
-    it.
-    """
-    if (
-        attempt.progress.stopped is not None
-        and attempt.progress.step < attempt.job.section.steps
-    ):
-        _save(attempt)
-
-
 def _save(attempt: Attempt) -> None:
     """Save a checkpoint; `on_checkpoint` callbacks run once it is complete."""
     attempt.look()
     attempt.save()
     if attempt.callbacks.wants("on_checkpoint"):
         attempt.checkpoints.join()
-        step, folder = attempt.progress.step, attempt.checkpoints.folder
+        step = attempt.progress.step
+        folder = attempt.checkpoints.folder
         _tell(
-            attempt,
-            "on_checkpoint",
-            lambda: {
-                "step": step,
-                "steps": attempt.job.section.steps,
-                "path": str(step_folder(folder, step)),
-            },
+            attempt, "on_checkpoint", lambda: {"path": str(step_folder(folder, step))}
         )
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import NotRequired, Protocol, TypedDict
 
 from torch import Tensor
 
+from gristmill.train.loop.callbacks import RateScale, Stop
 from gristmill.train.loop.spikes import Streak
+
+StateTensors = dict[str, Tensor | dict[str, Tensor]]
+"""State of the loop on the device, by name, and within each part."""
 
 
 class Part(Protocol):
@@ -44,6 +48,32 @@ class Seen:
     row_losses: list[Tensor]
 
 
+class CheckpointState(TypedDict):
+    """State of the loop in a checkpoint's marker, as JSON; see LoopState.
+
+    Attributes:
+        streak: its length, and the step from which a rollback is due.
+        rows_of: fingerprint of the rows.
+        scales: absent without changes.
+        began_with: stage -> fingerprint of the models that the training started from.
+        callbacks: state of the callbacks, by their hash.
+    """
+
+    digest: str
+    tokens: int
+    skipped: int
+    overflows: int
+    streak: tuple[int, int | None]
+    rollbacks: int
+    best: float | None
+    stale: int
+    stopped: Stop | None
+    rows_of: str
+    scales: NotRequired[list[RateScale]]
+    began_with: NotRequired[dict[str, str]]
+    callbacks: NotRequired[dict[str, object]]
+
+
 @dataclass
 class LoopState:
     """Progress of a training. Tensors are on the device and equal on every rank.
@@ -61,10 +91,8 @@ class LoopState:
         streak: of consecutive bad steps.
         rollbacks: number of rollbacks.
         best, stale: best held-out loss, and validations since then.
-        stopped: callback that ended the training, and its reason (see
-            callbacks.Callbacks.tell).
-        scales: changes of callbacks to the learning rate (see callbacks.Said), in
-            order.
+        stopped: end of the training that a callback asked for.
+        scales: changes of callbacks to the learning rate, in order.
         seen: steps whose flags the host has not read yet.
     """
 
@@ -80,11 +108,11 @@ class LoopState:
     rollbacks: int = 0
     best: float | None = None
     stale: int = 0
-    stopped: dict[str, Any] | None = None
-    scales: list[dict[str, Any]] = field(default_factory=list)
+    stopped: Stop | None = None
+    scales: list[RateScale] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
 
-    def tensors(self) -> dict[str, Any]:
+    def tensors(self) -> StateTensors:
         """State on the device."""
         return {
             "window": self.window,
@@ -92,21 +120,23 @@ class LoopState:
             **{name: part.tensors() for name, part in self.parts.items()},
         }
 
-    def plain(self, fingerprint: str) -> dict[str, Any]:
+    def plain(self, fingerprint: str) -> CheckpointState:
         """JSON part of the state, with the fingerprint of the rows."""
-        return {
+        state: CheckpointState = {
             "digest": self.digest,
             "tokens": self.tokens,
             "skipped": self.skipped,
             "overflows": self.overflows,
-            "streak": [self.streak.length, self.streak.due],
+            "streak": (self.streak.length, self.streak.due),
             "rollbacks": self.rollbacks,
             "best": self.best,
             "stale": self.stale,
             "stopped": self.stopped,
             "rows_of": fingerprint,
-            **({"scales": list(self.scales)} if self.scales else {}),
         }
+        if self.scales:
+            state["scales"] = list(self.scales)
+        return state
 
     def scale_of(self, step: int) -> float:
         """Product of the callbacks' factors on the learning rate of a step, counted
@@ -118,12 +148,17 @@ class LoopState:
             if scale["step"] < step
         )
 
-    def restore(self, step: int, plain: Mapping[str, Any]) -> None:
+    def restore(self, step: int, plain: CheckpointState) -> None:
         """Restore the state of a checkpoint whose tensors are loaded already."""
-        self.step, self.digest, self.tokens = step, plain["digest"], plain["tokens"]
-        self.skipped, self.overflows = plain["skipped"], plain["overflows"]
-        self.streak, self.rollbacks = Streak(*plain["streak"]), plain["rollbacks"]
-        self.best, self.stale = plain["best"], plain["stale"]
+        self.step = step
+        self.digest = plain["digest"]
+        self.tokens = plain["tokens"]
+        self.skipped = plain["skipped"]
+        self.overflows = plain["overflows"]
+        self.streak = Streak(*plain["streak"])
+        self.rollbacks = plain["rollbacks"]
+        self.best = plain["best"]
+        self.stale = plain["stale"]
         self.stopped = plain["stopped"]
         self.scales = list(plain.get("scales", ()))
         self.seen.clear()

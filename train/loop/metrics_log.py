@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Required, TypedDict
 
-from gristmill.core.files import atomic_write
+from gristmill.core.files import atomic_write, copy_file
 from gristmill.mixtures.engine import Trackers
-from gristmill.train.loop.rollback import read_rollbacks, write_rollbacks
+from gristmill.train.loop.objective import Metrics
+from gristmill.train.loop.rollback import Rollback, read_rollbacks, write_rollbacks
 from gristmill.train.loop.spike_report import AUTOPSIES, forget_after
 from gristmill.train.trackers import open_trackers
 
-METRICS, SKIPPED = "metrics.jsonl", "skipped_steps.jsonl"
+METRICS = "metrics.jsonl"
+SKIPPED = "skipped_steps.jsonl"
 NOWHERE = Trackers()
 TIMINGS = (
     "tokens_per_second",
@@ -33,6 +36,33 @@ TIMINGS = (
 """Metrics that may differ between two runs of one training; all other metrics are
 reproducible.
 """
+
+
+class MetricsLine(TypedDict, total=False):
+    """Line of `metrics.jsonl`: keys that trainings read again; objectives have others.
+
+    Attributes:
+        step: counted from 1.
+        loss: of the steps since the last logged one.
+        grad_norm: of the step, before clipping; None for NaN and Inf.
+        tokens_per_second, mfu, mfu_causal, data_wait_share, checkpoint_seconds: speed
+            since the last logged step; see throughput.
+        validation, validation_average: metrics of held-out rows by source, of the model
+            and of its running mean.
+        held_out: metrics of held-out conversations.
+    """
+
+    step: Required[int]
+    loss: float
+    grad_norm: float | None
+    tokens_per_second: float
+    mfu: float | Literal["unknown"]
+    mfu_causal: float | Literal["unknown"]
+    data_wait_share: float
+    checkpoint_seconds: float
+    validation: dict[str, dict[str, float]]
+    validation_average: dict[str, dict[str, float]]
+    held_out: Metrics
 
 
 class Record:
@@ -68,29 +98,31 @@ class Record:
         self._board = _open_tensorboard(work / "tensorboard", resumed_step)
         self._trackers = open_trackers(trackers, work)
 
-    def metrics(self, line: dict[str, Any]) -> None:
-        """Append a line with a `step`, print it, and send its numbers to TensorBoard
-        and the trackers.
+    def metrics(self, step: int, metrics: Metrics) -> None:
+        """Append a line, print it, and send its numbers to TensorBoard and the
+        trackers.
         """
-        append_line(self._work / METRICS, line)
-        print(log_line(line), flush=True)
-        for name, value in flatten(line).items():
-            self._board.add_scalar(name, value, line["step"])
+        append_line(self._work / METRICS, {"step": step, **metrics})
+        print(log_line(step, metrics), flush=True)
+        numbers = flatten(metrics)
+        for name, value in numbers.items():
+            self._board.add_scalar(name, value, step)
         for tracker in self._trackers:
-            tracker.log(line["step"], flatten(line))
+            tracker.log(step, numbers)
 
-    def skipped(self, line: dict[str, Any]) -> None:
+    def skipped(self, line: Mapping[str, object]) -> None:
         """Append a skipped step and the data that it read."""
         append_line(self._work / SKIPPED, line)
 
-    def go_back(self, line: dict[str, Any]) -> None:
+    def go_back(self, rollback: Rollback) -> None:
         """Truncate the metrics to the target step of a rollback, and log the rollback
         at that step.
         """
-        cut_after(self._work / METRICS, line["to_step"])
-        append_line(self._work / METRICS, {"step": line["to_step"], "rollback": line})
+        step = rollback["to_step"]
+        cut_after(self._work / METRICS, step)
+        append_line(self._work / METRICS, {"step": step, "rollback": rollback})
         self._board.close()
-        self._board = _open_tensorboard(self._work / "tensorboard", line["to_step"])
+        self._board = _open_tensorboard(self._work / "tensorboard", step)
 
     def close(self) -> None:
         """Flush TensorBoard's files, and finish the runs of the trackers."""
@@ -101,39 +133,37 @@ class Record:
     def publish(self, out: Path) -> None:
         """Copy the record to the stage's output."""
         for name in (METRICS, SKIPPED):
-            with atomic_write(out / name) as sink:
-                sink.write((self._work / name).read_bytes())
+            copy_file(self._work / name, out / name)
         if rollbacks := read_rollbacks(self._work):
             write_rollbacks(out, rollbacks)
         for path in sorted((self._work / AUTOPSIES).glob("*")):
-            with atomic_write(out / AUTOPSIES / path.name) as sink:
-                sink.write(path.read_bytes())
+            copy_file(path, out / AUTOPSIES / path.name)
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[MetricsLine]:
         """All metrics so far."""
         return read_lines(self._work / METRICS)
 
 
-def log_line(line: dict[str, Any]) -> str:
+def log_line(step: int, metrics: Metrics) -> str:
     """Human-readable line of metrics: `step 20: loss 3.25, grad_norm 0.8,
     tokens_per_second 8.12e+04`.
     """
     numbers = ", ".join(
         f"{name} {value:.4g}"
-        for name, value in flatten(line).items()
+        for name, value in flatten(metrics).items()
         if not isinstance(value, bool)
     )
-    return f"step {line['step']}: {numbers or json.dumps(line)}"
+    return f"step {step}: {numbers or json.dumps({'step': step, **metrics})}"
 
 
-def append_line(path: Path, line: dict[str, Any]) -> None:
+def append_line(path: Path, line: Mapping[str, object]) -> None:
     """Append a JSON object as a line."""
     with open(path, "a", encoding="utf-8") as sink:
         sink.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All lines of a file; an empty list if it does not exist."""
+def read_lines(path: Path) -> list[Any]:
+    """JSON of all lines of a file; an empty list if it does not exist."""
     return (
         [json.loads(line) for line in path.read_text().splitlines()]
         if path.exists()
@@ -146,20 +176,17 @@ def cut_after(path: Path, step: int, rollbacks: int = 0) -> None:
     rollback; creates a missing file.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    complete_lines = (line for line in lines if line.endswith(b"\n"))
     with atomic_write(path) as sink:
-        sink.writelines(
-            line
-            for line in complete_lines
-            if _is_kept(json.loads(line), step, rollbacks)
-        )
+        for line in lines:
+            if not line.endswith(b"\n"):  # torn by a kill
+                continue
+            entry = json.loads(line)
+            age = (entry.get("rollbacks", rollbacks), entry["step"])
+            if age <= (rollbacks, step):
+                sink.write(line)
 
 
-def _is_kept(line: dict[str, Any], step: int, rollbacks: int) -> bool:
-    return bool((line.get("rollbacks", rollbacks), line["step"]) <= (rollbacks, step))
-
-
-def flatten(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
+def flatten(line: Mapping[str, object], prefix: str = "") -> dict[str, float]:
     """Numbers of a nested mapping by path: {"sources": {"a": {"loss": 1}}} ->
     {"sources/a/loss": 1}.
     """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Required, TypedDict
 
 import numpy as np
 
@@ -14,6 +14,36 @@ if TYPE_CHECKING:
 
 UNTRAINED = -1.0
 """Placeholder for positions without a loss; losses are never negative."""
+
+
+Metrics = Mapping[str, object]
+"""Metrics by name, as JSON: numbers, texts, and mappings of them."""
+
+
+class ReadDocument(TypedDict, total=False):
+    """Document, example or pair that a step has read, for a loss-spike report.
+
+    Attributes:
+        id: hexadecimal id of the document or example, or id of the pair.
+        loss: mean loss of its trained tokens.
+        source: name of the set's source.
+        row: of the set.
+        start: first token in the row.
+        tokens: number of tokens.
+        offset: first token in the document.
+        head: first tokens.
+        text: `head`, decoded.
+    """
+
+    id: Required[str]
+    loss: Required[float]
+    source: str
+    row: int
+    start: int
+    tokens: int
+    offset: int
+    head: list[int]
+    text: str
 
 
 class Measured(NamedTuple):
@@ -86,17 +116,16 @@ class Objective(Protocol):
         with objectives over pairs, which have no labels).
         """
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+    def report(self, sums: Sequence[float], weight: float) -> Metrics:
         """Metrics from the sums of some steps and the (positive) sum of their
         weights.
         """
 
-    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
         """Names of the rows of a step, for the record of skipped steps."""
 
-    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Documents of a step with their losses: `id`, `loss`, and further identifying
-        fields.
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
+        """Documents of a step with their losses.
 
         Args:
             rows: (B,) rows of the step.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
-from gristmill.train.loop.batch_plan import RowOrder, RowPlan, micro_batches
+from gristmill.train.loop.batch_plan import RowPlan, micro_batches
+from gristmill.train.loop.objective import Objective
 from gristmill.train.parallel.process_groups import World
 
 READING_THREADS = 4
@@ -33,20 +34,6 @@ def reading_threads(local: bool, device: torch.device) -> int:
     return 0 if local and device.type == "cpu" else READING_THREADS
 
 
-class Readable(Protocol):
-    """Part of an objective that reading needs (see objective.Objective)."""
-
-    @property
-    def order(self) -> RowOrder:
-        """See objective.Objective."""
-
-    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """See objective.Objective."""
-
-    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Any:
-        """See objective.Objective."""
-
-
 @dataclass(frozen=True)
 class Batch:
     """Batch of one step.
@@ -63,7 +50,7 @@ class Batch:
 
 
 def read_batch(
-    objective: Readable,
+    objective: Objective,
     plan: RowPlan,
     step: int,
     micro_batch_size: int,
@@ -71,7 +58,8 @@ def read_batch(
     size: int,
 ) -> Batch:
     """Read the batch of one rank of `size`; `step` counts from 0."""
-    rows, cuts = plan.rows(objective.order, step), plan.cuts_in_step(step)
+    rows = plan.rows(objective.order, step)
+    cuts = plan.cuts_in_step(step)
     parts = [
         objective.prepare(part, cuts, step)
         for part in micro_batches(rows, rank, size, micro_batch_size)
@@ -87,7 +75,7 @@ def read_batch(
 
 
 def batches_ahead(
-    objective: Readable,
+    objective: Objective,
     plan: RowPlan,
     steps: int,
     micro_batch_size: int,
@@ -107,10 +95,11 @@ def batches_ahead(
     return ReadAhead(read, steps, depth, threads)
 
 
-def pinned(tensor: Tensor) -> Tensor:
-    """Copy of a tensor in page-locked memory, so that its transfer overlaps with
-    compute; no copy without a GPU.
+def pinned(values: Tensor | np.ndarray) -> Tensor:
+    """Copy of a tensor or array in page-locked memory, so that its transfer overlaps
+    with compute; no copy without a GPU.
     """
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     return tensor.pin_memory() if torch.cuda.is_available() else tensor
 
 

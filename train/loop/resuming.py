@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -16,18 +16,19 @@ from gristmill.core.files import as_path, is_local, read_json, write_json
 from gristmill.mixtures.training import CallbackEvent
 from gristmill.train.loop.bad_steps import look_at_device
 from gristmill.train.loop.batch_plan import RowOrder, RowPlan, extend_digest
-from gristmill.train.loop.callbacks import EVENTS, Callbacks
+from gristmill.train.loop.callbacks import EVENTS, Callbacks, RateScale
 from gristmill.train.loop.checkpoints import (
     CHECKPOINTS,
     MARKER,
     PREFIX,
     Checkpoints,
     Keeping,
+    Marker,
     complete_steps,
     damaged_files,
     is_complete,
 )
-from gristmill.train.loop.loop_state import LoopState, Part
+from gristmill.train.loop.loop_state import CheckpointState, LoopState, Part
 from gristmill.train.loop.metrics_log import Record, append_line, cut_after, read_lines
 from gristmill.train.loop.rollback import is_given_up, plan_after, read_rollbacks
 from gristmill.train.loop.spikes import empty_window
@@ -39,12 +40,6 @@ from gristmill.train.optim.noise_scale import NoiseScale
 from gristmill.train.optim.optimizer import make_optimizers
 from gristmill.train.parallel.process_groups import World, agree
 
-BEGAN_WITH = "began_with"
-"""Key of a checkpoint for the models that its training started from: stage ->
-fingerprint.
-"""
-CALLBACKS = "callbacks"
-"""Key of a checkpoint for the state of callbacks."""
 SCALES = "learning_rate_scales.jsonl"
 """Working file of the changes that callbacks made to the learning rate."""
 Found = TypeVar("Found")
@@ -60,15 +55,19 @@ class Attempt:
     """
 
     def __init__(self, job: Job) -> None:
-        section, context, device = job.section, job.context, job.world.device
+        section = job.section
+        context = job.context
+        device = job.world.device
+        learner = job.learner
+        engine = job.context.training
         self.job = job
         self.callbacks = Callbacks(section.callbacks, job.world)
         # time blocked by checkpoints since the last logged step
         self.save_seconds = 0.0
         self.optimizers = make_optimizers(
-            job.model,
+            learner.model,
             section.optimizer,
-            context.compute.offload_optimizer,
+            engine.compute.offload_optimizer,
             section.steps,
             section.width_factor,
         )
@@ -79,56 +78,49 @@ class Attempt:
         parts: dict[str, Part | None] = {
             "loss_scale": self.loss_scale,
             "noise_scale": self.noise_scale,
-            "average": job.average,
-            **job.state,
+            "average": learner.average,
+            **learner.state,
         }
         self.progress = LoopState(
             empty_window(device, section.spikes.window),
             torch.zeros(
-                1 + job.objective.sums_length, dtype=torch.float64, device=device
+                1 + learner.objective.sums_length, dtype=torch.float64, device=device
             ),
-            job.objective.fingerprint,
+            learner.objective.fingerprint,
             {name: part for name, part in parts.items() if part is not None},
         )
         goes_back = section.spikes.rollback_after is not None
         keeping = Keeping(
-            context.keep_checkpoints,
-            context.permanent_every,
+            engine.keep_checkpoints,
+            engine.permanent_every,
             section.spikes.rollback_steps if goes_back else None,
         )
         self.checkpoints = Checkpoints(
             context.work / CHECKPOINTS,
-            job.model,
+            learner.model,
             self.optimizers,
             job.world,
             keeping,
             context.warn,
-            context.following,
-            context.apart,
+            context.mirroring,
         )
-        self.rollbacks: list[dict[str, Any]] = agree(
-            read_rollbacks(context.work), job.world
-        )
+        self.rollbacks = agree(read_rollbacks(context.work), job.world)
         self.progress.rollbacks = len(self.rollbacks)
         if job.world.is_first and (context.work / SCALES).exists():
             # removes a last line torn by a kill
             cut_after(context.work / SCALES, section.steps)
-        self._scales: list[dict[str, Any]] = agree(
+        self._scales: list[RateScale] = agree(
             read_lines(context.work / SCALES), job.world
         )
         self._resume()
         if goes_back and self.progress.step == 0:
             self.save()
         self.record = (
-            Record(
-                context.work, self.progress.step, len(self.rollbacks), context.trackers
-            )
+            Record(context.work, self.progress.step, len(self.rollbacks), engine)
             if job.world.is_first
             else None
         )
-        self.profiler = Profiler(
-            context.profile, context, job.world, self.progress.step
-        )
+        self.profiler = Profiler(engine.profile, context, job.world, self.progress.step)
         self.clock = Clock(self.progress.tokens, self.progress.step)
 
     @property
@@ -141,26 +133,21 @@ class Attempt:
         measured.
         """
         started = time.perf_counter()
-        self.checkpoints.save(
-            self.progress.step,
-            self.progress.tensors(),
-            self.progress.plain(self.job.objective.fingerprint)
-            | {
-                BEGAN_WITH: dict(self.job.context.began_with),
-                CALLBACKS: self.callbacks.state(),
-            },
-        )
+        state = self.progress.plain(self.job.learner.objective.fingerprint)
+        state["began_with"] = dict(self.job.context.lineage.start_models)
+        state["callbacks"] = self.callbacks.state()
+        self.checkpoints.save(self.progress.step, self.progress.tensors(), state)
         self.save_seconds += time.perf_counter() - started
 
-    def restore(self, step: int, plain: dict[str, Any]) -> None:
+    def restore(self, step: int, plain: CheckpointState) -> None:
         """Restore the state of a checkpoint whose tensors are loaded already."""
         self.progress.restore(step, plain)
         self.progress.rollbacks = len(self.rollbacks)
-        self.callbacks.load(plain.get(CALLBACKS, {}))
+        self.callbacks.load(plain.get("callbacks", {}))
 
     def replayed(
-        self, event: CallbackEvent, scales: Sequence[dict[str, Any]]
-    ) -> Sequence[dict[str, Any]]:
+        self, event: CallbackEvent, scales: Sequence[RateScale]
+    ) -> Sequence[RateScale]:
         """Changes to the learning rate at an event.
 
         The changes recorded by an earlier attempt take precedence over the callbacks'
@@ -176,9 +163,9 @@ class Attempt:
                 for scale in self._scales
                 if (scale["step"], EVENTS.index(scale["event"])) == now
             ]
-        for scale in scales:
-            self._scales.append(scale)
-            if self.job.world.is_first:
+        self._scales += scales
+        if self.job.world.is_first:
+            for scale in scales:
                 append_line(self.job.context.work / SCALES, scale)
         return scales
 
@@ -190,47 +177,38 @@ class Attempt:
 
     def look(self) -> None:
         """Read the flags of recent steps from the device."""
-        look_at_device(
-            self.progress,
-            self.job.objective,
-            self.plan,
-            self.job.section.spikes.rollback_after,
-            self.job.decode,
-            self.job.known,
-            self.job.world,
-            self.job.context,
-            self.record,
-        )
+        look_at_device(self.progress, self.plan, self.job, self.record)
 
     def _resume(self) -> None:
+        job = self.job
         try:
             checkpoint = self.checkpoints.load_newest(
                 self.progress.tensors(),
-                lambda step, state: is_given_up(step, state, self.rollbacks),
+                lambda step, state: is_given_up(
+                    step, state["rollbacks"], self.rollbacks
+                ),
             )
-        except Exception as error:
-            raise not_loaded(error, self.job) from error
-        if checkpoint is not None:
-            check_rows(
-                checkpoint[1].get("rows_of"),
-                self.job.objective.fingerprint,
-                self.checkpoints.folder,
+        except (RuntimeError, ValueError, KeyError) as error:
+            if job.section.continue_from is None:
+                raise
+            raise ContinueError(
+                f"{job.context.stage}.continue_from: {job.section.continue_from} holds "
+                "other tensors than this training's (another model, adapters, kind of "
+                "optimizer or average); take a checkpoint of a training with the same "
+                f"ones: {str(error).strip().splitlines()[-1]}"
+            ) from error
+        if checkpoint is None:
+            return
+        saved_rows = checkpoint[1]["rows_of"]
+        rows = job.learner.objective.fingerprint
+        if saved_rows != rows:
+            raise OtherRowsError(
+                f"{self.checkpoints.folder}: the checkpoint there has read rows of "
+                f"{saved_rows}, but the rows now are of {rows}: resuming would skip "
+                "some and repeat others; give back the data that it began with, or "
+                "delete the folder and train again"
             )
-            self.restore(*checkpoint)
-
-
-def check_rows(saved: str | None, now: str, folder: Path) -> None:
-    """Check that a checkpoint has read the current rows.
-
-    Raises:
-        OtherRowsError: names both sets of rows.
-    """
-    if saved != now:
-        raise OtherRowsError(
-            f"{folder}: the checkpoint there has read rows of {saved}, but the rows "
-            f"now are of {now}: resuming would skip some and repeat others; give back "
-            "the data that it began with, or delete the folder and train again"
-        )
+        self.restore(*checkpoint)
 
 
 class ContinueError(RuntimeError):
@@ -255,8 +233,8 @@ def take_over(checkpoint: str, job: Job) -> None:
     if agree(bool(complete_steps(folder)), job.world):
         return
     source = as_path(checkpoint)
-    step, marker = _checked(source, job)
-    if job.world.is_first or (job.context.apart and job.context.following is not None):
+    marker = _checked(source, job)
+    if job.context.mirroring.is_first_here(job.world.is_first):
         target = folder / source.name
         shutil.rmtree(target, ignore_errors=True)
         if is_local(source):
@@ -264,28 +242,12 @@ def take_over(checkpoint: str, job: Job) -> None:
         else:
             fetch_tree(source, target)
         write_json(target / MARKER, marker)
-    agree(step, job.world)
+    agree(marker["step"], job.world)
 
 
-def not_loaded(error: Exception, job: Job) -> Exception:
-    """Error to raise if a checkpoint cannot be loaded: for another training's, that its
-    tensors differ.
-    """
-    if job.section.continue_from is None or not isinstance(
-        error, RuntimeError | ValueError | KeyError
-    ):
-        return error
-    return ContinueError(
-        f"{job.context.stage}.continue_from: {job.section.continue_from} holds other "
-        "tensors than this training's (another model, adapters, kind of optimizer or "
-        "average); take a checkpoint of a training with the same ones: "
-        f"{str(error).strip().splitlines()[-1]}"
-    )
-
-
-def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
-    """Check that a checkpoint's training has read this one's rows; returns its step,
-    and its marker for this training.
+def _checked(source: Path, job: Job) -> Marker:
+    """Check that a checkpoint's training has read this one's rows; returns its marker
+    for this training.
 
     The marker changes if this training's set continues the checkpoint's: the same rows
     have other numbers.
@@ -302,18 +264,22 @@ def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
             f"{key}: {source}: {', '.join(damaged)} is not what was "
             "saved; take another checkpoint"
         )
-    marker, fingerprint = read_json(source / MARKER), job.objective.fingerprint
-    step, state = int(marker["step"]), marker["state"]
+    objective = job.learner.objective
+    marker: Marker = read_json(source / MARKER)
+    step = marker["step"]
+    state = marker["state"]
+    fingerprint = objective.fingerprint
     if step >= job.section.steps:
         raise ContinueError(
             f"{key}: {source} has done {step} steps already, of {job.section.steps} "
             f"that this training is to have; raise {job.context.stage}.steps, or take "
             "an earlier checkpoint"
         )
+    earlier_sets = [] if job.packed is None else job.packed.sets_before()
     previous_set = next(
         (
             earlier_set
-            for earlier_set in job.sets_before
+            for earlier_set in earlier_sets
             if earlier_set.fingerprint == state["rows_of"]
         ),
         None,
@@ -324,10 +290,10 @@ def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
             f"rows now are of {fingerprint}: only a set that differs in withheld rows, "
             "or that continues that one, is read on (mix.exclude, mix.continues)"
         )
-    began_with = state.get(BEGAN_WITH, {})
+    began_with = state.get("began_with", {})
     changed_stages = [
         stage
-        for stage, fingerprint_now in job.context.began_with.items()
+        for stage, fingerprint_now in job.context.lineage.start_models.items()
         if began_with.get(stage, fingerprint_now) != fingerprint_now
     ]
     if changed_stages:
@@ -342,7 +308,7 @@ def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
             f"continues the one that it read behind {previous_set.positions} rows "
             "(mix.continues); take an earlier checkpoint"
         )
-    digest = _digest(fingerprint, job.objective.order, job, step)
+    digest = _digest(fingerprint, objective.order, job, step)
     expected_digest = (
         digest
         if previous_set is None
@@ -355,7 +321,7 @@ def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
             "withheld now; take an earlier checkpoint (gristmill takedown names the "
             "last clean one)"
         )
-    return step, {
+    return {
         **marker,
         "state": {**state, "rows_of": fingerprint, "digest": digest},
     }

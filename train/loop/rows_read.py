@@ -6,11 +6,9 @@ Less than one epoch and early stopping leave rows unread, and rollbacks skip row
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -77,19 +75,17 @@ class RowsRead:
         return rows
 
 
-def rows_read(
-    packed: PackedSet, reads: Mapping[str, Any], folder: Path | None
-) -> RowsRead:
+def rows_read(packed: PackedSet, section: Pretrain, folder: Path | None) -> RowsRead:
     """Rows that a pre-training has read of a packed set.
 
     Args:
         packed: the set.
-        reads: see READS.
+        section: of the pre-training, at least its READING_KEYS.
         folder: output of the pre-training, which records an early end and rollbacks;
             None to use the plan alone.
     """
-    section = Pretrain.model_validate(reads)
-    plan, steps = plan_of(section, packed.sequence_length), section.steps
+    plan = plan_of(section, packed.sequence_length)
+    steps = section.steps
     if folder is not None:
         plan = plan_after(plan, read_rollbacks(folder))
         steps = max(

@@ -16,37 +16,77 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypedDict
 
-from gristmill.core.files import atomic_write, read_json
+from gristmill.core.files import read_json, write_text
 from gristmill.tokenize.row_provenance import KNOWN
+from gristmill.train.loop.objective import ReadDocument
 
 ORIGIN = "where from, how judged"
-AUTOPSIES, EXCLUDE = "autopsies", "exclude.txt"
+AUTOPSIES = "autopsies"
+EXCLUDE = "exclude.txt"
 SUSPICIOUS_DEVIATIONS = 2.0
 """Documents are attributed from this many standard deviations above the batch mean: one
 in forty if losses are normal.
 """
 
+Decode = Callable[[Sequence[int]], str]
+"""Function from token ids to text."""
+Known = Callable[[Sequence[str]], Mapping[str, Mapping[str, object]]]
+"""Function from hexadecimal document ids to the origin and quality of each document."""
+
+
+class SkippedStep(TypedDict):
+    """Figures of a skipped step; None for NaN and Inf, and for an empty window.
+
+    Attributes:
+        step: counted from 1.
+        loss, grad_norm: of the step.
+        mean, deviation: of the losses before it.
+    """
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    mean: float | None
+    deviation: float | None
+
+
+class SpikeReport(SkippedStep):
+    """Loss-spike report of a step.
+
+    Attributes:
+        suspects: ids of the attributed documents, highest loss first.
+        documents: all documents in the same order, with their origin and quality; NaN
+            and Inf come first, as null.
+    """
+
+    suspects: list[str]
+    documents: list[dict[str, object]]
+
 
 def examine(
-    step: Mapping[str, Any], documents: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+    step: SkippedStep,
+    documents: Sequence[ReadDocument],
+    origins: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+) -> SpikeReport:
     """Create the loss-spike report of a step.
 
     Args:
-        step: `step`, `loss`, `grad_norm`, and the window's `mean` and `deviation` (None
-            for an empty window).
+        step: its figures.
         documents: from Objective.blame.
-
-    Returns:
-        the step with `documents` (highest loss first; NaN and Inf come first, as null)
-        and `suspects`, ids in the same order.
+        origins: their origin and quality, by id.
     """
+    # NaN and Inf first
     ordered = sorted(
-        documents, key=lambda document: (-_badness(document["loss"]), document["id"])
+        documents,
+        key=lambda document: (
+            -document["loss"] if math.isfinite(document["loss"]) else -math.inf,
+            document["id"],
+        ),
     )
     suspects = list(
         dict.fromkeys(
@@ -57,23 +97,19 @@ def examine(
         {
             **document,
             "loss": document["loss"] if math.isfinite(document["loss"]) else None,
+            **origins.get(document["id"], {}),
         }
         for document in ordered
     ]
     return {**step, "suspects": suspects, "documents": listed}
 
 
-def write_spike_report(
-    folder: Path, found: Mapping[str, Any], rollbacks: int = 0
-) -> None:
+def write_spike_report(folder: Path, report: SpikeReport, rollbacks: int = 0) -> None:
     """Write a loss-spike report, and update the list of attributed documents."""
-    name = f"step-{found['step']}" + (f"-r{rollbacks}" if rollbacks else "")
-    for suffix, content in (
-        (".json", json.dumps(found, ensure_ascii=False, indent=1)),
-        (".html", as_page(found)),
-    ):
-        with atomic_write(folder / f"{name}{suffix}") as sink:
-            sink.write(content.encode())
+    name = f"step-{report['step']}" + (f"-r{rollbacks}" if rollbacks else "")
+    text = json.dumps(report, ensure_ascii=False, indent=1)
+    write_text(folder / f"{name}.json", text)
+    write_text(folder / f"{name}.html", as_page(report))
     write_exclusion(folder)
 
 
@@ -86,8 +122,7 @@ def write_exclusion(folder: Path) -> None:
             for document_id in read_json(path)["suspects"]
         }
     )
-    with atomic_write(folder / EXCLUDE) as sink:
-        sink.write("".join(f"{document_id}\n" for document_id in suspects).encode())
+    write_text(folder / EXCLUDE, "".join(f"{suspect}\n" for suspect in suspects))
 
 
 def forget_after(folder: Path, step: int, rollbacks: int = 0) -> None:
@@ -105,7 +140,7 @@ def forget_after(folder: Path, step: int, rollbacks: int = 0) -> None:
     write_exclusion(folder)
 
 
-def as_page(found: Mapping[str, Any]) -> str:
+def as_page(report: SpikeReport) -> str:
     """Self-contained HTML page of a loss-spike report (spike_report.html.jinja escapes
     every value).
     """
@@ -119,42 +154,39 @@ def as_page(found: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     templates.filters["shown"] = _number
-    documents = [_shown(document) for document in found["documents"]]
+    documents = [_shown(document) for document in report["documents"]]
     figures = [
-        (name, _number(found.get(key)))
-        for name, key in (
-            ("loss", "loss"),
-            ("gradient norm", "grad_norm"),
-            ("mean of the window", "mean"),
-            ("its deviation", "deviation"),
-        )
+        ("loss", _number(report["loss"])),
+        ("gradient norm", _number(report["grad_norm"])),
+        ("mean of the window", _number(report["mean"])),
+        ("its deviation", _number(report["deviation"])),
     ]
     return templates.get_template("spike_report.html.jinja").render(
-        step=found["step"],
+        step=report["step"],
         known=figures,
         documents=documents,
-        suspects=set(found["suspects"]),
+        suspects=set(report["suspects"]),
         exclude=EXCLUDE,
         columns=list(dict.fromkeys(key for document in documents for key in document)),
     )
 
 
-def describe_origin(one: Mapping[str, Any]) -> str:
+def describe_origin(document: Mapping[str, Any]) -> str:
     """Origin and quality of a document as one line (see tokenize.origins.KNOWN)."""
     parts = [
-        str(one.get("url") or one.get("locator") or ""),
-        str(one.get("language") or ""),
+        str(document.get("url") or document.get("locator") or ""),
+        str(document.get("language") or ""),
     ]
     parts += [
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in one.get("quality", {}).items()
+        for name, value in document.get("quality", {}).items()
     ]
-    if one.get("cluster_size", 1) > 1:
-        parts.append(f"cluster {one['cluster'][:8]} of {one['cluster_size']}")
+    if document.get("cluster_size", 1) > 1:
+        parts.append(f"cluster {document['cluster'][:8]} of {document['cluster_size']}")
     return " · ".join(part for part in parts if part)
 
 
-def _shown(document: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(document: Mapping[str, object]) -> dict[str, object]:
     """Columns of a document: loss first, origin as one column, text last."""
     last = {"text": document["text"]} if "text" in document else {}
     origin = {ORIGIN: described} if (described := describe_origin(document)) else {}
@@ -178,11 +210,7 @@ def _number(value: float | None) -> str:
     )
 
 
-def _badness(loss: float) -> float:
-    return loss if math.isfinite(loss) else math.inf
-
-
-def _count_attributed(ordered: Sequence[Mapping[str, Any]]) -> int:
+def _count_attributed(ordered: Sequence[ReadDocument]) -> int:
     """Number of attributed documents, highest loss first: at least one, and never all
     for their rank alone.
     """

@@ -17,7 +17,7 @@ from gristmill.train.loop.bad_steps import finite
 from gristmill.train.loop.batch_plan import extend_digest, micro_batches
 from gristmill.train.loop.loop_state import LoopState, Seen
 from gristmill.train.loop.metrics_log import TIMINGS
-from gristmill.train.loop.objective import Objective
+from gristmill.train.loop.objective import Metrics, Objective
 from gristmill.train.loop.prefetch import Batch
 from gristmill.train.loop.resuming import Attempt
 from gristmill.train.loop.spikes import judge, remember_loss
@@ -33,22 +33,25 @@ from gristmill.train.parallel.process_groups import World, sum_over_ranks
 
 def one_step(
     attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]
-) -> tuple[Seen, dict[str, Any] | None]:
+) -> tuple[Seen, Metrics | None]:
     """Compute gradients, update the weights unless the step is bad, and log metrics if
     due.
 
     Returns:
-        the step's flags on the device, and the line of metrics (on the first rank, if
-        logged).
+        the step's flags on the device, and its metrics (on the first rank, if logged).
     """
-    job, progress, section = attempt.job, attempt.progress, attempt.job.section
-    step, is_due = progress.step + 1, is_logged(section, progress.step + 1)
+    job = attempt.job
+    progress = attempt.progress
+    section = job.section
+    learner = job.learner
+    step = progress.step + 1
+    is_due = is_logged(section, progress.step + 1)
     _estimate_curvature(attempt, batch, step)
     sums, row_losses, noise = _gradients(attempt, batch, step)
-    penalty = (
-        {} if job.elastic is None else {"elastic_penalty": job.elastic.add_gradients()}
-    )
-    norm = clip_gradients(job.model, section.optimizer)
+    penalty = {}
+    if learner.elastic is not None:
+        penalty["elastic_penalty"] = learner.elastic.add_gradients()
+    norm = clip_gradients(learner.model, section.optimizer)
     loss = (sums[0] / batch.weight).float()
     bad, mean, deviation = judge(loss, norm, progress.window, section.spikes.sigma)
     overflow = torch.zeros_like(bad)
@@ -57,10 +60,10 @@ def one_step(
         attempt.loss_scale.follow(overflow)
     if attempt.noise_scale is not None and noise is not None:
         attempt.noise_scale.follow(noise, bad)
-    size = UpdateSize(job.model) if is_due else None
+    size = UpdateSize(learner.model) if is_due else None
     update(attempt.optimizers, scheduled_rate(job, step) * progress.scale_of(step), bad)
-    if job.average is not None:
-        job.average.follow(step, bad)
+    if learner.average is not None:
+        learner.average.follow(step, bad)
     remember_loss(progress.window, loss, step)
     progress.step = step
     progress.sums += torch.where(
@@ -69,7 +72,7 @@ def one_step(
     step_flags = Seen(step, bad, overflow, loss, norm, mean, deviation, row_losses)
     progress.seen.append(step_flags)
     progress.digest = extend_digest(progress.digest, batch.rows)
-    progress.tokens += job.objective.num_tokens(batch.rows)
+    progress.tokens += learner.objective.num_tokens(batch.rows)
     if not is_due:
         attempt.clock.skip_first_step(progress.tokens, step, batches.waited_seconds)
     return step_flags, None if size is None else _log(
@@ -78,27 +81,26 @@ def one_step(
 
 
 def metrics_of_step(
-    job: Job, progress: LoopState, seen: Seen, line: Mapping[str, Any] | None
-) -> dict[str, Any]:
+    job: Job, progress: LoopState, seen: Seen, logged: Metrics | None
+) -> Metrics:
     """Metrics of a step for callbacks; synchronises with the device.
 
     Args:
         job: the training.
         progress: state of the loop.
         seen: flags of the step.
-        line: metrics, if the step is logged; callbacks get only the reproducible ones.
+        logged: metrics, if the step is logged; callbacks get only the reproducible
+            ones.
     """
     return {
-        "step": seen.step,
-        "steps": job.section.steps,
         "loss": seen.loss.item(),
         "grad_norm": seen.norm.item(),
         "learning_rate": scheduled_rate(job, seen.step) * progress.scale_of(seen.step),
         "tokens": progress.tokens,
         "skipped": bool((seen.bad | seen.overflow).item()),
         "logged": None
-        if line is None
-        else {key: value for key, value in line.items() if key not in TIMINGS},
+        if logged is None
+        else {key: value for key, value in logged.items() if key not in TIMINGS},
     }
 
 
@@ -108,13 +110,15 @@ def _gradients(
     """Unscaled gradients of a batch; returns its sums, row losses, and noise scale if
     due.
     """
-    job, section = attempt.job, attempt.job.section
+    job = attempt.job
+    section = attempt.job.section
+    learner = attempt.job.learner
     scale = attempt.loss_scale.value if attempt.loss_scale is not None else 1.0
     norms = after_part = None
     if section.noise_scale_every is not None and step % section.noise_scale_every == 0:
         norms, after_part = measuring_parts(
-            job.model,
-            job.objective,
+            learner.model,
+            learner.objective,
             batch.rows,
             attempt.plan.cuts_in_step(step - 1),
             step - 1,
@@ -122,8 +126,8 @@ def _gradients(
             job.world,
         )
     sums, row_losses = accumulate_gradients(
-        job.model,
-        job.objective,
+        learner.model,
+        learner.objective,
         batch.parts,
         batch.weight,
         job.world,
@@ -132,10 +136,9 @@ def _gradients(
     )
     noise = None if norms is None else norms.estimate()
     if attempt.loss_scale is not None:
-        attempt.loss_scale.divide(job.model)
-        noise = (
-            None if noise is None else noise / attempt.loss_scale.value.double() ** 2
-        )
+        attempt.loss_scale.divide(learner.model)
+        if noise is not None:
+            noise = noise / attempt.loss_scale.value.double() ** 2
     return sums, row_losses, noise
 
 
@@ -144,6 +147,7 @@ def _estimate_curvature(attempt: Attempt, batch: Batch, step: int) -> None:
     model.
     """
     job = attempt.job
+    learner = attempt.job.learner
     for optimizer in attempt.optimizers:
         if (
             isinstance(optimizer, Sophia)
@@ -151,8 +155,8 @@ def _estimate_curvature(attempt: Attempt, batch: Batch, step: int) -> None:
         ):
             scale = attempt.loss_scale.value if attempt.loss_scale is not None else 1.0
             accumulate_gradients(
-                job.model,
-                job.objective,
+                learner.model,
+                learner.objective,
                 batch.parts,
                 batch.weight,
                 job.world,
@@ -160,81 +164,63 @@ def _estimate_curvature(attempt: Attempt, batch: Batch, step: int) -> None:
                 draw=step,
             )
             if attempt.loss_scale is not None:
-                attempt.loss_scale.divide(job.model)
+                attempt.loss_scale.divide(learner.model)
             optimizer.estimate(batch.weight)
 
 
 def _log(
     attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch]
-) -> dict[str, Any] | None:
-    """Write metrics and report progress; a collective. Returns the line on the first
+) -> Metrics | None:
+    """Write metrics and report progress; a collective. Returns them on the first
     rank.
     """
-    job, progress, section = attempt.job, attempt.progress, attempt.job.section
+    job = attempt.job
+    progress = attempt.progress
+    objective = attempt.job.learner.objective
     measured_norms = {name: finite(norm) for name, norm in norms.items()}
     attempt.look()
     weight, *sums = progress.sums.tolist()
     progress.sums.zero_()
     clock = attempt.clock
     waiting = clock.data_wait(progress.step, batches.waited_seconds, job.world)
-    memory, rate = (
-        peak_memory_bytes(job.world.device, job.world),
-        clock.rate(progress.tokens),
-    )
+    memory = peak_memory_bytes(job.world.device, job.world)
+    rate = clock.rate(progress.tokens)
     clock.restart(progress.tokens, progress.step, batches.waited_seconds)
     if attempt.record is None:
         return None
-    measured = job.objective.report(sums, weight) if weight > 0 else {}
-    speed = speed_metrics(
-        rate,
-        job.objective.flops_per_token,
-        job.objective.flops_per_token * job.causal_share,
-        job.peak_flops,
-        job.world.size,
-    )
-    scaling = (
-        {}
-        if attempt.loss_scale is None
-        else {
-            "loss_scale": attempt.loss_scale.value.item(),
-            "overflowed_steps": progress.overflows,
-        }
-    )
-    noise = {} if attempt.noise_scale is None else attempt.noise_scale.report()
-    saving = (
-        {"checkpoint_seconds": round(attempt.save_seconds, 6)}
-        if attempt.save_seconds
-        else {}
-    )
-    attempt.save_seconds = 0.0
-    line = {
-        "step": progress.step,
-        **measured,
-        **measured_norms,
-        **scaling,
-        **noise,
+    measured = objective.report(sums, weight) if weight > 0 else {}
+    metrics: dict[str, object] = {**measured, **measured_norms}
+    if attempt.loss_scale is not None:
+        metrics["loss_scale"] = attempt.loss_scale.value.item()
+        metrics["overflowed_steps"] = progress.overflows
+    if attempt.noise_scale is not None:
+        metrics |= attempt.noise_scale.report()
+    metrics |= {
         "learning_rate": scheduled_rate(job, progress.step)
         * progress.scale_of(progress.step),
         "tokens": progress.tokens,
         "skipped_steps": progress.skipped,
         "rows_digest": progress.digest,
-        **speed,
+        **speed_metrics(
+            rate, objective.flops_per_token, job.utilisation, job.world.size
+        ),
         **waiting,
-        **saving,
-        "peak_memory_bytes": memory,
     }
-    attempt.record.metrics(line)
-    extra = {
-        name: value
-        for name, value in (
-            ("loss", measured.get("loss")),
-            ("tokens", progress.tokens),
-            ("tokens_per_second", rate),
-        )
-        if value is not None
-    }
-    job.context.progress(progress.step, section.steps, "steps", **extra)
-    return line
+    if attempt.save_seconds:
+        metrics["checkpoint_seconds"] = round(attempt.save_seconds, 6)
+        attempt.save_seconds = 0.0
+    metrics["peak_memory_bytes"] = memory
+    attempt.record.metrics(progress.step, metrics)
+    loss = {"loss": measured["loss"]} if measured.get("loss") is not None else {}
+    job.context.progress(
+        progress.step,
+        job.section.steps,
+        "steps",
+        **loss,
+        tokens=progress.tokens,
+        tokens_per_second=rate,
+    )
+    return metrics
 
 
 def accumulate_gradients(
@@ -326,7 +312,8 @@ def measuring_parts(
             f"holds all {len(rows)} rows of it; lower micro_batch_size, or remove "
             "noise_scale_every"
         )
-    weight, norms = objective.weight(rows, cuts, step), PartNorms(model)
+    weight = objective.weight(rows, cuts, step)
+    norms = PartNorms(model)
     return norms, lambda number: norms.take(
         objective.weight(parts[number], cuts, step) / weight, len(parts[number])
     )

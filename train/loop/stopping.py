@@ -28,11 +28,11 @@ def stop_requested() -> bool:
     return _requested.is_set()
 
 
-def held_out_loss(line: Mapping[str, Any]) -> float | None:
-    """Nats per token over all sources of a line with `validation` (source -> loss,
+def held_out_loss(metrics: Mapping[str, Any]) -> float | None:
+    """Nats per token over all sources of metrics with `validation` (source -> loss,
     tokens, ...); None without.
     """
-    sources = line.get("validation", {}).values()
+    sources = metrics.get("validation", {}).values()
     tokens = sum(source["tokens"] for source in sources)
     return (
         sum(source["loss"] * source["tokens"] for source in sources) / tokens

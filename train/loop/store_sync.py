@@ -24,12 +24,11 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.files import (
     TEMPORARY_MARK,
@@ -40,18 +39,15 @@ from gristmill.core.files import (
 )
 from gristmill.core.object_stores import Patience
 from gristmill.core.secrets import restore_secrets
-from gristmill.core.stage_context import read_inputs
-from gristmill.mixtures.engine import Stream
+from gristmill.core.stage_context import StageDescription, read_inputs
+from gristmill.mixtures.engine import Engine, Stream, TrainingEngine
+from gristmill.mixtures.training import Spikes
 from gristmill.tokenize.streaming.file_cache import default_folder
 from gristmill.train.parallel.rendezvous import hosts_of
 
 VARIABLE = "GRISTMILL_STAGE_FOLDER"
 """Environment variable of the ranks of such a training: URL of the stage folder in the
 store.
-"""
-OUTDATED = "outdated"
-"""Key of the local `stage.json`: files in the store to delete with the next
-checkpoint.
 """
 STREAMED = "mix"
 """Input that is streamed row by row from its location."""
@@ -102,11 +98,12 @@ def work_here(folder: Path, leads: bool = True) -> Path:
     Raises:
         OSError: too little disk space.
     """
-    description = read_json(folder / "stage.json")
-    engine = description["engine"]
-    local_folder = folder_here(folder, engine, hosts_of(engine) > 1)
-    for apart in (False, True):  # folders of earlier attempts with one host or several
-        shutil.rmtree(folder_here(folder, engine, apart), ignore_errors=True)
+    description: StageDescription = read_json(folder / "stage.json")
+    engine = Engine.model_validate(description["engine"])
+    local_folder = folder_here(folder, engine.stream, hosts_of(engine) > 1)
+    # folders of earlier attempts with one host or several
+    for per_host in (False, True):
+        shutil.rmtree(folder_here(folder, engine.stream, per_host), ignore_errors=True)
     work = sizes_below(folder / "work")
     inputs = {
         name: location
@@ -131,7 +128,7 @@ def work_here(folder: Path, leads: bool = True) -> Path:
             for location in inputs.values()
             for size in sizes_below(location).values()
         ),
-        newest * engine["keep_checkpoints"],
+        newest * engine.keep_checkpoints,
     )
     fetch_tree(
         folder / "work",
@@ -141,28 +138,21 @@ def work_here(folder: Path, leads: bool = True) -> Path:
     (local_folder / "data").mkdir(parents=True, exist_ok=True)
     for name, location in inputs.items():
         fetch_tree(location, local_folder / "inputs" / name)
-    goes_back = (
-        description["config"].get("spikes", {}).get("rollback_after") is not None
-    )
+    spikes = Spikes.model_validate(description["config"].get("spikes", {}))
     outdated_checkpoints = fetch_checkpoints(
         folder / "work",
         local_folder / "work",
         steps if leads else [],
         engine,
-        len(steps) if goes_back else 1,
+        1 if spikes.rollback_after is None else len(steps),
     )
-    write_json(
-        local_folder / "stage.json",
-        {
-            **description,
-            "fetched": {name: str(local_folder / "inputs" / name) for name in inputs},
-            OUTDATED: [
-                f"work/{name}"
-                for name in work
-                if _checkpoint_of(name) in outdated_checkpoints
-            ],
-        },
-    )
+    description["fetched"] = {
+        name: str(local_folder / "inputs" / name) for name in inputs
+    }
+    description["outdated"] = [
+        f"work/{name}" for name in work if _checkpoint_of(name) in outdated_checkpoints
+    ]
+    write_json(local_folder / "stage.json", description)
     return local_folder
 
 
@@ -170,7 +160,7 @@ def fetch_checkpoints(
     work: Path,
     here: Path,
     steps: Sequence[str],
-    engine: Mapping[str, Any],
+    engine: TrainingEngine,
     at_least: int = 1,
 ) -> set[str]:
     """Fetch the newest intact checkpoint to resume from, and damaged newer ones.
@@ -181,7 +171,7 @@ def fetch_checkpoints(
     Args:
         work, here: working folder of a training, in the store and local.
         steps: names of all checkpoints in the store, newest first, complete or not.
-        engine: of the stage's description.
+        engine: retention of checkpoints.
         at_least: minimum number of intact checkpoints; a training with rollbacks needs
             all.
 
@@ -197,7 +187,9 @@ def fetch_checkpoints(
         is_complete,
     )
 
-    target_count, sound, fetched = max(engine["keep_checkpoints"] - 1, at_least), 0, 0
+    target_count = max(engine.keep_checkpoints - 1, at_least)
+    sound = 0
+    fetched = 0
     for step in steps:
         if sound >= target_count:
             break
@@ -206,7 +198,7 @@ def fetch_checkpoints(
         sound += is_complete(here / CHECKPOINTS / step) and not damaged_files(
             here / CHECKPOINTS / step
         )
-    every = engine.get("permanent_every")
+    every = engine.permanent_every
     return {
         step
         for step in steps[fetched:]
@@ -229,7 +221,8 @@ def check_room(here: Path, fetched_bytes: int, written_bytes: int) -> None:
         written_bytes: bytes of its next checkpoints.
     """
     disk = next(folder for folder in here.parents if folder.exists())
-    free, needed = shutil.disk_usage(disk).free, fetched_bytes + written_bytes
+    free = shutil.disk_usage(disk).free
+    needed = fetched_bytes + written_bytes
     if needed > free:
         raise OSError(
             f"the training works in {here}, which needs {needed / 1e9:,.3f} GB "
@@ -240,13 +233,12 @@ def check_room(here: Path, fetched_bytes: int, written_bytes: int) -> None:
         )
 
 
-def folder_here(folder: Path, engine: Mapping[str, Any], apart: bool) -> Path:
-    """Local folder of a training in a store: one per URL, and per host (`apart`), as
-    hosts may share home folders.
+def folder_here(folder: Path, stream: Stream, per_host: bool) -> Path:
+    """Local folder of a training in a store: one per URL, and per host if it has
+    several, as hosts may share home folders.
     """
-    cache_folder = Stream.model_validate(engine.get("stream", {})).cache_folder
-    cache = Path(cache_folder) if cache_folder else default_folder()
-    host = f"-{socket.gethostname()}" if apart else ""
+    cache = Path(stream.cache_folder) if stream.cache_folder else default_folder()
+    host = f"-{socket.gethostname()}" if per_host else ""
     return (
         cache
         / "training"
@@ -273,12 +265,14 @@ def fetch_tree(
 
 def sizes_below(folder: Path) -> dict[str, int]:
     """Relative name -> bytes of all files below a folder of a store."""
-    store, root = folder.fs, folder.path.rstrip("/")  # type: ignore[attr-defined]
+    root = folder.path.rstrip("/")  # type: ignore[attr-defined]
+    files = folder.fs.find(root, detail=True)  # type: ignore[attr-defined]
+    # Names with a final / are empty objects that represent folders.
     return {
         name[name.index(root) + len(root) :].lstrip("/"): entry["size"]
-        for name, entry in store.find(root, detail=True).items()
+        for name, entry in files.items()
         if not name.endswith("/")
-    }  # names with a final / are empty objects that represent folders
+    }
 
 
 class Mirror:
@@ -294,7 +288,8 @@ class Mirror:
     def __init__(
         self, here: Path, folder: Path, stream: Stream, warn: Callable[[str], None]
     ) -> None:
-        self._here, self._folder = here, folder
+        self._here = here
+        self._folder = folder
         self._patience = Patience(
             stream.retry_seconds,
             warn,
@@ -302,7 +297,7 @@ class Mirror:
             f"({stream.retry_seconds:g})",
         )
         self._lock = threading.Lock()
-        outdated = read_json(here / "stage.json").get(OUTDATED, ())
+        outdated = read_json(here / "stage.json").get("outdated", ())
         self._sent: Sent = {**self._files("work"), **dict.fromkeys(outdated, (0, 0))}
         self._elsewhere = set[str]()
 
@@ -423,20 +418,16 @@ class Mirror:
         return files
 
 
-def mirror_of(
-    here: Path, engine: dict[str, Any], warn: Callable[[str], None]
-) -> Mirror | None:
+def mirror_of(here: Path, stream: Stream, warn: Callable[[str], None]) -> Mirror | None:
     """Mirror of this training's folder; None if the stage folder is local, and on all
     ranks but the first of each host.
     """
     if VARIABLE not in os.environ or os.environ["LOCAL_RANK"] != "0":
         return None
-    return Mirror(
-        here, followed(here), Stream.model_validate(engine.get("stream", {})), warn
-    )
+    return Mirror(here, followed(here), stream, warn)
 
 
-def works_apart() -> bool:
+def is_per_host() -> bool:
     """Return True if each host of this training works in a folder of its own."""
     return VARIABLE in os.environ and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
 

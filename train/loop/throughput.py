@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,20 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
         return None
     spec = find_device(torch.cuda.get_device_name(device))
     return None if spec is None else spec.flops
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """What the speed of a training is compared with (MFU).
+
+    Attributes:
+        peak_flops: of one device, if known.
+        causal_share: share of the objective's FLOPs that remains if masked attention is
+            not counted.
+    """
+
+    peak_flops: float | None = None
+    causal_share: float = 1.0
 
 
 def model_flops_utilisation(
@@ -56,12 +71,10 @@ class Clock:
 
     def restart(self, tokens: int, step: int, waited_seconds: float) -> None:
         """Restart the clock; `waited_seconds` is the total wait for batches so far."""
-        self.started, self.tokens, self.step, self.waited_seconds = (
-            time.perf_counter(),
-            tokens,
-            step,
-            waited_seconds,
-        )
+        self.started = time.perf_counter()
+        self.tokens = tokens
+        self.step = step
+        self.waited_seconds = waited_seconds
         self._is_warm = True
 
     def skip_first_step(self, tokens: int, step: int, waited_seconds: float) -> None:
@@ -118,27 +131,23 @@ class UpdateSize:
 
 
 def speed_metrics(
-    rate: float,
-    flops_per_token: float,
-    causal_flops_per_token: float,
-    peak: float | None,
-    devices: int,
-) -> dict[str, Any]:
-    """Tokens per second, and MFU by both conventions for causal attention.
+    rate: float, flops_per_token: float, utilisation: Utilisation, devices: int
+) -> dict[str, float | str]:
+    """Tokens per second, and MFU by both conventions for causal attention: of all pairs
+    of positions, as in PaLM (appendix B), and `mfu_causal` of unmasked pairs.
 
     Args:
         rate: tokens per second.
-        flops_per_token: all pairs of positions counted, as in PaLM (appendix B): `mfu`.
-        causal_flops_per_token: only unmasked pairs counted: `mfu_causal`.
-        peak: of one device; without it both are "unknown".
+        flops_per_token: of all pairs.
+        utilisation: without a peak both are "unknown".
         devices: number of devices.
     """
+    peak = utilisation.peak_flops
+    causal_flops = flops_per_token * utilisation.causal_share
     return {
         "tokens_per_second": round(rate, 1),
         "mfu": model_flops_utilisation(rate, flops_per_token, peak, devices),
-        "mfu_causal": model_flops_utilisation(
-            rate, causal_flops_per_token, peak, devices
-        ),
+        "mfu_causal": model_flops_utilisation(rate, causal_flops, peak, devices),
     }
 
 
@@ -168,7 +177,9 @@ class Profiler:
     def __init__(
         self, section: Profile | None, context: Context, world: World, step: int
     ) -> None:
-        self._section, self._context, self._world = section, context, world
+        self._section = section
+        self._context = context
+        self._world = world
         self._profile: Any = None
         self.after(step)
 
@@ -188,7 +199,8 @@ class Profiler:
         """Write the trace so far."""
         if self._profile is None or self._section is None:
             return
-        profile, self._profile = self._profile, None
+        profile = self._profile
+        self._profile = None
         profile.stop()
         folder = self._context.work / "profile"
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,24 +7,69 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from torch import nn
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.training import EarlyStopping, Training, TrainingPhase
-from gristmill.tokenize.mixing.continue_mixture import SetBefore
-from gristmill.tokenize.packed import PackedPhase
-from gristmill.train.loop.bad_steps import Decode, Known
+from gristmill.tokenize.packed import PackedPhase, PackedSet
 from gristmill.train.loop.batch_plan import RowPlan, plan_of
 from gristmill.train.loop.loop_state import Part
-from gristmill.train.loop.objective import Objective
+from gristmill.train.loop.objective import Metrics, Objective
 from gristmill.train.loop.prefetch import READING_THREADS
+from gristmill.train.loop.spike_report import Decode, Known
+from gristmill.train.loop.throughput import Utilisation
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.optim.ewc import ElasticWeights
 from gristmill.train.optim.schedules import learning_rate, warmup_steps
 from gristmill.train.parallel.process_groups import World
+
+Measure = Callable[[int], Metrics | None]
+"""Function from a step, counted from 1, to its metrics, called on every rank; None if
+nothing is measured after that step.
+"""
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What a training changes, and the objective that it minimises.
+
+    Attributes:
+        objective: rows and loss.
+        model: sharded.
+        average: running mean of the weights, if enabled.
+        elastic: penalty on moving weights away from their start, if enabled.
+        state: further state for checkpoints, by name.
+    """
+
+    objective: Objective
+    model: nn.Module
+    average: AveragedWeights | None = None
+    elastic: ElasticWeights | None = None
+    state: Mapping[str, Part] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Observers:
+    """Functions that a training calls.
+
+    Attributes:
+        before_step: called on every rank with the steps done and the rows of the next
+            step, before its gradients.
+        after_step: called on every rank after each step; its result is logged as a line
+            of that step.
+        decode: from token ids to text, for loss-spike reports.
+        known: from document ids to their origin and quality, for loss-spike reports.
+    """
+
+    before_step: Callable[[int, np.ndarray], None] = lambda step, rows: None
+    after_step: Measure = lambda step: None
+    decode: Decode | None = None
+    known: Known | None = None
+
+
+UNOBSERVED = Observers()
 
 
 @dataclass(frozen=True)
@@ -33,56 +78,47 @@ class Job:
 
     Attributes:
         section: steps, batch sizes, optimizer, schedule.
-        objective: data and loss.
-        model: sharded.
+        learner: model and objective.
         world: the processes.
         context: working folder, checkpoint policy, progress reports.
-        peak_flops: of one device, if known.
-        causal_share: share of the objective's FLOPs that remains if masked attention is
-            not counted.
-        after_step: called on every rank after each step; its result is logged as a line
-            of that step.
-        average: running mean of the weights, if enabled.
-        decode: from token ids to text, for loss-spike reports.
-        known: from document ids to their origin and quality, for loss-spike reports.
-        elastic: penalty on moving weights away from their start, if enabled.
-        before_step: called on every rank with the steps done and the rows of the next
-            step, before its gradients.
-        state: further state for checkpoints, by name.
+        observers: functions to call.
+        packed: set of a pre-training, whose phases it follows.
         reading_threads: see prefetch.reading_threads.
-        phases: of the packed set, see PackedSet.described_phases.
-        phase_ends: positions at which the phases of the section end.
-        sets_before: sets that the packed set continues.
+        utilisation: what its speed is compared with.
     """
 
     section: Training
-    objective: Objective
-    model: nn.Module
+    learner: Learner
     world: World
     context: Context
-    peak_flops: float | None = None
-    causal_share: float = 1.0
-    after_step: Callable[[int], dict[str, Any] | None] = lambda step: None
-    average: AveragedWeights | None = None
-    decode: Decode | None = None
-    known: Known | None = None
-    elastic: ElasticWeights | None = None
-    before_step: Callable[[int, np.ndarray], None] = lambda step, rows: None
-    state: Mapping[str, Part] = field(default_factory=dict)
+    observers: Observers = UNOBSERVED
+    packed: PackedSet | None = None
     reading_threads: int = READING_THREADS
-    phases: Sequence[PackedPhase] = ()
-    phase_ends: Sequence[int] = ()
-    sets_before: Sequence[SetBefore] = ()
+    utilisation: Utilisation = field(default_factory=Utilisation)
 
     @cached_property
     def plan(self) -> RowPlan:
         """Positions of each step, without rollbacks."""
-        return plan_of(self.section, self.objective.sequence_length, self.phase_ends)
+        return plan_of(
+            self.section,
+            self.learner.objective.sequence_length,
+            () if self.packed is None else self.packed.phase_ends(),
+        )
 
     @cached_property
-    def first_steps(self) -> list[int]:
-        """First step, counted from 0, of each phase of the set."""
-        return [self.plan.first_step(phase.begin) for phase in self.phases]
+    def set_phases(self) -> Sequence[PackedPhase]:
+        """See PackedSet.described_phases."""
+        return () if self.packed is None else self.packed.described_phases()
+
+    @cached_property
+    def phase_begins(self) -> dict[int, int]:
+        """First step, counted from 0, of each phase of the set -> number of the phase,
+        from 0.
+        """
+        return {
+            self.plan.first_step(phase.begin): number
+            for number, phase in enumerate(self.set_phases)
+        }
 
     def phase_of(self, step: int) -> TrainingPhase | None:
         """Settings of the phase of a step, counted from 0; None without phases."""
@@ -99,7 +135,8 @@ def scheduled_rate(job: Job, step: int) -> float:
     """Learning rate of a step, counted from 1. A warm-up in tokens assumes the first
     step's tokens per step.
     """
-    section, phase = job.section, job.phase_of(step - 1)
+    section = job.section
+    phase = job.phase_of(step - 1)
     rate = learning_rate(
         section.schedule,
         section.optimizer.learning_rate,
@@ -110,25 +147,19 @@ def scheduled_rate(job: Job, step: int) -> float:
     return rate if phase is None else rate * phase.learning_rate_scale
 
 
-def describe_phase(job: Job, step: int) -> dict[str, Any] | None:
-    """Line of metrics for a step, counted from 1, that begins a phase: its number,
-    shares and settings; else None.
+def describe_phase(job: Job, step: int) -> Metrics | None:
+    """Number, shares and settings of the phase that begins with a step, counted from 1;
+    None if none does.
     """
-    number = max(
-        (index for index, first in enumerate(job.first_steps) if first == step - 1),
-        default=None,
-    )
+    number = job.phase_begins.get(step - 1)
     if number is None:
         return None
-    shares, settings = job.phases[number].shares, job.phase_of(step - 1)
+    settings = job.phase_of(step - 1)
     return {
-        "step": step,
-        "phase": {
-            "number": number + 1,
-            "of": len(job.phases),
-            "shares": shares,
-            **({} if settings is None else settings.model_dump(exclude_none=True)),
-        },
+        "number": number + 1,
+        "of": len(job.set_phases),
+        "shares": job.set_phases[number].shares,
+        **({} if settings is None else settings.model_dump(exclude_none=True)),
     }
 
 
@@ -136,12 +167,14 @@ def _step_tokens(job: Job) -> int:
     """Tokens of the first step if the warm-up is given in tokens, else 0."""
     if job.section.schedule.warmup_tokens is None:
         return 0
-    return job.objective.num_tokens(job.plan.rows(job.objective.order, 0))
+    objective = job.learner.objective
+    return objective.num_tokens(job.plan.rows(objective.order, 0))
 
 
 def warn_of_long_warmup(job: Job) -> None:
     """Warn if the learning rate rises for most of the training."""
-    schedule, steps = job.section.schedule, job.section.steps
+    schedule = job.section.schedule
+    steps = job.section.steps
     if schedule.use is not None:
         return
     warmup = min(warmup_steps(schedule, steps, _step_tokens(job)), steps)

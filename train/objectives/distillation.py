@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,18 +27,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.core.files import canonical_json, read_json, reserve, sha256_file
+from gristmill.core.files import canonical_json, reserve, sha256_file
 from gristmill.mixtures.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.loop.objective import UNTRAINED, Measured
+from gristmill.train.loop.objective import UNTRAINED, Measured, Metrics
 from gristmill.train.loop.prefetch import pinned
 from gristmill.train.models.weights import SHAPE_FILE
 from gristmill.train.objectives.losses import IGNORED, chunk_rows
-from gristmill.train.objectives.reference_logps import KEY, StaleReferenceError
+from gristmill.train.objectives.reference_logps import PredictionKey
 from gristmill.train.objectives.sft_objective import AssistantTurns, Turns
 
-LOGPS, IDS, REST = "logps.npy", "ids.npy", "rest.npy"
+LOGPS = "logps.npy"
+IDS = "ids.npy"
+REST = "rest.npy"
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def divergence(
         temperature: divisor of the logits.
         kind, beta: see `mixtures.distillation.Distill`.
     """
-    student, teacher = F.log_softmax(logits / temperature, dim=-1), taught.logps
+    student = F.log_softmax(logits / temperature, dim=-1)
+    teacher = taught.logps
     if taught.ids is not None and taught.rest is not None:
         student = torch.cat(
             (
@@ -204,7 +207,8 @@ class _Distilled(torch.autograd.Function):
         taught: Taught,
         settings: Distill,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        trains_matrix, size = ctx.needs_input_grad[1], chunk_rows(matrix)
+        trains_matrix = ctx.needs_input_grad[1]
+        size = chunk_rows(matrix)
         nll, divergences = (
             torch.zeros(len(hidden), device=hidden.device) for _ in range(2)
         )
@@ -216,10 +220,8 @@ class _Distilled(torch.autograd.Function):
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             with torch.enable_grad():
-                chunk_hidden, chunk_matrix = (
-                    hidden[part].detach().requires_grad_(),
-                    matrix.detach().requires_grad_(trains_matrix),
-                )
+                chunk_hidden = hidden[part].detach().requires_grad_()
+                chunk_matrix = matrix.detach().requires_grad_(trains_matrix)
                 logits = (chunk_hidden @ chunk_matrix.T).float()
                 hard = F.cross_entropy(logits, targets[part], reduction="none")
                 soft = divergence(
@@ -239,11 +241,9 @@ class _Distilled(torch.autograd.Function):
             hidden_gradient[part] = chunk_gradients[0]
             if trains_matrix:
                 matrix_gradient += chunk_gradients[1]
-            nll[part], divergences[part], total = (
-                hard.detach(),
-                soft.detach(),
-                total + loss.detach(),
-            )
+            nll[part] = hard.detach()
+            divergences[part] = soft.detach()
+            total = total + loss.detach()
         ctx.save_for_backward(hidden_gradient, matrix_gradient.to(matrix.dtype))
         ctx.mark_non_differentiable(nll, divergences)
         return total, nll, divergences
@@ -274,8 +274,8 @@ def teacher_key(
     temperature: float,
     top_k: int | None,
     vocab_size: int,
-) -> dict[str, Any]:
-    """Dependencies of a teacher's distributions by name: weights, template, tokenizer,
+) -> PredictionKey:
+    """Dependencies of a teacher's distributions: weights, template, tokenizer,
     precision, rows, stored ids.
 
     Args:
@@ -303,26 +303,6 @@ def teacher_key(
         "top_k": "all" if top_k is None else top_k,
         "vocabulary": vocab_size,
     }
-
-
-def check_teacher_key(folder: Path, key: Mapping[str, Any]) -> None:
-    """Check that the stored distributions match a key.
-
-    Raises:
-        gristmill.train.objectives.reference_logps.StaleReferenceError: the message
-            names what differs.
-    """
-    stored_key = read_json(folder / KEY)
-    if differing := [
-        f"{name} was {stored_key.get(name)} and is {value}"
-        for name, value in key.items()
-        if stored_key.get(name) != value
-    ]:
-        raise StaleReferenceError(
-            f"{folder}: the teacher's distributions there are of something else: "
-            f"{'; '.join(differing)}. Run again with `--force teacher`, on the kind of "
-            "device that trains"
-        )
 
 
 class TeacherFiles:
@@ -441,16 +421,18 @@ class TaughtTurns:
     def __init__(
         self, turns: AssistantTurns, teacher: TeacherRows, settings: Distill
     ) -> None:
-        self._turns, self._teacher, self._settings = turns, teacher, settings
-        self.order, self.fingerprint, self.sequence_length = (
-            turns.order,
-            turns.fingerprint,
-            turns.sequence_length,
-        )
+        self._turns = turns
+        self._teacher = teacher
+        self._settings = settings
+        self.order = turns.order
+        self.fingerprint = turns.fingerprint
+        self.sequence_length = turns.sequence_length
         self.flops_per_token = turns.flops_per_token
         self.sums_length = 2 + turns.sums_length
-        self.weight, self.num_tokens = turns.weight, turns.num_tokens
-        self.describe, self.blame = turns.describe, turns.blame
+        self.weight = turns.weight
+        self.num_tokens = turns.num_tokens
+        self.describe = turns.describe
+        self.blame = turns.blame
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> TaughtBatch:
         """See AssistantTurns.prepare."""
@@ -483,7 +465,8 @@ class TaughtTurns:
         loss, nll, divergences = model(
             placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1)
         )
-        weight, square = self._settings.weight, self._settings.temperature**2
+        weight = self._settings.weight
+        square = self._settings.temperature**2
         mixed = (1 - weight) * nll + weight * square * divergences
         loss_sums = torch.stack(
             [(part * placed.counted).double().sum() for part in (mixed, divergences)]
@@ -494,7 +477,7 @@ class TaughtTurns:
             torch.where(placed.counted > 0, mixed, UNTRAINED),
         )
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+    def report(self, sums: Sequence[float], weight: float) -> Metrics:
         """Metrics of AssistantTurns, with the mixed `loss`, `label_loss`, and
         `divergence` in nats per token.
         """

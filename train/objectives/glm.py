@@ -92,29 +92,22 @@ class Blanks:
         Rows are truncated so that their tokens, with two more per blank, fit.
         """
         rows, length = read.tokens.shape
-        inputs, targets = (
-            np.full((rows, length), self.marks.pad),
-            np.full((rows, length), IGNORED),
-        )
-        places, prefix_lengths = (
-            np.full((rows, length), -1),
-            np.zeros(rows, dtype=np.int64),
-        )
-        kinds, keys = (
-            draws(self.key("kind", step), read.rows, read.first),
-            {
-                name: self.key(name, step)
-                for name in ("length", "place", "long", "sentence", "order")
-            },
-        )
+        inputs = np.full((rows, length), self.marks.pad)
+        targets = np.full((rows, length), IGNORED)
+        places = np.full((rows, length), -1)
+        prefix_lengths = np.zeros(rows, dtype=np.int64)
+        kinds = draws(self.key("kind", step), read.rows, read.first)
+        keys = {
+            name: self.key(name, step)
+            for name in ("length", "place", "long", "sentence", "order")
+        }
         for number, (size, kind) in enumerate(
             zip((read.positions >= 0).sum(axis=1), kinds, strict=True)
         ):
-            tokens, spans = read.tokens[number, :size].astype(np.int64), list[Span]()
-            row_draws, overflow = (
-                _Draws(keys, int(read.rows[number]), int(read.first[number])),
-                1,
-            )
+            tokens = read.tokens[number, :size].astype(np.int64)
+            spans = list[Span]()
+            row_draws = _Draws(keys, int(read.rows[number]), int(read.first[number]))
+            overflow = 1
             while len(tokens) and overflow > 0:
                 spans = self._spans(tokens, float(kind), row_draws)
                 if (overflow := len(tokens) + 2 * len(spans) - length) > 0:
@@ -162,7 +155,8 @@ class Blanks:
         at = last = 0
         for start, end in [*spans, (len(tokens), len(tokens))]:
             inputs[at : at + start - last] = tokens[last:start]
-            at, last = at + start - last, end
+            at = at + start - last
+            last = end
             if end > start:
                 inputs[at] = blank
                 at += 1
@@ -170,20 +164,17 @@ class Blanks:
         for number in order:
             start, end = spans[number]
             size = end - start
-            inputs[at], inputs[at + 1 : at + 1 + size] = (
-                self.marks.begin,
-                tokens[start:end],
-            )
-            targets[at : at + size], targets[at + size] = (
-                tokens[start:end],
-                self.marks.end,
-            )
+            inputs[at] = self.marks.begin
+            inputs[at + 1 : at + 1 + size] = tokens[start:end]
+            targets[at : at + size] = tokens[start:end]
+            targets[at + size] = self.marks.end
             places[at : at + size] = np.arange(start, end)
             at += size + 1
         return prefix_length
 
     def _blank_of(self, kind: float) -> int:
-        is_long, is_short = kind < self.section.document_share, kind >= self._not_short
+        is_long = kind < self.section.document_share
+        is_short = kind >= self._not_short
         return (
             self.marks.long_blank
             if is_long
@@ -198,10 +189,8 @@ class Blanks:
 
     def _spans(self, tokens: np.ndarray, kind: float, row_draws: _Draws) -> list[Span]:
         """Hidden spans of a row, ascending."""
-        size, target_count = (
-            len(tokens),
-            max(int(self.section.density * len(tokens)), 1),
-        )
+        size = len(tokens)
+        target_count = max(int(self.section.density * len(tokens)), 1)
         if kind < self.section.document_share:
             share = LEAST_LONG_BLANK + (1 - LEAST_LONG_BLANK) * float(
                 row_draws.numbers("long", 1)[0]
@@ -241,7 +230,8 @@ class Blanks:
 
     def _sentences(self, tokens: np.ndarray) -> list[Span]:
         """Spans of sentences; ends of text belong to none."""
-        sentences, start = list[Span](), 0
+        sentences = list[Span]()
+        start = 0
         for place in np.flatnonzero(
             self.ends_sentence[tokens] | (tokens == self.eos)
         ).tolist():
@@ -271,7 +261,8 @@ def _first_that_hide(
     sentences: Sequence[Span], target_count: int, row_draws: _Draws
 ) -> list[Span]:
     """Sample sentences until enough tokens are hidden; ascending."""
-    sampled, hidden = list[Span](), 0
+    sampled = list[Span]()
+    hidden = 0
     for number in np.argsort(
         row_draws.numbers("sentence", len(sentences)), kind="stable"
     ):

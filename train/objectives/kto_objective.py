@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -129,20 +128,17 @@ class Desirability:
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._drawn = Drawn(rows, draws, seed)
-        self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
-        self.num_tokens, self.describe, self.blame = (
-            self._drawn.num_tokens,
-            self._drawn.describe,
-            self._drawn.blame,
-        )
+        self.order = self._drawn.order
+        self.fingerprint = self._drawn.fingerprint
+        self.num_tokens = self._drawn.num_tokens
+        self.describe = self._drawn.describe
+        self.blame = self._drawn.blame
         self.flops_per_token = flops_per_token
         self.sequence_length = rows.packed.sequence_length
-        self._rows, self._reference, self._section, self._world = (
-            rows,
-            reference,
-            section,
-            world,
-        )
+        self._rows = rows
+        self._reference = reference
+        self._section = section
+        self._world = world
         self._baseline = torch.zeros((), device=world.device)
         self._alarm = DeclineAlarm(warn)
 
@@ -177,8 +173,8 @@ class Desirability:
         return PaddedAnswers(
             pinned(ids),
             pinned(targets),
-            pinned(torch.from_numpy(self._rows.desirable[answers])),
-            pinned(torch.from_numpy(self._reference[answers, 0])),
+            pinned(self._rows.desirable[answers]),
+            pinned(self._reference[answers, 0]),
             bool(len(rows)),
         )
 
@@ -195,7 +191,8 @@ class Desirability:
         answers each: count, rewards, log-probs, number below the reference, and
         log-ratios to the reference per token.
         """
-        real, section = float(batch.real), self._section
+        real = float(batch.real)
+        section = self._section
         ids, targets, desirable, reference = (
             part.to(self._world.device, non_blocking=True)
             for part in (batch.ids, batch.targets, batch.desirable, batch.reference)
@@ -210,7 +207,8 @@ class Desirability:
             section.desirable_weight,
             section.undesirable_weight,
         )
-        detached_gains, tokens = gains.detach(), (targets != IGNORED).sum(dim=1)
+        detached_gains = gains.detach()
+        tokens = (targets != IGNORED).sum(dim=1)
         of_answers = torch.stack(
             [
                 torch.ones_like(detached_gains),
@@ -235,11 +233,11 @@ class Desirability:
             losses.sum() * (scale * real), sums * real, losses.detach()[:, None]
         )
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
         """Means over answers, with the names of TRL; metrics of a kind without answers
         are omitted.
         """
-        line: dict[str, Any] = {"loss": sums[0] / weight, "kl": sums[1] / weight}
+        line: dict[str, float] = {"loss": sums[0] / weight, "kl": sums[1] / weight}
         for kind, (number, *values) in zip(KINDS, (sums[2:7], sums[7:12]), strict=True):
             line[f"answers/{kind}"] = int(number)
             if number:

@@ -79,13 +79,12 @@ def _logit_gradients(
         fused: use operations that compilers fuse, instead of those with the fewest
             passes in eager mode.
     """
-    valid, index, dtype = (
-        (targets != IGNORED).float()[:, None],
-        targets.clamp(min=0)[:, None],
-        logits.dtype,
-    )
+    valid = (targets != IGNORED).float()[:, None]
+    index = targets.clamp(min=0)[:, None]
+    dtype = logits.dtype
     logits = logits.float()
-    largest, target = logits.amax(dim=-1, keepdim=True), logits.gather(1, index)
+    largest = logits.amax(dim=-1, keepdim=True)
+    target = logits.gather(1, index)
     # One exponential per logit serves both the loss and its gradient.
     gradient = (logits - largest).exp() if fused else logits.sub_(largest).exp_()
     total = gradient.sum(dim=-1, keepdim=True)
@@ -174,7 +173,8 @@ def _nll_of_logits(
     logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float
 ) -> tuple[Tensor, Tensor]:
     """`weighted_nll` of materialised logits, differentiated by autograd."""
-    flat, flat_targets = logits.float().flatten(0, 1), targets.flatten()
+    flat = logits.float().flatten(0, 1)
+    flat_targets = targets.flatten()
     nll = F.cross_entropy(flat, flat_targets, reduction="none", ignore_index=IGNORED)
     squares = (
         flat.logsumexp(dim=-1).square() * (flat_targets != IGNORED) if z_loss else 0.0
@@ -299,7 +299,8 @@ def score_tokens(
     >>> likeliest.tolist()
     [[True]]
     """
-    flat, flat_targets = hidden.flatten(0, 1), targets.flatten()
+    flat = hidden.flatten(0, 1)
+    flat_targets = targets.flatten()
     nll = torch.zeros(len(flat), dtype=torch.float32, device=flat.device)
     correct = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
     for part, logits in _logit_chunks(flat, matrix):
@@ -371,11 +372,9 @@ def draw_targets(
         hidden, matrix, targets: as for `weighted_nll`.
         uniforms: (n, t) in [0, 1): quantile of the id in the cumulative distribution.
     """
-    flat, flat_targets, places = (
-        hidden.flatten(0, 1),
-        targets.flatten(),
-        uniforms.flatten(),
-    )
+    flat = hidden.flatten(0, 1)
+    flat_targets = targets.flatten()
+    places = uniforms.flatten()
     drawn = torch.full_like(flat_targets, IGNORED)
     for part, logits in _logit_chunks(flat, matrix):
         cumulative = logits.softmax(dim=-1).cumsum(dim=-1)

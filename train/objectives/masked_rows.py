@@ -63,10 +63,8 @@ class Masking:
             )
             # All tokens of a word share the draw of its first token.
             places = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
-        places, numbers = (
-            places + read.first[:, None],
-            np.broadcast_to(read.rows[:, None], ids.shape),
-        )
+        places = places + read.first[:, None]
+        numbers = np.broadcast_to(read.rows[:, None], ids.shape)
         is_selected = is_candidate & (
             draws(self.key("chosen", step), numbers, places) < self.section.rate
         )
@@ -75,7 +73,8 @@ class Masking:
         kind = draws(self.key("kind", step), *at)
         drawn = (draws(self.key("drawn", step), *at) * self.vocab_size).astype(np.int64)
         to_mask = self.section.mask_share
-        inputs, original_ids = ids.copy(), ids[is_selected]
+        inputs = ids.copy()
+        original_ids = ids[is_selected]
         inputs[is_selected] = np.where(
             kind < to_mask,
             self.mask,

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +24,13 @@ from gristmill.train.data.batch import (
     filled_tokens,
     predicted_tokens,
 )
-from gristmill.train.evaluation.held_out import loss_metrics
-from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
+from gristmill.train.loop.objective import (
+    UNTRAINED,
+    Measured,
+    Metrics,
+    ReadDocument,
+    mean_of_trained,
+)
 from gristmill.train.loop.prefetch import pinned, read_pinned
 from gristmill.train.models.decoder import Head
 from gristmill.train.models.experts import expert_loads, report_loads
@@ -41,9 +45,13 @@ from gristmill.train.objectives.losses import (
     weighted_nll,
 )
 from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
+from gristmill.train.objectives.source_sums import (
+    SUMS_PER_SOURCE,
+    report_by_source,
+    sums_by_source,
+)
 from gristmill.train.parallel.context_parallel import TokenHead
 
-SUMS_PER_SOURCE = 3
 MOST_PIECES_DESCRIBED = 10_000
 HEAD_TOKENS = 64
 """Tokens of each document that loss-spike reports show as text."""
@@ -103,18 +111,18 @@ class NextToken:
         layout: Layout | None = None,
         further_weight: float = 0.0,
     ) -> None:
-        self.packed, self._layout = packed, layout
+        self.packed = packed
+        self._layout = layout
         self.order = packed.order(seed)
-        self.fingerprint, self.sequence_length = (
-            packed.fingerprint,
-            packed.sequence_length,
-        )
+        self.fingerprint = packed.fingerprint
+        self.sequence_length = packed.sequence_length
         self._source_sums = 1 + SUMS_PER_SOURCE * len(packed.sources)
         self._of_further = self._source_sums + shape.layers * shape.experts
         self.sums_length = self._of_further + 2 * shape.multi_token
         self._further_weight = further_weight
         self.flops_per_token: float = shape.flops_per_token(packed.sequence_length)
-        self._shape, self._z_loss = shape, z_loss
+        self._shape = shape
+        self._z_loss = z_loss
         self._token_bytes = token_bytes
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
@@ -134,21 +142,19 @@ class NextToken:
         row of weight zero.
         """
         # Empty micro-batches are computed too, as forward and backward are collectives.
-        real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
-        length, filled = (
-            self.sequence_length // cuts,
-            filled_tokens(self.packed, rows, cuts),
-        )
-        positions, sources = None, np.repeat(self.packed.source_of(rows), cuts)
+        real = bool(len(rows))
+        rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
+        length = self.sequence_length // cuts
+        filled = filled_tokens(self.packed, rows, cuts)
+        positions = None
+        sources = np.repeat(self.packed.source_of(rows), cuts)
         if self._shape.document_mask:
-            positions = pinned(
-                torch.from_numpy(document_positions(self.packed, rows, cuts))
-            )
+            positions = pinned(document_positions(self.packed, rows, cuts))
         elif self._shape.encoder and (filled < length).any():
-            positions = pinned(torch.from_numpy(filled_positions(filled, length)))
+            positions = pinned(filled_positions(filled, length))
         details = (
-            pinned(torch.from_numpy(sources)),
-            pinned(torch.from_numpy(filled)),
+            pinned(sources),
+            pinned(filled),
             positions,
             real,
             cuts,
@@ -159,24 +165,18 @@ class NextToken:
         if laid.places is not None:  # inputs differ from the row's tokens
             details = (
                 *details[:2],
-                None
-                if laid.positions is None
-                else pinned(torch.from_numpy(laid.positions)),
+                None if laid.positions is None else pinned(laid.positions),
                 *details[3:],
             )
-        inputs, targets = (
-            pinned(torch.from_numpy(part)) for part in (laid.inputs, laid.targets)
-        )
-        beside = {
-            name: pinned(torch.from_numpy(part)) for name, part in laid.beside().items()
-        }
+        inputs, targets = (pinned(part) for part in (laid.inputs, laid.targets))
+        beside = {name: pinned(part) for name, part in laid.beside().items()}
         return Rows(
             inputs,
             *details,
             targets,
             beside,
             _trained(laid) if real else 0.0,
-            None if laid.places is None else pinned(torch.from_numpy(laid.places)),
+            None if laid.places is None else pinned(laid.places),
         )
 
     def _laid(self, layout: Layout, rows: np.ndarray, cuts: int, step: int) -> Laid:
@@ -208,7 +208,8 @@ class NextToken:
         The sums are the total loss; loss, tokens and bytes of each source; tokens of
         each expert, layer by layer; loss and tokens of each further prediction.
         """
-        device, real = self._token_bytes.device, float(batch.real)
+        device = self._token_bytes.device
+        real = float(batch.real)
         # Tokens are copied in the dtype of the packed set, and cast on the device.
         ids = batch.tokens.to(device, non_blocking=True).to(torch.int64)
         sources, filled = (
@@ -231,23 +232,19 @@ class NextToken:
         fused = bool(getattr(model, "is_compiled", False))
 
         def head_of(targets: Tensor, weights: Tensor) -> Head:
-            head, of_tokens = (
-                partial(weighted_nll, z_loss=self._z_loss, fused=fused),
-                {"targets": targets, "weights": weights},
-            )
+            head = partial(weighted_nll, z_loss=self._z_loss, fused=fused)
+            of_tokens = {"targets": targets, "weights": weights}
             if draw is not None:
                 read = ids if ids.shape == targets.shape else targets.clamp(min=0)
-                head, of_tokens = (
-                    partial(drawn_nll, fused=fused),
-                    {**of_tokens, "uniforms": uniforms(read, draw)},
-                )
+                head = partial(drawn_nll, fused=fused)
+                of_tokens = {**of_tokens, "uniforms": uniforms(read, draw)}
             # If most tokens are targets, selecting them costs more than it saves.
             return TokenHead(
                 head if batch.targets is None else partial(targets_only, head),
                 of_tokens,
             )
 
-        model_arguments: dict[str, Any] = {
+        model_arguments: dict[str, object] = {
             name: part.to(device, non_blocking=True)
             for name, part in batch.beside.items()
         }
@@ -276,18 +273,9 @@ class NextToken:
             )
         loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]
-        per_row = torch.stack(
-            [
-                (part * counted).double().sum(dim=1)
-                for part in (nll, counted, num_bytes)
-            ],
-            dim=1,
+        source_sums = sums_by_source(
+            nll, counted, num_bytes, sources, len(self.packed.sources)
         )
-        # A product with one-hot columns, as index_add_ is not deterministic on GPUs.
-        one_hot = torch.nn.functional.one_hot(
-            sources, len(self.packed.sources)
-        ).double()
-        per_source = one_hot.T @ per_row
         further_sums = [
             torch.stack(
                 (depth_nll.double().sum(), (depth_targets != IGNORED).double().sum())
@@ -297,9 +285,7 @@ class NextToken:
                 further_losses, further, strict=True
             )
         ]
-        sums = torch.cat(
-            (per_source[:, :1].sum(dim=0), per_source.flatten(), *loads, *further_sums)
-        )
+        sums = torch.cat((source_sums, *loads, *further_sums))
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
         if batch.places is not None:
             row_losses = self._in_rows(
@@ -316,29 +302,19 @@ class NextToken:
             :, :length
         ]
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+    def report(self, sums: Sequence[float], weight: float) -> Metrics:
         """Loss over all sources; loss, bits per byte and tokens of each source with
         data; expert loads.
         """
-        by_source = {
-            name: sums[1 + SUMS_PER_SOURCE * n : 1 + SUMS_PER_SOURCE * (n + 1)]
-            for n, name in enumerate(self.packed.sources)
-        }
-        num_bytes = sum(part[2] for part in by_source.values())
         return {
-            **loss_metrics(sums[0], weight, num_bytes),
-            "sources": {
-                name: {**loss_metrics(*part), "tokens": int(part[1])}
-                for name, part in by_source.items()
-                if part[1]
-            },
+            **report_by_source(self.packed.sources, sums, weight),
             **report_loads(
                 sums[self._source_sums : self._of_further], self._shape.experts
             ),
             **self._report_further(sums[self._of_further :]),
         }
 
-    def _report_further(self, sums: Sequence[float]) -> dict[str, Any]:
+    def _report_further(self, sums: Sequence[float]) -> dict[str, dict[str, float]]:
         """`multi_token`: loss by prediction distance."""
         losses = {
             f"ahead_{depth + 2}": sums[2 * depth] / sums[2 * depth + 1]
@@ -347,7 +323,7 @@ class NextToken:
         }
         return {"multi_token": losses} if losses else {}
 
-    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
         """Documents of rows: id, source and tokens of each piece."""
         pieces = self.packed.pieces(rows).slice(0, MOST_PIECES_DESCRIBED).to_pylist()
         return {
@@ -362,20 +338,19 @@ class NextToken:
             ]
         }
 
-    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
         """Document pieces of rows, with the mean loss of their tokens; `head` is their
         first tokens.
         """
-        tokens, pieces = self.packed.tokens(rows), self.packed.pieces(rows).to_pylist()
+        tokens = self.packed.tokens(rows)
+        pieces = self.packed.pieces(rows).to_pylist()
         places = {int(row): place for place, row in enumerate(rows)}
         ahead = 1 if self._layout is None else self._layout.ahead
-        documents = []
+        documents: list[ReadDocument] = []
         for piece in pieces:
-            place, start, end = (
-                places[piece["row"]],
-                piece["start"],
-                piece["start"] + piece["length"],
-            )
+            place = places[piece["row"]]
+            start = piece["start"]
+            end = piece["start"] + piece["length"]
             # A position holds the loss of the token that is predicted there.
             losses = row_losses[place, max(start - ahead, 0) : end - ahead]
             documents.append(

@@ -258,15 +258,11 @@ def ipo_loss(
     >>> ipo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-19.0]))).item()  # (6 - 5)^2
     1.0
     """
-    chosen_gain, rejected_gain = (
-        chosen - reference_chosen,
-        rejected - reference_rejected,
-    )
+    chosen_gain = chosen - reference_chosen
+    rejected_gain = rejected - reference_rejected
     if chosen_tokens is not None and rejected_tokens is not None:
-        chosen_gain, rejected_gain = (
-            chosen_gain / chosen_tokens,
-            rejected_gain / rejected_tokens,
-        )
+        chosen_gain = chosen_gain / chosen_tokens
+        rejected_gain = rejected_gain / rejected_tokens
     return (chosen_gain - rejected_gain - 1 / (2 * beta)) ** 2
 
 
@@ -288,10 +284,8 @@ def normalised_dpo_loss(
     >>> f"{loss.item():.6f}"  # ln(1 + e^-0.1)
     '0.644397'
     """
-    chosen_gain, rejected_gain = (
-        chosen - reference_chosen,
-        rejected - reference_rejected,
-    )
+    chosen_gain = chosen - reference_chosen
+    rejected_gain = rejected - reference_rejected
     return -F.logsigmoid(
         beta * (chosen_gain / chosen_tokens - rejected_gain / rejected_tokens)
     )
@@ -339,7 +333,8 @@ def orpo_loss(
     >>> f"{loss.item():.6f}"
     '2.522099'
     """
-    better, worse = chosen / chosen_tokens, rejected / rejected_tokens
+    better = chosen / chosen_tokens
+    worse = rejected / rejected_tokens
     odds = (better - worse) - (_log_one_minus_exp(better) - _log_one_minus_exp(worse))
     return -better - odds_weight * F.logsigmoid(odds)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -71,16 +70,17 @@ class Preferences:
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._drawn = Drawn(rows, draws, seed)
-        self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
-        self.num_tokens, self.describe, self.blame = (
-            self._drawn.num_tokens,
-            self._drawn.describe,
-            self._drawn.blame,
-        )
+        self.order = self._drawn.order
+        self.fingerprint = self._drawn.fingerprint
+        self.num_tokens = self._drawn.num_tokens
+        self.describe = self._drawn.describe
+        self.blame = self._drawn.blame
         self.flops_per_token = flops_per_token
         self.sequence_length = rows.packed.sequence_length
-        self._rows, self._device = rows, device
-        self._kind, self._settings = section.loss, LossSettings.of(section)
+        self._rows = rows
+        self._device = device
+        self._kind = section.loss
+        self._settings = LossSettings.of(section)
         self._reference = reference
         self._alarm = DeclineAlarm(warn)
 
@@ -96,7 +96,7 @@ class Preferences:
         return PaddedPairs(
             pinned(ids),
             pinned(targets),
-            pinned(torch.from_numpy(self._reference[pairs])),
+            pinned(self._reference[pairs]),
             bool(len(rows)),
         )
 
@@ -138,7 +138,7 @@ class Preferences:
         sums = torch.stack([part.detach().double().sum() for part in measured]) * real
         return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
         """Means over pairs, with the names of TRL; ties count as ranked incorrectly.
 
         `fell/*` are shares of answers that are less likely than under the reference.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,8 @@ import torch
 
 from gristmill.dataprep.documents import write_table
 from gristmill.mixtures.posttraining import Dpo
-from gristmill.train.data.preference_rows import AnswerRows, PairRows
-from gristmill.train.evaluation.intervals import share_with_interval
+from gristmill.train.data.preference_rows import AnswerRows
+from gristmill.train.evaluation.intervals import Estimate, share_with_interval
 from gristmill.train.objectives.preference_losses import (
     LossSettings,
     PairLogps,
@@ -84,42 +84,18 @@ def pair_rewards(
 
 
 def pair_margins(
-    rows: PairRows,
-    names: Sequence[str],
-    pairs: np.ndarray,
-    rewards: np.ndarray,
-    held_out: np.ndarray,
+    ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, rewards: np.ndarray
 ) -> pa.Table:
     """Row per pair: `id`, `set`, `held_out`, the rewards `chosen` and `rejected`, and
     `margin`.
 
     Args:
-        rows: all pairs.
-        names: of their sets.
-        pairs: int64 of shape (n,), measured pairs.
-        rewards: (n, 2) float32.
-        held_out: (P,) bool.
-    """
-    return score_margins(
-        [rows.ids[pair] for pair in pairs],
-        [names[set_number] for set_number in rows.sets[pairs]],
-        held_out[pairs],
-        rewards,
-    )
-
-
-def score_margins(
-    ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, scores: np.ndarray
-) -> pa.Table:
-    """Like `pair_margins`, for n scored pairs.
-
-    Args:
-        ids, sets: id and set name of each pair.
+        ids, sets: id and set name of each of n pairs.
         held_out: (n,) bool.
-        scores: (n, 2) float32, chosen first.
+        rewards: (n, 2) float32, or scores; chosen first.
     """
     return _table(
-        ids, sets, held_out, scores[:, 0], scores[:, 1], scores[:, 0] - scores[:, 1]
+        ids, sets, held_out, rewards[:, 0], rewards[:, 1], rewards[:, 0] - rewards[:, 1]
     )
 
 
@@ -164,22 +140,50 @@ def _table(
     )
 
 
+class MarginFigures(TypedDict):
+    """Number of measured margins, the share `wrong` that is not positive, and the
+    `median`.
+    """
+
+    measured: int
+    wrong: float
+    median: float
+
+
+class SetMargins(TypedDict, total=False):
+    """Margins of a set's trained and held-out examples, as far as it has any."""
+
+    name: Required[str]
+    trained: MarginFigures
+    held_out: MarginFigures
+
+
+class MarginSummary(TypedDict):
+    """Summary of all margins.
+
+    Attributes:
+        measured: number of examples.
+        worst: rows of the table with the smallest margins, and excerpts of their texts.
+        right: share of positive margins, with its interval, of `trained` and of
+            `held_out` examples.
+        sets: margins of each set.
+    """
+
+    measured: int
+    worst: list[dict[str, object]]
+    right: dict[str, Estimate]
+    sets: list[SetMargins]
+
+
 def write_margins(
     path: Path, table: pa.Table, records: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+) -> MarginSummary:
     """Write the table and return its summary.
 
     Args:
         path: destination.
         table: from `pair_margins` or `answer_margins`.
         records: examples by id, at least those of the table.
-
-    Returns:
-        `measured`; `right`: share of positive margins, with its interval, of trained
-        and of held-out examples; `sets`: for each set, its trained and held-out
-        examples: their number, the share `wrong` with a margin that is not positive,
-        and the `median`; `worst`: the rows with the smallest margins, with excerpts of
-        their texts.
     """
     write_table(path, table)
     # Smallest first, ties by id.
@@ -190,14 +194,19 @@ def write_margins(
         {**line, **_excerpts(records[line["id"]])}
         for line in table.take(order).to_pylist()
     ]
-    sets: dict[str, dict[str, Any]] = {}
-    for name, out, margin in zip(
-        *(table[key].to_pylist() for key in ("set", "held_out", "margin")), strict=True
-    ):
-        sets.setdefault(name, {}).setdefault(
-            "held_out" if out else "trained", []
-        ).append(margin)
-    is_out, right = table["held_out"].to_numpy(), table["margin"].to_numpy() > 0
+    margins = table["margin"].to_numpy().astype(np.float64)
+    is_out = table["held_out"].to_numpy()
+    set_names = np.array(table["set"].to_pylist())
+    right = margins > 0
+    sets: list[SetMargins] = []
+    for name in dict.fromkeys(table["set"].to_pylist()):
+        in_set = set_names == name
+        set_margins: SetMargins = {"name": name}
+        if (in_set & is_out).any():
+            set_margins["held_out"] = _figures_of(margins[in_set & is_out])
+        if (in_set & ~is_out).any():
+            set_margins["trained"] = _figures_of(margins[in_set & ~is_out])
+        sets.append(set_margins)
     return {
         "measured": len(table),
         "worst": worst,
@@ -206,24 +215,15 @@ def write_margins(
             for name, part in (("trained", ~is_out), ("held_out", is_out))
             if (share := share_with_interval(right[part])) is not None
         },
-        "sets": [
-            {
-                "name": name,
-                **{
-                    part: _described(margins) for part, margins in sorted(parts.items())
-                },
-            }
-            for name, parts in sets.items()
-        ],
+        "sets": sets,
     }
 
 
-def _described(margins: Sequence[float]) -> dict[str, Any]:
-    array = np.array(margins)
+def _figures_of(margins: np.ndarray) -> MarginFigures:
     return {
-        "measured": len(array),
-        "wrong": float((array <= 0).mean()),
-        "median": float(np.median(array)),
+        "measured": len(margins),
+        "wrong": float((margins <= 0).mean()),
+        "median": float(np.median(margins)),
     }
 
 
@@ -240,7 +240,7 @@ def _excerpts(record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def falls(line: Mapping[str, Any]) -> bool:
+def falls(line: Mapping[str, float]) -> bool:
     """Return True if the margin of a line of metrics is positive though most chosen
     answers became less likely.
     """
@@ -251,15 +251,24 @@ def falls(line: Mapping[str, Any]) -> bool:
     )
 
 
-def decline_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Summary of the decline of answers, from the lines of metrics.
+class Decline(TypedDict):
+    """Decline of answers during a training.
 
-    Returns:
-        `alarm_step`, the first step with LINES_IN_A_ROW declining lines in a row, or
-        None; and of the last line the shares of pairs whose chosen and whose rejected
-        answer became less likely.
+    Attributes:
+        alarm_step: first step with LINES_IN_A_ROW declining lines in a row, or None.
+        fell_chosen, fell_rejected: shares of pairs whose chosen and whose rejected
+            answer became less likely, at the end.
     """
-    streak, alarm = 0, None
+
+    alarm_step: int | None
+    fell_chosen: float | None
+    fell_rejected: float | None
+
+
+def decline_of(lines: Sequence[Mapping[str, Any]]) -> Decline:
+    """Summary of the decline of answers, from the lines of metrics."""
+    streak = 0
+    alarm = None
     measured = [
         line for line in lines if "fell/chosen" in line and "fell/rejected" in line
     ]
@@ -283,9 +292,10 @@ class DeclineAlarm:
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn, self._streak = warn, 0
+        self._warn = warn
+        self._streak = 0
 
-    def look(self, line: Mapping[str, Any]) -> None:
+    def look(self, line: Mapping[str, float]) -> None:
         """Process a logged line."""
         self._streak = self._streak + 1 if falls(line) else 0
         if self._streak == LINES_IN_A_ROW:

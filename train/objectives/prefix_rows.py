@@ -35,7 +35,8 @@ class PrefixCut:
 
     def __call__(self, read: Read, step: int) -> Laid:
         """Inputs, targets and prefix of rows in a step; see layout.Layout."""
-        ids, positions = read.tokens.astype(np.int64), read.positions
+        ids = read.tokens.astype(np.int64)
+        positions = read.positions
         is_real = positions >= 0
         row, place = np.nonzero(positions == 0)
         # Documents are numbered across all rows; padding has the number of the document

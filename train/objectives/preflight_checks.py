@@ -12,9 +12,9 @@ loss of ln 2, is in `objectives/reference_logps.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -42,20 +42,48 @@ class NotProvedError(RuntimeError):
     """A check before the first step failed."""
 
 
+class DataShares(TypedDict):
+    """Shares of the training examples that the stage `sft_data` measured (see
+    conversation_tokens.counts_of).
+    """
+
+    trained_share: float
+    masked_share: float
+    truncated_share: float
+    end_of_turn_share: float
+
+
+class Certificate(DataShares):
+    """Measurements of all checks.
+
+    Attributes:
+        loss, loss_unpacked: per trained token, of packed rows and of single examples.
+        accumulation_difference: of gradients, relative to their norm.
+        largest_difference: that is allowed.
+        problems: always empty.
+    """
+
+    loss: float
+    loss_unpacked: float
+    accumulation_difference: float
+    largest_difference: float
+    problems: list[str]
+
+
 def prove(
     model: nn.Module,
     objective: AssistantTurns,
-    data: Mapping[str, Any],
+    data: DataShares,
     dtype: torch.dtype,
     micro_batch_size: int,
     world: World,
-) -> dict[str, Any]:
+) -> Certificate:
     """Run all checks and return their measurements; raise if any of them fails.
 
     Args:
         model: before its first step.
         objective: of the training.
-        data: counts of the stage `sft_data` (see conversation_tokens.counts_of).
+        data: counts of the stage `sft_data`.
         dtype: of matrix products.
         micro_batch_size: maximum rows per forward pass on a rank.
         world: the processes.
@@ -68,23 +96,18 @@ def prove(
     rows = objective.order.rows(np.arange(count, dtype=np.int64))
     together, alone = packed_and_unpacked(model, objective, rows, world)
     difference = accumulated_difference(model, objective, rows, world)
-    certificate = {
+    certificate: Certificate = {
         "loss": together / objective.weight(rows),
         "loss_unpacked": alone / objective.weight(rows),
         "accumulation_difference": difference,
         "largest_difference": LARGEST_DIFFERENCE[dtype],
-        **{
-            name: data[name]
-            for name in (
-                "trained_share",
-                "masked_share",
-                "truncated_share",
-                "end_of_turn_share",
-            )
-        },
+        "trained_share": data["trained_share"],
+        "masked_share": data["masked_share"],
+        "truncated_share": data["truncated_share"],
+        "end_of_turn_share": data["end_of_turn_share"],
+        "problems": [],
     }
     problems = failures(certificate)
-    certificate["problems"] = problems
     if problems:
         raise NotProvedError(
             "sft: the training was not started: " + "; ".join(problems)
@@ -92,10 +115,11 @@ def prove(
     return certificate
 
 
-def failures(certificate: Mapping[str, Any]) -> list[str]:
+def failures(certificate: Certificate) -> list[str]:
     """Messages of the failed checks of a certificate."""
     tolerance = certificate["largest_difference"]
-    loss, alone = certificate["loss"], certificate["loss_unpacked"]
+    loss = certificate["loss"]
+    alone = certificate["loss_unpacked"]
     messages = []
     if not abs(loss - alone) <= tolerance * abs(alone):
         messages.append(
@@ -143,7 +167,8 @@ def pieces_of(batch: Turns, count: int) -> list[Turns]:
     """Batch per piece of a batch of one row, followed by batches of weight zero up to
     `count`.
     """
-    t, starts = batch.ids.shape[1], starts_of(batch)
+    t = batch.ids.shape[1]
+    starts = starts_of(batch)
     pieces = []
     for start, end in zip(starts, [*starts[1:], t], strict=True):
         # Padded to the row length, as compiled code takes one shape. Attention is

@@ -5,9 +5,9 @@ checks that they match the policy.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,6 @@ from gristmill.mixtures.posttraining import Dpo, Rounded
 from gristmill.mixtures.user_code import Own, OwnCodeError
 from gristmill.train.data.preference_rows import AnswerRows, PairRows
 from gristmill.train.loop.batch_plan import plan_of
-from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.models.weights import WEIGHTS_FILE
 from gristmill.train.objectives.kto_objective import Desirability
@@ -30,11 +29,16 @@ from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.parallel.process_groups import World, sum_over_ranks
 from gristmill.train.parallel.sharding import evaluating, measured_by_all
 
-TABLE, KEY = "reference.parquet", "key.json"
+TABLE = "reference.parquet"
+KEY = "key.json"
 LARGEST_MARGIN = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Tolerance of a zero margin for rounding; a reference in another precision gave
 0.066.
 """
+
+
+PredictionKey = Mapping[str, object]
+"""Dependencies of stored predictions by name, as JSON."""
 
 
 class NotTheReferenceError(RuntimeError):
@@ -47,9 +51,9 @@ class StaleReferenceError(RuntimeError):
 
 def key_of(
     start: Path, rows: PairRows, dtype: torch.dtype, rounded: Rounded | None
-) -> dict[str, Any]:
-    """Dependencies of reference log-probabilities by name: weights, precision,
-    template, tokenizer, length, pairs.
+) -> PredictionKey:
+    """Dependencies of reference log-probabilities: weights, precision, template,
+    tokenizer, length, pairs.
 
     Args:
         start: folder of the reference model.
@@ -62,7 +66,7 @@ def key_of(
 
 def _model_key(
     start: Path, dtype: torch.dtype, rounded: Rounded | None
-) -> dict[str, Any]:
+) -> PredictionKey:
     rounding = (
         None
         if rounded is None
@@ -112,7 +116,7 @@ def pair_logps(
 
 
 def write_reference(
-    folder: Path, key: dict[str, Any], rows: PairRows, logps: np.ndarray
+    folder: Path, key: PredictionKey, rows: PairRows, logps: np.ndarray
 ) -> None:
     """Write log-probabilities (n, 2) float32 of all n pairs, chosen first, with their
     key.
@@ -135,13 +139,13 @@ def write_reference(
 
 def answer_key(
     start: Path, rows: AnswerRows, dtype: torch.dtype, rounded: Rounded | None
-) -> dict[str, Any]:
+) -> PredictionKey:
     """Like `key_of`, for single answers."""
     return {**_model_key(start, dtype, rounded), "rows": "answers", **rows.made_of}
 
 
 def write_answer_reference(
-    folder: Path, key: dict[str, Any], rows: AnswerRows, logps: np.ndarray
+    folder: Path, key: PredictionKey, rows: AnswerRows, logps: np.ndarray
 ) -> None:
     """Write log-probabilities (A, 2) float32 of all answers, and of their partners'
     answers to the same prompts.
@@ -160,7 +164,7 @@ def write_answer_reference(
     write_json(folder / KEY, key)
 
 
-def read_answer_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
+def read_answer_reference(folder: Path, key: PredictionKey) -> np.ndarray:
     """Read log-probabilities (A, 2) float32.
 
     Raises:
@@ -169,7 +173,7 @@ def read_answer_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
     return _read_table(folder, key, ["logp", "mismatched"])
 
 
-def read_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
+def read_reference(folder: Path, key: PredictionKey) -> np.ndarray:
     """Read log-probabilities (n, 2) float32, chosen first, in the order of the key's
     pairs.
 
@@ -179,14 +183,20 @@ def read_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
     return _read_table(folder, key, ["chosen", "rejected"])
 
 
-def _read_table(folder: Path, key: dict[str, Any], columns: list[str]) -> np.ndarray:
-    check_key(folder, key)
+def _read_table(folder: Path, key: PredictionKey, columns: list[str]) -> np.ndarray:
+    check_key(folder, key, "reference log-probabilities", "reference")
     table = read_table(folder / TABLE, columns=columns)
     return np.stack([table[name].to_numpy() for name in columns], axis=1)
 
 
-def check_key(folder: Path, key: dict[str, Any]) -> None:
-    """Check that the stored log-probabilities match a key.
+def check_key(folder: Path, key: PredictionKey, predictions: str, stage: str) -> None:
+    """Check that stored predictions match a key.
+
+    Args:
+        folder: of the predictions.
+        key: of now.
+        predictions: what is stored, for the message.
+        stage: that stores it.
 
     Raises:
         StaleReferenceError: the message names the differences.
@@ -199,9 +209,9 @@ def check_key(folder: Path, key: dict[str, Any]) -> None:
     ]
     if differing:
         raise StaleReferenceError(
-            f"{folder}: the reference log-probabilities there are of something else: "
-            f"{'; '.join(differing)}. Run again with `--force reference`, on the kind "
-            "of device that trains"
+            f"{folder}: the {predictions} there are of something else: "
+            f"{'; '.join(differing)}. Run again with `--force {stage}`, on the kind of "
+            "device that trains"
         )
 
 
@@ -224,10 +234,8 @@ def certify_start(
     """
     measured = measured_at_start(model, objective, section, world)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
-    expected, tolerance = (
-        loss_at_start(section.loss, section.beta),
-        LARGEST_MARGIN[dtype],
-    )
+    expected = loss_at_start(section.loss, section.beta)
+    tolerance = LARGEST_MARGIN[dtype]
     if isinstance(section.loss, Own):
         if not math.isfinite(certificate["loss"]):
             raise OwnCodeError(
@@ -294,8 +302,8 @@ def certify_answers(
 
 
 def measured_at_start(
-    model: nn.Module, objective: Objective, section: Dpo, world: World
-) -> dict[str, Any]:
+    model: nn.Module, objective: Preferences | Desirability, section: Dpo, world: World
+) -> dict[str, float]:
     """Metrics of an objective on the first batch, before any step."""
     plan = plan_of(section, objective.sequence_length)
     batch = read_batch(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from gristmill.mixtures.reinforcement import Reward
 from gristmill.tokenize.order import Order
 from gristmill.train.data.conversation_tokens import fingerprint_of, padded
 from gristmill.train.data.pairs import Pair
-from gristmill.train.loop.objective import Measured, mean_of_trained
+from gristmill.train.loop.objective import Measured, ReadDocument, mean_of_trained
 from gristmill.train.loop.prefetch import pinned
 from gristmill.train.models.reward_model import scores
 from gristmill.train.parallel.process_groups import World
@@ -88,8 +87,11 @@ class RewardPairs:
         )
         self.flops_per_token = flops_per_token
         self.sequence_length = length
-        self._pairs, self._pad, self._device = pairs, pad, device
-        self._margin, self._center_weight = section.margin, section.center_weight
+        self._pairs = pairs
+        self._pad = pad
+        self._device = device
+        self._margin = section.margin
+        self._center_weight = section.center_weight
         self._lengths = np.array(
             [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs],
             dtype=np.int64,
@@ -132,7 +134,7 @@ class RewardPairs:
         sums = torch.stack([part.detach().double().sum() for part in measured]) * real
         return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
         """Means over pairs; ties count as ranked incorrectly."""
         loss, right, chosen, rejected = (value / weight for value in sums)
         return {
@@ -143,11 +145,11 @@ class RewardPairs:
             "scores/rejected": rejected,
         }
 
-    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
         """Ids of pairs."""
         return {"examples": [self._pairs[row].example["id"] for row in rows]}
 
-    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
         """Pairs with their losses."""
         return [
             {

@@ -4,10 +4,9 @@ conversations, with metrics per set.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +15,13 @@ from torch import Tensor, nn
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.batch import read_turns
-from gristmill.train.evaluation.held_out import loss_metrics
-from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
+from gristmill.train.loop.objective import (
+    UNTRAINED,
+    Measured,
+    Metrics,
+    ReadDocument,
+    mean_of_trained,
+)
 from gristmill.train.loop.prefetch import pinned
 from gristmill.train.objectives.losses import (
     IGNORED,
@@ -26,10 +30,14 @@ from gristmill.train.objectives.losses import (
     uniforms,
     weighted_nll,
 )
+from gristmill.train.objectives.source_sums import (
+    SUMS_PER_SOURCE,
+    report_by_source,
+    sums_by_source,
+)
 
 HEAD_TOKENS = 64
 """Tokens of each example that loss-spike reports show as text."""
-SUMS_PER_SET = 3
 
 
 @dataclass(frozen=True)
@@ -83,14 +91,13 @@ class AssistantTurns:
     def __init__(
         self, packed: PackedSet, seed: int, token_bytes: Tensor, flops_per_token: float
     ) -> None:
-        self.packed, self.masks = packed, LossMasks(packed)
+        self.packed = packed
+        self.masks = LossMasks(packed)
         self.order = packed.order(seed)
-        self.fingerprint, self.sequence_length = (
-            self.masks.fingerprint,
-            packed.sequence_length,
-        )
+        self.fingerprint = self.masks.fingerprint
+        self.sequence_length = packed.sequence_length
         self.flops_per_token = flops_per_token
-        self.sums_length = 1 + SUMS_PER_SET * len(packed.sources)
+        self.sums_length = 1 + SUMS_PER_SOURCE * len(packed.sources)
         self._token_bytes = token_bytes
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
@@ -106,17 +113,14 @@ class AssistantTurns:
         weight zero.
         """
         # Empty micro-batches are computed too, as forward and backward are collectives.
-        real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
+        real = bool(len(rows))
+        rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
         ids, trained, token_positions = read_turns(self.packed, self.masks, rows)
-        positions = (
-            None
-            if token_positions is None
-            else pinned(torch.from_numpy(token_positions))
-        )
+        positions = None if token_positions is None else pinned(token_positions)
         return Turns(
-            pinned(torch.from_numpy(ids)),
-            pinned(torch.from_numpy(trained)),
-            pinned(torch.from_numpy(self.packed.source_of(rows))),
+            pinned(ids),
+            pinned(trained),
+            pinned(self.packed.source_of(rows)),
             positions,
             real,
         )
@@ -180,40 +184,17 @@ class AssistantTurns:
         tokens (n, t).
         """
         num_bytes = self._token_bytes[placed.targets.clamp(min=0)]
-        per_row = torch.stack(
-            [
-                (part * placed.counted).double().sum(dim=1)
-                for part in (nll, placed.counted, num_bytes)
-            ],
-            dim=1,
+        return sums_by_source(
+            nll, placed.counted, num_bytes, placed.sources, len(self.packed.sources)
         )
-        # A product with one-hot columns, as index_add_ is not deterministic on GPUs.
-        per_set = (
-            torch.nn.functional.one_hot(placed.sources, len(self.packed.sources))
-            .double()
-            .T
-            @ per_row
-        )
-        return torch.cat((per_set[:, :1].sum(dim=0), per_set.flatten()))
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+    def report(self, sums: Sequence[float], weight: float) -> Metrics:
         """Loss per trained token and bits per byte, over all sets and for each set with
         data.
         """
-        by_set = {
-            name: sums[1 + SUMS_PER_SET * n : 1 + SUMS_PER_SET * (n + 1)]
-            for n, name in enumerate(self.packed.sources)
-        }
-        return {
-            **loss_metrics(sums[0], weight, sum(part[2] for part in by_set.values())),
-            "sources": {
-                name: {**loss_metrics(*part), "tokens": int(part[1])}
-                for name, part in by_set.items()
-                if part[1]
-            },
-        }
+        return report_by_source(self.packed.sources, sums, weight)
 
-    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
         """Examples of rows."""
         return {
             "examples": [
@@ -221,17 +202,15 @@ class AssistantTurns:
             ]
         }
 
-    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
         """Examples of rows, with the mean loss of their trained tokens."""
         tokens = self.packed.tokens(rows)
         indices = {int(row): index for index, row in enumerate(rows)}
-        examples = []
+        examples: list[ReadDocument] = []
         for piece in self.packed.pieces(rows).to_pylist():
-            index, start, end = (
-                indices[piece["row"]],
-                piece["start"],
-                piece["start"] + piece["length"],
-            )
+            index = indices[piece["row"]]
+            start = piece["start"]
+            end = piece["start"] + piece["length"]
             # A position holds the loss of the next token.
             losses = row_losses[index, max(start - 1, 0) : end - 1]
             examples.append(

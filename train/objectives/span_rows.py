@@ -81,10 +81,8 @@ class Corruption:
     def __call__(self, read: Read, step: int) -> Laid:
         """Inputs and targets of rows in a step; see layout.Layout."""
         length = read.tokens.shape[1]
-        sizes, denoiser_numbers = (
-            (read.positions >= 0).sum(axis=1),
-            self._drawn(read, step),
-        )
+        sizes = (read.positions >= 0).sum(axis=1)
+        denoiser_numbers = self._drawn(read, step)
         widths = [length, length] if self.joined else self._widths(length)
         inputs = np.full((len(sizes), widths[0]), self.pad)
         targets, places = (
@@ -96,18 +94,18 @@ class Corruption:
         }:
             rows = np.flatnonzero((sizes == size) & (denoiser_numbers == number))
             corrupted = self._corrupted(read, rows, int(size), int(number), step)
-            s, t = corrupted.inputs.shape[1], corrupted.targets.shape[1]
+            s = corrupted.inputs.shape[1]
+            t = corrupted.targets.shape[1]
             input_lengths[rows] = s
             if not self.joined:
                 inputs[rows, :s], targets[rows, :t], places[rows, :t] = corrupted
                 continue
             # The last input token predicts the first target.
-            inputs[rows, :s], inputs[rows, s : s + t] = (
-                corrupted.inputs,
-                corrupted.targets,
-            )
+            inputs[rows, :s] = corrupted.inputs
+            inputs[rows, s : s + t] = corrupted.targets
             at = slice(s - 1, s - 1 + t)
-            targets[rows, at], places[rows, at] = corrupted.targets, corrupted.places
+            targets[rows, at] = corrupted.targets
+            places[rows, at] = corrupted.places
         is_seen = np.arange(widths[0]) < input_lengths[:, None]
         if self.joined:
             return Laid(inputs, targets, prefix=is_seen, places=places)
@@ -156,7 +154,8 @@ class Corruption:
         denoiser = self.denoisers[number]
         if self.joined:
             size = tokens_that_fit(read.tokens.shape[1], size, denoiser)
-        tokens, group = read.tokens[rows, :size].astype(np.int64), len(rows)
+        tokens = read.tokens[rows, :size].astype(np.int64)
+        group = len(rows)
         front = np.tile(
             np.array(self.modes[number : number + 1], dtype=np.int64), (group, 1)
         )

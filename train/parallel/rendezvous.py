@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.core.files import read_json, write_json
-from gristmill.mixtures.engine import Network
+from gristmill.mixtures.engine import Engine
 
 SIOCGIFADDR = 0x8915
 """Linux ioctl for the IPv4 address of a network interface; see netdevice(7)."""
@@ -87,30 +87,29 @@ class Rendezvous:
         ]
 
 
-def hosts_of(engine: Mapping[str, Any]) -> int:
+def hosts_of(engine: Engine) -> int:
     """Number of hosts of a training; 1 for a single process."""
-    return int(engine.get("nodes", 1)) if engine.get("ranks", 1) > 1 else 1
+    return engine.nodes if engine.num_ranks > 1 else 1
 
 
-def lead(folder: Path, engine: Mapping[str, Any]) -> Rendezvous:
+def lead(folder: Path, engine: Engine) -> Rendezvous:
     """Write the rendezvous, with the command of the other hosts, for a training that
     this host leads.
 
     Args:
         folder: of the training's stage.
-        engine: the section `engine`, as JSON.
+        engine: of the run.
 
     Raises:
         HostsError: the other hosts cannot reach this one.
     """
-    nodes, ranks = hosts_of(engine), engine["ranks"]
-    network = Network.model_validate(engine.get("network", {}))
+    nodes, network = hosts_of(engine), engine.network
     address = address_of(network.interface) if network.interface else default_address()
     rendezvous = Rendezvous(
         uuid.uuid4().hex[:12],
         f"{address}:{network.port}",
         nodes,
-        ranks // nodes,
+        engine.num_ranks // nodes,
         network.join_seconds,
         network.timeout_seconds,
         socket.gethostname(),

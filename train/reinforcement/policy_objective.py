@@ -9,14 +9,14 @@ answers are distributed to several steps, for one or more epochs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.reinforcement import Curriculum, Rl, name_of
-from gristmill.train.loop.objective import Measured
+from gristmill.train.loop.objective import Measured, ReadDocument
 from gristmill.train.reinforcement.algorithms import ALGORITHMS
 from gristmill.train.reinforcement.policy import Opinion, opinion_of
 from gristmill.train.reinforcement.policy_gradient import (
@@ -246,13 +246,11 @@ class Reinforcement:
             line["rollout_tokens_per_second"] = self._actor.drawn_tokens / seconds
         return line
 
-    def describe(self, rows: np.ndarray) -> dict[str, list[str]]:
+    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
         """Ids of the prompts."""
         return {"prompts": list(dict.fromkeys(self._ids_of(rows)))}
 
-    def blame(
-        self, rows: np.ndarray, row_losses: np.ndarray
-    ) -> list[dict[str, str | float]]:
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
         """Each answer with its prompt's id and its absolute loss."""
         return [
             {"id": prompt_id, "loss": float(losses[0]), "row": row}

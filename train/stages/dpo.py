@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -38,9 +38,9 @@ from gristmill.train.data.preference_rows import (
     held_out_mask,
     write_drawn_ids,
 )
-from gristmill.train.evaluation.intervals import share_with_interval
-from gristmill.train.loop.loop import train
+from gristmill.train.evaluation.intervals import Estimate, share_with_interval
 from gristmill.train.loop.resuming import measured_once
+from gristmill.train.loop.training_job import Learner
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.preference_report import (
@@ -61,19 +61,43 @@ from gristmill.train.objectives.reference_logps import (
 )
 from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype
-from gristmill.train.stages.kto import optimise
+from gristmill.train.stages.kto import KtoSummary, optimise
 from gristmill.train.stages.stage_inputs import open_mixture, open_rows, start_of
 from gristmill.train.stages.trained_models import (
-    describe_model,
-    publish_tuned,
+    PreferenceSummary,
+    averaged,
+    tune,
     tuned_shape,
-    tuning_job,
 )
 
 
+class HeldOutPairs(TypedDict):
+    """Held-out pairs before and after the training: shares whose chosen answer gained
+    more, and whose chosen answer is more likely, with their intervals.
+    """
+
+    reward_accuracy_before: float | None
+    reward_accuracy: float | None
+    reward_accuracy_interval: Estimate | None
+    chosen_more_likely_before: float | None
+    chosen_more_likely: float | None
+    chosen_more_likely_interval: Estimate | None
+
+
+class DpoSummary(PreferenceSummary):
+    """Summary of the stage with a loss over pairs."""
+
+    training_pairs: int
+    held_out_pairs: int
+    held_out: HeldOutPairs
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> DpoSummary | KtoSummary:
     """Optimise preferences; called on every rank of a torchrun process group.
 
     Raises:
@@ -97,10 +121,11 @@ def run(
         open_rows(inputs["dpo_data"], context) as data,
         open_mixture(inputs, context) as packed,
         process_group(
-            context.parallel, pipelined=False, split=section.lora is None
+            context.training.parallel, pipelined=False, split=section.lora is None
         ) as world,
     ):
-        rows, length = PairRows(data), data.sequence_length
+        rows = PairRows(data)
+        length = data.sequence_length
         shape = tuned_shape(read_shape(start), length, context)
         records = rows.records()
         is_out = held_out_mask(records, section, seed)
@@ -124,26 +149,36 @@ def run(
             world,
             partial(certify_start, model, objective, section, dtype, world),
         )
-        job = tuning_job(
-            section, objective, model, shape, inputs, packed, world, context
+        record, summary = tune(
+            section,
+            Learner(objective, model, averaged(model, section)),
+            shape,
+            start,
+            inputs,
+            packed,
+            out,
+            world,
+            context,
         )
-        record, summary = train(job)
         measured = measured_again(rows.ids, is_out, section.measured_pairs)
         logps = pair_logps(model, rows, measured, section.micro_batch_size, world)
-        before, after, held_out = (
-            reference[is_out],
-            logps[is_out[measured]],
-            np.flatnonzero(is_out),
-        )
-        summary |= publish_tuned(job, section.lora, shape, start, out, record)
+        before = reference[is_out]
+        after = logps[is_out[measured]]
+        held_out = np.flatnonzero(is_out)
+        decline = margins = None
         if record is not None:
-            summary["chosen_decline"] = decline_of(record.lines())
+            decline = decline_of(record.lines())
             rewards = pair_rewards(
                 logps, reference[measured], rows.scored_tokens[measured], section
             )
-            summary["margins"] = write_margins(
+            margins = write_margins(
                 out / MARGINS,
-                pair_margins(rows, data.sources, measured, rewards, is_out),
+                pair_margins(
+                    [rows.ids[pair] for pair in measured],
+                    [data.sources[set_number] for set_number in rows.sets[measured]],
+                    is_out[measured],
+                    rewards,
+                ),
                 {rows.ids[pair]: records[pair] for pair in measured},
             )
             write_holdout(
@@ -155,8 +190,6 @@ def run(
             )
     return {
         **summary,
-        **describe_model(shape, length),
-        "sequence_length": length,
         "sets": [
             asdict(drawn_set)
             for drawn_set in describe_draws(rows, data.sources, draws, is_out)
@@ -166,6 +199,8 @@ def run(
         "training_pairs": int((~is_out).sum()),
         "held_out_pairs": len(held_out),
         "step_0": certificate,
+        "chosen_decline": decline,
+        "margins": margins,
         "held_out": {
             "reward_accuracy_before": reward_accuracy(before, before),
             "reward_accuracy": reward_accuracy(after, before),

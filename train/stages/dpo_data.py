@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import (
@@ -31,8 +30,11 @@ from gristmill.train.stages.stage_inputs import example_length
 
 
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> Mapping[str, object]:
     """Read, audit and encode all pairs.
 
     Raises:
@@ -42,7 +44,8 @@ def run(
             usable pair.
     """
     section = DpoData.model_validate(config)
-    chat, tokenizer = Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()
+    chat = Chat(inputs["tokenizer"])
+    tokenizer = load(inputs["tokenizer"]).described()
     length = example_length(section.sequence_length, inputs)
     names = set_names([dataset.path for dataset in section.data])
     sets = read_preferences(section.data, chat, length, inputs, section.leaks)

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Required, TypedDict
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Evaluate
 from gristmill.mixtures.manifest import CONTINUING
+from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
@@ -47,13 +48,17 @@ from gristmill.train.evaluation.held_out import (
     score_documents,
     source_metrics,
 )
-from gristmill.train.evaluation.intervals import paired_difference, share_with_interval
+from gristmill.train.evaluation.intervals import (
+    Estimate,
+    paired_difference,
+    share_with_interval,
+)
 from gristmill.train.evaluation.leaked_items import effect, item_coverage
 from gristmill.train.evaluation.masked_tokens import masked_metrics, span_metrics
 from gristmill.train.evaluation.memorisation import probe_memorisation
 from gristmill.train.evaluation.red_teaming import red_teaming
 from gristmill.train.evaluation.suites import answer_suite, read_suite
-from gristmill.train.evaluation.tasks import Item, Record, read_task
+from gristmill.train.evaluation.tasks import Record, read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
 from gristmill.train.models.decoder import Llama
@@ -62,28 +67,73 @@ from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.parallel.process_groups import make_deterministic
 from gristmill.train.stages.stage_inputs import MODEL, MODELS
 
+Sources = Mapping[str, Mapping[str, object]]
+"""Metrics of held-out rows, by source."""
+
+
+class ModelEvaluation(TypedDict, total=False):
+    """Metrics of a model.
+
+    Attributes:
+        sources: of held-out rows.
+        tasks, suites: metrics of each task and suite.
+        memorisation: see memorisation.probe_memorisation.
+        red_team: see red_teaming.
+        samples: completions of the section's prompts.
+        reward_accuracy, reward_accuracy_interval: on the held-out pairs of preference
+            optimisation; None without pairs.
+    """
+
+    sources: Required[Sources]
+    tasks: Required[Mapping[str, Mapping[str, object]]]
+    suites: Mapping[str, Mapping[str, object]]
+    memorisation: Mapping[str, object]
+    red_team: Mapping[str, object]
+    samples: list[dict[str, str]]
+    reward_accuracy: float | None
+    reward_accuracy_interval: Estimate | None
+
+
+class Evaluation(TypedDict, total=False):
+    """Content of `evaluation.json`.
+
+    Attributes:
+        models: metrics of each model, in the order of the stages.
+        differences: paired differences of tasks between models.
+        contamination: effect of leaked items, by model and task.
+        red_team_differences: paired differences of the red team's measures.
+    """
+
+    models: Required[dict[str, ModelEvaluation]]
+    differences: Required[list[dict[str, object]]]
+    contamination: Mapping[str, Mapping[str, object]]
+    red_team_differences: Sequence[Mapping[str, object]]
+
 
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
-    """Measure and sample all models; one plain process."""
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> Evaluation:
+    """Measure and sample all models; one plain process. Returns the evaluation without
+    generated texts.
+    """
     section = Evaluate.model_validate(
         {key: value for key, value in config.items() if key not in ("beta", READS)}
     )
     make_deterministic(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     packed = PackedSet(inputs["mix"]) if "mix" in inputs else None
-    trained = (
-        None
-        if packed is None or READS not in config
-        else rows_read(packed, config[READS], inputs["pretrain"])
-    )
+    trained = None
+    if packed is not None and READS in config:
+        pretraining = Pretrain.model_validate(config[READS])
+        trained = rows_read(packed, pretraining, inputs["pretrain"])
+    tokenizer = inputs["tokenizer"]
     task_items = {task.name: read_task(task) for task in section.tasks}
-    suites: dict[str, dict[str, list[Record]]] = {
-        suite.suite: read_suite(suite) for suite in section.suites
-    }
+    suites = {str(suite.suite): read_suite(suite) for suite in section.suites}
     names = [name for name in MODELS if name in inputs]
-    metrics: dict[str, Any] = {}
+    models: dict[str, ModelEvaluation] = {}
     answered: dict[str, dict[str, Result]] = {}
     with red_teaming(section, context) as team:
         for number, name in enumerate(names):
@@ -92,74 +142,129 @@ def run(
             )
             # manifests ask for no other measurement of encoders
             if model.shape.kind != "decoder":
-                answered[name], metrics[name] = (
-                    {},
-                    measure_filling(model, packed, inputs["tokenizer"], section),
-                )
+                answered[name] = {}
+                models[name] = measure_filling(model, packed, tokenizer, section)
             else:
-                reader = open_reader(model, inputs["tokenizer"])
+                reader = open_reader(model, tokenizer)
                 answered[name] = answer_tasks(reader, section, task_items)
-                metrics[name] = {
-                    "sources": measure_sources(
-                        reader.model, packed, inputs["tokenizer"], section
-                    ),
-                    "tasks": {
-                        task: result.summary for task, result in answered[name].items()
-                    },
-                    **_of_suites(reader, section, suites),
-                    **accuracy_on_holdout(
-                        reader.model, inputs if name == "dpo" else {}
-                    ),
-                    "samples": sample(
-                        reader.model,
-                        inputs["tokenizer"],
-                        section,
-                        asked=name not in CONTINUING,
-                    ),
-                    **_memorised(reader, trained, section),
-                    **(
-                        {}
-                        if team is None
-                        else {
-                            "red_team": team.ask(
-                                reader, name, chat=name not in CONTINUING
-                            )
-                        }
-                    ),
-                }
+                models[name] = evaluate_decoder(
+                    reader,
+                    name,
+                    answered[name],
+                    suites,
+                    packed,
+                    trained,
+                    inputs,
+                    section,
+                )
+                if team is not None:
+                    is_asked = name not in CONTINUING
+                    models[name]["red_team"] = team.ask(reader, name, chat=is_asked)
             context.progress(number + 1, len(names), "models")
-        team_differences = (
-            {} if team is None else {"red_team_differences": team.differences()}
-        )
-    measured = {
-        "models": metrics,
-        "differences": differences(answered, section),
-        **_contaminated(trained, inputs["tokenizer"], section, task_items, answered),
-        **team_differences,
-    }
-    write_json(out / "evaluation.json", measured)
+        evaluation: Evaluation = {
+            "models": models,
+            "differences": differences(answered, section),
+        }
+        if section.contamination is not None and trained is not None and task_items:
+            decode = Chat(tokenizer).tokenizer.decode_batch
+            share = item_coverage(
+                trained, decode, task_items, section.contamination, section.key_seed
+            )
+            evaluation["contamination"] = {
+                model_name: {
+                    task: effect(
+                        share[task],
+                        result.per_item,
+                        section.contamination,
+                        section.key_seed,
+                        section.bootstrap_samples,
+                    )
+                    for task, result in results.items()
+                }
+                for model_name, results in answered.items()
+            }
+        if team is not None:
+            evaluation["red_team_differences"] = team.differences()
+    write_json(out / "evaluation.json", evaluation)
     return {
-        **measured,
-        "models": {
-            name: _without_texts(model_metrics)
-            for name, model_metrics in metrics.items()
-        },
+        **evaluation,
+        "models": {name: _without_texts(entry) for name, entry in models.items()},
     }
 
 
-def _without_texts(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics of a model without its generated texts."""
-    kept = {key: value for key, value in measured.items() if key != "samples"}
-    return (
-        {**kept, "red_team": {"sets": kept["red_team"]["sets"]}}
-        if "red_team" in kept
-        else kept
+def evaluate_decoder(
+    reader: Reader,
+    name: str,
+    answered: Mapping[str, Result],
+    suites: Mapping[str, dict[str, list[Record]]],
+    packed: PackedSet | None,
+    trained: RowsRead | None,
+    inputs: Mapping[str, Path],
+    section: Evaluate,
+) -> ModelEvaluation:
+    """Measure and sample a decoder.
+
+    Args:
+        reader: of the model.
+        name: stage of the model.
+        answered: its results of tasks.
+        suites: items of the section's suites.
+        packed: the mixture.
+        trained: rows of the mixture that the pre-training has read.
+        inputs: of the stage.
+        section: what is measured.
+    """
+    model = reader.model
+    tokenizer = inputs["tokenizer"]
+    evaluation: ModelEvaluation = {
+        "sources": measure_sources(model, packed, tokenizer, section),
+        "tasks": {task: result.summary for task, result in answered.items()},
+    }
+    if section.suites:
+        evaluation["suites"] = {
+            suite.suite: asdict(
+                answer_suite(
+                    reader,
+                    suite,
+                    suites[suite.suite],
+                    section.key_seed,
+                    section.bootstrap_samples,
+                )
+            )
+            for suite in section.suites
+        }
+    accuracy = accuracy_on_holdout(model, inputs) if name == "dpo" else None
+    evaluation["reward_accuracy"] = None if accuracy is None else accuracy["value"]
+    evaluation["reward_accuracy_interval"] = accuracy
+    evaluation["samples"] = sample(
+        model, tokenizer, section, asked=name not in CONTINUING
     )
+    if section.memorisation is not None and trained is not None:
+        groups = probe_memorisation(
+            reader,
+            trained,
+            section.memorisation,
+            section.key_seed,
+            section.bootstrap_samples,
+        )
+        evaluation["memorisation"] = {
+            group_name: asdict(group) for group_name, group in groups.items()
+        }
+    return evaluation
+
+
+def _without_texts(evaluation: ModelEvaluation) -> ModelEvaluation:
+    """Metrics of a model without its generated texts."""
+    kept = evaluation.copy()
+    kept.pop("samples", None)
+    if "red_team" in kept:
+        kept["red_team"] = {"sets": kept["red_team"]["sets"]}
+    return kept
 
 
 def differences(
     answered: Mapping[str, Mapping[str, Result]], section: Evaluate
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Paired differences between each model and the previous one, on the same items."""
     names = list(answered)
     return [
@@ -179,74 +284,6 @@ def differences(
         for task, result in answered[before].items()
         for metric, values in result.per_item.items()
     ]
-
-
-def _of_suites(
-    reader: Reader,
-    section: Evaluate,
-    items: dict[str, dict[str, list[Record]]],
-) -> dict[str, Any]:
-    if not section.suites:
-        return {}
-    return {
-        "suites": {
-            suite.suite: asdict(
-                answer_suite(
-                    reader,
-                    suite,
-                    items[suite.suite],
-                    section.key_seed,
-                    section.bootstrap_samples,
-                )
-            )
-            for suite in section.suites
-        }
-    }
-
-
-def _memorised(
-    reader: Reader, trained: RowsRead | None, section: Evaluate
-) -> dict[str, Any]:
-    if section.memorisation is None or trained is None:
-        return {}
-    groups = probe_memorisation(
-        reader,
-        trained,
-        section.memorisation,
-        section.key_seed,
-        section.bootstrap_samples,
-    )
-    return {"memorisation": {name: asdict(group) for name, group in groups.items()}}
-
-
-def _contaminated(
-    trained: RowsRead | None,
-    tokenizer: Path,
-    section: Evaluate,
-    items: Mapping[str, Sequence[Item]],
-    answered: Mapping[str, Mapping[str, Result]],
-) -> dict[str, Any]:
-    if section.contamination is None or trained is None or not items:
-        return {}
-    decode = Chat(tokenizer).tokenizer.decode_batch
-    share = item_coverage(
-        trained, decode, items, section.contamination, section.key_seed
-    )
-    return {
-        "contamination": {
-            model: {
-                task: effect(
-                    share[task],
-                    result.per_item,
-                    section.contamination,
-                    section.key_seed,
-                    section.bootstrap_samples,
-                )
-                for task, result in results.items()
-            }
-            for model, results in answered.items()
-        }
-    }
 
 
 def measure_sources(
@@ -271,17 +308,16 @@ def measure_sources(
 
 def measure_filling(
     model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate
-) -> dict[str, Any]:
+) -> ModelEvaluation:
     """Metrics of a model that fills in masked tokens or hidden spans (see
     `masked_tokens`).
     """
     measure = masked_metrics if model.shape.encoder else span_metrics
-    sources = (
-        {}
-        if packed is None
-        else {
-            source: asdict(
-                measure(
+    sources: dict[str, Mapping[str, object]] = {}
+    if packed is not None:
+        for source in packed.manifest["validation"]:
+            if len(packed.validation(source)):
+                metrics = measure(
                     model,
                     packed,
                     source,
@@ -289,26 +325,21 @@ def measure_filling(
                     section.key_seed,
                     section.bootstrap_samples,
                 )
-            )
-            for source in packed.manifest["validation"]
-            if len(packed.validation(source))
-        }
-    )
+                sources[source] = asdict(metrics)
     return {"sources": sources, "tasks": {}, "samples": []}
 
 
 @torch.no_grad()
-def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> dict[str, Any]:
-    """`reward_accuracy` on the held-out pairs of preference optimisation, and its
+def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> Estimate | None:
+    """Reward accuracy on the held-out pairs of preference optimisation, with its
     interval; None without pairs.
     """
-    if "dpo" not in inputs:
-        return {"reward_accuracy": None, "reward_accuracy_interval": None}
     lines = (inputs["dpo"] / HOLDOUT).read_text(encoding="utf-8").splitlines()
     examples = [json.loads(line) for line in lines]
     if not examples:
-        return {"reward_accuracy": None, "reward_accuracy_interval": None}
-    chat, length = Chat(inputs["tokenizer"]), examples[0]["sequence_length"]
+        return None
+    chat = Chat(inputs["tokenizer"])
+    length = examples[0]["sequence_length"]
     encoded = prepare_preferences(examples, chat, length)
     pairs = [item for item in encoded.used if isinstance(item, Pair)]
     device = model.model.embed_tokens.weight.device
@@ -333,11 +364,7 @@ def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> dict[str, A
         ],
         dtype=np.float32,
     )
-    interval = share_with_interval(gained_more(np.concatenate(logps), reference))
-    return {
-        "reward_accuracy": None if interval is None else interval["value"],
-        "reward_accuracy_interval": interval,
-    }
+    return share_with_interval(gained_more(np.concatenate(logps), reference))
 
 
 def sample(
@@ -348,7 +375,8 @@ def sample(
     """
     if not section.prompts:
         return []
-    chat, text = Chat(tokenizer), load_tokenizer(tokenizer)
+    chat = Chat(tokenizer)
+    text = load_tokenizer(tokenizer)
     if asked:
         prompts = [
             chat.encode([{"role": "user", "content": prompt}], prompt=True).ids.tolist()

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.core.files import atomic_write, write_json
+from gristmill.core.files import copy_file, write_json, write_text
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Export
 from gristmill.tokenize.encoding.chat_templates import PROBE, as_plain_jinja
@@ -79,19 +79,70 @@ it.
 """
 
 
+class CardSource(TypedDict, total=False):
+    """Source in a model card."""
+
+    weight: int | float | None
+    licence: str | None
+
+
+class CardLineage(TypedDict, total=False):
+    """Lineage in a model card: the run's name, its sources, and settings of the mixture
+    that weigh them.
+    """
+
+    name: str
+    sources: dict[str, CardSource]
+    mix: dict[str, object]
+
+
+class RoundingCost(TypedDict):
+    """Perplexity on the mixture's held-out rows before and after rounding, and its
+    relative growth; all three are None without held-out rows.
+    """
+
+    perplexity_before: float | None
+    perplexity: float | None
+    growth: float | None
+    rows: int
+
+
+class ExportSummary(TypedDict):
+    """Summary of the stage.
+
+    Attributes:
+        model: stage of the exported model.
+        parameters: number of its weights.
+        dtype: of the weights.
+        vocab_size: number of ids.
+        bytes: size of the files with weights.
+        gguf: size of each GGUF file, by name.
+        int8: cost of rounding.
+    """
+
+    model: str
+    parameters: int
+    dtype: str
+    vocab_size: int
+    bytes: int
+    gguf: NotRequired[dict[str, int]]
+    int8: NotRequired[RoundingCost]
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, Any],
+    out: Path,
+    context: Context,
+) -> ExportSummary:
     """Write the folder; one plain process."""
-    lineage = config.get("lineage", {})
+    lineage: CardLineage = config.get("lineage", {})
     section = Export.model_validate(
         {key: value for key, value in config.items() if key != "lineage"}
     )
     stage = next(name for name in reversed(MODELS) if name in inputs)
-    source, tokenizer = (
-        weights_folder(inputs[stage], stage, section),
-        inputs["tokenizer"],
-    )
+    source = weights_folder(inputs[stage], stage, section)
+    tokenizer = inputs["tokenizer"]
     shape, parameters, size = write_folder(source, tokenizer, section, out)
     chat = Chat(tokenizer)
     if chat.formatter is not None and shape.kind == "decoder":
@@ -100,31 +151,29 @@ def run(
             "conversations, and a folder for transformers cannot carry code; the model "
             "card shows a conversation as it was trained"
         )
-    precision = (
-        f"{section.dtype}, matrices of layers in int8"
-        if section.int8
-        else section.dtype
+    precision: str = section.dtype
+    if section.int8:
+        precision += ", matrices of layers in int8"
+    conversations = formatted(chat) if shape.kind == "decoder" else []
+    write_text(
+        out / "README.md",
+        model_card(lineage, stage, shape, parameters, precision, conversations),
     )
-    with atomic_write(out / "README.md") as sink:
-        conversations = formatted(chat) if shape.kind == "decoder" else []
-        sink.write(
-            model_card(
-                lineage, stage, shape, parameters, precision, conversations
-            ).encode()
-        )
     sizes = write_gguf_files(
         source, shape, chat, section, out, lineage.get("name", stage), context
     )
-    cost = {"int8": int8_cost(source, out, inputs.get("mix"))} if section.int8 else {}
-    return {
+    summary: ExportSummary = {
         "model": stage,
         "parameters": parameters,
         "dtype": section.dtype,
         "vocab_size": shape.vocab_size,
         "bytes": size,
-        **({"gguf": sizes} if sizes else {}),
-        **cost,
     }
+    if sizes:
+        summary["gguf"] = sizes
+    if section.int8:
+        summary["int8"] = int8_cost(source, out, inputs.get("mix"))
+    return summary
 
 
 def write_folder(
@@ -141,14 +190,16 @@ def write_folder(
     Returns:
         shape of the model, its number of parameters, and the bytes of its files.
     """
-    shape, chat = read_shape(source), Chat(tokenizer)
+    shape = read_shape(source)
+    chat = Chat(tokenizer)
     name, dtype = DTYPES[section.dtype]
     published_eos = () if shape.published is None else shape.published.eos
     eos = sorted(chat.stops.union(published_eos))
     tensors = exported_tensors(source, shape, dtype)
     parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
     config = hf_config(shape, name, eos, chat.pad)
-    groups, metadata = [{inner: tensor} for inner, tensor in tensors.items()], FRAMEWORK
+    groups = [{inner: tensor} for inner, tensor in tensors.items()]
+    metadata = FRAMEWORK
     if section.int8:
         check_can_round(shape)
         groups, metadata = in_int8(tensors, name)
@@ -229,15 +280,15 @@ def write_gguf_files(
             "way that depends on those around it, which Ollama's templates cannot say "
             "here; write one by hand before `ollama create`"
         )
-    with atomic_write(out / MODELFILE) as sink:
-        sink.write(
-            modelfile(
-                f"model-{section.gguf[0]}.gguf",
-                chat,
-                shape.sequence_length,
-                go_chat_template,
-            ).encode()
-        )
+    write_text(
+        out / MODELFILE,
+        modelfile(
+            f"model-{section.gguf[0]}.gguf",
+            chat,
+            shape.sequence_length,
+            go_chat_template,
+        ),
+    )
     return sizes
 
 
@@ -257,28 +308,18 @@ def check_can_round(shape: Shape) -> None:
         )
 
 
-def int8_cost(source: Path, exported: Path, mix: Path | None) -> dict[str, Any]:
-    """Perplexity on the mixture's held-out rows before and after rounding, and its
-    relative growth.
-
-    All three are None if there is no mixture or it holds nothing out.
-    """
+def int8_cost(source: Path, exported: Path, mix: Path | None) -> RoundingCost:
+    """Measure the cost of rounding."""
     rows = None
     if mix is not None:
         with closing(PackedSet(mix)) as packed:
             parts = [packed.validation(source) for source in packed.sources]
-            rows = (
-                np.concatenate(parts)[:COST_ROWS]
-                if any(len(part) for part in parts)
-                else None
-            )
+            if any(map(len, parts)):
+                rows = np.concatenate(parts)[:COST_ROWS]
     if rows is None:
-        return {
-            "perplexity_before": None,
-            "perplexity": None,
-            "growth": None,
-            "rows": 0,
-        }
+        return RoundingCost(
+            perplexity_before=None, perplexity=None, growth=None, rows=0
+        )
     ids = torch.from_numpy(rows.astype(np.int64))
     before, after = (
         perplexity(load_model(folder), ids) for folder in (source, exported)
@@ -359,12 +400,6 @@ def joined_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a small file atomically."""
-    with atomic_write(target) as sink:
-        sink.write(source.read_bytes())
-
-
 def formatted(chat: Chat) -> list[str]:
     """Lines of the model card about conversations written by a user's function; empty
     with a chat template.
@@ -390,7 +425,7 @@ def formatted(chat: Chat) -> list[str]:
 
 
 def model_card(
-    lineage: Mapping[str, Any],
+    lineage: CardLineage,
     stage: str,
     shape: Shape,
     parameters: int,

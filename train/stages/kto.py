@@ -5,10 +5,10 @@ instead of pairs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from gristmill.train.data.preference_rows import (
     write_drawn_ids,
 )
 from gristmill.train.evaluation.intervals import Estimate, wilson
-from gristmill.train.loop.loop import train
 from gristmill.train.loop.resuming import measured_once
+from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.kto_objective import (
     Desirability,
@@ -51,10 +51,10 @@ from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.stages.stage_inputs import open_mixture, open_rows, start_of
 from gristmill.train.stages.trained_models import (
-    describe_model,
-    publish_tuned,
+    PreferenceSummary,
+    averaged,
+    tune,
     tuned_shape,
-    tuning_job,
 )
 
 MOST_IMBALANCE = 4 / 3
@@ -63,9 +63,31 @@ the desirable one.
 """
 
 
+class AnswerCounts(TypedDict):
+    """Numbers of answers by kind."""
+
+    desirable: int
+    undesirable: int
+
+
+class HeldOutAnswers(TypedDict):
+    """See `ranked_right`, with its interval."""
+
+    ranked_right: float | None
+    ranked_right_interval: Estimate | None
+
+
+class KtoSummary(PreferenceSummary):
+    """Summary of the stage `dpo` with a loss over single answers."""
+
+    training_answers: AnswerCounts
+    held_out_answers: AnswerCounts
+    held_out: HeldOutAnswers
+
+
 def optimise(
     inputs: Mapping[str, Path], section: Dpo, out: Path, context: Context
-) -> dict[str, Any]:
+) -> KtoSummary:
     """Optimise desirability; called on every rank of a torchrun process group. Returns
     the stage's summary.
 
@@ -79,15 +101,17 @@ def optimise(
         gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun
             continues.
     """
-    seed, start = section.key_seed, start_of(inputs)
+    seed = section.key_seed
+    start = start_of(inputs)
     with (
         open_rows(inputs["dpo_data"], context) as data,
         open_mixture(inputs, context) as packed,
         process_group(
-            context.parallel, pipelined=False, split=section.lora is None
+            context.training.parallel, pipelined=False, split=section.lora is None
         ) as world,
     ):
-        rows, length = AnswerRows(data), data.sequence_length
+        rows = AnswerRows(data)
+        length = data.sequence_length
         shape = tuned_shape(read_shape(start), length, context)
         is_out = held_out_answers(rows, section, seed)
         draws = draw_pairs(rows, is_out, section, seed)
@@ -115,13 +139,19 @@ def optimise(
             world,
             partial(certify_answers, model, objective, section, dtype, world),
         )
-        job = tuning_job(
-            section, objective, model, shape, inputs, packed, world, context
-        )
-        record, summary = train(
-            replace(
-                job, before_step=lambda step, rows: objective.take_baseline(model, rows)
-            )
+        record, summary = tune(
+            section,
+            Learner(objective, model, averaged(model, section)),
+            shape,
+            start,
+            inputs,
+            packed,
+            out,
+            world,
+            context,
+            Observers(
+                before_step=lambda step, rows: objective.take_baseline(model, rows)
+            ),
         )
         held_out = np.flatnonzero(is_out)
         measured = measured_again(rows.ids, is_out, section.measured_pairs)
@@ -130,10 +160,11 @@ def optimise(
             - reference[measured, 0]
         )
         gains = answer_gains[is_out[measured]]
-        summary |= publish_tuned(job, section.lora, shape, start, out, record)
+        desirable = rows.desirable[held_out]
+        decline = margins = None
         if record is not None:
-            summary["chosen_decline"] = decline_of(record.lines())
-            summary["margins"] = write_margins(
+            decline = decline_of(record.lines())
+            margins = write_margins(
                 out / MARGINS,
                 answer_margins(
                     rows, data.sources, measured, section.beta * answer_gains, is_out
@@ -160,26 +191,19 @@ def optimise(
                 np.stack([reference[chosen, 0], reference[chosen + 1, 0]], axis=1),
                 sequence_length=length,
             )
-    desirable = rows.desirable[held_out]
     return {
         **summary,
-        **describe_model(shape, length),
-        "sequence_length": length,
         "sets": [
             asdict(drawn_set)
             for drawn_set in describe_draws(rows, data.sources, draws, is_out)
         ],
         "beta": section.beta,
         "objective": section.loss_name,
-        "training_answers": {
-            "desirable": int(rows.desirable[~is_out].sum()),
-            "undesirable": int((~rows.desirable[~is_out]).sum()),
-        },
-        "held_out_answers": {
-            "desirable": int(desirable.sum()),
-            "undesirable": int((~desirable).sum()),
-        },
+        "training_answers": count_kinds(rows.desirable[~is_out]),
+        "held_out_answers": count_kinds(desirable),
         "step_0": certificate,
+        "chosen_decline": decline,
+        "margins": margins,
         "held_out": {
             "ranked_right": ranked_right(gains[desirable], gains[~desirable]),
             "ranked_right_interval": ranked_right_interval(
@@ -189,23 +213,34 @@ def optimise(
     }
 
 
+def count_kinds(desirable: np.ndarray) -> AnswerCounts:
+    """Count answers by kind."""
+    return {
+        "desirable": int(desirable.sum()),
+        "undesirable": int((~desirable).sum()),
+    }
+
+
 def warn_of_imbalance(desirable: np.ndarray, section: Dpo, context: Context) -> None:
     """Warn if the total weights of both kinds of answers differ too much."""
-    counts = int(desirable.sum()), int((~desirable).sum())
-    if not all(counts):
-        missing = "undesirable" if counts[0] else "desirable"
+    counts = count_kinds(desirable)
+    missing = next((kind for kind, count in counts.items() if not count), None)
+    if missing is not None:
         context.warn(
             f"dpo: there is no {missing} answer to train on; training on one kind "
             "alone has little effect"
         )
         return
     share = weights_to_balance(
-        *counts, section.desirable_weight, section.undesirable_weight
+        counts["desirable"],
+        counts["undesirable"],
+        section.desirable_weight,
+        section.undesirable_weight,
     )
     if not 1 / MOST_IMBALANCE <= share <= MOST_IMBALANCE:
         context.warn(
-            f"dpo: {counts[0]:,} desirable answers with the weight "
-            f"{section.desirable_weight:g} against {counts[1]:,} undesirable ones with "
+            f"dpo: {counts['desirable']:,} desirable answers with the weight "
+            f"{section.desirable_weight:g} against {counts['undesirable']:,} undesirable ones with "
             f"{section.undesirable_weight:g} are {share:.2f} to 1, where Ethayarajh et "
             "al. 2024 (equation 8) ask for 1 to 1.33: set dpo.desirable_weight or "
             "dpo.undesirable_weight"

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from gristmill.core.files import is_local, read_json, write_json
@@ -39,7 +41,11 @@ from gristmill.train.models.tensor_files import (
 )
 from gristmill.train.models.weights import SHAPE_FILE, load_model
 from gristmill.train.parallel.process_groups import make_deterministic
-from gristmill.train.stages.evaluate import measure_filling, measure_sources
+from gristmill.train.stages.evaluate import (
+    Sources,
+    measure_filling,
+    measure_sources,
+)
 from gristmill.train.stages.stage_inputs import MODEL, open_rows
 
 
@@ -47,28 +53,70 @@ class MergeError(RuntimeError):
     """A checkpoint to merge is missing."""
 
 
+@dataclass(frozen=True)
+class MergeSettings:
+    """Settings of the stage.
+
+    Attributes:
+        steps: of the checkpoints.
+        shares: weight of each; they sum to 1.
+        of: last step of the training.
+        seed, bootstrap_samples: of the intervals of metrics.
+    """
+
+    steps: list[int]
+    shares: list[float]
+    of: int
+    seed: int
+    bootstrap_samples: int
+
+
+class MergeSummary(TypedDict):
+    """Summary of the stage; `sources` are metrics of the merged model."""
+
+    parameters: int
+    steps: list[int]
+    shares: list[float]
+    sources: Sources
+
+
+class MeasuredModel(TypedDict):
+    """Model of `merged.json`, with its share of the merged one."""
+
+    model: str
+    share: float | None
+    sources: Sources
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> MergeSummary:
     """Merge and measure; one plain process.
 
     Raises:
         MergeError: a checkpoint is missing, incomplete or damaged, or of another model.
     """
     make_deterministic(1)
-    steps, shares, trained = config["steps"], config["shares"], inputs["pretrain"]
+    settings = TypeAdapter(MergeSettings).validate_python(config)
+    steps = settings.steps
+    shares = settings.shares
+    trained = inputs["pretrain"]
     with open_rows(inputs["mix"], context) as packed:
         measure = partial(
             _measured,
             packed=packed,
             tokenizer=inputs["tokenizer"],
             section=Evaluate(
-                seed=config["seed"], bootstrap_samples=config["bootstrap_samples"]
+                seed=settings.seed, bootstrap_samples=settings.bootstrap_samples
             ),
         )
-        singles, measurements = [], []
+        singles: list[Path] = []
+        measurements: list[MeasuredModel] = []
         for step, share in zip(steps, shares, strict=True):
-            singles.append(_single(trained, step, config["of"], context))
+            singles.append(_single(trained, step, settings.of, context))
             measurements.append(
                 {
                     "model": f"step {step}",
@@ -81,7 +129,7 @@ def run(
         merged, last = (measure(folder / MODEL) for folder in (out, trained))
     measurements += [
         {"model": "merged", "share": None, "sources": merged},
-        {"model": f"step {config['of']}, the last", "share": None, "sources": last},
+        {"model": f"step {settings.of}, the last", "share": None, "sources": last},
     ]
     write_json(out / "merged.json", {"models": measurements})
     file = TensorFile(out / MODEL / WEIGHTS_FILE)
@@ -132,10 +180,8 @@ def _single(trained: Path, step: int, last: int, context: Context) -> Path:
 
     if step == last:
         return trained / MODEL
-    checkpoint, single = (
-        _checkpoint(trained, step, context),
-        context.work / f"step-{step}",
-    )
+    checkpoint = _checkpoint(trained, step, context)
+    single = context.work / f"step-{step}"
     file = TensorFile(trained / MODEL / WEIGHTS_FILE)
     saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     prefix = INNER if any(key.startswith(f"model.{INNER}") for key in saved) else ""
@@ -186,13 +232,10 @@ def _checkpoint(trained: Path, step: int, context: Context) -> Path:
 
 def _measured(
     folder: Path, packed: PackedSet, tokenizer: Path, section: Evaluate
-) -> dict[str, Any]:
+) -> Sources:
     """Metrics of the stage `evaluate` on held-out rows, by source."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(folder, device, runs_own_code=True, kind=None)
     if model.shape.kind != "decoder":
-        sources: dict[str, Any] = measure_filling(model, packed, tokenizer, section)[
-            "sources"
-        ]
-        return sources
+        return measure_filling(model, packed, tokenizer, section)["sources"]
     return measure_sources(model, packed, tokenizer, section)

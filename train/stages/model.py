@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,12 +20,21 @@ from gristmill.train.models.model_config import shape_to_json
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, Planned, write_tensors
 from gristmill.train.models.weights import SHAPE_FILE, WeightsError, check_model, stored
 from gristmill.train.stages.stage_inputs import MODEL
-from gristmill.train.stages.trained_models import describe_model
+from gristmill.train.stages.trained_models import ModelFigures, describe_model
+
+
+class GivenModelSummary(ModelFigures):
+    """Summary of the stage; `path` is the folder that was copied."""
+
+    path: str
 
 
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> GivenModelSummary:
     """Copy the model tensor by tensor; one plain process.
 
     Raises:
@@ -35,8 +43,9 @@ def run(
         gristmill.train.models.hf_configs.UnknownArchitectureError: the architecture is
             not supported.
     """
-    folder = as_path(config["path"])
-    shape, tokenizer = check_model(folder), load(inputs["tokenizer"])
+    folder = as_path(str(config["path"]))
+    shape = check_model(folder)
+    tokenizer = load(inputs["tokenizer"])
     if tokenizer.vocab_size > shape.vocab_size:
         raise WeightsError(
             f"model.path {folder}: the model has {shape.vocab_size} ids, but the "

@@ -22,9 +22,10 @@ from gristmill.train.evaluation.answering import InLoopTasks, open_reader
 from gristmill.train.evaluation.held_out import Validation, read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.batch_plan import plan_of
-from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.loop import TrainingSummary, train
 from gristmill.train.loop.prefetch import reading_threads
-from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.loop.throughput import Utilisation, peak_flops
+from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.models.model_config import (
     OwnShape,
     Shape,
@@ -51,17 +52,36 @@ from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.stages.stage_inputs import open_rows
 from gristmill.train.stages.trained_models import (
+    Measurements,
+    ModelFigures,
     all_tensors,
     averaged,
     causal_share,
     describe_model,
+    final_measurements,
+    measuring,
     publish,
 )
 
 
+class PretrainSummary(TrainingSummary, ModelFigures, Measurements):
+    """Summary of the stage.
+
+    Attributes:
+        dtype: of matrix products.
+        world_size: number of processes.
+    """
+
+    dtype: str
+    world_size: int
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> PretrainSummary:
     """Pre-train; called on every rank of a torchrun process group.
 
     Raises:
@@ -75,68 +95,66 @@ def run(
         shape, tensor_of = starting_model(section, packed, seed)
         layout = read_layout(section, inputs["tokenizer"], seed, packed.sequence_length)
         length = packed.sequence_length
-        with process_group(context.parallel) as world:
+        with process_group(context.training.parallel) as world:
             dtype = compute_dtype(section.precision, world.device)
             model = sharded_model(
-                shape, tensor_of, world, dtype, context.compute, section.float8
+                shape, tensor_of, world, dtype, context.training.compute, section.float8
             )
             # an OwnShape now has its number of parameters
             shape = cast(Shape | OwnShape, model.shape)
             token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
             average = averaged(model, section)
+            objective = NextToken(
+                packed,
+                seed,
+                token_bytes,
+                shape,
+                section.z_loss,
+                layout,
+                0.0 if section.multi_token is None else section.multi_token.weight,
+            )
+            validation = Validation(
+                section.validate_every,
+                section.steps,
+                packed,
+                model,
+                average,
+                token_bytes,
+                world,
+                layout,
+            )
+            tasks = InLoopTasks(
+                section.tasks,
+                open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
+                section.evaluate_every or section.validate_every,
+                section.steps,
+            )
+            observers = Observers(
+                after_step=measuring(validation, tasks),
+                decode=decoder(inputs["tokenizer"]),
+                known=partial(known_of, packed, context.lineage.annotations)
+                if context.lineage.annotations
+                else None,
+            )
             job = Job(
                 section=section,
-                model=model,
+                learner=Learner(objective, model, average),
                 world=world,
                 context=context,
-                peak_flops=peak_flops(world.device, dtype),
-                causal_share=causal_share(shape, length),
-                objective=NextToken(
-                    packed,
-                    seed,
-                    token_bytes,
-                    shape,
-                    section.z_loss,
-                    layout,
-                    0.0 if section.multi_token is None else section.multi_token.weight,
-                ),
-                after_step=_InLoop(
-                    Validation(
-                        section.validate_every,
-                        section.steps,
-                        packed,
-                        model,
-                        average,
-                        token_bytes,
-                        world,
-                        layout,
-                    ),
-                    InLoopTasks(
-                        section.tasks,
-                        open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
-                        section.evaluate_every or section.validate_every,
-                        section.steps,
-                    ),
-                ),
-                average=average,
-                decode=decoder(inputs["tokenizer"]),
-                known=partial(known_of, packed, context.origins)
-                if context.origins
-                else None,
+                observers=observers,
+                packed=packed,
                 reading_threads=reading_threads(packed.local, world.device),
-                phases=packed.described_phases(),
-                phase_ends=packed.phase_ends(),
-                sets_before=packed.sets_before(),
+                utilisation=Utilisation(
+                    peak_flops(world.device, dtype), causal_share(shape, length)
+                ),
             )
-            rotary_positions = _Positions(model, shape, job)
-            record, summary = train(
-                replace(
-                    job, before_step=lambda step, rows: rotary_positions.of_step(step)
+            if section.phases:
+                set_phase = partial(set_positions, model, shape, job)
+                observers = replace(
+                    observers, before_step=lambda step, rows: set_phase(step)
                 )
-                if section.phases
-                else job
-            )
-            rotary_positions.of_step(summary["steps"] - 1)
+            record, summary = train(replace(job, observers=observers))
+            set_positions(model, shape, job, summary["steps"] - 1)
             shape = cast(Shape | OwnShape, model.shape)
             tensors = {
                 folder: {
@@ -148,9 +166,10 @@ def run(
             }
             published = trunk_of(shape) if isinstance(shape, Shape) else shape
             if record is not None:
-                summary |= publish(out, published, tensors, record)
+                publish(out, published, tensors, record)
     return {
         **summary,
+        **final_measurements(record),
         **describe_model(published, length),
         "flops_per_token": shape.flops_per_token(length),
         "dtype": str(dtype).removeprefix("torch."),
@@ -201,7 +220,8 @@ def starting_model(
         gristmill.train.models.hf_configs.UnknownArchitectureError: the checkpoint's
             architecture is not supported.
     """
-    model, vocab_size = section.model, packed.manifest["tokenizer"]["vocab_size"]
+    model = section.model
+    vocab_size = packed.manifest["tokenizer"]["vocab_size"]
     if model.own is not None:
         return OwnShape(
             model.own, vocab_size, packed.sequence_length, model.document_mask, seed
@@ -232,43 +252,24 @@ def starting_model(
         prefix_lm=section.reads_prefixes,
         multi_token=further_heads(section),
     )
-    new, old = drawn(tuned, seed), stored(folder)
+    new = drawn(tuned, seed)
+    old = stored(folder)
     return tuned, lambda name, size: (new if name.startswith(FURTHER) else old)(
         name, size
     )
 
 
-class _Positions:
-    """Sets a decoder's rotary positions for the phase of a step: a function of the step
-    alone, so that resumed and rewound trainings agree with uninterrupted ones.
+def set_positions(model: Any, shape: Shape | OwnShape, job: Job, step: int) -> None:
+    """Set a decoder's rotary positions for the phase of a step, counted from 0.
+
+    They depend on the step alone, so that resumed and rewound trainings agree with
+    uninterrupted ones.
 
     Args:
         model: reads them from its shape in every forward pass.
         shape: without phases.
         job: the training, with its phases.
+        step: counted from 0.
     """
-
-    def __init__(self, model: Any, shape: Shape | OwnShape, job: Job) -> None:
-        self._model, self._shape, self._job = model, shape, job
-
-    def of_step(self, step: int) -> None:
-        """Set the positions for a step, counted from 0."""
-        if isinstance(self._shape, Shape):
-            self._model.shape = shape_in_phase(self._shape, self._job.phase_of(step))
-
-
-class _InLoop:
-    """Measurements between steps: held-out rows and tasks, each at its own steps, in
-    one line.
-    """
-
-    def __init__(self, validation: Validation, tasks: InLoopTasks) -> None:
-        self._validation, self._tasks = validation, tasks
-
-    def __call__(self, step: int) -> dict[str, Any] | None:
-        task_metrics = self._tasks(step)
-        line = {
-            **(self._validation(step) or {}),
-            **({"tasks": task_metrics} if task_metrics else {}),
-        }
-        return line or None
+    if isinstance(shape, Shape):
+        model.shape = shape_in_phase(shape, job.phase_of(step))

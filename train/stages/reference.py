@@ -13,11 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Lora, Reference
@@ -28,21 +25,52 @@ from gristmill.train.data.preference_rows import AnswerRows, PairRows, check_pai
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.kto_objective import answer_logps
 from gristmill.train.objectives.reference_logps import (
+    PredictionKey,
     answer_key,
     key_of,
     pair_logps,
     write_answer_reference,
     write_reference,
 )
-from gristmill.train.parallel.process_groups import World, process_group
+from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.stages.stage_inputs import open_rows, start_of
-from gristmill.train.stages.trained_models import describe_model
+from gristmill.train.stages.trained_models import ModelFigures, describe_model
+
+
+class ReferenceSummary(ModelFigures):
+    """Summary of the stage.
+
+    Attributes:
+        key: see reference_logps.key_of.
+        tokens_scored: number of tokens of all answers.
+    """
+
+    key: PredictionKey
+    tokens_scored: int
+
+
+class PairsSummary(ReferenceSummary):
+    """Summary for pairs: their number, and the share whose chosen answer is the
+    likelier one.
+    """
+
+    pairs: int
+    chosen_more_likely: float | None
+
+
+class AnswersSummary(ReferenceSummary):
+    """Summary for single answers: their number."""
+
+    answers: int
 
 
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> PairsSummary | AnswersSummary:
     """Score every pair, or answer; called on every rank of a torchrun process group.
 
     Raises:
@@ -59,7 +87,7 @@ def run(
 
 def score(
     packed: PackedSet, start: Path, section: Reference, out: Path, context: Context
-) -> dict[str, Any]:
+) -> PairsSummary | AnswersSummary:
     """Score the rows and write the log-probabilities; returns the stage's summary."""
     shape = read_shape(start)
     rounded = section.rounded
@@ -69,57 +97,48 @@ def score(
         if rounded is None
         else Lora(rank=1, base=rounded.base, targets=rounded.targets)
     )
-    with process_group(context.parallel, pipelined=False, split=lora is None) as world:
+    with process_group(
+        context.training.parallel, pipelined=False, split=lora is None
+    ) as world:
         dtype = compute_dtype(section.precision, world.device)
         model = tuned_model(shape, stored(start), lora, 0, world, dtype, context)
+        figures = describe_model(shape, packed.sequence_length)
         if section.answers:
-            scored = score_answers(
-                model, start, AnswerRows(packed), section, dtype, out, world
-            )
-            return {**describe_model(shape, packed.sequence_length), **scored}
-        rows = PairRows(packed)
+            answers = AnswerRows(packed)
+            key = answer_key(start, answers, dtype, rounded)
+            # after their own prompts, and after their partners' prompts
+            logps_by_prompt = [
+                answer_logps(
+                    model,
+                    answers,
+                    np.arange(len(answers)),
+                    section.micro_batch_size,
+                    world,
+                    mismatched,
+                )
+                for mismatched in (False, True)
+            ]
+            if world.is_first:
+                write_answer_reference(
+                    out, key, answers, np.stack(logps_by_prompt, axis=1)
+                )
+            return {
+                **figures,
+                "answers": len(answers),
+                "key": key,
+                "tokens_scored": int(answers.scored_tokens.sum()),
+            }
+        pairs = PairRows(packed)
+        key = key_of(start, pairs, dtype, rounded)
         logps = pair_logps(
-            model, rows, np.arange(len(rows)), section.micro_batch_size, world
+            model, pairs, np.arange(len(pairs)), section.micro_batch_size, world
         )
-        key = key_of(start, rows, dtype, rounded)
         if world.is_first:
-            write_reference(out, key, rows, logps)
+            write_reference(out, key, pairs, logps)
     return {
-        **describe_model(shape, packed.sequence_length),
-        "pairs": len(rows),
+        **figures,
+        "pairs": len(pairs),
         "key": key,
-        "tokens_scored": int(rows.scored_tokens.sum()),
+        "tokens_scored": int(pairs.scored_tokens.sum()),
         "chosen_more_likely": more_likely(logps),
-    }
-
-
-def score_answers(
-    model: nn.Module,
-    start: Path,
-    rows: AnswerRows,
-    section: Reference,
-    dtype: torch.dtype,
-    out: Path,
-    world: World,
-) -> dict[str, Any]:
-    """Score every answer after its own prompt and its partner's answer after the same
-    prompt; returns summary figures.
-    """
-    all_rows = np.arange(len(rows))
-    logps = np.stack(
-        [
-            answer_logps(
-                model, rows, all_rows, section.micro_batch_size, world, mismatched
-            )
-            for mismatched in (False, True)
-        ],
-        axis=1,
-    )
-    key = answer_key(start, rows, dtype, section.rounded)
-    if world.is_first:
-        write_answer_reference(out, key, rows, logps)
-    return {
-        "answers": len(rows),
-        "key": key,
-        "tokens_scored": int(rows.scored_tokens.sum()),
     }

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
 from torch import nn
 
+from gristmill.core.files import copy_file
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import set_names
 from gristmill.dataprep.examples.preferences import warnings_of
@@ -44,9 +45,10 @@ from gristmill.train.data.pairs import (
     read_pairs,
     write_holdout,
 )
-from gristmill.train.evaluation.intervals import share_with_interval
-from gristmill.train.loop.loop import Job, train
-from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.evaluation.intervals import Estimate, share_with_interval
+from gristmill.train.loop.loop import train
+from gristmill.train.loop.throughput import Utilisation, peak_flops
+from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.reward_model import (
     RewardModel,
@@ -56,16 +58,17 @@ from gristmill.train.models.reward_model import (
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.preference_report import (
     MARGINS,
+    MarginSummary,
     measured_again,
-    score_margins,
+    pair_margins,
     write_margins,
 )
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
 from gristmill.train.parallel.process_groups import World, process_group
 from gristmill.train.parallel.sharding import compute_dtype
-from gristmill.train.stages.export import copy_file
 from gristmill.train.stages.stage_inputs import start_of
 from gristmill.train.stages.trained_models import (
+    TunedSummary,
     all_tensors,
     averaged,
     causal_share,
@@ -77,9 +80,51 @@ from gristmill.train.stages.trained_models import (
 TOKENIZER_FILES = (TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 
 
+class Judged(TypedDict):
+    """Metrics of a reward model on held-out pairs. Undefined values are None.
+
+    Attributes:
+        accuracy: share whose chosen answer scores higher (ties count as wrong), with
+            its interval.
+        longer_chosen: accuracy of preferring the longer answer, with its interval.
+        length_correlation: Pearson's, of scores and answers' tokens.
+        margin: mean difference.
+        mean, deviation: of all scores.
+    """
+
+    accuracy: Estimate | None
+    longer_chosen: Estimate | None
+    length_correlation: float | None
+    margin: float | None
+    mean: float | None
+    deviation: float | None
+
+
+class RewardSummary(TunedSummary):
+    """Summary of the stage.
+
+    Attributes:
+        sets: counts of each set.
+        training_pairs, held_out_pairs: their numbers.
+        too_long_pairs: pairs that are neither trained nor held out.
+        held_out: metrics of the held-out pairs.
+        margins: of measured pairs; None on other ranks than the first.
+    """
+
+    sets: Sequence[Mapping[str, object]]
+    training_pairs: int
+    held_out_pairs: int
+    too_long_pairs: int
+    held_out: Judged
+    margins: MarginSummary | None
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> RewardSummary:
     """Train a reward model; called on every rank of a torchrun process group.
 
     Raises:
@@ -88,8 +133,10 @@ def run(
             continues.
     """
     section = Reward.model_validate(config)
-    seed, start = section.key_seed, start_of(inputs)
-    shape, chat = read_shape(start), Chat(inputs["tokenizer"])
+    seed = section.key_seed
+    start = start_of(inputs)
+    shape = read_shape(start)
+    chat = Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
     shape = tuned_shape(shape, length, context)
     sets = read_pairs(section.data or (), chat, length, inputs)
@@ -110,7 +157,7 @@ def run(
         [pairs[number] for number in np.flatnonzero(mask)] for mask in (~is_out, is_out)
     )
     with process_group(
-        context.parallel, pipelined=False, split=section.lora is None
+        context.training.parallel, pipelined=False, split=section.lora is None
     ) as world:
         if world.is_first:
             write_example_ids(
@@ -129,19 +176,19 @@ def run(
         dtype = compute_dtype(section.precision, world.device)
         model = new_reward_model(shape, start, section, world, dtype, context)
         flops = scoring_flops_per_token(shape, length, section.lora)
-        average = averaged(model, section)
+        objective = RewardPairs(
+            training, section, seed, chat.pad, length, flops, world.device
+        )
+        learner = Learner(objective, model, averaged(model, section))
         record, summary = train(
             Job(
                 section=section,
-                model=model,
+                learner=learner,
                 world=world,
                 context=context,
-                average=average,
-                objective=RewardPairs(
-                    training, section, seed, chat.pad, length, flops, world.device
+                utilisation=Utilisation(
+                    peak_flops(world.device, dtype), causal_share(shape, length, flops)
                 ),
-                peak_flops=peak_flops(world.device, dtype),
-                causal_share=causal_share(shape, length, flops),
             )
         )
         ids = [pair.example["id"] for pair in pairs]
@@ -155,8 +202,11 @@ def run(
             world,
         )
         scored = scores[is_out[measured]]
-        tensors = all_tensors(model, average)
-        summary |= describe_rounding(model, section.lora)
+        tensors = all_tensors(model, learner.average)
+        measurements = final_measurements(
+            record, describe_rounding(model, section.lora)
+        )
+        margins = None
         if record is not None:
             for name, weights in tensors.items():
                 save_reward_model(
@@ -166,20 +216,16 @@ def run(
                     sorted(chat.stops),
                     chat.pad,
                 )
-                for file in (
-                    filename
-                    for filename in TOKENIZER_FILES
-                    if (inputs["tokenizer"] / filename).exists()
-                ):
-                    copy_file(inputs["tokenizer"] / file, out / name / file)
+                for file in TOKENIZER_FILES:
+                    if (inputs["tokenizer"] / file).exists():
+                        copy_file(inputs["tokenizer"] / file, out / name / file)
             record.publish(out)
-            summary |= final_measurements(record.lines())
             write_holdout(
                 out / HOLDOUT, [pair.example for pair in held_out], "score", scored
             )
-            summary["margins"] = write_margins(
+            margins = write_margins(
                 out / MARGINS,
-                score_margins(
+                pair_margins(
                     [ids[pair] for pair in measured],
                     [usable[pair][1] for pair in measured],
                     is_out[measured],
@@ -189,6 +235,7 @@ def run(
             )
     return {
         **summary,
+        **measurements,
         **describe_model(shape, length),
         "sequence_length": length,
         "sets": [preference_set.summary() for preference_set in sets],
@@ -196,6 +243,7 @@ def run(
         "held_out_pairs": len(held_out),
         "too_long_pairs": len(all_pairs) - len(pairs),
         "held_out": judged(held_out, scored),
+        "margins": margins,
     }
 
 
@@ -266,19 +314,12 @@ def scoring_flops_per_token(shape: Shape, length: int, lora: Lora | None) -> flo
     )
 
 
-def judged(pairs: Sequence[Pair], scored: np.ndarray) -> dict[str, Any]:
+def judged(pairs: Sequence[Pair], scored: np.ndarray) -> Judged:
     """Metrics of a reward model on held-out pairs.
 
     Args:
         pairs: n of them.
         scored: (n, 2) float32, chosen first.
-
-    Returns:
-        `accuracy`, the share whose chosen answer scores higher (ties count as wrong),
-        with its interval; `longer_chosen`, the accuracy of preferring the longer
-        answer, with its interval; `length_correlation`, Pearson's, of scores and
-        answers' tokens; `margin`, the mean difference; `mean` and `deviation` of all
-        scores. Undefined values are None.
     """
     lengths = np.array(
         [pair.scored_tokens for pair in pairs], dtype=np.float64

@@ -12,9 +12,9 @@ of the model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -25,9 +25,11 @@ from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.tokenize.order import Order
 from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
-from gristmill.train.evaluation.intervals import paired_difference
-from gristmill.train.loop.loop import train
+from gristmill.train.evaluation.intervals import Estimate, paired_difference
+from gristmill.train.loop.loop_state import Part
+from gristmill.train.loop.metrics_log import METRICS, read_lines
 from gristmill.train.loop.resuming import measured_once
+from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.parallel.process_groups import World, process_group
@@ -39,7 +41,6 @@ from gristmill.train.reinforcement.policy import add_critic, is_critic
 from gristmill.train.reinforcement.policy_objective import Reinforcement
 from gristmill.train.reinforcement.prompts import (
     OfferedTools,
-    Prompt,
     read_prompts,
     split,
     write_prompt_ids,
@@ -61,13 +62,14 @@ from gristmill.train.reinforcement.vllm_engine import RolloutEngineError, VllmEn
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, open_mixture
 from gristmill.train.stages.teacher import model_folder, read_teacher
 from gristmill.train.stages.trained_models import (
-    describe_model,
-    publish_tuned,
+    TunedSummary,
+    averaged,
+    tune,
     tuned_shape,
-    tuning_job,
 )
 
-ROLLOUTS, PROMPTS = "rollouts.json", "prompts.txt"
+ROLLOUTS = "rollouts.json"
+PROMPTS = "prompts.txt"
 SHOWN_GROUPS = 4
 """Prompts of a batch whose answers `rollouts.json` shows."""
 SHOWN_HELD_OUT = 8
@@ -76,9 +78,68 @@ RESAMPLES = 1000
 """Bootstrap samples, the default of `evaluate.bootstrap_samples`."""
 
 
+class HeldOutRewards(TypedDict):
+    """Mean rewards of greedy answers to held-out prompts before and after the training,
+    and their paired difference.
+    """
+
+    reward_before: float
+    reward: float
+    difference: Estimate
+
+
+class AnswerSample(TypedDict):
+    """Greedy answers to a held-out prompt before and after the training, with their
+    rewards.
+    """
+
+    prompt: str
+    before: str
+    reward_before: float
+    after: str
+    reward: float
+
+
+class ShownBatch(TypedDict):
+    """First answers of a batch, with the first step that trained on it."""
+
+    step: int
+    answers: Sequence[AnswerRow]
+
+
+class RlSummary(TunedSummary):
+    """Summary of the stage.
+
+    Attributes:
+        started_from: stage of the start model.
+        sets: counts of each set.
+        algorithm, kl_weight, group_size: of the section.
+        training_prompts, held_out_prompts: their numbers.
+        held_out: rewards of held-out prompts; None without any.
+        samples: answers to the first held-out prompts.
+        first_rewards, last_rewards: mean total and single rewards of sampled answers in
+            the first and the last line of the metrics.
+    """
+
+    started_from: str
+    sets: Sequence[Mapping[str, object]]
+    algorithm: str
+    kl_weight: float
+    group_size: int
+    training_prompts: int
+    held_out_prompts: int
+    held_out: HeldOutRewards | None
+    samples: list[AnswerSample]
+    first_rewards: dict[str, float]
+    last_rewards: dict[str, float]
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> RlSummary:
     """Reinforce; called on every rank of a torchrun process group.
 
     Raises:
@@ -98,7 +159,8 @@ def run(
     """
     section = Rl.model_validate(config)
     start_stage = next(name for name in reversed(MODELS) if name in inputs)
-    start, chat = inputs[start_stage] / MODEL, Chat(inputs["tokenizer"])
+    start = inputs[start_stage] / MODEL
+    chat = Chat(inputs["tokenizer"])
     shape = read_shape(start)
     length = row_length(section, shape)
     shape = tuned_shape(shape, length, context)
@@ -128,7 +190,7 @@ def run(
     with (
         open_mixture(inputs, context) as packed,
         process_group(
-            context.parallel, pipelined=False, split=section.lora is None
+            context.training.parallel, pipelined=False, split=section.lora is None
         ) as world,
     ):
         if world.is_first:
@@ -171,7 +233,11 @@ def run(
             None
             if reference is None
             else sharded_model(
-                reference[0], stored(reference[1]), world, dtype, context.compute
+                reference[0],
+                stored(reference[1]),
+                world,
+                dtype,
+                context.training.compute,
             ).requires_grad_(False),
             Sampler(
                 model,
@@ -202,25 +268,41 @@ def run(
             context.work / BATCHES,
             choice,
         )
-        before = answers_before(actor, held_out, context.work / "before.json")
+        # Computed once per run, also if the training resumes.
+        before = measured_once(
+            context.work / "before.json", world, partial(actor.measure, held_out)
+        )
         objective = Reinforcement(
             actor, length, adapted_flops_per_token(shape, length, section.lora)
         )
-        job = replace(
-            tuning_job(
-                section, objective, model, shape, inputs, packed, world, context
-            ),
-            before_step=lambda step, rows: actor.before_step(step),
-            state={"rollouts": actor.rollouts}
-            | ({} if choice is None else {"curriculum": choice}),
+        state: dict[str, Part] = {"rollouts": actor.rollouts}
+        if choice is not None:
+            state["curriculum"] = choice
+        record, summary = tune(
+            section,
+            Learner(objective, model, averaged(model, section), state=state),
+            shape,
+            start,
+            inputs,
+            packed,
+            out,
+            world,
+            context,
+            Observers(before_step=lambda step, rows: actor.before_step(step)),
+            is_extra=is_critic,
         )
-        record, summary = train(job)
         after = actor.measure(held_out)
-        summary |= publish_tuned(
-            job, section.lora, shape, start, out, record, is_extra=is_critic
-        )
+        rewarded = []
         if record is not None:
-            summary |= rewards_at_both_ends(record.lines(), section)
+            names = (
+                "reward",
+                *(f"rewards/{name_of(reward)}" for reward in section.rewards),
+            )
+            rewarded = [
+                {name: line[name] for name in names}
+                for line in read_lines(context.work / METRICS)
+                if "reward" in line
+            ]
             gather_batches(context.work / BATCHES, batches_of(section), out / ANSWERS)
             write_json(
                 out / ROLLOUTS,
@@ -232,8 +314,6 @@ def run(
             )
     return {
         **summary,
-        **describe_model(shape, length),
-        "sequence_length": length,
         "started_from": start_stage,
         "sets": [prompt_set.summary() for prompt_set in sets],
         "algorithm": section.algorithm,
@@ -241,7 +321,11 @@ def run(
         "group_size": section.group_size,
         "training_prompts": len(training),
         "held_out_prompts": len(held_out),
-        "held_out": held_out_rewards(before, after, section),
+        "held_out": held_out_rewards(
+            [answer["reward"] for answer in before],
+            [answer["reward"] for answer in after],
+            section,
+        ),
         "samples": [
             {
                 "prompt": first_answer["prompt"],
@@ -254,6 +338,8 @@ def run(
                 before[:SHOWN_HELD_OUT], after, strict=False
             )
         ],
+        "first_rewards": rewarded[0] if rewarded else {},
+        "last_rewards": rewarded[-1] if rewarded else {},
     }
 
 
@@ -303,21 +389,12 @@ def row_length(section: Rl, shape: Shape) -> int:
     return length
 
 
-def answers_before(
-    actor: Actor, held_out: Sequence[Prompt], file: Path
-) -> list[AnswerRow]:
-    """Greedy answers of the start model to held-out prompts; computed once per run,
-    also if training resumes.
-    """
-    return measured_once(file, actor.world, lambda: actor.measure(held_out))
-
-
 def batches_of(section: Rl) -> int:
     """Number of batches of prompts."""
     return -(-section.steps // section.updates_per_batch)
 
 
-def shown_batches(out: Path, section: Rl) -> list[dict[str, Any]]:
+def shown_batches(out: Path, section: Rl) -> list[ShownBatch]:
     """First answers of some batches, each with the first step that trained on it."""
     last = batches_of(section) - 1
     return [
@@ -332,34 +409,16 @@ def shown_batches(out: Path, section: Rl) -> list[dict[str, Any]]:
     ]
 
 
-def rewards_at_both_ends(
-    lines: Sequence[dict[str, Any]], section: Rl
-) -> dict[str, Any]:
-    """Mean total and single rewards of sampled answers, in the first and the last line
-    of the metrics.
-    """
-    rewarded = [line for line in lines if "reward" in line]
-    if not rewarded:
-        return {}
-    keys = ("reward", *(f"rewards/{name_of(reward)}" for reward in section.rewards))
-    return {
-        "first_rewards": {key: rewarded[0][key] for key in keys},
-        "last_rewards": {key: rewarded[-1][key] for key in keys},
-    }
-
-
 def held_out_rewards(
-    before: Sequence[AnswerRow], after: Sequence[AnswerRow], section: Rl
-) -> dict[str, Any] | None:
-    """Mean rewards of greedy answers to held-out prompts before and after, and their
-    paired difference; None without held-out prompts.
+    before: Sequence[float], after: Sequence[float], section: Rl
+) -> HeldOutRewards | None:
+    """Rewards of greedy answers to held-out prompts before and after; None without
+    held-out prompts.
     """
     if not before:
         return None
-    first, second = (
-        np.array([answer["reward"] for answer in answers])
-        for answers in (before, after)
-    )
+    first = np.array(before)
+    second = np.array(after)
     return {
         "reward_before": float(first.mean()),
         "reward": float(second.mean()),

@@ -9,11 +9,10 @@ loads, and `model/` is the model with the adapters merged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,26 +21,28 @@ from torch import nn
 from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Distill, ElasticConsolidation, Tuning
+from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
 from gristmill.train.evaluation.held_out import read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.batch_plan import micro_batches
-from gristmill.train.loop.loop import train
+from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
+from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.distillation import (
     TaughtTurns,
     TeacherRows,
-    check_teacher_key,
     teacher_key,
 )
 from gristmill.train.objectives.next_token import NextToken
-from gristmill.train.objectives.preflight_checks import CERTIFICATE, prove
+from gristmill.train.objectives.preflight_checks import CERTIFICATE, Certificate, prove
+from gristmill.train.objectives.reference_logps import check_key
 from gristmill.train.objectives.sft_objective import AssistantTurns
 from gristmill.train.optim.ewc import ElasticWeights, fisher_diagonal
 from gristmill.train.parallel.process_groups import World, process_group, sum_over_ranks
@@ -50,19 +51,38 @@ from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
 from gristmill.train.stages.stage_inputs import first_model, open_mixture, open_rows
 from gristmill.train.stages.teacher import kept_ids, teacher_folder
 from gristmill.train.stages.trained_models import (
-    describe_model,
-    publish_tuned,
+    TunedSummary,
+    averaged,
+    tune,
     tuned_shape,
-    tuning_job,
 )
 
 HELD_OUT_BEFORE = "held-out-before.json"
 """Working file: the loss on held-out conversations before the first step."""
 
 
+class SftSummary(TunedSummary):
+    """Summary of the stage.
+
+    Attributes:
+        rows: number of rows of the training set.
+        step_0: measurements before the first step.
+        held_out, held_out_before: metrics of held-out conversations at the end and at
+            the start; None without any.
+    """
+
+    rows: int
+    step_0: Certificate
+    held_out: Metrics | None
+    held_out_before: Metrics | None
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> SftSummary:
     """Fine-tune the pre-trained model; called on every rank of a torchrun process
     group.
 
@@ -81,13 +101,11 @@ def run(
         open_rows(inputs["sft_data"], context) as rows,
         open_mixture(inputs, context) as packed,
         process_group(
-            context.parallel, pipelined=False, split=section.lora is None
+            context.training.parallel, pipelined=False, split=section.lora is None
         ) as world,
     ):
-        length, dtype = (
-            rows.sequence_length,
-            compute_dtype(section.precision, world.device),
-        )
+        length = rows.sequence_length
+        dtype = compute_dtype(section.precision, world.device)
         shape = tuned_shape(read_shape(start), length, context)
         model = tuned_model(
             shape, stored(start), section.lora, section.key_seed, world, dtype, context
@@ -115,20 +133,17 @@ def run(
                 world,
             ),
         )
-        elastic = (
-            None
-            if section.ewc is None or packed is None
-            else held_by_pretraining(
+        elastic = None
+        if section.ewc is not None and packed is not None:
+            pretraining = Pretrain.model_validate(config[READS])
+            elastic = held_by_pretraining(
                 model,
                 section.ewc,
-                NextToken(packed, config[READS]["seed"], token_bytes, shape),
-                rows_read(packed, config[READS], inputs["pretrain"]),
+                NextToken(packed, pretraining.key_seed, token_bytes, shape),
+                rows_read(packed, pretraining, inputs["pretrain"]),
             )
-        )
-        job = tuning_job(
-            section, student_objective, model, shape, inputs, packed, world, context
-        )
-        before, measures = None, [job.after_step]
+        before = None
+        observers = Observers(decode=decoder(inputs["tokenizer"]))
         if (inputs["sft_data"] / HELD_OUT).exists():
             held_out_rows = stack.enter_context(
                 open_rows(inputs["sft_data"] / HELD_OUT, context)
@@ -142,53 +157,32 @@ def run(
                 world,
             )
             before = measured_once(context.work / HELD_OUT_BEFORE, world, turns.measure)
-            measures.append(turns)
-        record, summary = train(
-            replace(
-                job,
-                elastic=elastic,
-                decode=decoder(inputs["tokenizer"]),
-                after_step=measuring(*measures),
-                reading_threads=reading_threads(rows.local, world.device),
-            )
+            observers = replace(observers, after_step=turns)
+        record, summary = tune(
+            section,
+            Learner(student_objective, model, averaged(model, section), elastic),
+            shape,
+            start,
+            inputs,
+            packed,
+            out,
+            world,
+            context,
+            observers,
+            reading_threads(rows.local, world.device),
         )
-        summary |= publish_tuned(job, section.lora, shape, start, out, record)
+        after = None
         if record is not None:
             write_json(out / CERTIFICATE, certificate)
-            summary["held_out"] = next(
-                (
-                    line["held_out"]
-                    for line in reversed(record.lines())
-                    if "held_out" in line
-                ),
-                None,
-            )
-            summary["held_out_before"] = before
+            for line in record.lines():
+                after = line.get("held_out", after)
     return {
         **summary,
-        **describe_model(shape, length),
-        "sequence_length": length,
         "rows": rows.rows,
         "step_0": certificate,
+        "held_out": after,
+        "held_out_before": before,
     }
-
-
-def measuring(
-    *measures: Callable[[int], dict[str, Any] | None],
-) -> Callable[[int], dict[str, Any] | None]:
-    """Merge the results of several measurements after a step into one line; None for
-    steps without any.
-    """
-
-    def after_step(step: int) -> dict[str, Any] | None:
-        lines = [line for measure in measures if (line := measure(step)) is not None]
-        return (
-            {key: value for line in lines for key, value in line.items()}
-            if lines
-            else None
-        )
-
-    return after_step
 
 
 def taught_turns(
@@ -213,7 +207,7 @@ def taught_turns(
         kept_ids(distill, student.vocab_size),
         student.vocab_size,
     )
-    check_teacher_key(inputs["teacher"], key)
+    check_key(inputs["teacher"], key, "teacher's distributions", "teacher")
     return TaughtTurns(turns, TeacherRows(inputs["teacher"], turns.masks), distill)
 
 
@@ -243,10 +237,11 @@ def examples_of_rows(packed: PackedSet) -> list[str]:
     return [" ".join(row) for row in rows]
 
 
+@dataclass(frozen=True)
 class HeldOutTurns:
     """Measures held-out conversations after some steps and after the last.
 
-    Args:
+    Attributes:
         every: steps between measurements; None: only after the last.
         steps: of the whole training.
         turns: the held-out rows.
@@ -255,44 +250,33 @@ class HeldOutTurns:
         world: the processes.
     """
 
-    def __init__(
-        self,
-        every: int | None,
-        steps: int,
-        turns: AssistantTurns,
-        micro_batch_size: int,
-        model: nn.Module,
-        world: World,
-    ) -> None:
-        self._every, self._last, self._turns, self._size = (
-            every or steps,
-            steps,
-            turns,
-            micro_batch_size,
-        )
-        self._model, self._world = model, world
+    every: int | None
+    steps: int
+    turns: AssistantTurns
+    micro_batch_size: int
+    model: nn.Module
+    world: World
 
-    def __call__(self, step: int) -> dict[str, Any] | None:
+    def __call__(self, step: int) -> Metrics | None:
         """`held_out`: loss per trained token and bits per byte, in total and per set;
         None after a step without measurement.
         """
-        if step != self._last and step % self._every:
+        if step != self.steps and step % (self.every or self.steps):
             return None
         return {"held_out": self.measure()}
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self) -> Metrics:
         """Measure the current loss; called on every rank."""
-        world, rows = self._world, np.arange(self._turns.packed.rows, dtype=np.int64)
+        world = self.world
+        rows = np.arange(self.turns.packed.rows, dtype=np.int64)
         sums = torch.zeros(
-            self._turns.sums_length, dtype=torch.float64, device=world.device
+            self.turns.sums_length, dtype=torch.float64, device=world.device
         )
-        with evaluating(self._model):
+        with evaluating(self.model):
             for batch in micro_batches(
-                rows, world.data_rank, world.data_size, self._size
+                rows, world.data_rank, world.data_size, self.micro_batch_size
             ):
-                sums += self._turns.loss(
-                    self._model, self._turns.prepare(batch), 1.0
-                ).sums
-        return self._turns.report(
-            sum_over_ranks(sums, world).tolist(), self._turns.weight(rows)
+                sums += self.turns.loss(self.model, self.turns.prepare(batch), 1.0).sums
+        return self.turns.report(
+            sum_over_ranks(sums, world).tolist(), self.turns.weight(rows)
         )

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from gristmill.dataprep.examples.kept_examples import (
     write_quarantined,
 )
 from gristmill.mixtures.posttraining import Gates, SftData
+from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import (
@@ -108,8 +108,11 @@ class DrawnSet:
 
 
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> Mapping[str, object]:
     """Read, encode, weigh and pack all examples.
 
     Raises:
@@ -122,15 +125,11 @@ def run(
     section = SftData.model_validate(
         {key: value for key, value in config.items() if key != READS}
     )
-    seed, chat, tokenizer = (
-        section.key_seed,
-        Chat(inputs["tokenizer"]),
-        load(inputs["tokenizer"]).described(),
-    )
-    length, mix = (
-        example_length(section.sequence_length, inputs),
-        PackedSet(inputs["mix"]) if section.replay else None,
-    )
+    seed = section.key_seed
+    chat = Chat(inputs["tokenizer"])
+    tokenizer = load(inputs["tokenizer"]).described()
+    length = example_length(section.sequence_length, inputs)
+    mix = PackedSet(inputs["mix"]) if section.replay else None
     if mix is not None and length != mix.sequence_length:
         raise ReplayError(
             f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but "
@@ -170,8 +169,9 @@ def run(
         raise GateError("sft: " + "; ".join(problems))
     replayed = replay_count(token_counts.example_tokens, length, section.replay)
     if replayed and mix is not None:
+        pretraining = Pretrain.model_validate(config[READS])
         rows[REPLAY] = replayed_rows(
-            rows_read(mix, config[READS], inputs.get("pretrain")), replayed
+            rows_read(mix, pretraining, inputs.get("pretrain")), replayed
         )
     written = write_example_rows(out, rows, length, tokenizer, chat.pad)
     held_out = {
@@ -258,7 +258,8 @@ def _unended(counts: TokenCounts, gates: Gates, length: int) -> str:
     """Sentence for the gate on trained ends of turns, with the causes: the length, the
     template, or both.
     """
-    answers, cut = counts.answers, counts.cut_answers
+    answers = counts.answers
+    cut = counts.cut_answers
     unmarked = answers - cut - round(counts.end_of_turn_share * answers)
     causes = []
     if cut:

@@ -46,7 +46,7 @@ def open_mixture(
 
 def open_rows(folder: Path, context: Context) -> closing[PackedSet]:
     """Packed set, read as the stage reads its rows; closed at the end of its block."""
-    return closing(PackedSet(folder, context.stream, context.warn))
+    return closing(PackedSet(folder, context.training.stream, context.warn))
 
 
 def example_length(asked: int | None, inputs: Mapping[str, Path]) -> int:

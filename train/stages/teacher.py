@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ from gristmill.train.objectives.distillation import (
     teacher_key,
 )
 from gristmill.train.objectives.losses import IGNORED, chunk_rows
-from gristmill.train.objectives.reference_logps import KEY
+from gristmill.train.objectives.reference_logps import KEY, PredictionKey
 from gristmill.train.objectives.sft_objective import AssistantTurns
 from gristmill.train.parallel.process_groups import (
     World,
@@ -45,16 +44,40 @@ from gristmill.train.parallel.process_groups import (
 from gristmill.train.parallel.sharding import compute_dtype, evaluating, sharded_model
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.stages.stage_inputs import MODEL, open_rows
-from gristmill.train.stages.trained_models import describe_model
+from gristmill.train.stages.trained_models import ModelFigures, describe_model
 
 
 class TeacherError(ValueError):
     """The model cannot teach this run's student."""
 
 
+class TeacherSummary(ModelFigures):
+    """Summary of the stage.
+
+    Attributes:
+        teacher: as configured.
+        tokens: number of trained tokens.
+        key: see distillation.teacher_key.
+        loss: of the teacher, per trained token.
+        rest_mass: mean probability of ids that are not stored.
+        temperature, top_k: of the stored distributions; `all` ids, or their number.
+    """
+
+    teacher: str
+    tokens: int
+    key: PredictionKey
+    loss: float
+    rest_mass: float
+    temperature: float
+    top_k: int | str
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> TeacherSummary:
     """Store a teacher's distributions; called on every rank of a torchrun process
     group.
 
@@ -62,13 +85,14 @@ def run(
         TeacherError: the model is missing, or its vocabulary is not the run's.
     """
     section = Teach.model_validate(config)
-    folder, chat = teacher_folder(section, inputs), Chat(inputs["tokenizer"])
+    folder = teacher_folder(section, inputs)
+    chat = Chat(inputs["tokenizer"])
     shape = read_teacher("sft.distill.teacher", folder, chat)
     with (
         open_rows(inputs["sft_data"], context) as packed,
-        process_group(context.parallel, pipelined=False) as world,
+        process_group(context.training.parallel, pipelined=False) as world,
     ):
-        if context.apart:
+        if context.mirroring.per_host:
             raise TeacherError(
                 "all processes write what a teacher predicts into the same files, "
                 "which hosts whose store is no folder do not share; make this stage on "
@@ -115,7 +139,7 @@ def run(
         "loss": nll / tokens,
         "rest_mass": rest_mass / tokens,
         "temperature": section.temperature,
-        "top_k": key["top_k"],
+        "top_k": "all" if kept is None else kept,
     }
 
 
@@ -208,7 +232,7 @@ def teach(
     """Write the teacher's predictions for all rows; returns sums over their trained
     tokens: nll, mass of ids not stored, tokens.
     """
-    model = sharded_model(shape, stored(folder), world, dtype, context.compute)
+    model = sharded_model(shape, stored(folder), world, dtype, context.training.compute)
     files = TeacherFiles(out, objective.masks)
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
     rows = np.arange(objective.order.total, dtype=np.int64)
@@ -253,12 +277,11 @@ def distributions(
     """Stored part of the distributions over m tokens that have a target, row by row,
     and the targets' nll (m,).
     """
-    flat, labels = (
-        hidden.flatten(0, 1)[(targets != IGNORED).flatten()],
-        targets[targets != IGNORED],
-    )
+    flat = hidden.flatten(0, 1)[(targets != IGNORED).flatten()]
+    labels = targets[targets != IGNORED]
     size = chunk_rows(matrix)
-    predictions, nll = [], []
+    predictions = []
+    nll = []
     for start in range(0, max(len(flat), 1), size):
         chunk = slice(start, start + size)
         logits = (flat[chunk] @ matrix.T).float()

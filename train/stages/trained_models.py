@@ -4,28 +4,41 @@ and published files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from torch import Tensor, nn
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.manifest import beyond_context
-from gristmill.mixtures.posttraining import Dpo, Lora, Tuning
+from gristmill.mixtures.posttraining import Dpo, Tuning
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.training import Training
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.adapters.lora import describe_rounding, rounded_tensors
+from gristmill.train.adapters.lora import (
+    RoundedMatrices,
+    describe_rounding,
+    rounded_tensors,
+)
 from gristmill.train.adapters.peft_files import settle_adapters
 from gristmill.train.evaluation.held_out import Validation, read_token_bytes
+from gristmill.train.loop.loop import TrainingSummary, train
 from gristmill.train.loop.metrics_log import Record
-from gristmill.train.loop.objective import Objective
-from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.loop.training_job import Job
+from gristmill.train.loop.objective import Metrics
+from gristmill.train.loop.prefetch import READING_THREADS
+from gristmill.train.loop.throughput import Utilisation, peak_flops
+from gristmill.train.loop.training_job import (
+    UNOBSERVED,
+    Job,
+    Learner,
+    Measure,
+    Observers,
+)
 from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.models.weights import save_model
+from gristmill.train.objectives.preference_report import Decline, MarginSummary
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.process_groups import World
 from gristmill.train.parallel.sharding import compute_dtype, whole_tensors
@@ -35,10 +48,64 @@ from gristmill.train.stages.stage_inputs import MODEL
 MODEL_AVERAGE = "model-average"
 
 
-def describe_model(shape: Shape | OwnShape, length: int) -> dict[str, Any]:
-    """Figures about the model for a stage's summary, with the arithmetic for rows of
-    `length` tokens.
+class ModelFigures(TypedDict):
+    """Figures about a model.
+
+    Attributes:
+        parameters: number of its weights.
+        flops_per_token: arithmetic of a training of all weights.
+        context: most tokens of a row.
     """
+
+    parameters: int
+    flops_per_token: float
+    context: int
+
+
+class Measurements(TypedDict, total=False):
+    """Measurements of a finished training, on the first rank.
+
+    Attributes:
+        first_loss, last_loss: of the first and the last logged steps.
+        validation, validation_average: the last metrics of held-out rows by source, of
+            the model and of its running mean, if they were measured.
+        lora_base: see lora.describe_rounding; on every rank.
+    """
+
+    first_loss: float | None
+    last_loss: float | None
+    validation: dict[str, dict[str, float]]
+    validation_average: dict[str, dict[str, float]]
+    lora_base: RoundedMatrices
+
+
+class TunedSummary(TrainingSummary, ModelFigures, Measurements):
+    """Summary of a stage that tunes a model on rows of `sequence_length` tokens."""
+
+    sequence_length: int
+
+
+class PreferenceSummary(TunedSummary):
+    """Summary of preference optimisation.
+
+    Attributes:
+        sets: counts of each set.
+        beta: strength of the reference.
+        objective: name of the loss.
+        step_0: measurements before the first step.
+        chosen_decline, margins: None on other ranks than the first.
+    """
+
+    sets: Sequence[Mapping[str, object]]
+    beta: float
+    objective: str
+    step_0: Mapping[str, float]
+    chosen_decline: Decline | None
+    margins: MarginSummary | None
+
+
+def describe_model(shape: Shape | OwnShape, length: int) -> ModelFigures:
+    """Figures about the model, with the arithmetic for rows of `length` tokens."""
     return {
         "parameters": shape.parameters,
         "flops_per_token": shape.flops_per_token(length),
@@ -86,52 +153,95 @@ def averaged(model: nn.Module, section: Training) -> AveragedWeights | None:
     )
 
 
-def tuning_job(
+def tune(
     section: Tuning | Dpo | Rl,
-    objective: Objective,
-    model: nn.Module,
+    learner: Learner,
     shape: Shape,
+    start: Path,
     inputs: Mapping[str, Path],
     packed: PackedSet | None,
+    out: Path,
     world: World,
     context: Context,
-) -> Job:
-    """Training job of an existing model; measures the mixture's held-out rows between
-    steps.
+    observers: Observers = UNOBSERVED,
+    threads: int = READING_THREADS,
+    is_extra: Callable[[str], bool] = lambda name: False,
+) -> tuple[Record | None, TunedSummary]:
+    """Train an existing model, and write it, its average, adapters and record; measures
+    the mixture's held-out rows between steps.
 
     Args:
-        section: of the stage; may configure a running mean of the weights.
-        objective: rows and loss.
-        model: sharded.
+        section: of the stage.
+        learner: model and objective.
         shape: of its decoder.
+        start: folder of the start model.
         inputs: of the stage, including the tokenizer.
         packed: the mixture, if there is one.
+        out: the stage's data folder.
         world, context: processes and context of the stage.
+        observers: of the stage; what they measure after a step is logged in the same
+            line.
+        threads: see prefetch.reading_threads.
+        is_extra: True for names of parameters that are not published.
+
+    Returns:
+        the record, on the first rank, and the summary.
     """
-    average = averaged(model, section)
-    return Job(
-        section=section,
-        objective=objective,
-        model=model,
-        world=world,
-        context=context,
-        average=average,
-        peak_flops=peak_flops(
-            world.device, compute_dtype(section.precision, world.device)
-        ),
-        causal_share=causal_share(
-            shape, objective.sequence_length, objective.flops_per_token
-        ),
-        after_step=Validation(
-            section.validate_every,
-            section.steps,
-            packed,
-            model,
-            average,
-            read_token_bytes(inputs["tokenizer"], world.device),
-            world,
-        ),
+    objective = learner.objective
+    length = learner.objective.sequence_length
+    validation = Validation(
+        section.validate_every,
+        section.steps,
+        packed,
+        learner.model,
+        learner.average,
+        read_token_bytes(inputs["tokenizer"], world.device),
+        world,
     )
+    record, summary = train(
+        Job(
+            section=section,
+            learner=learner,
+            world=world,
+            context=context,
+            observers=replace(
+                observers, after_step=measuring(validation, observers.after_step)
+            ),
+            reading_threads=threads,
+            utilisation=Utilisation(
+                peak_flops(
+                    world.device, compute_dtype(section.precision, world.device)
+                ),
+                causal_share(shape, length, objective.flops_per_token),
+            ),
+        )
+    )
+    tensors = {
+        folder: {name: tensor for name, tensor in weights.items() if not is_extra(name)}
+        for folder, weights in all_tensors(learner.model, learner.average).items()
+    }
+    rounding = describe_rounding(learner.model, section.lora)
+    if record is not None:
+        publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
+    return record, {
+        **summary,
+        **final_measurements(record, rounding),
+        **describe_model(shape, length),
+        "sequence_length": length,
+    }
+
+
+def measuring(*measures: Measure) -> Measure:
+    """Merge the results of several measurements after a step into one line; None for
+    steps without any.
+    """
+
+    def after_step(step: int) -> Metrics | None:
+        lines = [measure(step) for measure in measures]
+        merged = {key: value for line in lines if line for key, value in line.items()}
+        return merged or None
+
+    return after_step
 
 
 def all_tensors(
@@ -158,62 +268,33 @@ def publish(
     shape: Shape | OwnShape,
     tensors: dict[str, dict[str, Tensor]],
     record: Record,
-) -> dict[str, Any]:
-    """Write a training stage's models and record into its data folder; returns its last
-    measurements.
-    """
+) -> None:
+    """Write a training stage's models and record into its data folder."""
     for name, weights in tensors.items():
         save_model(out / name, shape, weights)
     record.publish(out)
-    return final_measurements(record.lines())
 
 
-def publish_tuned(
-    job: Job,
-    lora: Lora | None,
-    shape: Shape,
-    start: Path,
-    out: Path,
-    record: Record | None,
-    is_extra: Callable[[str], bool] = lambda name: False,
-) -> dict[str, Any]:
-    """Write a tuned model, its average, adapters and record; a collective call.
+def final_measurements(
+    record: Record | None, rounding: RoundedMatrices | None = None
+) -> Measurements:
+    """Measurements of a finished training.
 
     Args:
-        job: the finished training.
-        lora: its adapters, which are merged into the models.
-        shape: of the decoder.
-        start: folder of the start model.
-        out: the stage's data folder.
-        record: on the first rank, which writes.
-        is_extra: True for names of parameters that are not published.
-
-    Returns:
-        for the summary: the rounding of frozen weights, and on the first rank the last
-        measurements.
+        record: on the first rank.
+        rounding: of its frozen weights.
     """
-    tensors = {
-        folder: {name: tensor for name, tensor in weights.items() if not is_extra(name)}
-        for folder, weights in all_tensors(job.model, job.average).items()
-    }
-    rounding = describe_rounding(job.model, lora)
-    if record is None:
-        return rounding
-    return rounding | publish(
-        out, shape, settle_adapters(out, tensors, lora, start), record
-    )
-
-
-def final_measurements(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """First and last training loss, and the last validation, for a stage's summary."""
-    losses = [line["loss"] for line in lines if "loss" in line]
-    validations = [line["validation"] for line in lines if "validation" in line]
-    averages = [
-        line["validation_average"] for line in lines if "validation_average" in line
-    ]
-    return {
-        "first_loss": losses[0] if losses else None,
-        "last_loss": losses[-1] if losses else None,
-        **({"validation": validations[-1]} if validations else {}),
-        **({"validation_average": averages[-1]} if averages else {}),
-    }
+    measurements: Measurements = {}
+    if record is not None:
+        lines = record.lines()
+        losses = [line["loss"] for line in lines if "loss" in line]
+        measurements["first_loss"] = losses[0] if losses else None
+        measurements["last_loss"] = losses[-1] if losses else None
+        for line in lines:
+            if "validation" in line:
+                measurements["validation"] = line["validation"]
+            if "validation_average" in line:
+                measurements["validation_average"] = line["validation_average"]
+    if rounding is not None:
+        measurements["lora_base"] = rounding
+    return measurements
