@@ -58,7 +58,7 @@ from gristmill.flows.pages.page_elements import (
     Links,
     Note,
     Page,
-    Part,
+    page_of,
 )
 from gristmill.flows.pages.page_server import GuardedApp, page_app, page_response
 from gristmill.flows.questions.explain import history
@@ -76,6 +76,11 @@ DAMAGED = (
 )
 """Errors of reading outputs that are not as they were written, or are gone."""
 ABSENT = (NotThereError, DocumentNotFoundError, TraceError)
+REFUSALS = {
+    HTTPStatus.BAD_REQUEST: (BadAddressError, ExpressionError),
+    HTTPStatus.NOT_FOUND: ABSENT,
+    HTTPStatus.INTERNAL_SERVER_ERROR: DAMAGED,
+}
 ERROR_TITLES = {
     HTTPStatus.BAD_REQUEST: "Not understood",
     HTTPStatus.NOT_FOUND: "Not found",
@@ -101,16 +106,12 @@ class PageRoute:
 def make_app(run: BrowsedRun) -> GuardedApp:
     """The application that shows a run."""
     handlers: dict[Any, Any] = {
-        BadAddressError: partial(_refuse, run, HTTPStatus.BAD_REQUEST),
-        ExpressionError: partial(_refuse, run, HTTPStatus.BAD_REQUEST),
-        HTTPException: partial(_answer_http_error, run),
-        Exception: partial(_answer_unexpected_error, run),
+        error: partial(_refuse, run, status)
+        for status, errors in REFUSALS.items()
+        for error in errors
     }
-    handlers |= {error: partial(_refuse, run, HTTPStatus.NOT_FOUND) for error in ABSENT}
-    handlers |= {
-        error: partial(_refuse, run, HTTPStatus.INTERNAL_SERVER_ERROR)
-        for error in DAMAGED
-    }
+    handlers[HTTPException] = partial(_answer_http_error, run)
+    handlers[Exception] = partial(_answer_unexpected_error, run)
     routes = [
         Route(route.path, partial(_answer, run, route), methods=["GET"])
         for route in ROUTES
@@ -204,7 +205,7 @@ def _answer_unexpected_error(
 def _respond_error(
     run: BrowsedRun, title: str, text: str, status: HTTPStatus
 ) -> Response:
-    return _respond(run, Page(title, parts=[Note([text], "warning")]), status)
+    return _respond(run, page_of(title, Note([text], "warning")), status)
 
 
 def _respond(
@@ -217,8 +218,6 @@ def _respond(
     lookup = Field(
         "wanted", placeholder="id or locator of a document", most=4000, is_required=True
     )
-    header: list[Part] = [
-        Links(links),
-        Form("/find", [lookup], [Button("Find")], layout="find"),
-    ]
-    return page_response(replace(page, header=header, site=run.name), status)
+    form = Form("/find", [lookup], [Button("Find")], layout="find")
+    page = replace(page, header=[Links(links), form], site=run.name)
+    return page_response(page, status)
