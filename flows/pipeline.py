@@ -7,24 +7,28 @@ tracking error never fails a stage.
 
 from __future__ import annotations
 
-import contextvars
 import signal
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, TypeVar
 
-from prefect import flow, task
+from prefect import Flow, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.exceptions import CancelledRun, TerminationSignal
+from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
-from gristmill.core.secrets import mask_text
+from gristmill.core.files import as_path
+from gristmill.core.secrets import mask_secrets, mask_text
 from gristmill.flows.orchestration.flow_liveness import (
     CANCELLED,
     is_being_cancelled,
+    mark_crashed_quietly,
     owned_run,
+    show_cancelled,
 )
 from gristmill.flows.orchestration.parameters import (
     DeploymentName,
@@ -42,99 +46,18 @@ from gristmill.flows.orchestration.reporting import (
     publish_run,
     publishing_refusal,
 )
-from gristmill.flows.report.prerender import prerenderer
+from gristmill.flows.running.events import StageFailed, Subscriber
 from gristmill.flows.running.fork_server import ForkServer
-from gristmill.flows.running.notify import notify
-from gristmill.flows.running.observers import Observers
-from gristmill.flows.running.run import (
-    Observer,
-    Runner,
-    RunStoppedError,
-    StageFailedError,
-)
-from gristmill.flows.running.schedule import jobs_of, run_jobs
+from gristmill.flows.running.recorded_run import run_recorded
+from gristmill.flows.running.run import Runner, RunStoppedError, StageFailedError
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.registry import LAST
 
+T = TypeVar("T")
 TRAINING_TAG = "gristmill-training"
 """Tag of training tasks. A server may limit how many of them run at a time (`gristmill
 up` does).
 """
-observer_of_caller: contextvars.ContextVar[Observer | None] = contextvars.ContextVar(
-    "observer", default=None
-)
-"""Display of the terminal that called the flow, if any."""
-server_of_caller: contextvars.ContextVar[ForkServer | None] = contextvars.ContextVar(
-    "server", default=None
-)
-"""Fork server of that terminal."""
-session_of_caller: contextvars.ContextVar[Session | None] = contextvars.ContextVar(
-    "session", default=None
-)
-"""Session of that terminal; the parameters that Prefect records are masked."""
-
-
-@dataclass(frozen=True)
-class FlowContext:
-    """Context of a flow's tasks. Not a task parameter: Prefect would infer a dependency
-    between the tasks from it.
-    """
-
-    session: Session
-    runner: Runner
-    force: frozenset[str]
-
-
-flow_context: contextvars.ContextVar[FlowContext] = contextvars.ContextVar(
-    "flow_context"
-)
-
-
-@task(cache_policy=NO_CACHE, persist_result=False, retries=0)
-def run_stage(stage: str, workers: int) -> State:
-    """Run one stage until its output is committed; the state's name is the outcome:
-    Cached, Completed or Resumed.
-    """
-    context = flow_context.get()
-    try:
-        outcome = context.runner.run_stage(stage, stage in context.force, workers)
-    except RunStoppedError:
-        return _stopped()
-    return Completed(
-        name=outcome.how,
-        data=outcome,
-        message=mask_text(outcome.note or str(outcome.folder.path)),
-    )
-
-
-@task(cache_policy=NO_CACHE, persist_result=False, retries=0)
-def run_stage_elsewhere(stage: str, deployment: str) -> State:
-    """Run a stage in another deployment, and report the output that it committed."""
-    context = flow_context.get()
-    force = stage in context.force
-    try:
-        if force or context.runner.folder(stage).state() != "committed":
-            try:
-                run_elsewhere(
-                    context.session,
-                    stage,
-                    deployment,
-                    force,
-                    context.runner.processes.check,
-                )
-            except StageFailedError as error:
-                context.runner.observer.stage_failed(
-                    context.runner.plan[stage], mask_text(str(error))
-                )
-                raise
-        outcome = context.runner.run_stage(stage)
-    except RunStoppedError:
-        return _stopped()
-    return Completed(
-        name=outcome.how,
-        data=outcome,
-        message=mask_text(f"by {deployment}: {outcome.folder.path}"),
-    )
 
 
 def _stopped() -> State:
@@ -182,7 +105,9 @@ def gristmill(
             session = _open(manifest, overrides, store, until, exactly=False)
         except RefusedError as refusal:
             return failed(refusal)
-        return _run(session, list(session.plan), frozenset(force), training_deployment)
+        return _run_here(
+            session, list(session.plan), frozenset(force), training_deployment
+        )
 
 
 @flow(
@@ -213,7 +138,7 @@ def gristmill_stage(
             session = _open(manifest, overrides, store, stage, exactly=True)
         except RefusedError as refusal:
             return failed(refusal)
-        return _run(session, [stage], frozenset([stage]) if force else frozenset())
+        return _run_here(session, [stage], frozenset([stage] if force else ()))
 
 
 def _open(
@@ -222,12 +147,9 @@ def _open(
     """Open a manifest; if it is invalid, publish its problems in the run before the run
     fails.
     """
-    opened = session_of_caller.get()
-    if opened is not None:
-        return opened
     with publishing_refusal(manifest):
         refuse_secrets({"overrides": list(overrides), "store": store})
-        opened = open_session(
+        return open_session(
             manifest,
             list(overrides),
             store or None,
@@ -235,72 +157,147 @@ def _open(
             exactly=exactly,
             allow_code=True,
         )
-    return opened
+
+
+def run_in_flow(
+    session: Session,
+    stages: list[str],
+    force: frozenset[str],
+    subscribers: Sequence[Subscriber],
+    server: ForkServer | None,
+) -> Path:
+    """`run_recorded` in a flow run of this process.
+
+    Prefect shows the flow's parameters to every user of the server, so they are masked.
+    """
+    mark_crashed_quietly()
+    masked = mask_secrets(
+        {"overrides": session.overrides, "store": session.store_option or ""}
+    )
+
+    def run() -> str:
+        return _run(session, stages, force, subscribers, server)
+
+    shown: dict[str, Any] = {
+        "manifest": session.manifest_file,
+        "overrides": tuple(masked["overrides"]),
+        "store": masked["store"],
+    }
+    if len(stages) == 1 and list(session.plan) != stages:
+        shown |= {"stage": stages[0], "force": bool(force)}
+        return as_path(call_in_flow(gristmill_stage, shown, run))
+    shown |= {"until": list(session.plan)[-1], "force": tuple(sorted(force))}
+    return as_path(call_in_flow(gristmill, shown, run))
+
+
+def call_in_flow(
+    flow: Flow[..., Any], parameters: Mapping[str, Any], body: Callable[[], T]
+) -> T:
+    """Call a function in a run of a flow, in place of the flow's own: the caller has
+    opened already what the parameters name.
+
+    Args:
+        flow: gives the run its name.
+        parameters: shown by Prefect.
+        body: work of the run.
+    """
+
+    @wraps(flow.fn)
+    def run_body(*args: object, **kwargs: object) -> T:
+        with owned_run():
+            return body()
+
+    replaced = flow.with_options(validate_parameters=False)
+    replaced.fn = run_body
+    try:
+        result: T = replaced(**parameters)
+    finally:
+        show_cancelled()
+    return result
+
+
+def _run_here(
+    session: Session,
+    stages: list[str],
+    force: frozenset[str],
+    training_deployment: str = "",
+) -> str:
+    session.forget_kept(force)
+    with session.stage_server(stages, force) as server:
+        return _run(session, stages, force, (), server, training_deployment)
 
 
 def _run(
     session: Session,
     stages: list[str],
     force: frozenset[str],
+    subscribers: Sequence[Subscriber],
+    server: ForkServer | None,
     training_deployment: str = "",
 ) -> str:
     """Run stages as tasks that wait for their inputs, and return the folder of the
     run's record.
     """
-    session.forget_kept(force)
-    observer = PrefectObserver(observer_of_caller.get())
-    record = session.start_record()
-    caller_server = server_of_caller.get()
-    server = (
-        nullcontext(caller_server)
-        if caller_server is not None
-        else session.stage_server(stages, force)
-    )
-    futures: dict[str, Any] = {}
-    prerender = prerenderer(session)
+    futures: dict[str, PrefectFuture[Any]] = {}
 
-    def finish(stage: str, future: Any) -> None:
-        future.result()
-        prerender(stage)
-
-    def start(stage: str, workers: int) -> Any:
-        upstream = [
-            futures[name] for name in session.plan[stage].inputs if name in futures
-        ]
-        trains = session.plan[stage].stage.requirements.torchrun
+    def start(runner: Runner, stage: str, workers: int) -> PrefectFuture[Any]:
+        node = session.plan[stage]
         tags = {f"stage:{stage}"}
-        if training_deployment and trains:
-            remote_task: Any = run_stage_elsewhere.with_options(
-                name=stage, task_run_name=stage, tags=tags
-            )
-            futures[stage] = remote_task.submit(
-                stage, training_deployment, wait_for=upstream
-            )
-        else:
-            if trains:
+        deployment = ""
+        if node.stage.requirements.torchrun:
+            deployment = training_deployment
+            if not deployment:
                 tags.add(TRAINING_TAG)
-            local_task: Any = run_stage.with_options(
-                name=stage, task_run_name=stage, tags=tags
-            )
-            futures[stage] = local_task.submit(stage, workers, wait_for=upstream)
+
+        @task(
+            name=stage,
+            task_run_name=stage,
+            tags=tags,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=0,
+        )
+        def run_stage() -> State:
+            try:
+                if deployment:
+                    return _run_elsewhere(runner, session, stage, deployment, force)
+                outcome = runner.run_stage(stage, stage in force, workers)
+            except RunStoppedError:
+                return _stopped()
+            message = mask_text(outcome.note or str(outcome.folder.path))
+            return Completed(name=outcome.how, data=outcome, message=message)
+
+        upstream = [futures[name] for name in node.inputs if name in futures]
+        futures[stage] = run_stage.submit(wait_for=upstream)
         return futures[stage]
 
+    windows = [*subscribers, PrefectObserver(), partial(publish_run, session)]
     try:
-        with record.until_end(), server as fork_server:
-            runner = session.runner(Observers(record, observer), fork_server)
-            flow_context.set(FlowContext(session, runner, force))
-            run_jobs(
-                jobs_of(session.plan, stages, runner.engine),
-                runner.engine.workers,
-                start,
-                finish,
-                runner.processes.stop,
-            )
+        return str(run_recorded(session, stages, force, windows, server, start))
     except CancelledRun:
         # The task was cancelled with its flow; the process that started the flow
         # decides how the run ends.
         raise TerminationSignal(signal.SIGTERM) from None
-    finally:
-        observer.close()
-        notify(session, record, publish_run(session, record))
-    return str(record.folder)
+
+
+def _run_elsewhere(
+    runner: Runner,
+    session: Session,
+    stage: str,
+    deployment: str,
+    force: frozenset[str],
+) -> State:
+    """Run a stage in another deployment, and return a state with the output that it
+    committed; the state's name is the outcome.
+    """
+    if stage in force or runner.folder(stage).state() != "committed":
+        try:
+            run_elsewhere(
+                session, stage, deployment, stage in force, runner.processes.check
+            )
+        except StageFailedError as error:
+            runner.emit(StageFailed(runner.plan[stage], mask_text(str(error))))
+            raise
+    outcome = runner.run_stage(stage)
+    message = mask_text(f"by {deployment}: {outcome.folder.path}")
+    return Completed(name=outcome.how, data=outcome, message=message)

@@ -47,7 +47,7 @@ FORKED = (
 """Modules that a run starts as `python -m MODULE`."""
 IMPORTED = (
     *FORKED,
-    "gristmill.flows.running.launch",
+    "gristmill.flows.cli.launch",
     "gristmill.flows.report.terminal_summary",
     "gristmill.dataprep.jobs.tasks",
     "apache_beam.runners.portability.fn_api_runner",

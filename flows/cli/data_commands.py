@@ -654,7 +654,7 @@ def export_documents(
     except OSError as error:
         fail(why_refused(error) or f"{out}: {error}", EXIT_STAGE_FAILED)
     finally:
-        observer.stop_bar()
+        observer.stop_bars()
     if as_json:
         print_json(summary)
         return

@@ -161,7 +161,7 @@ def run(
             )
         keep_or_exit(session, keep or [])
         refuse_without_libraries(session, list(session.plan), force or [])
-        from gristmill.flows.running.launch import launch
+        from gristmill.flows.cli.launch import launch
 
         raise typer.Exit(
             launch(
@@ -198,7 +198,7 @@ def stage(
     log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Run one stage; the stages before it must be committed."""
-    from gristmill.flows.running.launch import launch
+    from gristmill.flows.cli.launch import launch
 
     session = open_or_exit(
         manifest, set_, store, until=name, exactly=True, allow_code=True

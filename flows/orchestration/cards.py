@@ -34,7 +34,7 @@ from gristmill.flows.report.report_facts import (
 )
 from gristmill.flows.report.stage_summaries import Counts, read_as
 from gristmill.flows.report.training import loss_rows, reward_points
-from gristmill.flows.running.run import Outcome
+from gristmill.flows.running.events import Outcome
 from gristmill.flows.running.session import Session
 
 SAMPLE_CHARS = 300

@@ -9,15 +9,23 @@ import json
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from gristmill.core.store import StageFolder
 from gristmill.flows.orchestration.progress_text import LineBudget, Pace
-from gristmill.flows.running.process import Event
-from gristmill.flows.running.run import Observer, Outcome
-from gristmill.flows.stages.plan import Node
+from gristmill.flows.running.events import (
+    Outcome,
+    RunEvent,
+    StageEvent,
+    StageFailed,
+    StageFinished,
+    StageOutput,
+    StageProgress,
+    StageStarted,
+    StageWaits,
+    StageWarning,
+)
 
 PROGRESS_SECONDS = 2.0
 PROGRESS_LINE_SECONDS = 10.0
@@ -77,10 +85,9 @@ def losses_before(folder: StageFolder, step: float) -> list[tuple[float, float]]
 
 
 class WindowObserver(ABC):
-    """Shows stages, and forwards all calls to the caller's display."""
+    """Shows stages."""
 
-    def __init__(self, inner: Observer | None = None) -> None:
-        self._inner = inner
+    def __init__(self) -> None:
         self._windows: dict[str, StageWindow] = {}
 
     @abstractmethod
@@ -104,59 +111,50 @@ class WindowObserver(ABC):
     def show_outcome(self, outcome: Outcome) -> None:
         """Show the output of a stage."""
 
-    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
-        """See Observer."""
-        self._windows[node.name] = StageWindow(resumed=folder if resuming else None)
-        if self._inner is not None:
-            self._inner.stage_started(node, resuming, folder)
-        begins = "resumes where it stopped" if resuming else "starts"
-        self.show_line(node.name, f"{node.name}: {begins} ({node.fingerprint[:16]})")
+    def __call__(self, event: RunEvent) -> None:
+        """Show an event."""
+        if not isinstance(event, StageEvent):
+            return
+        stage = event.node.name
+        match event:
+            case StageStarted():
+                resumed = event.folder if event.resuming else None
+                self._windows[stage] = StageWindow(resumed=resumed)
+                begins = "resumes where it stopped" if event.resuming else "starts"
+                self.show_line(
+                    stage, f"{stage}: {begins} ({event.node.fingerprint[:16]})"
+                )
+            case StageWaits():
+                self.show_line(
+                    stage,
+                    f"{stage}: waits for process {event.pid} on {event.host}, "
+                    "which is making the same output",
+                )
+            case StageWarning():
+                self.show_line(stage, f"{stage}: {event.message}", logging.WARNING)
+            case StageOutput():
+                self._show_log_line(stage, event.line)
+            case StageProgress():
+                self._show_progress(stage, event)
+            case StageFinished():
+                self._show_outcome(event.outcome)
+            case StageFailed():
+                self._report_held_back(stage)
+                self.show_line(stage, event.message, logging.ERROR)
 
-    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
-        """See Observer."""
-        if self._inner is not None:
-            self._inner.stage_waits(node, owner)
-        self.show_line(
-            node.name,
-            f"{node.name}: waits for process {owner['pid']} on {owner['host']}, "
-            "which is making the same output",
-        )
-
-    def stage_event(self, node: Node, event: Event) -> None:
-        """See Observer."""
-        if self._inner is not None:
-            self._inner.stage_event(node, event)
-        if event["event"] == "warning":
-            self.show_line(
-                node.name, f"{node.name}: {event['message']}", logging.WARNING
-            )
-        if event["event"] == "log":
-            self._show_log_line(node.name, event["line"])
-        if event["event"] == "progress":
-            self._show_progress(node.name, event)
-
-    def stage_finished(self, node: Node, outcome: Outcome) -> None:
-        """See Observer."""
-        if self._inner is not None:
-            self._inner.stage_finished(node, outcome)
+    def _show_outcome(self, outcome: Outcome) -> None:
+        stage = outcome.stage
         # A cached stage was never started; the display belongs to the task that reports
         # it.
-        self._window(node.name).context = contextvars.copy_context()
-        self._report_held_back(node.name)
+        self._window(stage).context = contextvars.copy_context()
+        self._report_held_back(stage)
         note = f" ({outcome.note})" if outcome.note else ""
         self.show_line(
-            node.name,
-            f"{node.name}: {outcome.how} in {outcome.seconds:.1f} s{note}: "
+            stage,
+            f"{stage}: {outcome.how} in {outcome.seconds:.1f} s{note}: "
             f"{outcome.folder.path}",
         )
         self.show_outcome(outcome)
-
-    def stage_failed(self, node: Node, message: str) -> None:
-        """See Observer."""
-        if self._inner is not None:
-            self._inner.stage_failed(node, message)
-        self._report_held_back(node.name)
-        self.show_line(node.name, message, logging.ERROR)
 
     def _window(self, stage: str) -> StageWindow:
         return self._windows.setdefault(stage, StageWindow())
@@ -175,21 +173,21 @@ class WindowObserver(ABC):
                 f"{stage} | ... {held_back} lines that are only in the stage's log file",
             )
 
-    def _show_progress(self, stage: str, event: Event) -> None:
+    def _show_progress(self, stage: str, event: StageProgress) -> None:
         window = self._window(stage)
         now = time.monotonic()
-        if window.pace is None or window.pace.job != event.get("job", ""):
+        if window.pace is None or window.pace.job != event.job:
             window.pace = Pace.begin(event, now)
         # A job with the name of its stage would repeat it.
         description = window.pace.describe(event, now).removeprefix(f"{stage}: ")
-        finished = event["done"] >= event["total"]
-        if "loss" in event:
-            window.losses.append((event["done"], event["loss"]))
+        finished = event.done >= event.total
+        if event.loss is not None:
+            window.losses.append((event.done, event.loss))
         if finished or now - window.artifact_sent >= PROGRESS_SECONDS:
             window.artifact_sent = now
             self.show_progress(
                 stage,
-                100.0 * event["done"] / max(event["total"], 1),
+                100.0 * event.done / max(event.total, 1),
                 f"{stage}: {description}",
             )
         if finished or now - window.line_sent >= PROGRESS_LINE_SECONDS:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gristmill.flows.running.process import Event
+from gristmill.flows.running.events import StageProgress
 
 LINES_PER_SECOND = 5.0
 """Log lines of a stage per second that a Prefect server handles easily (1 to 2 ms
@@ -32,33 +32,34 @@ class Pace:
     job: str = ""
 
     @classmethod
-    def begin(cls, event: Event, now: float) -> Pace:
+    def begin(cls, event: StageProgress, now: float) -> Pace:
         """Start with a first report."""
-        return cls(now, event["done"], event.get("job", ""))
+        return cls(now, event.done, event.job)
 
-    def describe(self, event: Event, now: float) -> str:
+    def describe(self, event: StageProgress, now: float) -> str:
         """Progress as text, e.g. `step 120 of 400, loss 3.214, 61,440 tokens, 2,048
         tokens/s, 2:20 left`.
         """
-        unit = str(event["unit"])
-        parts = [f"{event['done']:,g} of {event['total']:,g} {unit}"]
-        if "loss" in event:
-            parts.append(f"loss {event['loss']:.4f}")
-        if "tokens" in event:
-            parts.append(f"{event['tokens']:,.0f} tokens")
-        if "tokens_per_second" in event:
-            parts.append(f"{event['tokens_per_second']:,.0f} tokens/s")
+        parts = [f"{event.done:,g} of {event.total:,g} {event.unit}"]
+        if event.loss is not None:
+            parts.append(f"loss {event.loss:.4f}")
+        if event.tokens is not None:
+            parts.append(f"{event.tokens:,.0f} tokens")
+        if event.tokens_per_second is not None:
+            parts.append(f"{event.tokens_per_second:,.0f} tokens/s")
         seconds = now - self.started
-        done = event["done"] - self.first_done
+        done = event.done - self.first_done
         if seconds > 0 and done > 0:
             rate = done / seconds
-            if "tokens_per_second" not in event:
+            if event.tokens_per_second is None:
                 if rate < SLOW_PER_SECOND:
-                    parts.append(f"{1 / rate:,.3g} s per {unit.removesuffix('s')}")
+                    parts.append(
+                        f"{1 / rate:,.3g} s per {event.unit.removesuffix('s')}"
+                    )
                 else:
-                    parts.append(f"{rate:,.3g} {unit}/s")
-            if event["done"] < event["total"]:
-                parts.append(f"{clock((event['total'] - event['done']) / rate)} left")
+                    parts.append(f"{rate:,.3g} {event.unit}/s")
+            if event.done < event.total:
+                parts.append(f"{clock((event.total - event.done) / rate)} left")
         text = ", ".join(parts)
         return f"{self.job}: {text}" if self.job else text
 

@@ -13,7 +13,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gristmill.core.secrets import mask_text
@@ -25,8 +24,7 @@ from gristmill.flows.orchestration.parameters import (
 )
 from gristmill.flows.orchestration.prefect_progress import WindowObserver, artifact_key
 from gristmill.flows.report.report_server import report_link
-from gristmill.flows.running.run import Observer, Outcome
-from gristmill.flows.running.run_records import RunRecord
+from gristmill.flows.running.events import Outcome, RunEvent, RunRecorded
 from gristmill.flows.running.session import Session
 
 if TYPE_CHECKING:
@@ -40,12 +38,10 @@ log = logging.getLogger("gristmill.reporting")
 
 
 class PrefectObserver(WindowObserver):
-    """Shows stages in the Prefect UI, and forwards all calls to the caller's
-    display.
-    """
+    """Shows stages in the Prefect UI."""
 
-    def __init__(self, inner: Observer | None = None) -> None:
-        super().__init__(inner)
+    def __init__(self) -> None:
+        super().__init__()
         self._queue: queue.Queue[
             tuple[contextvars.Context, Callable[[], None]] | None
         ] = queue.Queue(QUEUE_LENGTH)
@@ -91,6 +87,12 @@ class PrefectObserver(WindowObserver):
                 artifact_key(f"{stage}-card"), stage_card(outcome), stage
             ),
         )
+
+    def __call__(self, event: RunEvent) -> None:
+        """Show an event; after the last stage, send what remains."""
+        super().__call__(event)
+        if isinstance(event, RunRecorded):
+            self.close()
 
     def close(self) -> None:
         """Send the remaining items, for a bounded time."""
@@ -207,19 +209,15 @@ def _user_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def publish_run(session: Session, record: RunRecord) -> Path | None:
-    """Write the run's report, and publish its summary and a link in the UI. Return the
-    report, or None if it failed.
-    """
-    from gristmill.flows.report.run_report import write_report
-
-    report = None
+def publish_run(session: Session, event: RunEvent) -> None:
+    """Publish the summary of a recorded run, and a link to its report, in the UI."""
+    if not isinstance(event, RunRecorded) or event.report is None:
+        return
     try:
-        report = write_report(session, record)
-        link = report_link(report)
+        link = report_link(event.report)
         publish_card(
             "gristmill-run",
-            run_card(session, report, link),
+            run_card(session, event.report, link),
             f"summary of {session.manifest.name}",
         )
         if link is not None:
@@ -229,10 +227,9 @@ def publish_run(session: Session, record: RunRecord) -> Path | None:
                 link,
                 link_text=f"Report of {session.manifest.name}",
                 key="gristmill-report",
-                description=mask_text(str(report)),
+                description=mask_text(str(event.report)),
             )
-    except Exception as error:  # noqa: BLE001 - a failed report must not fail its run
+    except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
         log.warning(
-            "the report could not be finished: %s: %s", type(error).__name__, error
+            "the run's card could not be published: %s: %s", type(error).__name__, error
         )
-    return report

@@ -28,15 +28,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.core.store import StageFolder, Store
+from gristmill.core.store import Store
 from gristmill.dataprep.reading.pythondocs import is_python_source
 from gristmill.flows.planning.sampled_sources import Sample, take_sample
+from gristmill.flows.running.events import RunEvent, StageProgress, StageStarted
 from gristmill.flows.running.memory_advice import available_memory
-from gristmill.flows.running.process import Event
-from gristmill.flows.running.run import Outcome, StageFailedError
+from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
-from gristmill.flows.stages.plan import Node, make_plan
+from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
@@ -73,7 +73,7 @@ class OutOfTimeError(Exception):
 
 
 class ShardClock:
-    """Silent observer that records when the shards of a stage were done."""
+    """Subscriber that records when the shards of a stage were done."""
 
     def __init__(self) -> None:
         self._done: dict[str, list[tuple[float, float]]] = {}
@@ -89,25 +89,12 @@ class ShardClock:
         ]
         return sum(spans)
 
-    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
-        """See Observer."""
-        self._done = {}
-
-    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
-        """See Observer."""
-
-    def stage_event(self, node: Node, event: Event) -> None:
-        """See Observer."""
-        if event["event"] == "progress" and event["done"]:
-            self._done.setdefault(event.get("job") or "", []).append(
-                (time.monotonic(), event["done"])
-            )
-
-    def stage_finished(self, node: Node, outcome: Outcome) -> None:
-        """See Observer."""
-
-    def stage_failed(self, node: Node, message: str) -> None:
-        """See Observer."""
+    def __call__(self, event: RunEvent) -> None:
+        """Note the progress of a stage."""
+        if isinstance(event, StageStarted):
+            self._done = {}
+        elif isinstance(event, StageProgress) and event.done:
+            self._done.setdefault(event.job, []).append((time.monotonic(), event.done))
 
 
 def predict(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,11 +13,18 @@ from typing import Any
 
 from gristmill.core.progress import describe_metrics
 from gristmill.core.secrets import mask_text
-from gristmill.core.store import StageFolder
 from gristmill.flows.pages.page_html import environment
 from gristmill.flows.questions.status import duration
-from gristmill.flows.running.process import Event
-from gristmill.flows.running.run import Outcome
+from gristmill.flows.running.events import (
+    RunEvent,
+    RunRecorded,
+    StageFailed,
+    StageFinished,
+    StageProgress,
+    StageStarted,
+    StageWaits,
+    StageWarning,
+)
 from gristmill.flows.stages.plan import Node
 
 UPDATE_SECONDS = 0.5
@@ -80,51 +87,39 @@ class NotebookObserver:
             for row in self._rows.values()
         )
 
-    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
-        """See Observer."""
-        self._show(node, "resumes" if resuming else "runs")
+    def __call__(self, event: RunEvent) -> None:
+        """Show an event."""
+        match event:
+            case RunRecorded():
+                self._end_rows()
+            case StageStarted(node=node):
+                self._show(node, "resumes" if event.resuming else "runs")
+            case StageWaits(node=node):
+                maker = f"process {event.pid} on {event.host}"
+                self._show(node, "waits", f"{maker} is making this output")
+            case StageWarning(node=node):
+                self._show(node, "runs", event.message)
+            case StageProgress():
+                self._show_progress(event)
+            case StageFinished(node=node, outcome=outcome):
+                took = "" if outcome.how == "Cached" else duration(outcome.seconds)
+                self._show(node, outcome.how.lower(), took, outcome.note)
+            case StageFailed(node=node):
+                reason = event.message.splitlines()[0].removeprefix(f"{node.name}: ")
+                self._show(node, "failed", reason)
 
-    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
-        """See Observer."""
-        self._show(
-            node,
-            "waits",
-            f"process {owner['pid']} on {owner['host']} is making this output",
-        )
-
-    def stage_event(self, node: Node, event: Event) -> None:
-        """See Observer."""
-        if event["event"] == "warning":
-            self._show(node, "runs", event["message"])
-        if (
-            event["event"] != "progress"
-            or time.monotonic() - self._written < UPDATE_SECONDS
-        ):
+    def _show_progress(self, event: StageProgress) -> None:
+        if time.monotonic() - self._written < UPDATE_SECONDS:
             return
-        job = event.get("job") or ""
-        count = f"{event['done']:g}/{event['total']:g} {event['unit']}"
-        details = ", ".join(
-            [
-                f"{job}: {count}" if job not in ("", node.name) else count,
-                *describe_metrics(event),
-            ]
-        )
+        count = f"{event.done:g}/{event.total:g} {event.unit}"
+        if event.job not in ("", event.node.name):
+            count = f"{event.job}: {count}"
+        details = ", ".join([count, *describe_metrics(vars(event))])
         self._show(
-            node, "runs", Bar(event["done"] / max(event["total"], 1e-9)), details
+            event.node, "runs", Bar(event.done / max(event.total, 1e-9)), details
         )
 
-    def stage_finished(self, node: Node, outcome: Outcome) -> None:
-        """See Observer."""
-        took = "" if outcome.how == "Cached" else duration(outcome.seconds)
-        self._show(node, outcome.how.lower(), took, outcome.note)
-
-    def stage_failed(self, node: Node, message: str) -> None:
-        """See Observer."""
-        self._show(
-            node, "failed", message.splitlines()[0].removeprefix(f"{node.name}: ")
-        )
-
-    def stop_bar(self) -> None:
+    def _end_rows(self) -> None:
         """Mark stages that are still running as ended."""
         with self._lock:
             ended = [

@@ -11,6 +11,7 @@ from typing import Any, TextIO, cast
 from gristmill.core.files import read_json
 from gristmill.core.secrets import MaskedStream
 from gristmill.core.store import store_at
+from gristmill.flows.orchestration.tracked_run import run_tracked
 from gristmill.flows.python.finished_run import Run, Store
 from gristmill.flows.python.manifest_builder import (
     Manifest,
@@ -20,8 +21,10 @@ from gristmill.flows.python.manifest_builder import (
 )
 from gristmill.flows.python.notebook import NotebookObserver, in_notebook
 from gristmill.flows.questions.what_changed import explain_plan
-from gristmill.flows.running.launch import Display, run_stages
+from gristmill.flows.running.events import Subscriber
+from gristmill.flows.running.launch import run_stages
 from gristmill.flows.running.missing_libraries import check_libraries
+from gristmill.flows.running.recorded_run import run_recorded
 from gristmill.flows.running.session import Session, open_session, session_of
 from gristmill.flows.running.terminal import (
     LastingStream,
@@ -83,12 +86,18 @@ def run(
     console.quiet = not progress
     stages = list(session.plan)
     check_libraries(session, stages, frozenset(force))
-    observer: Display = (
+    observer: Subscriber = (
         NotebookObserver()
         if progress and in_notebook()
         else TerminalObserver(console, stages)
     )
-    folder = run_stages(session, stages, frozenset(force), prefect, observer, console)
+    folder = run_stages(
+        session,
+        stages,
+        frozenset(force),
+        [observer],
+        run_tracked if prefect else run_recorded,
+    )
     return Run(session.store, read_json(folder / "run.json"), session)
 
 

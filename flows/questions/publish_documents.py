@@ -24,7 +24,7 @@ from gristmill.dataprep.exporting.export_documents import (
     export_documents,
 )
 from gristmill.flows.questions.find_documents import committed_corpus
-from gristmill.flows.running.run import Observer
+from gristmill.flows.running.events import StageStarted, Subscriber, parse_event
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.documents import STAGE, problems_of, recipe_of
 from gristmill.flows.stages.plan import Node, fingerprint
@@ -38,7 +38,7 @@ OWN_FILES = (LIST, "README.md", "croissant.json")
 
 
 def publish(
-    session: Session, section: Documents, out: str, observer: Observer
+    session: Session, section: Documents, out: str, emit: Subscriber
 ) -> dict[str, Any]:
     """Write the documents of a manifest's committed steps.
 
@@ -49,7 +49,7 @@ def publish(
         session: the opened manifest.
         section: selection and format of the documents.
         out: a folder, or a URL: of an object store, or hf://datasets/USER/NAME.
-        observer: receives progress.
+        emit: receives progress.
 
     Returns:
         the content of `_documents.json`, and `is_new`: True if this call wrote
@@ -97,13 +97,13 @@ def publish(
     else:
         _refuse_foreign_files(folder, section, out)
     node = Node(STAGE, identity, recipe, recipe)
-    observer.stage_started(node, work.exists(), StageFolder(work))
+    emit(StageStarted(node, StageFolder(work), work.exists()))
     exported = export_documents(
         corpus,
         section,
         recipe["about"],
         folder,
-        _context(session, work, node, observer, out),
+        _context(session, work, node, emit, out),
         identity,
     )
     summary = asdict(exported)
@@ -116,8 +116,13 @@ def publish(
 
 
 def _context(
-    session: Session, work: Path, node: Node, observer: Observer, out: str
+    session: Session, work: Path, node: Node, emit: Subscriber, out: str
 ) -> Context:
+    def emit_report(content: dict[str, Any]) -> None:
+        event = parse_event(node, content)
+        if event is not None:
+            emit(event)
+
     engine = session.manifest.engine
     work.mkdir(parents=True, exist_ok=True)
     # The hub takes one commit at a time.
@@ -126,7 +131,7 @@ def _context(
         work=work,
         stage=node.name,
         beam=engine.model_copy(update={"nodes": 1, "workers": workers}),
-        emit=lambda event: observer.stage_event(node, event),
+        emit=emit_report,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from gristmill.flows.running.events import RunEvent, StageFinished, Subscriber
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.sources import INGEST
 
@@ -17,8 +18,8 @@ DELAY_SECONDS = 0.2
 """Stages that are ready start before."""
 
 
-def prerenderer(session: Session) -> Callable[[str], None]:
-    """A callback for each finished stage. Once all documents are judged, it draws their
+def prerenderer(session: Session) -> Subscriber:
+    """Subscriber to a run's events. Once all documents are judged, it draws their
     part of the report on a thread.
 
     The libraries for it are imported while earlier stages work.
@@ -38,16 +39,17 @@ def prerenderer(session: Session) -> Callable[[str], None]:
 
         prerender_report(session)
 
-    def stage_finished(stage: str) -> None:
-        if stage not in remaining:
+    def note(event: RunEvent) -> None:
+        if not isinstance(event, StageFinished) or event.node.name not in remaining:
             return
+        stage = event.node.name
         remaining.remove(stage)
         if not remaining:
             _start_later(prerender)
         elif stage != INGEST:
             _start_later(partial(importlib.import_module, "matplotlib.figure"))
 
-    return stage_finished
+    return note
 
 
 def _start_later(work: Callable[[], Any]) -> None:

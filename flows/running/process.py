@@ -117,7 +117,7 @@ class StageProcess:
     """A stage's process group, with its output in a log file, and its events passed to
     a callback on a thread.
 
-    Lines of the log are events too, `{"event": "log", "line": ...}`, for observers.
+    Lines of the log are events too, `{"event": "log", "line": ...}`, for subscribers.
     `secrets` holds the part of the stage's description split off by
     `core.secrets.split_secrets`. With a `server`, the process is forked from it after
     importing `imports`. Otherwise it runs a module (`EXECUTE` by default) with the
@@ -223,7 +223,7 @@ class StageProcess:
         )
 
     def stop(self) -> None:
-        """End the group: SIGTERM, wait, SIGKILL. Observers get an event if it does not
+        """End the group: SIGTERM, wait, SIGKILL. Subscribers get an event if it does not
         end within `QUIET_SECONDS`.
         """
         self._signal(signal.SIGTERM)

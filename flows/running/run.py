@@ -15,13 +15,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from gristmill.core.files import REPAIR, read_json, write_json
 from gristmill.core.lease import Lease, acquire, running_owner
 from gristmill.core.progress import ProgressFile
 from gristmill.core.secrets import mask_secrets, mask_text, split_secrets
 from gristmill.core.store import FINGERPRINT_CHARS, StageFolder, Store, remove_tree
+from gristmill.flows.running.events import (
+    Outcome,
+    StageFailed,
+    StageFinished,
+    StageStarted,
+    StageWaits,
+    StageWarning,
+    Subscriber,
+    parse_event,
+)
 from gristmill.flows.running.follow_leader import MODULE as FOLLOW_LEADER
 from gristmill.flows.running.follow_leader import Waiting
 from gristmill.flows.running.fork_server import ForkServer, ForkServerError
@@ -39,50 +49,12 @@ from gristmill.mixtures.sources import IMPORTED, INGEST
 from gristmill.mixtures.training import HOW_KEYS
 
 log = logging.getLogger("gristmill.run")
-How = Literal["Cached", "Completed", "Resumed"]
 
 
 class StageFailedError(RuntimeError):
     """A stage failed; the message gives the reason, the log, and the command to
     resume.
     """
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of a stage with a committed output."""
-
-    stage: str
-    fingerprint: str
-    how: How
-    seconds: float
-    folder: StageFolder
-    note: str = ""
-
-
-class Observer(Protocol):
-    """Interface for displays of a run: a terminal, the Prefect UI. Observers cannot
-    change the run.
-    """
-
-    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
-        """Called before the stage's process starts, with its folder."""
-
-    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
-        """Called if another run is making the same output, and this one waits for
-        it.
-        """
-
-    def stage_event(self, node: Node, event: Event) -> None:
-        """Called on progress, a warning or a metric, from a thread that must not
-        block.
-        """
-
-    def stage_finished(self, node: Node, outcome: Outcome) -> None:
-        """Called when the stage's output is committed."""
-
-    def stage_failed(self, node: Node, message: str) -> None:
-        """Called when the stage has failed; parallel stages continue."""
 
 
 class RunStoppedError(RuntimeError):
@@ -143,7 +115,7 @@ class Runner:
     plan: Plan
     name: str
     engine: Engine
-    observer: Observer
+    emit: Subscriber
     resume_command: str
     repair_command: str = REPAIR
     gc_command: str = "gristmill gc"
@@ -175,7 +147,7 @@ class Runner:
         except RunStoppedError:
             raise
         except Exception as error:
-            self.observer.stage_failed(self.plan[stage], mask_text(str(error)))
+            self.emit(StageFailed(self.plan[stage], mask_text(str(error))))
             raise
 
     def _run_stage(self, stage: str, force: bool, workers: int | None) -> Outcome:
@@ -256,7 +228,7 @@ class Runner:
         with ExitStack() as stack:
 
             def begin(owner: Mapping[str, Any]) -> None:
-                self.observer.stage_waits(node, owner)
+                self.emit(StageWaits(node, owner["host"], owner["pid"]))
                 if self.engine.nodes > 1 and (
                     node.stage.requirements.torchrun or node.uses_workers
                 ):
@@ -280,11 +252,11 @@ class Runner:
             yield Waiting(begin)
 
     def _finished(self, node: Node, outcome: Outcome) -> Outcome:
-        """Update the plan with the output's identity, and notify the observer."""
+        """Update the plan with the output's identity, and publish the outcome."""
         if alias_of(outcome.folder) != node.alias:
             with self._settling:
                 self.plan.update(settle_from_store(self.plan, self.store, self.name))
-        self.observer.stage_finished(node, outcome)
+        self.emit(StageFinished(node, outcome))
         return outcome
 
     def _check_inputs(self, node: Node) -> None:
@@ -323,7 +295,7 @@ class Runner:
         description, secrets = split_secrets(self.describe(node, workers))
         folder.begin(description, shared=self.engine.nodes > 1)
         resuming = folder.work.exists() and any(folder.work.iterdir())
-        self.observer.stage_started(node, resuming, folder)
+        self.emit(StageStarted(node, folder, resuming))
         self._run_process(
             node, folder, lease, folder.logs / f"{lease.number}.log", secrets
         )
@@ -421,11 +393,11 @@ class Runner:
         """
         progress = ProgressFile(lease.folder, lease.number)
 
-        def on_event(event: Event) -> None:
-            if event["event"] == "warning":  # displays add the stage's name themselves
-                event["message"] = str(event["message"]).removeprefix(f"{node.name}: ")
-            progress.note(event)
-            self.observer.stage_event(node, event)
+        def on_event(content: Event) -> None:
+            progress.note(content)
+            event = parse_event(node, content)
+            if event is not None:
+                self.emit(event)
 
         try:
             for retries in range(self.engine.retries, -1, -1):
@@ -445,13 +417,10 @@ class Runner:
                 if not retries or not process.was_killed(code):
                     raise StageFailedError(failure)
                 reason = failure.splitlines()[0].removeprefix(f"{node.name}: ")
-                on_event(
-                    {
-                        "event": "warning",
-                        "message": f"{reason}; trying again "
-                        "(engine.retries: "
-                        f"{retries} left)",
-                    }
+                self.emit(
+                    StageWarning(
+                        node, f"{reason}; trying again (engine.retries: {retries} left)"
+                    )
                 )
                 folder.begin(
                     read_json(folder.path / "stage.json"), shared=self.engine.nodes > 1

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +20,20 @@ from gristmill.core.lease import FORGOTTEN_SECONDS, identity, is_gone, running_o
 from gristmill.core.secrets import mask_secrets
 from gristmill.core.store import (
     FINGERPRINT_CHARS,
-    StageFolder,
     Store,
     new_run_folder,
     read_runs,
     remove_tree,
 )
+from gristmill.flows.running.events import (
+    Outcome,
+    RunEvent,
+    StageFailed,
+    StageFinished,
+    StageStarted,
+    StageWaits,
+)
 from gristmill.flows.running.output_identities import alias_of, kept_output
-from gristmill.flows.running.run import Outcome
 from gristmill.flows.stages.plan import Node, Plan
 from gristmill.mixtures.manifest import Manifest
 
@@ -38,7 +44,7 @@ log = logging.getLogger("gristmill.runs")
 
 @dataclass
 class RunRecord:
-    """`run.json` of one run, rewritten at every change: an observer of its stages."""
+    """`run.json` of one run, rewritten at every change; a subscriber to its events."""
 
     folder: Path
     content: dict[str, Any] = field(default_factory=dict)
@@ -74,18 +80,17 @@ class RunRecord:
         record.save()
         return record
 
-    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
-        """See Observer."""
-        self._note(node, started=time.time())
+    def note(self, event: RunEvent) -> None:
+        """Record an event of a stage; progress is recorded beside the stage's lease."""
+        match event:
+            case StageStarted() | StageWaits():
+                self._note(event.node, started=time.time())
+            case StageFinished():
+                self._note_outcome(event.outcome)
+            case StageFailed():
+                self._note(event.node, error=event.message)
 
-    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
-        """See Observer."""
-        self._note(node, started=time.time())
-
-    def stage_event(self, node: Node, event: Mapping[str, Any]) -> None:
-        """See Observer; progress is recorded beside the stage's lease."""
-
-    def stage_finished(self, node: Node, outcome: Outcome) -> None:
+    def _note_outcome(self, outcome: Outcome) -> None:
         """Record how a stage got its output, and the new identities of later stages."""
         with self._lock:
             for name, later in self.plan.items():
@@ -108,10 +113,6 @@ class RunRecord:
                 entry["rows"] = rows
             self.content["stages"][outcome.stage] = entry
             self.save()
-
-    def stage_failed(self, node: Node, message: str) -> None:
-        """See Observer."""
-        self._note(node, error=message)
 
     def _note(self, node: Node, **values: Any) -> None:
         """Add to a stage's entry; a store that rejects it does not end the stage."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -49,6 +48,9 @@ class Pending(Protocol):
 
     def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
         """Call a function with the future when it is done."""
+
+    def result(self) -> Any:
+        """Return its result, or raise its error."""
 
 
 def jobs_of(plan: Plan, stages: Sequence[str], engine: Engine) -> list[Job]:
@@ -114,7 +116,6 @@ def run_jobs(
     jobs: Sequence[Job],
     workers: int,
     start: Callable[[str, int], Pending],
-    finish: Callable[[str, Any], None],
     stop: Callable[[], None],
 ) -> None:
     """Run all jobs. After a failure no job is started, and running ones finish before
@@ -124,8 +125,6 @@ def run_jobs(
         jobs: in order, without cycles.
         workers: number of workers.
         start: (name, workers) -> the started job's future.
-        finish: called in this thread with the name and the future of a finished job;
-            raises the job's error.
         stop: ends running jobs soon; called if this thread is interrupted.
     """
     waiting = list(jobs)
@@ -151,7 +150,7 @@ def run_jobs(
             name, future = ended.get()
             del running[name]
             try:
-                finish(name, future)
+                future.result()
                 done.append(name)
             except Exception as error:  # noqa: BLE001 - it is raised when the running jobs are done
                 failure = failure or error
@@ -167,28 +166,3 @@ def run_jobs(
         raise
     if failure is not None:
         raise failure
-
-
-def run_in_threads(
-    jobs: Sequence[Job],
-    workers: int,
-    run: Callable[[str, int], Any],
-    finish: Callable[[str, Any], None],
-    stop: Callable[[], None],
-) -> None:
-    """Run all jobs, each in a thread; see `run_jobs`.
-
-    Args:
-        run: (name, workers) -> outcome.
-        finish: called with the name and the outcome.
-    """
-    with ThreadPoolExecutor(
-        max_workers=workers + 1, thread_name_prefix="stage"
-    ) as pool:
-        run_jobs(
-            jobs,
-            workers,
-            lambda name, num_workers: pool.submit(run, name, num_workers),
-            lambda name, future: finish(name, future.result()),
-            stop,
-        )

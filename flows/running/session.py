@@ -14,6 +14,7 @@ from pathlib import Path
 from gristmill.core.secrets import remember_secrets
 from gristmill.core.store import StageFolder, Store, store_at
 from gristmill.flows.running.allowed_code import refused_listings
+from gristmill.flows.running.events import Subscriber
 from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.output_identities import (
     forget_kept,
@@ -21,7 +22,7 @@ from gristmill.flows.running.output_identities import (
     settle_from_store,
 )
 from gristmill.flows.running.preflight import find_problems, missing_files
-from gristmill.flows.running.run import Observer, Runner
+from gristmill.flows.running.run import Runner
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.stage_server import stage_server
 from gristmill.flows.stages.plan import (
@@ -70,14 +71,14 @@ class Session:
         folder = self.folder(stage)
         return folder if folder.state() == "committed" else None
 
-    def runner(self, observer: Observer, server: ForkServer | None = None) -> Runner:
+    def runner(self, emit: Subscriber, server: ForkServer | None = None) -> Runner:
         """Runner of the plan's stages, which are forked from `server` if given."""
         return Runner(
             self.store,
             self.plan,
             self.manifest.name,
             self.manifest.engine,
-            observer,
+            emit,
             self.command("run"),
             self.command("verify", "--repair"),
             self.gc_command,

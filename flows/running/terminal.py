@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -15,10 +15,20 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from gristmill.core.progress import describe_metrics
-from gristmill.core.store import StageFolder
-from gristmill.flows.running.process import Event
-from gristmill.flows.running.run import Outcome
-from gristmill.flows.stages.plan import Node
+from gristmill.flows.running.events import (
+    RunEnded,
+    RunEvent,
+    RunNotice,
+    RunRecorded,
+    StageEvent,
+    StageFailed,
+    StageFinished,
+    StageProgress,
+    StageStarted,
+    StageStopping,
+    StageWaits,
+    StageWarning,
+)
 
 MARKS = {
     "Cached": ("=", "cyan"),
@@ -129,12 +139,63 @@ class TerminalObserver:
         self._jobs: dict[str, str] = {}
         self._lines: dict[str, float] = {}
 
-    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
-        """See Observer."""
-        self._jobs[node.name] = ""
-        self._lines[node.name] = time.monotonic()
+    def __call__(self, event: RunEvent) -> None:
+        """Show an event."""
+        match event:
+            case RunNotice():
+                self._console.print(Text(event.message, style="dim"))
+            case RunRecorded():
+                self.stop_bars()
+            case RunEnded() if event.message:
+                text = Text(event.message, style="red")
+                plain_console(stderr=True).print(text, soft_wrap=True)
+            case StageStarted():
+                self._start_bar(event.node.name, event.resuming)
+            case StageWaits():
+                self._note(
+                    event,
+                    f"waiting for another run (process {event.pid} on {event.host}), "
+                    "which is making this output",
+                )
+            case StageWarning():
+                self._note(event, event.message)
+            case StageStopping():
+                self._note(
+                    event,
+                    "is stopping, and saves its progress first, in at most "
+                    f"{event.seconds:g} s",
+                )
+            case StageProgress():
+                self._show_progress(event, event.node.name)
+            case StageFinished(outcome=outcome):
+                line = self._end_line(event, MARKS[outcome.how], outcome.how)
+                if outcome.how != "Cached":
+                    line.append(f"{outcome.seconds:7.1f} s")
+                if outcome.note:
+                    line.append(f"  {outcome.note}", style="dim")
+                self._console.print(line)
+            case StageFailed(node=node):
+                reason = event.message.splitlines()[0].removeprefix(f"{node.name}: ")
+                line = self._end_line(event, ("!", "red"), "Failed")
+                self._console.print(line.append(f"  {reason}", style="dim"))
+
+    def stop_bars(self) -> None:
+        """Remove all bars."""
+        with self._lock:
+            if self._bars is not None:
+                self._bars.stop()
+            self._bars = None
+            self._tasks = {}
+
+    def _note(self, event: StageEvent, message: str) -> None:
+        line = Text(f"  {event.node.name}: {message}", style="yellow")
+        self._console.print(line, soft_wrap=True)
+
+    def _start_bar(self, stage: str, resuming: bool) -> None:
+        self._jobs[stage] = ""
+        self._lines[stage] = time.monotonic()
         if resuming:
-            self._console.print(f"  {node.name}: resumes where it stopped", style="dim")
+            self._console.print(f"  {stage}: resumes where it stopped", style="dim")
         if not self._console.is_terminal:
             return
         with self._lock:
@@ -149,86 +210,37 @@ class TerminalObserver:
                     expand=True,
                 )
                 self._bars.start()
-            self._tasks[node.name] = self._bars.add_task(
-                node.name, total=None, count=""
-            )
+            self._tasks[stage] = self._bars.add_task(stage, total=None, count="")
 
-    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
-        """See Observer."""
-        self._console.print(
-            f"  {node.name}: waiting for another run (process {owner['pid']} on "
-            f"{owner['host']}), which is making this output",
-            style="yellow",
-        )
-
-    def stage_event(self, node: Node, event: Event) -> None:
-        """See Observer."""
-        if event["event"] == "warning":
-            self._console.print(
-                Text(f"  {node.name}: {event['message']}", style="yellow"),
-                soft_wrap=True,
-            )
-        if event["event"] == "stopping":
-            self._console.print(
-                f"  {node.name}: is stopping, and saves its progress first, in at "
-                f"most {event['seconds']:g} s",
-                style="yellow",
-            )
-        if event["event"] != "progress":
-            return
-        job = event.get("job") or node.name
-        label = node.name if job == node.name else f"{node.name} {job}"
-        count = f"{event['done']:g}/{event['total']:g} {event['unit']}"
-        details = "".join(f", {part}" for part in describe_metrics(event))
+    def _show_progress(self, event: StageProgress, stage: str) -> None:
+        label = stage if event.job in ("", stage) else f"{stage} {event.job}"
+        count = f"{event.done:g}/{event.total:g} {event.unit}"
+        details = "".join(f", {part}" for part in describe_metrics(vars(event)))
         with self._lock:
-            if self._bars is not None and node.name in self._tasks:
-                task = self._tasks[node.name]
-                if label != self._jobs[node.name]:
-                    self._jobs[node.name] = label
+            if self._bars is not None and stage in self._tasks:
+                task = self._tasks[stage]
+                if label != self._jobs[stage]:
+                    self._jobs[stage] = label
                     self._bars.reset(task)
                 self._bars.update(
                     task,
                     description=label,
-                    completed=event["done"],
-                    total=event["total"],
+                    completed=event.done,
+                    total=event.total,
                     count=count + details,
                 )
                 return
-        if time.monotonic() - self._lines[node.name] >= PLAIN_SECONDS:
-            self._lines[node.name] = time.monotonic()
+        if time.monotonic() - self._lines[stage] >= PLAIN_SECONDS:
+            self._lines[stage] = time.monotonic()
             self._console.print(Text(f"  {label}: {count}{details}"))
 
-    def stage_finished(self, node: Node, outcome: Outcome) -> None:
-        """See Observer."""
-        self._remove_bar(node.name)
-        mark, style = MARKS[outcome.how]
-        line = Text(f"{mark} ", style=style)
-        line.append(f"{node.name:<{self._width}}", style="bold")
-        line.append(f" {outcome.how:<10}", style=style)
-        if outcome.how != "Cached":
-            line.append(f"{outcome.seconds:7.1f} s")
-        if outcome.note:
-            line.append(f"  {outcome.note}", style="dim")
-        self._console.print(line)
-
-    def stage_failed(self, node: Node, message: str) -> None:
-        """See Observer."""
-        self._remove_bar(node.name)
-        line = Text("! ", style="red")
-        line.append(f"{node.name:<{self._width}}", style="bold")
-        line.append(" Failed    ", style="red")
-        line.append(
-            f"  {message.splitlines()[0].removeprefix(f'{node.name}: ')}", style="dim"
-        )
-        self._console.print(line)
-
-    def stop_bar(self) -> None:
-        """Remove all bars."""
-        with self._lock:
-            if self._bars is not None:
-                self._bars.stop()
-            self._bars = None
-            self._tasks = {}
+    def _end_line(self, event: StageEvent, mark: tuple[str, str], state: str) -> Text:
+        """Remove a stage's bar, and return the start of its last line."""
+        self._remove_bar(event.node.name)
+        sign, style = mark
+        line = Text(f"{sign} ", style=style)
+        line.append(f"{event.node.name:<{self._width}}", style="bold")
+        return line.append(f" {state:<10}", style=style)
 
     def _remove_bar(self, stage: str) -> None:
         with self._lock:

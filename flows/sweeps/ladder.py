@@ -5,13 +5,12 @@ the manifest's own training.
 from __future__ import annotations
 
 import itertools
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO, cast
 
-from gristmill.flows.running.launch import interrupt
-from gristmill.flows.running.run import Observer
+from gristmill.flows.running.events import Subscriber
+from gristmill.flows.running.launch import interruptible
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.running.terminal import (
     LastingStream,
@@ -20,7 +19,7 @@ from gristmill.flows.running.terminal import (
 )
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.flows.sweeps.grid import SweepError
-from gristmill.flows.sweeps.proxies import needed_of, run_recorded
+from gristmill.flows.sweeps.proxies import needed_of, run_in_sequence
 from gristmill.flows.sweeps.scaling_law import (
     FLOPS_PER_WEIGHT_AND_TOKEN,
     LEAST_RUNS,
@@ -183,26 +182,25 @@ def climb(ladder: Ladder, output: TextIO) -> list[float]:
     """
     console = plain_console(cast(TextIO, LastingStream(output)))
     observer = TerminalObserver(console)
-    previous = signal.signal(signal.SIGTERM, interrupt)
     losses: list[float] = []
     try:
-        for rung in ladder.rungs:
-            console.print(
-                f"training {len(losses) + 1} of {len(ladder.rungs)}: {rung.name}",
-                style="bold",
-            )
-            losses.append(train_rung(rung, observer))
+        with interruptible():
+            for rung in ladder.rungs:
+                console.print(
+                    f"training {len(losses) + 1} of {len(ladder.rungs)}: {rung.name}",
+                    style="bold",
+                )
+                losses.append(train_rung(rung, observer))
         return losses
     finally:
-        observer.stop_bar()
-        signal.signal(signal.SIGTERM, previous)
+        observer.stop_bars()
 
 
-def train_rung(rung: Rung, observer: Observer) -> float:
+def train_rung(rung: Rung, emit: Subscriber) -> float:
     """Run the stages of a rung that are not committed yet, and return its held-out
     loss.
     """
-    run_recorded(rung.session, observer)
+    run_in_sequence(rung.session, emit)
     loss = measured_loss(rung)
     if loss is None:
         raise SweepError(f"{rung.name}: no rows were held out; raise mix.validation")

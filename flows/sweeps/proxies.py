@@ -17,8 +17,8 @@ import yaml
 from gristmill.core.files import read_json
 from gristmill.core.stage_context import read_inputs
 from gristmill.core.store import StageFolder
-from gristmill.flows.running.observers import Observers
-from gristmill.flows.running.run import Observer, StageFailedError
+from gristmill.flows.running.events import Subscriber, to_all
+from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import Plan
 from gristmill.flows.stages.registry import MIX, PRETRAIN, TOKENIZE
@@ -254,16 +254,16 @@ def without_limits(manifest: Manifest) -> list[str]:
     return settings
 
 
-def run_shared(sweep: Sweep, observer: Observer) -> None:
+def run_shared(sweep: Sweep, emit: Subscriber) -> None:
     """Run the stages that all proxies share until their outputs are committed.
 
     Raises:
         StageFailedError: a stage failed.
     """
-    run_recorded(sweep.shared(), observer)
+    run_in_sequence(sweep.shared(), emit)
 
 
-def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
+def run_mixture(sweep: Sweep, number: int, emit: Subscriber) -> dict[str, Any]:
     """Train the proxies of one mixture. A committed training with the same recipe on
     the same rows is reused, also under another fingerprint.
 
@@ -293,10 +293,10 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
             source_shares = {
                 name: sweep.target[name] for name in sweep.manifest_weights
             }
-            run_recorded(mixed, observer, SHARED_UNTIL, source_shares)
+            run_in_sequence(mixed, emit, SHARED_UNTIL, source_shares)
             folder = trained_alike(session)
             if folder is None:
-                run_recorded(session, observer, MIXTURE)
+                run_in_sequence(session, emit, MIXTURE)
                 folder = session.folder(PRETRAIN)
         except StageFailedError as error:
             # A mixture that its sources cannot fill is an outcome: the sweep continues,
@@ -417,9 +417,9 @@ def check_held_out(
         )
 
 
-def run_recorded(
+def run_in_sequence(
     session: Session,
-    observer: Observer,
+    emit: Subscriber,
     after: str | None = None,
     target: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
@@ -430,7 +430,7 @@ def run_recorded(
     source of the target.
     """
     record = session.start_record()
-    runner = session.runner(Observers(record, observer))
+    runner = session.runner(to_all(record.note, emit))
     stages = list(session.plan)
     if after in stages:
         stages = stages[stages.index(after) + 1 :]

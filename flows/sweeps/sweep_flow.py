@@ -4,24 +4,22 @@ per mixture, and its launch.
 
 from __future__ import annotations
 
-import contextvars
-import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from rich.text import Text
 
 from gristmill.core.secrets import mask_secrets
 from gristmill.flows.orchestration.choose_prefect import (
     apply_default_settings,
     choose_tracking,
 )
-from gristmill.flows.orchestration.flow_liveness import owned_run, show_cancelled
+from gristmill.flows.orchestration.flow_liveness import owned_run
 from gristmill.flows.orchestration.parameters import (
     Count,
     FilePath,
@@ -37,9 +35,9 @@ from gristmill.flows.orchestration.reporting import (
     failed,
     publishing_refusal,
 )
-from gristmill.flows.pipeline import TRAINING_TAG, observer_of_caller
-from gristmill.flows.running.launch import interrupt
-from gristmill.flows.running.run import Observer
+from gristmill.flows.pipeline import TRAINING_TAG, call_in_flow
+from gristmill.flows.running.events import RunNotice, Subscriber, to_all
+from gristmill.flows.running.launch import interruptible
 from gristmill.flows.running.terminal import (
     LastingStream,
     TerminalObserver,
@@ -47,32 +45,9 @@ from gristmill.flows.running.terminal import (
 )
 from gristmill.flows.sweeps.proxies import Sweep, plan_sweep, run_mixture, run_shared
 
+T = TypeVar("T")
 PROXY = ProxyModel()
 SHARED = "shared stages"
-sweep_of_caller: contextvars.ContextVar[Sweep | None] = contextvars.ContextVar(
-    "sweep", default=None
-)
-"""Sweep planned by the terminal that calls the flow; the parameters that Prefect
-records are masked.
-"""
-
-
-@task(
-    name=SHARED,
-    task_run_name=SHARED,
-    cache_policy=NO_CACHE,
-    persist_result=False,
-    retries=0,
-)
-def shared_stages(sweep: Sweep, observer: Observer) -> None:
-    """Run the stages that all mixtures share."""
-    run_shared(sweep, observer)
-
-
-@task(cache_policy=NO_CACHE, persist_result=False, retries=0)
-def mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
-    """Train the proxies of one mixture."""
-    return run_mixture(sweep, number, observer)
 
 
 def name_of_run() -> str:
@@ -115,9 +90,6 @@ def gristmill_sweep(
         target: Share of each source in the objective; the manifest's weights if empty.
     """
     with owned_run():
-        sweep = sweep_of_caller.get()
-        if sweep is not None:
-            return _run(sweep)
         shares = {
             source_share.source: source_share.share for source_share in target
         } or None
@@ -139,20 +111,37 @@ def gristmill_sweep(
         return _run(sweep)
 
 
-def _run(sweep: Sweep) -> list[dict[str, Any]]:
-    observer = PrefectObserver(observer_of_caller.get())
-    outcomes = []
+def _run(sweep: Sweep, subscribers: Sequence[Subscriber] = ()) -> list[dict[str, Any]]:
+    """Run a task for the stages that all mixtures share, and one per mixture."""
+    observer = PrefectObserver()
+    emit = to_all(*subscribers, observer)
     try:
-        shared_stages(sweep, observer)
-        for number in range(len(sweep.mixtures)):
-            name = mixture_name(number)
-            mixture_task: Any = mixture.with_options(
-                name=name, task_run_name=name, tags={TRAINING_TAG}
+        _run_task(SHARED, set(), partial(run_shared, sweep, emit))
+        return [
+            _run_task(
+                mixture_name(number),
+                {TRAINING_TAG},
+                partial(run_mixture, sweep, number, emit),
             )
-            outcomes.append(mixture_task(sweep, number, observer))
+            for number in range(len(sweep.mixtures))
+        ]
     finally:
         observer.close()
-    return outcomes
+
+
+def _run_task(name: str, tags: set[str], work: Callable[[], T]) -> T:
+    @task(
+        name=name,
+        task_run_name=name,
+        tags=tags,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=0,
+    )
+    def run_work() -> T:
+        return work()
+
+    return run_work()
 
 
 def mixture_name(number: int) -> str:
@@ -200,34 +189,20 @@ def launch_sweep(
         ),
         **mask_secrets({"overrides": overrides, "store": sweep.store or ""}),
     }
-    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
-        if tracked:
-            apply_default_settings(quiet_console=True)
-            is_shown, sentence = choose_tracking()
-            console.print(Text(sentence, style="dim"))
-            if is_shown:
-                return _run_tracked(sweep, parameters, observer)
-        run_shared(sweep, observer)
-        return [
-            run_mixture(sweep, number, observer)
-            for number in range(len(sweep.mixtures))
-        ]
+        with interruptible():
+            if tracked:
+                apply_default_settings(quiet_console=True)
+                is_shown, sentence = choose_tracking()
+                observer(RunNotice(sentence))
+                if is_shown:
+                    return call_in_flow(
+                        gristmill_sweep, parameters, lambda: _run(sweep, [observer])
+                    )
+            run_shared(sweep, observer)
+            return [
+                run_mixture(sweep, number, observer)
+                for number in range(len(sweep.mixtures))
+            ]
     finally:
-        observer.stop_bar()
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _run_tracked(
-    sweep: Sweep, parameters: dict[str, Any], observer: TerminalObserver
-) -> list[dict[str, Any]]:
-    observer_token = observer_of_caller.set(observer)
-    sweep_token = sweep_of_caller.set(sweep)
-    try:
-        return gristmill_sweep(
-            **{**parameters, "overrides": tuple(parameters["overrides"])}
-        )
-    finally:
-        observer_of_caller.reset(observer_token)
-        sweep_of_caller.reset(sweep_token)
-        show_cancelled()
+        observer.stop_bars()

@@ -9,8 +9,17 @@ from typing import Any
 
 import pytest
 
-from gristmill.core.store import StageFolder, Store
-from gristmill.flows.running.run import Outcome, Runner
+from gristmill.core.store import Store
+from gristmill.flows.running.events import (
+    RunEvent,
+    StageEvent,
+    StageFailed,
+    StageOutput,
+    StageProgress,
+    StageStarted,
+    StageWarning,
+)
+from gristmill.flows.running.run import Runner
 from gristmill.flows.stages.plan import Node, fingerprint
 from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.engine import Engine
@@ -98,31 +107,45 @@ def waiting(inputs, config, out, context):
 
 
 class Silent:
-    """An observer that records its events."""
+    """A subscriber that keeps the events of a run; `on_report` is called with each one
+    that a stage's process reports.
+    """
 
     def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.started: list[tuple[str, bool]] = []
-        self.outcomes: list[Outcome] = []
-        self.waits: list[str] = []
-        self.failures: list[tuple[str, str]] = []
-        self.on_event: Callable[[dict[str, Any]], None] = lambda event: None
+        self.events: list[StageEvent] = []
+        self.on_report: Callable[[StageEvent], None] = lambda event: None
 
-    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
-        self.started.append((node.name, resuming))
-
-    def stage_waits(self, node: Node, owner: Any) -> None:
-        self.waits.append(node.name)
-
-    def stage_event(self, node: Node, event: dict[str, Any]) -> None:
+    def __call__(self, event: RunEvent) -> None:
+        assert isinstance(event, StageEvent)
         self.events.append(event)
-        self.on_event(event)
+        if isinstance(event, StageProgress | StageOutput | StageWarning):
+            self.on_report(event)
 
-    def stage_finished(self, node: Node, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
+    @property
+    def started(self) -> list[tuple[str, bool]]:
+        return [
+            (event.node.name, event.resuming)
+            for event in self.events
+            if isinstance(event, StageStarted)
+        ]
 
-    def stage_failed(self, node: Node, message: str) -> None:
-        self.failures.append((node.name, message))
+    @property
+    def done(self) -> list[float]:
+        return [event.done for event in self.events if isinstance(event, StageProgress)]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [
+            event.message for event in self.events if isinstance(event, StageWarning)
+        ]
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        return [
+            (event.node.name, event.message)
+            for event in self.events
+            if isinstance(event, StageFailed)
+        ]
 
 
 def toy_stage(name: str) -> Stage:

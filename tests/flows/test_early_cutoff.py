@@ -14,6 +14,7 @@ from gristmill.core.store import StageFolder, Store
 from gristmill.flows.questions.what_changed import explain_plan
 from gristmill.flows.report.report_facts import StageFacts, gather_facts
 from gristmill.flows.report.run_report import provenance
+from gristmill.flows.running.events import StageFinished
 from gristmill.flows.running.output_identities import (
     NothingToKeepError,
     alias_of,
@@ -147,7 +148,7 @@ def test_gc_keeps_the_output_that_an_alias_points_to(upgraded: Make) -> None:
     new = upgraded(first=2)
     record = record_of(new)
     for stage in list(new.plan):
-        record.stage_finished(new.plan[stage], new.run_stage(stage))
+        record.note(StageFinished(new.plan[stage], new.run_stage(stage)))
     assert (
         record.content["stages"]["first"]["identity"] == old.plan["first"].fingerprint
     )
@@ -177,7 +178,7 @@ def test_the_record_of_an_unfinished_run_names_the_outputs_behind_a_cut_off(
     run(old)
     new = upgraded(first=2)
     record = record_of(new)
-    record.stage_finished(new.plan["first"], new.run_stage("first"))
+    record.note(StageFinished(new.plan["first"], new.run_stage("first")))
     assert record.content["stages"]["second"] == {
         "fingerprint": old.plan["second"].fingerprint
     }

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from gristmill.core.files import as_path, read_json, write_json
 from gristmill.core.lease import LeaseLostError, acquire
 from gristmill.core.object_stores import VARIABLE
 from gristmill.core.store import Store
+from gristmill.flows.running.events import StageWaits
 from gristmill.flows.running.run import Runner
 from tests.servers import wait_for
 from tests.stores import BUCKET, Outage
@@ -42,7 +42,7 @@ def far(toy_runner: Callable[..., Runner], outage: Outage, tmp_path: Path) -> Ru
         local_runner.plan,
         local_runner.name,
         local_runner.engine,
-        local_runner.observer,
+        local_runner.emit,
         local_runner.resume_command,
     )
 
@@ -143,9 +143,10 @@ def test_what_a_driver_left_that_died_on_another_host_is_taken_over_and_resumed(
         (folder.data / f"{n}.txt").write_bytes(str(n * n).encode())
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.05)
     monkeypatch.setattr(leases, "WAIT_SECONDS", 0.01)
-    observer: Any = far.observer
+    events = far.emit.events  # type: ignore[attr-defined]
     outcome = far.run_stage("second")
-    assert (outcome.how, observer.waits) == ("Resumed", ["second"])
+    waits = [event.node.name for event in events if isinstance(event, StageWaits)]
+    assert (outcome.how, waits) == ("Resumed", ["second"])
     assert squares(far) == [b"0", b"1", b"4", b"9"]
     assert folder.manifest()["lease"] == 2
 

@@ -15,10 +15,10 @@ import pytest
 from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.llm.answer_store import forget_answers
 from gristmill.dataprep.llm.lineage import LINEAGE, descendants
+from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import committed_corpus, committed_inputs
 from gristmill.flows.report.run_report import render_report
-from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 from tests.chat_endpoint import Does, Ended, Endpoint, Refuse

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
-from gristmill.flows.running.run import Observer
+from gristmill.flows.running.events import Subscriber
 from gristmill.flows.sweeps import ladder
 from gristmill.flows.sweeps.ladder import Rung
 from gristmill.flows.sweeps.scaling_law import (
@@ -128,7 +128,7 @@ def test_a_ladder_predicts_the_target_and_says_how_far_off_it_was(
     """
     law, trained = ScalingLaw(2.0, 30.0, 0.3, 20.0, 0.25), []
 
-    def train(rung: Rung, observer: Observer) -> float:
+    def train(rung: Rung, emit: Subscriber) -> float:
         section = rung.session.manifest.pretrain
         assert section is not None
         assert list(rung.session.plan) == [

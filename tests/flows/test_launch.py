@@ -10,83 +10,46 @@ from typing import Any
 
 import pytest
 
+from gristmill.flows.orchestration import tracked_run
 from gristmill.flows.running import launch
+from gristmill.flows.running.events import RunEvent, RunNotice
 from gristmill.flows.stages.stage import Requirements
 
 
-@pytest.fixture
-def untracked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The last stage of every run that was made without Prefect's engine."""
-    runs: list[str] = []
-
-    def run(
-        session: Any, stages: list[str], force: Any, observer: Any, server: Any = None
-    ) -> Any:
-        runs.append(stages[-1])
-        return SimpleNamespace(folder=Path("run"))
-
-    monkeypatch.setattr(launch, "run_untracked", run)
-    return runs
-
-
-def start(
-    monkeypatch: pytest.MonkeyPatch,
-    is_shown: bool,
-    error: Exception,
-    committed: tuple[str, ...] = (),
-    force: frozenset[str] = frozenset(),
-) -> int:
-    def failing(**_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(
-        launch, "choose_tracking", lambda: (is_shown, "where it is shown")
-    )
-    monkeypatch.setattr("gristmill.flows.pipeline.gristmill", failing)
-    monkeypatch.setattr(
-        "gristmill.flows.orchestration.flow_liveness.mark_crashed_quietly", lambda: None
-    )
+def session() -> Any:
     node = SimpleNamespace(
         settings=None,
-        stage=SimpleNamespace(
-            instances=None,
-            requirements=Requirements(),
-        ),
+        stage=SimpleNamespace(instances=None, requirements=Requirements()),
     )
-    session: Any = SimpleNamespace(
+    return SimpleNamespace(
         overrides=[],
         store_option=None,
         plan={"ingest": node, "filter": node},
-        manifest=None,
+        manifest=SimpleNamespace(name="toy"),
         manifest_file="a.yaml",
         store=SimpleNamespace(root=Path("store")),
-        committed=lambda stage: stage in committed,
+        committed=lambda stage: False,
         stage_server=lambda stages, force: nullcontext(None),
         forget_kept=lambda stages: None,
-    )
-    return launch.launch(
-        session, ["ingest", "filter"], force, tracked=True, summarise=False
     )
 
 
 @pytest.mark.parametrize(
     "inherited_handler", [signal.default_int_handler, signal.SIG_IGN]
 )
-def test_a_run_hears_an_interrupt_itself_unless_whoever_started_it_lets_it_ignore_them(
-    inherited_handler: Any, untracked: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_run_handles_interrupts_unless_its_parent_ignores_them(
+    inherited_handler: Any,
 ) -> None:
     handlers: list[Any] = []
-    monkeypatch.setattr(
-        launch,
-        "run_untracked",
-        lambda *arguments, **options: (
-            handlers.append(signal.getsignal(signal.SIGINT)),
-            SimpleNamespace(folder=Path("run")),
-        )[1],
-    )
+
+    def run(*arguments: Any) -> Path:
+        handlers.append(signal.getsignal(signal.SIGINT))
+        return Path("run")
+
     original_handler = signal.signal(signal.SIGINT, inherited_handler)
     try:
-        assert start(monkeypatch, False, AssertionError("Prefect was asked")) == 0
+        code = launch.launch(session(), ["ingest", "filter"], frozenset(), [], run)
+        assert code == launch.EXIT_DONE
         assert signal.getsignal(signal.SIGINT) is inherited_handler
     finally:
         signal.signal(signal.SIGINT, original_handler)
@@ -95,20 +58,31 @@ def test_a_run_hears_an_interrupt_itself_unless_whoever_started_it_lets_it_ignor
     ]
 
 
-def test_every_error_of_the_flow_is_raised(
-    untracked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_error_of_the_run_is_raised() -> None:
+    def run(*arguments: Any) -> Path:
+        raise RuntimeError("something else")
+
     with pytest.raises(RuntimeError, match="something else"):
-        start(monkeypatch, True, RuntimeError("something else"))
-    assert untracked == []
+        launch.launch(session(), ["ingest", "filter"], frozenset(), [], run)
 
 
 def test_prefect_runs_the_flow_only_with_a_server(
-    untracked: list[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    error = AssertionError("Prefect was asked")
-    assert start(monkeypatch, False, error) == 0
-    assert untracked == ["filter"]
-    with pytest.raises(AssertionError, match="Prefect was asked"):
-        start(monkeypatch, True, error)
-    assert untracked == ["filter"]
+    events: list[RunEvent] = []
+    for is_shown in (False, True):
+        monkeypatch.setattr(
+            tracked_run,
+            "choose_tracking",
+            lambda is_shown=is_shown: (is_shown, "where it is shown"),
+        )
+        for module, name in (
+            ("orchestration.tracked_run", "run_recorded"),
+            ("pipeline", "run_in_flow"),
+        ):
+            monkeypatch.setattr(
+                f"gristmill.flows.{module}.{name}", lambda *_, name=name: Path(name)
+            )
+        folder = tracked_run.run_tracked(session(), [], frozenset(), [events.append])
+        assert folder.name == ("run_in_flow" if is_shown else "run_recorded")
+    assert events == [RunNotice("where it is shown")] * 2

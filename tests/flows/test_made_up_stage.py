@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.status import stage_states
 from gristmill.flows.questions.what_changed import explain_plan
@@ -21,7 +22,6 @@ from gristmill.flows.questions.whatif import compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
 from gristmill.flows.report.report_facts import gather_facts
 from gristmill.flows.report.run_report import render_report
-from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages import registry
 from gristmill.mixtures.load import ManifestError

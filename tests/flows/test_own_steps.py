@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.dataprep.whatif_thresholds import NotReplayableError
+from gristmill.flows.cli.launch import launch
 from gristmill.flows.cli.main import app
 from gristmill.flows.questions.compare import compare_runs, find_run
 from gristmill.flows.questions.explain import history, print_history
@@ -21,7 +22,6 @@ from gristmill.flows.questions.what_changed import explain_plan
 from gristmill.flows.questions.whatif import compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
 from gristmill.flows.report.run_report import render_report
-from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 

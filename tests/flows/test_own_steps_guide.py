@@ -13,8 +13,8 @@ import yaml
 
 from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.corpus import Corpus
+from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.find_documents import committed_inputs
-from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import open_session
 
 pytestmark = pytest.mark.slow

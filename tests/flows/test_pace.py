@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gristmill.flows.orchestration.progress_text import LineBudget, Pace, clock
 from gristmill.flows.orchestration.reporting import artifact_key
+from gristmill.flows.running.events import StageProgress
+from tests.flows.conftest import toy_node
+
+
+def progress(done: float, total: float, unit: str, **metrics: Any) -> StageProgress:
+    return StageProgress(toy_node("first", {}), done, total, unit, **metrics)
 
 
 def test_progress_names_done_total_loss_tokens_rate_and_time_left() -> None:
-    pace = Pace.begin({"done": 100, "total": 400, "unit": "steps"}, now=1000.0)
-    event = {
-        "done": 160,
-        "total": 400,
-        "unit": "steps",
-        "loss": 3.2145,
-        "tokens": 81920,
-        "tokens_per_second": 2048.0,
-    }
+    pace = Pace.begin(progress(100, 400, "steps"), now=1000.0)
+    event = progress(
+        160, 400, "steps", loss=3.2145, tokens=81920, tokens_per_second=2048.0
+    )
     # 60 steps took 30 s, so 240 more take 120 s; the 100 steps of an earlier attempt do
     # not count for the rate.
     assert pace.describe(event, now=1030.0) == (
@@ -26,24 +29,21 @@ def test_progress_names_done_total_loss_tokens_rate_and_time_left() -> None:
 
 
 def test_progress_of_a_job_of_shards_names_the_job_and_its_rate() -> None:
-    pace = Pace.begin(
-        {"done": 0, "total": 3128, "unit": "shards", "job": "rows"}, now=5.0
-    )
+    pace = Pace.begin(progress(0, 3128, "shards", job="rows"), now=5.0)
     assert (
-        pace.describe({"done": 0, "total": 3128, "unit": "shards"}, now=5.0)
-        == "rows: 0 of 3,128 shards"
+        pace.describe(progress(0, 3128, "shards"), now=5.0) == "rows: 0 of 3,128 shards"
     )
-    assert pace.describe(
-        {"done": 1564, "total": 3128, "unit": "shards"}, now=105.0
-    ) == ("rows: 1,564 of 3,128 shards, 15.6 shards/s, 1:40 left")
-    assert pace.describe(
-        {"done": 3128, "total": 3128, "unit": "shards"}, now=205.0
-    ) == ("rows: 3,128 of 3,128 shards, 15.6 shards/s")
+    assert pace.describe(progress(1564, 3128, "shards"), now=105.0) == (
+        "rows: 1,564 of 3,128 shards, 15.6 shards/s, 1:40 left"
+    )
+    assert pace.describe(progress(3128, 3128, "shards"), now=205.0) == (
+        "rows: 3,128 of 3,128 shards, 15.6 shards/s"
+    )
 
 
-def test_what_takes_long_is_told_of_by_its_seconds() -> None:
-    pace = Pace.begin({"done": 0, "total": 4, "unit": "shards"}, now=0.0)
-    assert pace.describe({"done": 1, "total": 4, "unit": "shards"}, now=131.0) == (
+def test_a_slow_rate_is_in_seconds_per_unit() -> None:
+    pace = Pace.begin(progress(0, 4, "shards"), now=0.0)
+    assert pace.describe(progress(1, 4, "shards"), now=131.0) == (
         "1 of 4 shards, 131 s per shard, 6:33 left"
     )
 

@@ -17,6 +17,7 @@ from gristmill.flows.cli.main import app
 from gristmill.flows.planning import predict
 from gristmill.flows.planning.predict import Measured, lsh_curve
 from gristmill.flows.planning.sampled_sources import take_sample
+from gristmill.flows.running.events import StageProgress
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.manifest import Manifest
@@ -135,7 +136,7 @@ def test_the_work_of_a_stage_is_counted_from_shard_to_shard(
     monkeypatch.setattr(predict.time, "monotonic", lambda: next(times))
     watch = predict.ShardClock()
     for job, done in (("a", 1), ("a", 4), ("a", 8), ("b", 1), ("b", 2)):
-        watch.stage_event(None, {"event": "progress", "job": job, "done": done})  # type: ignore[arg-type]
+        watch(StageProgress(None, done, 8, "shards", job))  # type: ignore[arg-type]
     assert watch.work_seconds() == pytest.approx(8.0 + 4.0)
 
 

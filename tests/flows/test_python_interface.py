@@ -26,6 +26,12 @@ from gristmill.core.files import read_json
 from gristmill.flows.cli.main import app
 from gristmill.flows.python import notebook
 from gristmill.flows.running import launch
+from gristmill.flows.running.events import (
+    RunEvent,
+    RunRecorded,
+    StageStarted,
+    StageWarning,
+)
 from gristmill.flows.running.terminal import TerminalObserver
 from tests.flows.corpus import write_project
 
@@ -499,14 +505,15 @@ def test_an_interrupt_ends_the_run_cleanly_and_the_next_one_resumes(
 ) -> None:
     manifest, store = a_small_one(tmp_path), gristmill.Store(tmp_path / "store")
 
-    stage_started = TerminalObserver.stage_started
+    show = TerminalObserver.__call__
 
-    def pressed(*arguments: Any) -> None:
-        stage_started(*arguments)
-        os.kill(os.getpid(), signal.SIGINT)
+    def press(observer: TerminalObserver, event: RunEvent) -> None:
+        show(observer, event)
+        if isinstance(event, StageStarted):
+            os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(TerminalObserver, "stage_started", pressed)
+        patched.setattr(TerminalObserver, "__call__", press)
         with pytest.raises(KeyboardInterrupt):
             gristmill.run(manifest, store=store, progress=False)
     assert store.run().state == "interrupted"
@@ -663,8 +670,8 @@ def test_a_notebook_says_of_what_was_running_that_it_was_ended_and_escapes_what_
     displayed: list[str],
 ) -> None:
     observer, node = notebook.NotebookObserver(), SimpleNamespace(name="filter")
-    observer.stage_event(node, {"event": "warning", "message": "<script>"})  # type: ignore[arg-type]
-    observer.stop_bar()
+    observer(StageWarning(node, "<script>"))  # type: ignore[arg-type]
+    observer(RunRecorded(Path("run"), None))
     assert "&lt;script&gt;" in displayed[1]
     assert ">ended</td>" in displayed[-1]
     assert repr(observer) == "filter  ended"

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from gristmill.dataprep.duplicates.clusters import qualified
+from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.compare import stages_of
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.status import stage_states
 from gristmill.flows.questions.whatif import compare, replay, thresholds
 from gristmill.flows.report.report_facts import gather_facts
 from gristmill.flows.report.run_report import render_report
-from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 

@@ -18,6 +18,7 @@ from gristmill.flows.pages.page_elements import Page
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.report import prerender, report_facts, run_report
 from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.running.events import StageFinished
 from gristmill.flows.running.run_records import RunRecord
 
 
@@ -186,7 +187,11 @@ def test_the_report_is_drawn_ahead_once_all_documents_are_judged(
         },
         committed=lambda name: object() if name == "ingest" else None,
     )
-    on_stage_end = prerender.prerenderer(session)
+    note = prerender.prerenderer(session)
+
+    def on_stage_end(stage: str) -> None:
+        note(StageFinished(SimpleNamespace(name=stage), None))  # type: ignore[arg-type]
+
     on_stage_end("ingest")
     on_stage_end("filter")
     assert records == []

@@ -11,6 +11,7 @@ import pytest
 from gristmill.core.store import StageFolder
 from gristmill.flows.orchestration import prefect_progress, reporting
 from gristmill.flows.orchestration.reporting import PrefectObserver
+from gristmill.flows.running.events import StageProgress, StageStarted
 
 
 @pytest.mark.slow
@@ -39,18 +40,9 @@ def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(
     node = toy_runner(first={"n": 1}).plan["first"]
     for resuming, first in ((True, "| 1 | 8.0000 |"), (False, "| 4 | 5.0000 |")):
         observer = PrefectObserver()
-        observer.stage_started(node, resuming, folder)
+        observer(StageStarted(node, folder, resuming))
         for step in (4, 5, 6):
-            observer.stage_event(
-                node,
-                {
-                    "event": "progress",
-                    "done": step,
-                    "total": 9,
-                    "unit": "steps",
-                    "loss": 9.0 - step,
-                },
-            )
+            observer(StageProgress(node, step, 9, "steps", loss=9.0 - step))
         rows = [line for line in cards[-1].splitlines() if line.endswith("000 |")]
         assert (rows[0], rows[-1]) == (first, "| 6 | 3.0000 |")
         observer.close()

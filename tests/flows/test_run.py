@@ -20,6 +20,7 @@ from gristmill.core import store
 from gristmill.core.files import read_json, write_json
 from gristmill.core.lease import LeaseLostError
 from gristmill.core.store import StageFolder, Store
+from gristmill.flows.running.events import StageEvent, StageOutput, parse_event
 from gristmill.flows.running.process import TURN_SECONDS, StageProcess
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.terminal import TerminalObserver
@@ -47,7 +48,7 @@ def test_a_stage_is_made_once_and_cached_afterwards(toy_runner: Make) -> None:
         "Cached",
         "Cached",
     ]
-    assert runner.observer.started == [("first", False), ("second", False)]
+    assert runner.emit.started == [("first", False), ("second", False)]
 
 
 @pytest.mark.slow
@@ -101,14 +102,10 @@ def test_a_stage_lost_to_sigkill_is_tried_again_and_goes_on_where_it_stopped(
     runner.run_stage("second")
     folder = runner.folder("second")
     assert folder.state() == "committed"
-    assert [
-        event["done"]
-        for event in runner.observer.events
-        if event["event"] == "progress"
-    ] == [1, 2, 3, 4]
-    assert [event["event"] for event in runner.observer.events].count("warning") == 2
+    assert runner.emit.done == [1, 2, 3, 4]
+    assert len(runner.emit.warnings) == 2
     assert folder.manifest()["lease"] == 1, "the attempts share the lease"
-    assert runner.observer.failures == []
+    assert runner.emit.failures == []
 
 
 @pytest.mark.slow
@@ -124,7 +121,7 @@ def test_only_sigkill_is_tried_again_and_as_often_as_the_engine_says(
         runner.run_stage(stage)
     lines = (runner.folder(stage).logs / "1.log").read_text().splitlines()
     assert lines.count("last words") == attempts
-    assert runner.observer.failures == [(stage, str(caught.value))]
+    assert runner.emit.failures == [(stage, str(caught.value))]
 
 
 @pytest.mark.slow
@@ -228,17 +225,10 @@ def test_events_reach_the_observer_and_lines_the_log(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 2}, second={})
     for stage in runner.plan:
         runner.run_stage(stage)
-    assert [
-        event["done"]
-        for event in runner.observer.events
-        if event["event"] == "progress"
-    ] == [1, 2]
-    assert {"event": "log", "line": "a line for the log"} in runner.observer.events
-    assert [
-        event["message"]
-        for event in runner.observer.events
-        if event["event"] == "warning"
-    ] == ["rows are long"]
+    assert runner.emit.done == [1, 2]
+    node = runner.plan["second"]
+    assert StageOutput(node, "a line for the log") in runner.emit.events
+    assert runner.emit.warnings == ["rows are long"]
     assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
 
 
@@ -248,12 +238,12 @@ def test_an_interrupt_ends_the_whole_process_group(toy_runner: Make) -> None:
     main = threading.main_thread()
     assert main.ident is not None
 
-    def interrupt(event: dict[str, object]) -> None:
+    def interrupt(event: StageEvent) -> None:
         import signal
 
         signal.pthread_kill(main.ident or 0, signal.SIGINT)
 
-    runner.observer.on_event = interrupt
+    runner.emit.on_report = interrupt
     with pytest.raises(KeyboardInterrupt):
         runner.run_stage("waiting")
     pids = [
@@ -282,9 +272,9 @@ def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(
     process.stop()
     assert sent_events == [{"event": "stopping", "seconds": 15.0}]
     terminal = io.StringIO()
-    TerminalObserver(Console(file=terminal, width=200)).stage_event(
-        cast(Any, SimpleNamespace(name="pretrain")), sent_events[0]
-    )
+    event = parse_event(cast(Any, SimpleNamespace(name="pretrain")), sent_events[0])
+    assert event is not None
+    TerminalObserver(Console(file=terminal, width=200))(event)
     assert (
         terminal.getvalue()
         == "  pretrain: is stopping, and saves its progress first, in at most 15 s\n"

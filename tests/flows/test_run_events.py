@@ -20,11 +20,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_secrets
+from gristmill.flows.cli import launch
 from gristmill.flows.orchestration.run_metrics import metrics_text
 from gristmill.flows.report.report_server import metrics_link, serve_reports
-from gristmill.flows.running import launch
+from gristmill.flows.running.events import (
+    RunNotice,
+    StageFailed,
+    StageStarted,
+    to_all,
+)
+from gristmill.flows.running.json_lines import JsonLines, JsonObserver
 from gristmill.flows.running.notify import notify
-from gristmill.flows.running.observers import JsonLines, JsonObserver, Observers
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
@@ -49,7 +55,7 @@ def run_recorded(runner: Runner, *observers: Any, hook: str | None = None) -> Ru
     """Run all stages with a record, which also holds a failure."""
     session = session_of(runner, hook)
     record = session.start_record()
-    recorded = replace(runner, observer=Observers(record, *observers))
+    recorded = replace(runner, emit=to_all(record.note, *observers))
     try:
         with record.until_end():
             for stage in list(runner.plan):
@@ -93,8 +99,9 @@ def test_a_record_that_cannot_be_written_while_a_stage_runs_ends_no_stage(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RunRecord, "save", full)
-    record.stage_started(runner.plan["first"], False, runner.folder("first"))
-    record.stage_failed(runner.plan["first"], "first: no")
+    node = runner.plan["first"]
+    record.note(StageStarted(node, runner.folder("first"), resuming=False))
+    record.note(StageFailed(node, "first: no"))
     assert record.content["stages"]["first"]["error"] == "first: no"
 
 
@@ -123,15 +130,11 @@ def test_a_run_is_written_as_json_lines(toy_runner: Make) -> None:
     assert (last["done"], last["total"], last["unit"]) == (2, 2, "shards")
 
 
-def test_text_becomes_json_lines_without_credentials() -> None:
+def test_json_lines_have_no_credentials() -> None:
     sink = io.StringIO()
-    lines = JsonLines(sink)
-    lines.write("part of a li")
-    lines.write("ne\n\ns3://key:secret-secret@bucket\n")
-    assert [json.loads(line)["message"] for line in sink.getvalue().splitlines()] == [
-        "part of a line",
-        "s3://***@bucket",
-    ]
+    JsonObserver(JsonLines(sink))(RunNotice("s3://key:secret-secret@bucket"))
+    line = json.loads(sink.getvalue())
+    assert (line["event"], line["message"]) == ("message", "s3://***@bucket")
 
 
 @pytest.mark.slow
@@ -187,7 +190,7 @@ def test_prometheus_sees_how_far_and_how_fast_a_running_stage_is(
     runner = toy_runner(first={"n": 1})
     record = session_of(runner).start_record()
     folder = runner.folder("first")
-    record.stage_started(runner.plan["first"], False, folder)
+    record.note(StageStarted(runner.plan["first"], folder, resuming=False))
     (folder.path / "lease").mkdir(parents=True)
     (folder.path / "lease" / "1.json").write_text("{}")
     progress = {"done": 30, "total": 120, "unit": "steps", "tokens_per_second": 5000.0}

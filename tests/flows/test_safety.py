@@ -138,7 +138,7 @@ def test_a_library_that_repeats_a_part_of_an_address_gives_no_key_away(
     assert "Invalid bucket name '***'" in str(error.value)
     written_files = [path for path in runner.store.root.rglob("*") if path.is_file()]
     assert [path for path in written_files if "wJalrXUtnFEMI" in path.read_text()] == []
-    assert "wJalrXUtnFEMI" not in str(runner.observer.events)  # type: ignore[attr-defined]
+    assert "wJalrXUtnFEMI" not in str(runner.emit.events)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -7,7 +7,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.flows.running.events import (
+    RunEvent,
+    StageFailed,
+    StageProgress,
+    to_all,
+)
 from gristmill.flows.running.run import (
     Runner,
     RunningProcesses,
@@ -25,10 +33,8 @@ from gristmill.flows.running.schedule import (
     Job,
     jobs_of,
     next_jobs,
-    run_in_threads,
     run_jobs,
 )
-from gristmill.flows.stages.plan import Node
 
 
 def job(name: str, *needs: str, **options: Any) -> Job:
@@ -136,16 +142,13 @@ def test_every_job_runs_once_behind_what_it_needs_within_the_workers(
             done_names.append(name)
         return name
 
-    finished: list[str] = []
-    run_in_threads(
-        jobs, workers, run, lambda name, _: finished.append(name), lambda: None
-    )
-    assert sorted(finished) == sorted(by_name)
+    with ThreadPoolExecutor(workers + 1) as pool:
+        run_jobs(jobs, workers, partial(pool.submit, run), lambda: None)
+    assert sorted(done_names) == sorted(by_name)
 
 
 def test_where_one_fails_those_that_run_are_finished_and_nothing_else_begins() -> None:
     futures: dict[str, Future[str]] = {}
-    finished: list[str] = []
 
     def start(name: str, workers: int) -> Future[str]:
         futures[name] = Future()
@@ -154,14 +157,10 @@ def test_where_one_fails_those_that_run_are_finished_and_nothing_else_begins() -
             futures["good"].set_result("made")
         return futures[name]
 
-    def finish(name: str, future: Future[str]) -> None:
-        future.result()
-        finished.append(name)
-
     jobs = [job("bad"), job("good"), job("behind", "bad"), job("other", "good")]
     with pytest.raises(StageFailedError, match="bad: no"):
-        run_jobs(jobs, 2, start, finish, lambda: None)
-    assert (sorted(futures), finished) == (["bad", "good"], ["good"])
+        run_jobs(jobs, 2, start, lambda: None)
+    assert sorted(futures) == ["bad", "good"]
 
 
 @pytest.mark.slow
@@ -171,18 +170,20 @@ def test_a_stage_that_failed_is_reported_while_the_one_beside_it_runs(
     runner = toy_runner(waiting={}, failing={})
     runner.plan["failing"].inputs.clear()  # type: ignore[attr-defined]
     began = threading.Event()
-    runner.observer.on_event = lambda event: (
-        began.set() if event.get("unit") == "steps" else None
-    )  # type: ignore[attr-defined]
+    runner.emit.on_report = lambda event: (  # type: ignore[attr-defined]
+        began.set() if isinstance(event, StageProgress) else None
+    )
     states: list[str] = []
 
-    def report(node: Node, message: str) -> None:
-        states.append(
-            runner.folder("waiting").state() if node.name == "failing" else node.name
-        )
-        runner.processes.stop()
+    def report(event: RunEvent) -> None:
+        if isinstance(event, StageFailed):
+            name = event.node.name
+            states.append(
+                runner.folder("waiting").state() if name == "failing" else name
+            )
+            runner.processes.stop()
 
-    runner.observer.stage_failed = report  # type: ignore[method-assign]
+    runner = replace(runner, emit=to_all(runner.emit, report))
 
     def run(name: str, workers: int) -> Any:
         if name == "failing":
@@ -190,8 +191,8 @@ def test_a_stage_that_failed_is_reported_while_the_one_beside_it_runs(
         return runner.run_stage(name)
 
     jobs = [Job(name, frozenset()) for name in runner.plan]
-    with pytest.raises(StageFailedError):
-        run_in_threads(jobs, 2, run, lambda name, outcome: None, runner.processes.stop)
+    with pytest.raises(StageFailedError), ThreadPoolExecutor(2) as pool:
+        run_jobs(jobs, 2, partial(pool.submit, run), runner.processes.stop)
     assert states == ["unfinished"]
 
 
@@ -201,16 +202,14 @@ def test_an_interrupt_ends_what_runs_and_waits_for_its_end(
 ) -> None:
     runner = toy_runner(first={"n": 1}, waiting={})
     jobs = [Job(name, frozenset()) for name in runner.plan]
-    started_names: list[str] = []
 
-    def finish(name: str, outcome: Any) -> None:
-        started_names.append(name)
-        raise KeyboardInterrupt  # where Ctrl-C interrupts the main thread
+    def press_ctrl_c() -> None:
+        raise KeyboardInterrupt  # where it interrupts the main thread
 
     ready = threading.Event()
-    runner.observer.on_event = lambda event: (
-        ready.set() if event.get("unit") == "steps" else None
-    )  # type: ignore[attr-defined]
+    runner.emit.on_report = lambda event: (  # type: ignore[attr-defined]
+        ready.set() if event.node.name == "waiting" else None
+    )
 
     def run(name: str, workers: int) -> Any:
         if name == "first":
@@ -218,9 +217,15 @@ def test_an_interrupt_ends_what_runs_and_waits_for_its_end(
         return runner.run_stage(name)
 
     runner.plan["waiting"].inputs.clear()  # type: ignore[attr-defined]
-    with pytest.raises(KeyboardInterrupt):
-        run_in_threads(jobs, 2, run, finish, runner.processes.stop)
-    assert started_names == ["first"]
+
+    def start(name: str, workers: int) -> Future[Any]:
+        future = pool.submit(run, name, workers)
+        if name == "first":
+            future.result = press_ctrl_c  # type: ignore[method-assign, assignment]
+        return future
+
+    with pytest.raises(KeyboardInterrupt), ThreadPoolExecutor(2) as pool:
+        run_jobs(jobs, 2, start, runner.processes.stop)
     assert runner.folder("waiting").state() == "unfinished"
     with pytest.raises(RunStoppedError):
         runner.run_stage("waiting")
@@ -264,7 +269,6 @@ def test_an_interrupt_at_any_moment_ends_the_wait(
                 [Job("a", frozenset())],
                 1,
                 start,
-                lambda name, future: None,
                 lambda: None,
             )
         except KeyboardInterrupt as error:

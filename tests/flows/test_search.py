@@ -23,6 +23,7 @@ from gristmill.dataprep.words.bm25_scan import WordHit
 from gristmill.dataprep.words.snippets import snippet
 from gristmill.flows.browse.browse_server import make_app
 from gristmill.flows.browse.browsed_run import BrowsedRun
+from gristmill.flows.cli.launch import launch
 from gristmill.flows.cli.main import app
 from gristmill.flows.pages.dot_map import MARGIN, SIDE, Domain, draw_map
 from gristmill.flows.pages.page_elements import DotMap, MapPoint
@@ -34,7 +35,6 @@ from gristmill.flows.questions.search import (
     print_hits,
     search,
 )
-from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.encoder_settings import ReadingModel
 from tests.dataprep.small_models import WORDS, write_word_vectors

@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 from gristmill.flows.browse.browse_server import make_app
 from gristmill.flows.browse.browsed_run import BrowsedRun
+from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.explain import history
 from gristmill.flows.report.run_report import render_report
-from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 from tests.dataprep.small_models import write_word_vectors

@@ -56,11 +56,7 @@ def test_it_makes_the_same_and_tells_the_same(forked: Make) -> None:
         "Completed",
     ]
     assert (runner.folder("second").data / "1.txt").read_text() == "1"
-    assert [
-        event["done"]
-        for event in runner.observer.events
-        if event["event"] == "progress"
-    ] == [1, 2]  # type: ignore[attr-defined]
+    assert runner.emit.done == [1, 2]  # type: ignore[attr-defined]
     assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
     cost = runner.folder("second").manifest()["cost"]
     assert 0 <= cost["cpu_seconds"] < 5, (
@@ -92,7 +88,7 @@ def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(
     runner = forked(first={"n": 1}, waiting={})
     runner.run_stage("first")
     main = threading.main_thread().ident or 0
-    runner.observer.on_event = lambda event: signal.pthread_kill(main, signal.SIGINT)  # type: ignore[attr-defined]
+    runner.emit.on_report = lambda event: signal.pthread_kill(main, signal.SIGINT)  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         runner.run_stage("waiting")
     pids = [
@@ -100,7 +96,7 @@ def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(
         for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()
     ]
     assert [pid for pid in pids if is_running(pid)] == []
-    runner.observer.on_event = lambda event: None  # type: ignore[attr-defined]
+    runner.emit.on_report = lambda event: None  # type: ignore[attr-defined]
     assert runner.run_stage("first", force=True).note == "same bytes as before", (
         "the server can fork another stage"
     )

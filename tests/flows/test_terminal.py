@@ -16,7 +16,13 @@ from rich.table import Table
 from gristmill.flows.questions.status import print_plan
 from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.terminal_summary import print_next
-from gristmill.flows.running.run import Outcome, Runner
+from gristmill.flows.running.events import (
+    Outcome,
+    StageFinished,
+    StageProgress,
+    StageStarted,
+)
+from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import TerminalObserver, plain_console
 from gristmill.mixtures.manifest import Manifest
@@ -84,18 +90,9 @@ def test_a_bar_shows_a_job_by_its_name(toy_runner: Callable[..., Runner]) -> Non
     )
     observer, runner = TerminalObserver(console), toy_runner(first={"n": 1})
     node = runner.plan["first"]
-    observer.stage_started(node, False, runner.folder("first"))
-    observer.stage_event(
-        node,
-        {
-            "event": "progress",
-            "job": "[bold]a[/bold]",
-            "done": 1,
-            "total": 2,
-            "unit": "[x]",
-        },
-    )
-    observer.stop_bar()
+    observer(StageStarted(node, runner.folder("first"), resuming=False))
+    observer(StageProgress(node, 1, 2, "[x]", job="[bold]a[/bold]"))
+    observer.stop_bars()
     assert "first [bold]a[/bold]" in stream.getvalue()
     assert "1/2 [x]" in stream.getvalue()
 
@@ -107,10 +104,10 @@ def test_names_of_stages_have_a_column_as_wide_as_the_longest(
     runner = toy_runner(mix={"n": 1}, dedup_semantic={"n": 2})
     observer = TerminalObserver(console, runner.plan)
     for name, node in runner.plan.items():
-        observer.stage_started(node, False, runner.folder(name))
-        observer.stage_finished(
-            node, Outcome(name, node.fingerprint, "Completed", 1.5, runner.folder(name))
-        )
+        folder = runner.folder(name)
+        observer(StageStarted(node, folder, resuming=False))
+        outcome = Outcome(name, node.fingerprint, "Completed", 1.5, folder)
+        observer(StageFinished(node, outcome))
     assert [line.index("Completed") for line in stream.getvalue().splitlines()] == [
         len("+ dedup_semantic ")
     ] * 2

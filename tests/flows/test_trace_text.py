@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 import gristmill
+from gristmill.flows.cli.launch import launch
 from gristmill.flows.cli.main import app
 from gristmill.flows.cli.model_commands import trace_answer
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.trace import trace_step
 from gristmill.flows.questions.trace_text import MOST_SPANS, trace_text
 from gristmill.flows.questions.training_reads import TraceError
-from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.packed import PackedSet

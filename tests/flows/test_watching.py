@@ -29,6 +29,7 @@ from gristmill.flows.questions.status import (
     run_state,
     stage_states,
 )
+from gristmill.flows.running.events import StageEvent, StageProgress
 from gristmill.flows.running.launch import why_the_store_failed
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.session import Session
@@ -57,8 +58,8 @@ def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(
     session = session_of(runner)
     followed_lines: list[str] = []
 
-    def look(event: dict[str, object]) -> None:
-        if event["event"] != "progress":
+    def look(event: StageEvent) -> None:
+        if not isinstance(event, StageProgress):
             return
         row = stage_states(session)[1]
         followed_lines.append(
@@ -70,7 +71,7 @@ def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(
             )
             assert find_log(session, None, None).name == "1.log"
 
-    runner.observer.on_event = look  # type: ignore[attr-defined]
+    runner.emit.on_report = look  # type: ignore[attr-defined]
     runner.run_stage("first")
     runner.run_stage("second")
     assert len(followed_lines) == 4

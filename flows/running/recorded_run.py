@@ -1,0 +1,81 @@
+"""A run of stages, in parallel as far as workers allow, with its record, report and
+notification.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gristmill.flows.report.prerender import prerenderer
+from gristmill.flows.running.events import RunRecorded, Subscriber, to_all
+from gristmill.flows.running.fork_server import ForkServer
+from gristmill.flows.running.notify import notify
+from gristmill.flows.running.run import Runner
+from gristmill.flows.running.run_records import RunRecord
+from gristmill.flows.running.schedule import Pending, jobs_of, run_jobs
+from gristmill.flows.running.session import Session
+
+Start = Callable[[Runner, str, int], Pending]
+"""(runner, stage, workers) -> the future of the started stage."""
+log = logging.getLogger("gristmill.report")
+
+
+def run_recorded(
+    session: Session,
+    stages: list[str],
+    force: frozenset[str],
+    subscribers: Sequence[Subscriber],
+    server: ForkServer | None = None,
+    start: Start | None = None,
+) -> Path:
+    """Run stages, and return the folder of the run's record.
+
+    Args:
+        session: the opened manifest.
+        stages: stages to run, in order.
+        force: stages to rebuild.
+        subscribers: receive the run's events, after the record.
+        server: fork server of the stages.
+        start: starts a stage; in a thread by default.
+    """
+    record = session.start_record()
+    emit = to_all(record.note, prerenderer(session), *subscribers)
+    runner = session.runner(emit, server)
+    num_workers = runner.engine.workers
+    try:
+        with (
+            record.until_end(),
+            ThreadPoolExecutor(num_workers + 1, thread_name_prefix="stage") as pool,
+        ):
+
+            def start_in_thread(stage: str, workers: int) -> Pending:
+                if start is not None:
+                    return start(runner, stage, workers)
+                return pool.submit(runner.run_stage, stage, stage in force, workers)
+
+            run_jobs(
+                jobs_of(session.plan, stages, runner.engine),
+                num_workers,
+                start_in_thread,
+                runner.processes.stop,
+            )
+    finally:
+        report = _write_report(session, record)
+        emit(RunRecorded(record.folder, report))
+        notify(session, record, report)
+    return record.folder
+
+
+def _write_report(session: Session, record: RunRecord) -> Path | None:
+    from gristmill.flows.report.run_report import write_report
+
+    try:
+        return write_report(session, record)
+    except Exception as error:  # noqa: BLE001 - a failed report must not fail its run
+        log.warning(
+            "the report could not be finished: %s: %s", type(error).__name__, error
+        )
+    return None
