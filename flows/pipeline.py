@@ -148,7 +148,7 @@ def _open(
     fails.
     """
     with publishing_refusal(manifest):
-        refuse_secrets({"overrides": list(overrides), "store": store})
+        refuse_secrets(overrides, store)
         return open_session(
             manifest,
             list(overrides),

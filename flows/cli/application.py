@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
@@ -316,12 +317,15 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; control characters that a terminal would interpret are
-    escaped.
+    """Print a value, or a dataclass, as JSON; control characters that a terminal would
+    interpret are escaped.
     """
-    typer.echo(
-        json.dumps(value, indent=1, ensure_ascii=False, default=str).translate(_ESCAPES)
-    )
+
+    def plain(value: Any) -> Any:
+        return asdict(value) if is_dataclass(value) else str(value)
+
+    text = json.dumps(value, indent=1, ensure_ascii=False, default=plain)
+    typer.echo(text.translate(_ESCAPES))
 
 
 _ESCAPES = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -443,10 +443,10 @@ def sweep(
     print_json(results) if as_json else print_results(results)
     for path in written:
         typer.echo(path, err=as_json)
-    raise typer.Exit(EXIT_STAGE_FAILED if results["failed"] else 0)
+    raise typer.Exit(EXIT_STAGE_FAILED if results.failed else 0)
 
 
-def pairs(option: str, text: str) -> dict[str, Any]:
+def pairs(option: str, text: str) -> dict[str, float]:
     """Parse `a=1,b=2` into a mapping of numbers (true and false too), or exit with code
     2.
     """
@@ -454,7 +454,7 @@ def pairs(option: str, text: str) -> dict[str, Any]:
 
     from gristmill.mixtures.yaml_text import parse_yaml
 
-    numbers: dict[str, Any] = {}
+    numbers: dict[str, float] = {}
     for part in text.split(",") if text else ():
         name, equals, value = part.partition("=")
         try:

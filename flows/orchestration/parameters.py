@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
@@ -56,24 +56,25 @@ class ProxyModel(BaseModel):
     )
 
     @classmethod
-    def of(cls, keys: Mapping[str, Any]) -> ProxyModel:
+    def of(cls, keys: Mapping[str, object]) -> ProxyModel:
         """Form values for keys of `pretrain.model`."""
-        fields = {}
-        more = []
-        for name, value in keys.items():
-            if name in ("layers", "width", "heads"):
-                fields[name] = value
-            else:
-                more.append(f"{name}={json.dumps(value)}")
-        return cls(**fields, more=tuple(more))
+        sizes = {
+            name: keys[name] for name in ("layers", "width", "heads") if name in keys
+        }
+        more = [
+            f"{name}={json.dumps(value)}"
+            for name, value in keys.items()
+            if name not in sizes
+        ]
+        return cls.model_validate({**sizes, "more": more})
 
-    def as_keys(self) -> dict[str, Any]:
+    def as_keys(self) -> dict[str, object]:
         """Keys of `pretrain.model` for the form's values.
 
         Not named `keys`: Prefect converts every parameter to a dictionary, and would
         treat this one as a mapping.
         """
-        keys: dict[str, Any] = {
+        keys: dict[str, object] = {
             "layers": self.layers,
             "width": self.width,
             "heads": self.heads,
@@ -113,14 +114,18 @@ def run_name(manifest: str, overrides: Sequence[str] = ()) -> str:
     return full if len(full) <= MOST_NAME_CHARS else f"{full[: MOST_NAME_CHARS - 1]}…"
 
 
-def refuse_secrets(parameters: Mapping[str, Any]) -> None:
+def refuse_secrets(overrides: Sequence[str], store: str) -> None:
     """Reject parameters with credentials, and mask them in the current flow run's
     record.
 
     Raises:
         SecretParameterError: a parameter contains a credential.
     """
-    names = [name for name, value in parameters.items() if mask_secrets(value) != value]
+    names = []
+    if mask_secrets(list(overrides)) != list(overrides):
+        names.append("overrides")
+    if mask_secrets(store) != store:
+        names.append("store")
     if not names:
         return
     forget_secrets()

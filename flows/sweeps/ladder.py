@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, TextIO, cast
+from dataclasses import dataclass, replace
+from typing import TextIO, cast
 
 from gristmill.flows.running.events import Subscriber
 from gristmill.flows.running.launch import interruptible
@@ -23,10 +23,11 @@ from gristmill.flows.sweeps.proxies import needed_of, run_in_sequence
 from gristmill.flows.sweeps.scaling_law import (
     FLOPS_PER_WEIGHT_AND_TOKEN,
     LEAST_RUNS,
-    described,
+    Interval,
     fit_scaling_law,
     jackknife,
     left_out,
+    parameter_intervals,
 )
 from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.stopping import held_out_loss
@@ -58,6 +59,70 @@ class Ladder:
     rungs: tuple[Rung, ...]
     target: Rung
     set_tokens: int
+
+
+@dataclass(frozen=True)
+class TrainedRung:
+    """A trained rung.
+
+    Attributes:
+        name: requested size and tokens per weight.
+        parameters: number of weights in the layers.
+        tokens: number of tokens that the training read.
+        loss: held-out loss, in nats per token.
+        fitted: loss by the law.
+        left_out: loss by the law fitted to the other rungs.
+        fingerprint: of the training's output.
+    """
+
+    name: str
+    parameters: int
+    tokens: int
+    loss: float
+    fitted: float
+    left_out: float
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class PredictedTarget:
+    """Prediction for the manifest's own training.
+
+    Attributes:
+        parameters: number of weights in the layers.
+        tokens: number of tokens that the training reads.
+        set_tokens: number of tokens of the packed set.
+        predicted: loss by the law, in nats per token.
+        measured: measured loss; None if the target is not trained.
+        off: error of the prediction, relative to the measured loss.
+    """
+
+    parameters: int
+    tokens: int
+    set_tokens: int
+    predicted: Interval
+    measured: float | None
+    off: float | None
+
+
+@dataclass(frozen=True)
+class LadderResults:
+    """Results of a ladder.
+
+    Attributes:
+        rungs: the trainings, in order of size and tokens.
+        law: parameter of `ScalingLaw` -> its value.
+        error: relative root mean square error of `left_out` of the rungs.
+        target: prediction for the manifest's own training.
+        best_parameters: number of weights of least loss for the target's FLOPs; None if
+            the loss does not depend on both size and tokens.
+    """
+
+    rungs: list[TrainedRung]
+    law: dict[str, Interval]
+    error: float
+    target: PredictedTarget
+    best_parameters: float | None
 
 
 def plan_ladder(
@@ -215,17 +280,9 @@ def measured_loss(rung: Rung) -> float | None:
     return None if folder is None else held_out_loss(folder.manifest()["summary"])
 
 
-def analyse_ladder(ladder: Ladder, losses: Sequence[float]) -> dict[str, Any]:
+def analyse_ladder(ladder: Ladder, losses: Sequence[float]) -> LadderResults:
     """Fit the law, predict the target's loss, and compare it with the measured one if
     the target was trained.
-
-    Returns:
-        `rungs` (name, parameters, tokens, loss, `fitted` and `left_out`: losses by the
-        law fitted with and without the rung), `law` (each parameter with `value`,
-        `low`, `high`), `error` (relative root mean square error of `left_out`),
-        `target` (parameters, tokens, `set_tokens`, `predicted` with its interval,
-        `measured`, `off` relative to the measured loss, or None), and `best_parameters`
-        for the target's FLOPs.
     """
     parameters = [float(rung.parameters) for rung in ladder.rungs]
     tokens = [float(rung.tokens) for rung in ladder.rungs]
@@ -236,36 +293,33 @@ def analyse_ladder(ladder: Ladder, losses: Sequence[float]) -> dict[str, Any]:
         law, left_out_laws, lambda fitted: fitted(target.parameters, target.tokens)
     )
     measured = measured_loss(target)
-    rungs: list[dict[str, Any]] = []
-    squared_errors = []
-    for rung, loss, left_out_law in zip(
-        ladder.rungs, losses, left_out_laws, strict=True
-    ):
-        left_out_loss = left_out_law(rung.parameters, rung.tokens)
-        squared_errors.append((left_out_loss / loss - 1) ** 2)
-        rungs.append(
-            {
-                "name": rung.name,
-                "parameters": rung.parameters,
-                "tokens": rung.tokens,
-                "loss": loss,
-                "fitted": law(rung.parameters, rung.tokens),
-                "left_out": left_out_loss,
-                "fingerprint": rung.session.plan[PRETRAIN].fingerprint,
-            }
+    rungs = [
+        TrainedRung(
+            rung.name,
+            rung.parameters,
+            rung.tokens,
+            loss,
+            law(rung.parameters, rung.tokens),
+            left_out_law(rung.parameters, rung.tokens),
+            rung.session.plan[PRETRAIN].fingerprint,
         )
+        for rung, loss, left_out_law in zip(
+            ladder.rungs, losses, left_out_laws, strict=True
+        )
+    ]
+    squared_errors = [(rung.left_out / rung.loss - 1) ** 2 for rung in rungs]
     flops = FLOPS_PER_WEIGHT_AND_TOKEN * target.parameters * target.tokens
-    return {
-        "rungs": rungs,
-        "law": described(law, left_out_laws),
-        "error": (sum(squared_errors) / len(losses)) ** 0.5,
-        "target": {
-            "parameters": target.parameters,
-            "tokens": target.tokens,
-            "set_tokens": ladder.set_tokens,
-            "predicted": asdict(predicted),
-            "measured": measured,
-            "off": None if measured is None else predicted.value / measured - 1,
-        },
-        "best_parameters": law.best_parameters(flops),
-    }
+    return LadderResults(
+        rungs,
+        parameter_intervals(law, left_out_laws),
+        (sum(squared_errors) / len(losses)) ** 0.5,
+        PredictedTarget(
+            target.parameters,
+            target.tokens,
+            ladder.set_tokens,
+            predicted,
+            measured,
+            None if measured is None else predicted.value / measured - 1,
+        ),
+        law.best_parameters(flops),
+    )

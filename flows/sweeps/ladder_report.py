@@ -4,10 +4,9 @@ of the law.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -19,6 +18,7 @@ from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import laws
 from gristmill.flows.questions.trace_tables import new_table
 from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.sweeps.ladder import LadderResults
 from gristmill.flows.sweeps.scaling_law import ScalingLaw
 
 CURVE_POINTS = 40
@@ -35,20 +35,20 @@ LAW = "L(N, D) = E + A / N^alpha + B / D^beta"
 NUMBERS = {"floor": "E", "a": "A", "alpha": "alpha", "b": "B", "beta": "beta"}
 
 
-def write_ladder(manifest_file: str, ladder: Mapping[str, Any]) -> list[Path]:
+def write_ladder(manifest_file: str, ladder: LadderResults) -> list[Path]:
     """Write `NAME-ladder.json` and `NAME-ladder.html` beside the manifest, and return
     their paths.
     """
     file = Path(manifest_file)
     json_file = file.with_name(f"{file.stem}-ladder.json")
     html_file = file.with_name(f"{file.stem}-ladder.html")
-    write_json(json_file, dict(ladder))
+    write_json(json_file, asdict(ladder))
     with atomic_write(html_file) as sink:
         sink.write(ladder_page(file.name, ladder).encode())
     return [json_file, html_file]
 
 
-def print_ladder(ladder: Mapping[str, Any], console: Console | None = None) -> None:
+def print_ladder(ladder: LadderResults, console: Console | None = None) -> None:
     """Print a ladder as text."""
     console = console or plain_console()
     table = new_table(*((name, column > 0) for column, name in enumerate(HEADER)))
@@ -62,53 +62,50 @@ def print_ladder(ladder: Mapping[str, Any], console: Console | None = None) -> N
     console.print(Text(describe_target(ladder), style="bold green"))
 
 
-def describe_target(ladder: Mapping[str, Any]) -> str:
+def describe_target(ladder: LadderResults) -> str:
     """Describe the prediction in sentences: its interval, its error, and its
     caveats.
     """
-    target = ladder["target"]
-    predicted = target["predicted"]
-    measured = target["measured"]
+    target = ladder.target
+    predicted = target.predicted
+    measured = target.measured
     sentences = [
-        f"predicted for {target['parameters']:,} weights and {target['tokens']:,} "
-        f"tokens: a held-out loss of {predicted['value']:.4f} nats per token "
-        f"[{predicted['low']:.4f}, {predicted['high']:.4f}]; the leave-one-out error "
-        f"of the trainings is {ladder['error']:.2%}"
+        f"predicted for {target.parameters:,} weights and {target.tokens:,} "
+        f"tokens: a held-out loss of {predicted.value:.4f} nats per token "
+        f"[{predicted.low:.4f}, {predicted.high:.4f}]; the leave-one-out error "
+        f"of the trainings is {ladder.error:.2%}"
     ]
     if measured is not None:
-        inside = (
-            "inside" if predicted["low"] <= measured <= predicted["high"] else "outside"
-        )
+        inside = "inside" if predicted.low <= measured <= predicted.high else "outside"
         sentences.append(
             f"the target was trained to {measured:.4f}: the prediction is off by "
-            f"{target['off']:+.2%}, and the measured loss lies {inside} its interval"
+            f"{target.off:+.2%}, and the measured loss lies {inside} its interval"
         )
-    if target["tokens"] > target["set_tokens"]:
+    if target.tokens > target.set_tokens:
         sentences.append(
-            f"the target reads its set of {target['set_tokens']:,} tokens more than "
+            f"the target reads its set of {target.set_tokens:,} tokens more than "
             "once, but the law holds for text that is read once: expect a higher loss"
         )
-    best_parameters = ladder["best_parameters"]
-    if best_parameters is None:
+    if ladder.best_parameters is None:
         sentences.append(
             "by this law the size or the data make no difference: give sizes and "
             "budgets that are further apart"
         )
     else:
         sentences.append(
-            f"by this law {best_parameters:,.3g} weights would be best "
+            f"by this law {ladder.best_parameters:,.3g} weights would be best "
             "for the target's FLOPs"
         )
     return "; ".join(sentences)
 
 
-def ladder_page(name: str, ladder: Mapping[str, Any]) -> str:
+def ladder_page(name: str, ladder: LadderResults) -> str:
     """Render the ladder as one self-contained HTML page."""
-    law = ScalingLaw(**{key: value["value"] for key, value in ladder["law"].items()})
+    law = ScalingLaw(**{name: number.value for name, number in ladder.law.items()})
     series = {}
-    target = ladder["target"]
-    for size, group in groupby(ladder["rungs"], key=lambda rung: rung["parameters"]):
-        points = [(rung["tokens"], rung["loss"]) for rung in group]
+    target = ladder.target
+    for size, group in groupby(ladder.rungs, key=lambda rung: rung.parameters):
+        points = [(rung.tokens, rung.loss) for rung in group]
         least = points[0][0]
         most = max(points[-1][0], least)
         curve = [
@@ -116,11 +113,11 @@ def ladder_page(name: str, ladder: Mapping[str, Any]) -> str:
             for tokens in np.geomspace(least, most, CURVE_POINTS)
         ]
         series[f"{size:,} weights"] = (points, curve)
-    predicted = target["predicted"]
+    predicted = target.predicted
     picture = laws(
         series,
-        (target["tokens"], predicted["value"], predicted["low"], predicted["high"]),
-        target["measured"],
+        (target.tokens, predicted.value, predicted.low, predicted.high),
+        target.measured,
         "tokens",
         "held-out loss, nats per token",
     )
@@ -139,27 +136,27 @@ def ladder_page(name: str, ladder: Mapping[str, Any]) -> str:
     )
 
 
-def _rows(ladder: Mapping[str, Any]) -> list[list[str]]:
+def _rows(ladder: LadderResults) -> list[list[str]]:
     return [
         [
-            rung["name"],
-            f"{rung['parameters']:,}",
-            f"{rung['tokens']:,}",
-            f"{rung['tokens'] / rung['parameters']:.3g}",
-            f"{rung['loss']:.4f}",
-            f"{rung['fitted']:.4f}",
-            f"{rung['left_out']:.4f}",
+            rung.name,
+            f"{rung.parameters:,}",
+            f"{rung.tokens:,}",
+            f"{rung.tokens / rung.parameters:.3g}",
+            f"{rung.loss:.4f}",
+            f"{rung.fitted:.4f}",
+            f"{rung.left_out:.4f}",
         ]
-        for rung in ladder["rungs"]
+        for rung in ladder.rungs
     ]
 
 
-def _numbers(ladder: Mapping[str, Any]) -> list[list[str]]:
+def _numbers(ladder: LadderResults) -> list[list[str]]:
     return [
         [
             NUMBERS[name],
-            f"{interval['value']:.4g}",
-            f"{interval['low']:.3g} to {interval['high']:.3g}",
+            f"{interval.value:.4g}",
+            f"{interval.low:.3g} to {interval.high:.3g}",
         ]
-        for name, interval in ladder["law"].items()
+        for name, interval in ladder.law.items()
     ]

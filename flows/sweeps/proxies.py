@@ -7,10 +7,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import yaml
 
@@ -45,6 +44,52 @@ METRICS = "metrics.jsonl"
 """Metrics file of a training."""
 PROXY_MODEL = {"layers": 2, "width": 128, "heads": 4}
 """Small enough for a CPU: a proxy ranks mixtures, whatever its own quality."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Number and checksum of the held-out rows of a source."""
+
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """Measurements of one training of a mixture.
+
+    Attributes:
+        seed: seed of initialisation and order.
+        fingerprint: of the training's output.
+        bits_per_byte: source -> bits per byte of its held-out text.
+        tasks: task -> error.
+    """
+
+    seed: int
+    fingerprint: str
+    bits_per_byte: Mapping[str, float]
+    tasks: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MixtureOutcome:
+    """A mixture that was tried.
+
+    Attributes:
+        mixture: its number.
+        weights: share of each source.
+        proxies: its trainings, one per seed.
+        validation: source -> checksum of its held-out rows.
+        supply: source -> tokens that may be read of it.
+        error: reason why the mixture cannot be made or trained.
+    """
+
+    mixture: int
+    weights: Weights
+    proxies: tuple[Proxy, ...] = ()
+    validation: Mapping[str, str] = field(default_factory=dict)
+    supply: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +150,7 @@ def plan_sweep(
     grid_file: Path,
     steps: int,
     num_seeds: int,
-    model: Mapping[str, Any],
+    model: Mapping[str, object],
     overrides: Sequence[str],
     store: str | None,
     target: Mapping[str, float] | None = None,
@@ -263,24 +308,14 @@ def run_shared(sweep: Sweep, emit: Subscriber) -> None:
     run_in_sequence(sweep.shared(), emit)
 
 
-def run_mixture(sweep: Sweep, number: int, emit: Subscriber) -> dict[str, Any]:
+def run_mixture(sweep: Sweep, number: int, emit: Subscriber) -> MixtureOutcome:
     """Train the proxies of one mixture. A committed training with the same recipe on
     the same rows is reused, also under another fingerprint.
-
-    Returns:
-        `weights`; per seed `seed`, `fingerprint`, `bits_per_byte` (source -> value) and
-        `tasks` (task -> error) in `proxies`; `validation`, the checksum of each
-        source's held-out rows; `supply`, the tokens that may be read of each mixed
-        source; or `error`, if the mixture cannot be made or trained.
 
     Raises:
         SweepError: a source of the target has no held-out text; nothing was trained.
     """
-    outcome: dict[str, Any] = {
-        "mixture": number,
-        "weights": sweep.mixtures[number],
-        "proxies": [],
-    }
+    outcome = MixtureOutcome(number, sweep.mixtures[number])
     for seed in sweep.seeds:
         session = sweep.proxy(number, seed)
         mixed = replace(
@@ -301,24 +336,26 @@ def run_mixture(sweep: Sweep, number: int, emit: Subscriber) -> dict[str, Any]:
         except StageFailedError as error:
             # A mixture that its sources cannot fill is an outcome: the sweep continues,
             # and the report names it.
-            return {**outcome, "error": str(error)}
-        outcome["validation"] = {
-            name: entry["sha256"] for name, entry in held_out_by(session).items()
-        }
-        outcome["supply"] = supply_of(session)
+            return replace(outcome, error=str(error))
         validation = folder.manifest()["summary"].get("validation", {})
         bits_per_byte = {
             name: values["bits_per_byte"]
             for name, values in validation.items()
             if "bits_per_byte" in values
         }
-        outcome["proxies"].append(
-            {
-                "seed": seed,
-                "fingerprint": read_json(folder.path / "stage.json")["fingerprint"],
-                "bits_per_byte": bits_per_byte,
-                "tasks": task_errors(folder.data / METRICS),
-            }
+        proxy = Proxy(
+            seed,
+            read_json(folder.path / "stage.json")["fingerprint"],
+            bits_per_byte,
+            task_errors(folder.data / METRICS),
+        )
+        outcome = replace(
+            outcome,
+            proxies=(*outcome.proxies, proxy),
+            validation={
+                name: rows.sha256 for name, rows in held_out_by(session).items()
+            },
+            supply=supply_of(session),
         )
     return outcome
 
@@ -393,22 +430,22 @@ def task_errors(metrics: Path) -> dict[str, float]:
     return errors
 
 
-def held_out_by(session: Session) -> Mapping[str, Mapping[str, Any]]:
+def held_out_by(session: Session) -> dict[str, HeldOut]:
     """Return the held-out rows of a committed mixture, by source."""
-    held_out: dict[str, dict[str, Any]] = read_json(
-        session.folder(MIXTURE).data / MANIFEST
-    )["validation"]
-    return held_out
+    entries = read_json(session.folder(MIXTURE).data / MANIFEST)["validation"]
+    return {
+        name: HeldOut(entry["rows"], entry["sha256"]) for name, entry in entries.items()
+    }
 
 
 def check_held_out(
-    held_out: Mapping[str, Mapping[str, Any]], target: Mapping[str, float]
+    held_out: Mapping[str, HeldOut], target: Mapping[str, float]
 ) -> None:
     """Raise SweepError if a mixture holds out no rows of a source of the target."""
     missing = [
         name
         for name, share in target.items()
-        if share and not held_out.get(name, {}).get("rows")
+        if share and (name not in held_out or not held_out[name].rows)
     ]
     if missing:
         raise SweepError(

@@ -14,13 +14,12 @@ the other mixtures predicts as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gristmill.flows.sweeps.grid import SweepError, matrix, normalised
-from gristmill.flows.sweeps.proxies import Sweep
+from gristmill.flows.sweeps.grid import SweepError, Weights, matrix, normalised
+from gristmill.flows.sweeps.proxies import MixtureOutcome, Proxy, Sweep
 
 Predict = Callable[[np.ndarray], np.ndarray]
 """Shares of shape (n, sources) -> values of shape (n,)."""
@@ -208,7 +207,123 @@ LEAST_MIXTURES = 3
 """Minimum number of mixtures for a meaningful leave-one-out error."""
 
 
-def analyse(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Spread:
+    """Mean of several values, and their sample standard deviation; None for a single
+    value.
+    """
+
+    mean: float
+    spread: float | None
+
+
+@dataclass(frozen=True)
+class MeasuredMixture:
+    """A mixture with the measurements of its proxies.
+
+    Attributes:
+        mixture: its number.
+        weights: share of each source.
+        proxies: its trainings.
+        bits_per_byte: source -> bits per byte, or task -> error.
+        target: the objective, a weighted mean of these.
+    """
+
+    mixture: int
+    weights: Weights
+    proxies: tuple[Proxy, ...]
+    bits_per_byte: dict[str, Spread]
+    target: Spread
+
+
+@dataclass(frozen=True)
+class FailedMixture:
+    """A mixture that could not be made or trained, and the reason."""
+
+    mixture: int
+    weights: Weights
+    error: str | None
+
+
+@dataclass(frozen=True)
+class SourceFit:
+    """The model of one source; see `Fit`."""
+
+    model: str
+    errors: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TargetFit:
+    """The fit of the objective, in bits per byte.
+
+    Attributes:
+        error: leave-one-out error.
+        mean_error: the same for the mean of the other mixtures.
+        predicted: prediction for each mixture.
+        left_out: prediction for each mixture from all others.
+    """
+
+    error: float
+    mean_error: float
+    predicted: list[float]
+    left_out: list[float]
+
+
+@dataclass(frozen=True)
+class BestTried:
+    """Number and objective of the best mixture that was tried."""
+
+    mixture: int
+    target: float
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """The suggested mixture.
+
+    Attributes:
+        weights: share of each source.
+        predicted: its predicted objective.
+        best_tried: the best tried mixture within the limits, for comparison.
+    """
+
+    weights: Weights
+    predicted: float
+    best_tried: BestTried
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """Results of a sweep.
+
+    Attributes:
+        seeds: seeds of the proxies of each mixture.
+        overrides: settings of all proxies.
+        target: share of each source or task in the objective.
+        mixtures: the measured mixtures.
+        failed: mixtures that could not be trained.
+        fits: source or task of the target -> its model.
+        suggestion: the suggested mixture, or None.
+        refusal: the reason if no mixture is suggested.
+        limits: source -> largest share that `max_epochs` allows in the manifest's own
+            set; None if the mixtures are too few to fit a model, as is `fit`.
+        fit: the fit of the objective.
+    """
+
+    seeds: tuple[int, ...]
+    overrides: tuple[str, ...]
+    target: Weights
+    mixtures: list[MeasuredMixture]
+    failed: list[FailedMixture]
+    fits: dict[str, SourceFit] = field(default_factory=dict)
+    suggestion: Suggestion | None = None
+    refusal: str | None = None
+    limits: Weights | None = None
+    fit: TargetFit | None = None
+
+
+def analyse(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> SweepResults:
     """Summarize the outcomes of all mixtures, fit models to them, and suggest a
     mixture.
 
@@ -216,76 +331,60 @@ def analyse(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, An
         sweep: the sweep.
         outcomes: outcomes of `proxies.run_mixture`, one per mixture.
 
-    Returns:
-        `mixtures` (weights, `bits_per_byte` with `mean` and `spread` per source,
-        `target`: the weighted mean and its spread), `failed`, `fits` per source (model,
-        leave-one-out errors), `fit` of the target, `suggestion` or None, and `refusal`,
-        the reason if no mixture is suggested.
-
     Raises:
         SweepError: the mixtures were measured on different held-out rows.
     """
-    trained_outcomes = [outcome for outcome in outcomes if "error" not in outcome]
-    failed_outcomes = [outcome for outcome in outcomes if "error" in outcome]
-    held_out_rows = {
-        tuple(sorted(outcome["validation"].items())) for outcome in trained_outcomes
-    }
-    if len(held_out_rows) > 1:
+    trained = [outcome for outcome in outcomes if outcome.error is None]
+    if len({tuple(sorted(outcome.validation.items())) for outcome in trained}) > 1:
         raise SweepError(
             "the mixtures were measured on different held-out rows, so their losses "
             "cannot be compared; held-out rows never depend on the weights, so this is "
             "a bug: please report it"
         )
     target = sweep.target
-    counted = [name for name, share in target.items() if share]
-    mixtures = [_summarise(outcome, target) for outcome in trained_outcomes]
-    results: dict[str, Any] = {
-        "seeds": list(sweep.seeds),
-        "overrides": list(sweep.overrides),
-        "target": target,
-        "mixtures": mixtures,
-        "failed": [
-            {
-                "mixture": outcome["mixture"],
-                "weights": outcome["weights"],
-                "error": outcome["error"],
-            }
-            for outcome in failed_outcomes
+    mixtures = [_summarise(outcome, target) for outcome in trained]
+    results = SweepResults(
+        sweep.seeds,
+        sweep.overrides,
+        target,
+        mixtures,
+        [
+            FailedMixture(outcome.mixture, outcome.weights, outcome.error)
+            for outcome in outcomes
+            if outcome.error is not None
         ],
-        "fits": {},
-        "suggestion": None,
-        "refusal": None,
-    }
+    )
     if len(mixtures) < LEAST_MIXTURES:
-        results["refusal"] = (
+        refusal = (
             f"{len(mixtures)} mixtures are too few to fit a model; try at least "
             f"{LEAST_MIXTURES}, better four per source"
         )
-        return results
-    shares = matrix([mixture["weights"] for mixture in mixtures])
+        return replace(results, refusal=refusal)
+    shares = matrix([mixture.weights for mixture in mixtures])
     sampled_shares = shares[:, shares.any(axis=0)]
     source_fits = {}
-    for name in counted:
-        means = np.array(
-            [mixture["bits_per_byte"][name]["mean"] for mixture in mixtures]
-        )
-        source_fits[name] = fit(sampled_shares, means)
-        results["fits"][name] = {
-            "model": source_fits[name].model,
-            "errors": dict(source_fits[name].errors),
-        }
-    limits = limits_of(sweep, outcomes)
-    results["limits"] = limits
-    return {**results, **_suggest(mixtures, shares, source_fits, target, limits)}
+    for name, share in target.items():
+        if share:
+            means = [mixture.bits_per_byte[name].mean for mixture in mixtures]
+            source_fits[name] = fit(sampled_shares, np.array(means))
+    results = replace(
+        results,
+        fits={
+            name: SourceFit(source_fit.model, dict(source_fit.errors))
+            for name, source_fit in source_fits.items()
+        },
+        limits=limits_of(sweep, outcomes),
+    )
+    return _suggest(results, shares, source_fits)
 
 
-def limits_of(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def limits_of(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> Weights:
     """Return the largest share of the manifest's own set that `max_epochs` allows each
     source; 1 for sources without a lower limit and for sources in no mixture.
     """
     supply: dict[str, float] = {}
     for outcome in outcomes:
-        supply |= outcome.get("supply", {})
+        supply |= outcome.supply
     limits = dict.fromkeys(sweep.manifest_weights, 1.0)
     for name in limits:
         if sweep.tokens and name in supply:
@@ -293,49 +392,39 @@ def limits_of(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, 
     return limits
 
 
-def _summarise(
-    outcome: Mapping[str, Any], target: Mapping[str, float]
-) -> dict[str, Any]:
-    seed_values = [
-        {**proxy["bits_per_byte"], **proxy.get("tasks", {})}
-        for proxy in outcome["proxies"]
-    ]
+def _summarise(outcome: MixtureOutcome, target: Mapping[str, float]) -> MeasuredMixture:
+    seed_values = [{**proxy.bits_per_byte, **proxy.tasks} for proxy in outcome.proxies]
     counted = {name: share for name, share in target.items() if share}
     objectives = [
         sum(share * values[name] for name, share in counted.items())
         for values in seed_values
     ]
-    return {
-        "mixture": outcome["mixture"],
-        "weights": outcome["weights"],
-        "proxies": outcome["proxies"],
-        "bits_per_byte": {
+    return MeasuredMixture(
+        outcome.mixture,
+        outcome.weights,
+        outcome.proxies,
+        {
             name: _spread([values[name] for values in seed_values])
             for name in seed_values[0]
         },
-        "target": _spread(objectives),
-    }
+        _spread(objectives),
+    )
 
 
-def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean, and the sample standard deviation if there are several
-    values.
-    """
+def _spread(values: Sequence[float]) -> Spread:
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"mean": float(np.mean(values)), "spread": spread}
+    return Spread(float(np.mean(values)), spread)
 
 
 def _suggest(
-    mixtures: Sequence[Mapping[str, Any]],
-    shares: np.ndarray,
-    source_fits: Mapping[str, Fit],
-    target: Mapping[str, float],
-    limits: Mapping[str, float],
-) -> dict[str, Any]:
+    results: SweepResults, shares: np.ndarray, source_fits: Mapping[str, Fit]
+) -> SweepResults:
     """Suggest the mixture of least fitted objective within the hull and the limits,
     unless the mean fits as well.
     """
-    values = np.array([mixture["target"]["mean"] for mixture in mixtures])
+    target = results.target
+    limits = results.limits or {}
+    values = np.array([mixture.target.mean for mixture in results.mixtures])
     left_out = sum(
         target[name] * fit_result.left_out for name, fit_result in source_fits.items()
     )
@@ -352,12 +441,12 @@ def _suggest(
             total += target[name] * fit_result.predict(shares[:, sampled])
         return total
 
-    fitted: dict[str, Any] = {
-        "error": error,
-        "mean_error": mean_error,
-        "predicted": objective(shares).tolist(),
-        "left_out": np.asarray(left_out).tolist(),
-    }
+    results = replace(
+        results,
+        fit=TargetFit(
+            error, mean_error, objective(shares).tolist(), np.asarray(left_out).tolist()
+        ),
+    )
     if error >= mean_error or all(
         fit_result.model == MEAN for fit_result in source_fits.values()
     ):
@@ -366,7 +455,7 @@ def _suggest(
             f"{error:.4f} bits per byte, and that of the mean of the others is "
             f"{mean_error:.4f}. {_remedy(len(values), int(sampled.sum()))}"
         )
-        return {"fit": fitted, "refusal": refusal}
+        return replace(results, refusal=refusal)
     max_shares = np.array(list(limits.values()))
     optimum = least_within_hull(objective, shares, max_shares)
     if optimum is None:
@@ -379,23 +468,18 @@ def _suggest(
             f"{bounds}; raise a max_epochs, lower mix.tokens, or try mixtures with "
             "less of these sources"
         )
-        return {"fit": fitted, "refusal": refusal}
+        return replace(results, refusal=refusal)
     weights, predicted_least = optimum
     feasible = (shares <= max_shares + ROOM).all(axis=1)
     if feasible.any():
         values = np.where(feasible, values, np.inf)
-    best = int(np.argmin(values))
-    return {
-        "fit": fitted,
-        "suggestion": {
-            "weights": normalised(dict(zip(limits, weights.tolist(), strict=True))),
-            "predicted": predicted_least,
-            "best_tried": {
-                "mixture": mixtures[best]["mixture"],
-                "target": mixtures[best]["target"]["mean"],
-            },
-        },
-    }
+    best = results.mixtures[int(np.argmin(values))]
+    suggestion = Suggestion(
+        normalised(dict(zip(limits, weights.tolist(), strict=True))),
+        predicted_least,
+        BestTried(best.mixture, best.target.mean),
+    )
+    return replace(results, suggestion=suggestion)
 
 
 def _remedy(num_mixtures: int, num_sources: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import product
 from operator import attrgetter
 
@@ -213,13 +213,13 @@ def jackknife(
     return Interval(value, value - half_width, value + half_width)
 
 
-def described(
+def parameter_intervals(
     law: ScalingLaw, left_out_laws: Sequence[ScalingLaw]
-) -> dict[str, dict[str, float]]:
+) -> dict[str, Interval]:
     """Return the law's parameters with their intervals; those of `a` and `b`, which
     span decades, are logarithmic.
     """
-    numbers: dict[str, dict[str, float]] = {}
+    intervals: dict[str, Interval] = {}
     for name in ("floor", "a", "alpha", "b", "beta"):
         parameter = attrgetter(name)
         if name in ("a", "b"):
@@ -227,16 +227,12 @@ def described(
                 law, left_out_laws, lambda fitted, of=parameter: _log(of(fitted))
             )  # type: ignore[misc]
             # The upper end may be too large for a float.
-            numbers[name] = {
-                key: math.exp(min(value, 300.0))
-                for key, value in vars(interval).items()
-            }
+            ends = [math.exp(min(value, 300.0)) for value in astuple(interval)]
         else:
             interval = jackknife(law, left_out_laws, parameter)
-            numbers[name] = {
-                key: max(value, 0.0) for key, value in vars(interval).items()
-            }
-    return numbers
+            ends = [max(value, 0.0) for value in astuple(interval)]
+        intervals[name] = Interval(*ends)
+    return intervals
 
 
 def _starts(n: np.ndarray, d: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:

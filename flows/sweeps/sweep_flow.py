@@ -43,7 +43,13 @@ from gristmill.flows.running.terminal import (
     TerminalObserver,
     plain_console,
 )
-from gristmill.flows.sweeps.proxies import Sweep, plan_sweep, run_mixture, run_shared
+from gristmill.flows.sweeps.proxies import (
+    MixtureOutcome,
+    Sweep,
+    plan_sweep,
+    run_mixture,
+    run_shared,
+)
 
 T = TypeVar("T")
 PROXY = ProxyModel()
@@ -74,7 +80,7 @@ def gristmill_sweep(
     overrides: tuple[Setting, ...] = (),
     store: str = "",
     target: tuple[SourceShare, ...] = (),
-) -> list[dict[str, Any]] | State:
+) -> list[MixtureOutcome] | State:
     """Train a small proxy on every mixture of a grid.
 
     Args:
@@ -95,7 +101,7 @@ def gristmill_sweep(
         } or None
         try:
             with publishing_refusal(manifest):
-                refuse_secrets({"overrides": list(overrides), "store": store})
+                refuse_secrets(overrides, store)
                 sweep = plan_sweep(
                     manifest,
                     Path(grid),
@@ -111,7 +117,7 @@ def gristmill_sweep(
         return _run(sweep)
 
 
-def _run(sweep: Sweep, subscribers: Sequence[Subscriber] = ()) -> list[dict[str, Any]]:
+def _run(sweep: Sweep, subscribers: Sequence[Subscriber] = ()) -> list[MixtureOutcome]:
     """Run a task for the stages that all mixtures share, and one per mixture."""
     observer = PrefectObserver()
     emit = to_all(*subscribers, observer)
@@ -153,11 +159,11 @@ def launch_sweep(
     sweep: Sweep,
     grid_file: Path,
     steps: int,
-    model: Mapping[str, Any],
+    model: Mapping[str, object],
     overrides: list[str],
     tracked: bool,
     output: TextIO,
-) -> list[dict[str, Any]]:
+) -> list[MixtureOutcome]:
     """Train every proxy that is not trained yet, and return the outcomes of all
     mixtures.
 

@@ -5,8 +5,8 @@ manifest.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -19,11 +19,17 @@ from gristmill.flows.pages.pictures import predicted_and_measured, stacked_bars
 from gristmill.flows.questions.trace_tables import new_table
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX
+from gristmill.flows.sweeps.results import (
+    MeasuredMixture,
+    SourceFit,
+    Spread,
+    SweepResults,
+)
 from gristmill.mixtures.load import load_manifest, parse_manifest
 from gristmill.mixtures.recipes import named_recipes
 
 
-def write_results(manifest_file: str, results: Mapping[str, Any]) -> list[Path]:
+def write_results(manifest_file: str, results: SweepResults) -> list[Path]:
     """Write `NAME-sweep.json`, `NAME-sweep.html` and, if a mixture is suggested,
     `NAME-suggested.yaml`.
 
@@ -36,13 +42,13 @@ def write_results(manifest_file: str, results: Mapping[str, Any]) -> list[Path]:
     file = Path(manifest_file)
     json_file = file.with_name(f"{file.stem}-sweep.json")
     html_file = file.with_name(f"{file.stem}-sweep.html")
-    write_json(json_file, dict(results))
+    write_json(json_file, asdict(results))
     with atomic_write(html_file) as sink:
         sink.write(as_html(file.name, results).encode())
-    if results["suggestion"] is None:
+    if results.suggestion is None:
         return [json_file, html_file]
     suggested_file = file.with_name(f"{file.stem}-suggested.yaml")
-    text = suggested_text(manifest_file, results["suggestion"]["weights"])
+    text = suggested_text(manifest_file, results.suggestion.weights)
     parse_manifest(text, str(suggested_file))
     with atomic_write(suggested_file) as sink:
         sink.write(text.encode())
@@ -60,7 +66,7 @@ def suggested_text(manifest_file: str, weights: Mapping[str, float]) -> str:
     )
 
 
-def print_results(results: Mapping[str, Any], console: Console | None = None) -> None:
+def print_results(results: SweepResults, console: Console | None = None) -> None:
     """Print a sweep as text: the mixtures from best to worst, with a line for every
     source.
 
@@ -76,127 +82,102 @@ def print_results(results: Mapping[str, Any], console: Console | None = None) ->
         ("bits/byte of it", True),
     )
     for mixture in ranked(results):
-        leading_cells = [str(mixture["mixture"]), shown(mixture["target"])]
-        for name in results["target"]:
-            weight = (
-                f"{mixture['weights'][name]:.3f}" if name in mixture["weights"] else ""
-            )
+        leading_cells = [str(mixture.mixture), shown(mixture.target)]
+        for name in results.target:
+            weight = f"{mixture.weights[name]:.3f}" if name in mixture.weights else ""
             grid.add_row(
-                *leading_cells, name, weight, shown(mixture["bits_per_byte"].get(name))
+                *leading_cells, name, weight, shown(mixture.bits_per_byte.get(name))
             )
             leading_cells = ["", ""]
     console.print(grid)
-    for mixture in results["failed"]:
-        console.print(
-            Text(
-                f"mixture {mixture['mixture']} {mixture['weights']}: {mixture['error']}",
-                style="red",
-            )
-        )
-    for name, fitted in results["fits"].items():
-        errors = ", ".join(
-            f"{model} {error:.4f}" for model, error in fitted["errors"].items()
-        )
-        console.print(
-            Text(
-                f"{name}: {fitted['model']} (leave-one-out error: {errors})",
-                style="dim",
-            )
-        )
-    console.print(
-        Text(
-            describe_suggestion(results),
-            style="yellow" if results["suggestion"] is None else "bold green",
-        )
-    )
+    for failure in results.failed:
+        line = f"mixture {failure.mixture} {failure.weights}: {failure.error}"
+        console.print(Text(line, style="red"))
+    for name, fitted in results.fits.items():
+        line = f"{name}: {fitted.model} (leave-one-out error: {_errors(fitted)})"
+        console.print(Text(line, style="dim"))
+    style = "yellow" if results.suggestion is None else "bold green"
+    console.print(Text(describe_suggestion(results), style=style))
 
 
-def describe_suggestion(results: Mapping[str, Any]) -> str:
+def _errors(fitted: SourceFit) -> str:
+    return ", ".join(f"{model} {error:.4f}" for model, error in fitted.errors.items())
+
+
+def describe_suggestion(results: SweepResults) -> str:
     """Describe the suggested mixture in a sentence, or the reason if no mixture is
     suggested.
     """
-    suggestion = results["suggestion"]
-    if suggestion is None:
-        return str(results["refusal"])
+    suggestion = results.suggestion
+    if suggestion is None or results.fit is None:
+        return str(results.refusal)
     weights = ", ".join(
-        f"{name} {weight:.3f}" for name, weight in suggestion["weights"].items()
+        f"{name} {weight:.3f}" for name, weight in suggestion.weights.items()
     )
-    best = suggestion["best_tried"]
+    best = suggestion.best_tried
     sentence = (
-        f"suggested: {weights}, with {suggestion['predicted']:.4f} bits per byte "
-        f"predicted (plus or minus {results['fit']['error']:.4f}); the best tried "
-        f"mixture, {best['mixture']}, has {best['target']:.4f}"
+        f"suggested: {weights}, with {suggestion.predicted:.4f} bits per byte "
+        f"predicted (plus or minus {results.fit.error:.4f}); the best tried "
+        f"mixture, {best.mixture}, has {best.target:.4f}"
     )
     bounded = []
-    for name, limit in results["limits"].items():
-        if limit < 1 and suggestion["weights"][name] > limit - 1e-3:
+    for name, limit in (results.limits or {}).items():
+        if limit < 1 and suggestion.weights[name] > limit - 1e-3:
             bounded.append(f"{name} ({limit:.3f})")
     if bounded:
         sentence += f"; {', '.join(bounded)} at the maximum that max_epochs allows"
     return sentence
 
 
-def ranked(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def ranked(results: SweepResults) -> list[MeasuredMixture]:
     """Return the mixtures in ascending order of bits per byte."""
     return sorted(
-        results["mixtures"],
-        key=lambda mixture: (mixture["target"]["mean"], mixture["mixture"]),
+        results.mixtures, key=lambda mixture: (mixture.target.mean, mixture.mixture)
     )
 
 
-def shown(value: Mapping[str, float | None] | None) -> str:
+def shown(value: Spread | None) -> str:
     """Format a mean with its spread."""
     if value is None:
         return ""
-    mean = f"{value['mean']:.4f}"
-    return mean if value["spread"] is None else f"{mean} ± {value['spread']:.4f}"
+    mean = f"{value.mean:.4f}"
+    return mean if value.spread is None else f"{mean} ± {value.spread:.4f}"
 
 
-def as_html(name: str, results: Mapping[str, Any]) -> str:
+def as_html(name: str, results: SweepResults) -> str:
     """Render the sweep as one self-contained HTML page."""
     best_first = ranked(results)
-    sources = list(best_first[0]["weights"]) if best_first else []
-    measured = list(results["target"])
+    sources = list(best_first[0].weights) if best_first else []
+    measured = list(results.target)
     parts: list[Part] = []
     if best_first:
-        bars = []
-        for mixture in best_first:
-            bars.append(
-                (
-                    f"{mixture['mixture']}: {mixture['target']['mean']:.4f}",
-                    mixture["weights"],
-                )
-            )
+        bars = [
+            (f"{mixture.mixture}: {mixture.target.mean:.4f}", mixture.weights)
+            for mixture in best_first
+        ]
         caption = "Mixtures, the one with the fewest mean bits per byte on top."
         parts.append(Figure(stacked_bars(bars, "share of tokens"), caption))
-    if "fit" in results:
-        points = []
-        for mixture, predicted in zip(
-            results["mixtures"], results["fit"]["left_out"], strict=True
-        ):
-            points.append(
-                (
-                    mixture["target"]["mean"],
-                    predicted,
-                    mixture["target"]["spread"] or 0.0,
-                )
+    if results.fit is not None:
+        points = [
+            (mixture.target.mean, predicted, mixture.target.spread or 0.0)
+            for mixture, predicted in zip(
+                results.mixtures, results.fit.left_out, strict=True
             )
+        ]
         caption = "Measured value of each mixture, and its prediction from the others."
         parts.append(Figure(predicted_and_measured(points, "bits per byte"), caption))
     header = ["mixture", *sources, "bits/byte", *(f"of {name}" for name in measured)]
     rows = []
     for mixture in best_first:
-        weights = [f"{mixture['weights'][source]:.3f}" for source in sources]
-        values = [shown(mixture["bits_per_byte"].get(name)) for name in measured]
-        rows.append([mixture["mixture"], *weights, shown(mixture["target"]), *values])
+        weights = [f"{mixture.weights[source]:.3f}" for source in sources]
+        values = [shown(mixture.bits_per_byte.get(name)) for name in measured]
+        rows.append([mixture.mixture, *weights, shown(mixture.target), *values])
     parts.append(Table(header, rows, set(range(len(header)))))
     sections = []
-    fit_rows = []
-    for source, fitted in results["fits"].items():
-        errors = ", ".join(
-            f"{model} {error:.4f}" for model, error in fitted["errors"].items()
-        )
-        fit_rows.append([source, fitted["model"], errors])
+    fit_rows = [
+        [source, fitted.model, _errors(fitted)]
+        for source, fitted in results.fits.items()
+    ]
     if fit_rows:
         sections.append(
             Section(
@@ -204,8 +185,7 @@ def as_html(name: str, results: Mapping[str, Any]) -> str:
             )
         )
     failed_rows = [
-        [mixture["mixture"], mixture["weights"], mixture["error"]]
-        for mixture in results["failed"]
+        [failure.mixture, failure.weights, failure.error] for failure in results.failed
     ]
     if failed_rows:
         sections.append(

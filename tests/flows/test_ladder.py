@@ -17,10 +17,10 @@ from gristmill.flows.sweeps import ladder
 from gristmill.flows.sweeps.ladder import Rung
 from gristmill.flows.sweeps.scaling_law import (
     ScalingLaw,
-    described,
     fit_scaling_law,
     jackknife,
     left_out,
+    parameter_intervals,
 )
 from gristmill.mixtures.scaling.size_rules import model_of
 
@@ -71,12 +71,11 @@ def test_noise_gives_a_prediction_with_an_interval_around_the_truth() -> None:
     predicted = jackknife(law, leave_one_out, lambda fitted: fitted(3e7, 6e8))
     assert predicted.low < CHINCHILLA(3e7, 6e8) < predicted.high
     assert predicted.high - predicted.low < 0.3
-    numbers = described(law, leave_one_out)
+    numbers = parameter_intervals(law, leave_one_out)
     assert all(
-        estimate["low"] <= estimate["value"] <= estimate["high"]
-        for estimate in numbers.values()
+        estimate.low <= estimate.value <= estimate.high for estimate in numbers.values()
     )
-    assert numbers["a"]["value"] == pytest.approx(law.a)
+    assert numbers["a"].value == pytest.approx(law.a)
 
 
 def test_the_best_size_for_some_arithmetic_has_the_least_loss() -> None:

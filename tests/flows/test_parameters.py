@@ -46,7 +46,7 @@ def test_parameters_with_credentials_are_refused_and_masked(
     with pytest.raises(
         SecretParameterError, match="the environment of the machine that runs the flow"
     ) as error:
-        refuse_secrets({"overrides": overrides, "store": store})
+        refuse_secrets(overrides, store)
     assert SECRET not in str(error.value)
     assert str(error.value).startswith("store: " if store else "overrides: ")
     assert forgotten == [True]
@@ -54,13 +54,7 @@ def test_parameters_with_credentials_are_refused_and_masked(
 
 def test_parameters_without_credentials_pass(forgotten: list[bool]) -> None:
     refuse_secrets(
-        {
-            "overrides": [
-                "tokenizer.eot_token=<|end|>",
-                "sources.a.path=https://host/a?b=c",
-            ],
-            "store": "",
-        }
+        ["tokenizer.eot_token=<|end|>", "sources.a.path=https://host/a?b=c"], store=""
     )
     assert forgotten == []
 

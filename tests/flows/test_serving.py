@@ -559,19 +559,20 @@ import sys
 from pathlib import Path
 from gristmill.flows.sweeps import proxies, sweep_flow
 
-def shared(sweep, observer):
+def shared(sweep, emit):
     print("shared stages ran")
 
-def mixture(sweep, number, observer):
-    return {"mixture": number, "weights": sweep.mixtures[number], "proxies": [],
-            **({"error": "cannot be filled"} if number else {})}
+def mixture(sweep, number, emit):
+    error = "cannot be filled" if number else None
+    return proxies.MixtureOutcome(number, sweep.mixtures[number], error=error)
 
 if __name__ == "__main__":
     manifest, grid, store = sys.argv[1:]
     sweep_flow.run_shared, sweep_flow.run_mixture = shared, mixture
     sweep = proxies.plan_sweep(manifest, Path(grid), 10, 1, {}, [], store)
-    found = sweep_flow.launch_sweep(sweep, Path(grid), 10, {}, [], tracked=True, output=sys.stdout)
-    print([one["weights"] for one in found] == list(sweep.mixtures), [one.get("error") for one in found])
+    outcomes = sweep_flow.launch_sweep(sweep, Path(grid), 10, {}, [], tracked=True, output=sys.stdout)
+    weights = [outcome.weights for outcome in outcomes]
+    print(weights == list(sweep.mixtures), [outcome.error for outcome in outcomes])
 """
 
 

@@ -20,6 +20,9 @@ from rich.console import Console
 from gristmill.core.store import StageFolder, Store
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
 from gristmill.flows.sweeps.proxies import (
+    HeldOut,
+    MixtureOutcome,
+    Proxy,
     Sweep,
     check_held_out,
     plan_sweep,
@@ -120,7 +123,7 @@ def test_wrong_grids_are_refused(tmp_path: Path, text: str, complaint: str) -> N
 def test_a_source_that_counts_without_held_out_text_is_refused_as_soon_as_a_mixture_is_made() -> (
     None
 ):
-    held_out = {"prose": {"rows": 3}, "code": {"rows": 0}}
+    held_out = {"prose": HeldOut(3, "a"), "code": HeldOut(0, "b")}
     check_held_out(held_out, {"prose": 1.0, "code": 0.0, "maths": 0.0})
     with pytest.raises(
         SweepError, match=r"no held-out text of code, maths; raise mix\.validation"
@@ -207,16 +210,13 @@ def sweep(
 
 def outcome(
     number: int, weights: dict[str, float], *per_seed: dict[str, float], rows: str = "v"
-) -> dict[str, Any]:
-    return {
-        "mixture": number,
-        "weights": weights,
-        "validation": {"prose": rows, "code": rows},
-        "proxies": [
-            {"seed": seed, "fingerprint": "f", "bits_per_byte": values}
-            for seed, values in enumerate(per_seed)
-        ],
-    }
+) -> MixtureOutcome:
+    return MixtureOutcome(
+        number,
+        weights,
+        tuple(Proxy(seed, "f", values) for seed, values in enumerate(per_seed)),
+        validation={"prose": rows, "code": rows},
+    )
 
 
 def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion_that_runs(
@@ -241,18 +241,13 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
         for number, mixture in enumerate(mixtures)
     ]
     analysis = analyse(sweep(mixtures, 2), outcomes)
-    first = analysis["mixtures"][0]
-    assert first["bits_per_byte"]["prose"]["mean"] == pytest.approx(
-        2 + np.exp(-0.3) + 0.001
-    )
-    assert first["bits_per_byte"]["prose"]["spread"] == pytest.approx(
-        0.002 / np.sqrt(2)
-    )
-    assert first["target"]["mean"] == pytest.approx(
-        1.5 + (np.exp(-0.3) + np.exp(-2.7)) / 2
-    )
-    assert first["target"]["spread"] == pytest.approx(0, abs=1e-12)
-    assert analysis["suggestion"]["weights"]["prose"] == pytest.approx(0.5, abs=0.02)
+    first = analysis.mixtures[0]
+    assert first.bits_per_byte["prose"].mean == pytest.approx(2 + np.exp(-0.3) + 0.001)
+    assert first.bits_per_byte["prose"].spread == pytest.approx(0.002 / np.sqrt(2))
+    assert first.target.mean == pytest.approx(1.5 + (np.exp(-0.3) + np.exp(-2.7)) / 2)
+    assert first.target.spread == pytest.approx(0, abs=1e-12)
+    assert analysis.suggestion is not None
+    assert analysis.suggestion.weights["prose"] == pytest.approx(0.5, abs=0.02)
     printed = StringIO()
     print_results(analysis, Console(file=printed, width=64))
     assert printed.getvalue().splitlines()[:3] == [
@@ -266,7 +261,7 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
     assert json_file.exists()
     assert "<svg" in page.read_text()
     loaded = parse_manifest(suggested.read_text(), str(suggested))
-    assert loaded.sources["prose"].weight == analysis["suggestion"]["weights"]["prose"]
+    assert loaded.sources["prose"].weight == analysis.suggestion.weights["prose"]
     assert "# most of it" in suggested.read_text()
 
 
@@ -277,8 +272,8 @@ def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
         for share in (0.1, 0.3, 0.5, 0.7, 0.9)
     ]
     outcomes = [
-        {
-            **outcome(
+        replace(
+            outcome(
                 number,
                 mixture,
                 {
@@ -286,21 +281,22 @@ def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
                     "code": 1 + np.exp(-3 * mixture["code"]),
                 },
             ),
-            "supply": {"prose": 30.0, "code": 400.0},
-        }
+            supply={"prose": 30.0, "code": 400.0},
+        )
         for number, mixture in enumerate(mixtures)
     ]
     analysis = analyse(replace(sweep(mixtures), tokens=100), outcomes)
-    assert analysis["limits"] == {"prose": 0.3, "code": 1.0}
-    assert analysis["suggestion"]["weights"] == pytest.approx(
+    assert analysis.limits == {"prose": 0.3, "code": 1.0}
+    assert analysis.suggestion is not None
+    assert analysis.suggestion.weights == pytest.approx(
         {"prose": 0.3, "code": 0.7}, abs=1e-4
     )
-    assert analysis["suggestion"]["best_tried"]["mixture"] == 1
+    assert analysis.suggestion.best_tried.mixture == 1
     assert "prose (0.300) at the maximum that max_epochs allows" in describe_suggestion(
         analysis
     )
     infeasible = analyse(replace(sweep(mixtures), tokens=1000), outcomes)
-    assert infeasible["suggestion"] is None
+    assert infeasible.suggestion is None
     assert (
         "the largest shares are prose 0.030, code 0.400; raise a max_epochs"
         in describe_suggestion(infeasible)
@@ -337,18 +333,20 @@ def test_a_task_of_the_training_can_be_what_counts(tmp_path: Path) -> None:
         {"prose": share, "code": round(1 - share, 6)}
         for share in (0.1, 0.3, 0.5, 0.7, 0.9)
     ]
-    outcomes = [
-        outcome(number, item, {"prose": 2.0, "code": 1.0})
-        for number, item in enumerate(mixtures)
-    ]
-    for item in outcomes:
-        item["proxies"][0]["tasks"] = {
-            "quiz": 0.3 + np.exp(-2 * item["weights"]["code"])
-        }
+    outcomes = []
+    for number, weights in enumerate(mixtures):
+        proxy = Proxy(
+            0,
+            "f",
+            {"prose": 2.0, "code": 1.0},
+            tasks={"quiz": 0.3 + np.exp(-2 * weights["code"])},
+        )
+        outcomes.append(MixtureOutcome(number, weights, (proxy,)))
     analysis = analyse(
         sweep(mixtures, target={"prose": 0.0, "code": 0.0, "quiz": 1.0}), outcomes
     )
-    assert analysis["suggestion"]["weights"] == pytest.approx(
+    assert analysis.suggestion is not None
+    assert analysis.suggestion.weights == pytest.approx(
         {"prose": 0.1, "code": 0.9}, abs=1e-4
     )
     assert "of quiz" in as_html("small", analysis)
@@ -437,7 +435,7 @@ def test_a_fit_that_is_no_better_than_the_mean_suggests_nothing() -> None:
         for number, mixture in enumerate(mixtures)
     ]
     analysis = analyse(sweep(mixtures, target={"prose": 1.0, "code": 0.0}), outcomes)
-    assert analysis["suggestion"] is None
+    assert analysis.suggestion is None
     assert (
         "no mixture is suggested: the leave-one-out error of the fit is"
         in describe_suggestion(analysis)
@@ -450,18 +448,14 @@ def test_mixtures_that_could_not_be_trained_are_named_and_other_validation_rows_
 ):
     mixtures = [three(1, 0, 0), three(0, 1, 0), three(0.5, 0.5, 0)]
     values = {"prose": 2.0, "code": 1.0}
-    failed = {
-        "mixture": 2,
-        "weights": mixtures[2],
-        "proxies": [],
-        "error": "too few tokens",
-    }
+    failed = MixtureOutcome(2, mixtures[2], error="too few tokens")
     analysis = analyse(
         sweep(mixtures),
         [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values), failed],
     )
-    assert [failure["mixture"] for failure in analysis["failed"]] == [2]
-    assert "2 mixtures are too few to fit a model" in analysis["refusal"]
+    assert [failure.mixture for failure in analysis.failed] == [2]
+    assert analysis.refusal is not None
+    assert "2 mixtures are too few to fit a model" in analysis.refusal
     with pytest.raises(SweepError, match="measured on different held-out rows"):
         analyse(
             sweep(mixtures),
