@@ -5,6 +5,7 @@ store.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -469,20 +470,31 @@ def plan(
             gpu_plan = plan_gpus(
                 session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, prices
             )
-            checks = measured_checks(session, measure, mfu) if measure else []
+            if measure:
+                checks = measured_checks(session, measure, mfu)
+                gpu_plan = replace(gpu_plan, checks=checks)
         except PlanError as error:
             fail(str(error), EXIT_USAGE)
-        print_json({**gpu_plan, "checks": checks}) if as_json else print_plan_for_gpus(
-            gpu_plan, checks
-        )
+        print_json(gpu_plan) if as_json else print_plan_for_gpus(gpu_plan)
         raise typer.Exit
     if predict:
         from gristmill.flows.planning.predict import predict as predict_cost
         from gristmill.flows.planning.predict import print_prediction
 
         prediction = predict_cost(session, int(sample_mb * 1e6), sample_seconds)
-        print_json(prediction) if as_json else print_prediction(session, prediction)
-        raise typer.Exit(EXIT_STAGE_FAILED if prediction["refusals"] else 0)
+        if as_json:
+            print_json(
+                asdict(
+                    prediction,
+                    # `from` is a keyword of Python
+                    dict_factory=lambda items: {
+                        key.rstrip("_"): value for key, value in items
+                    },
+                )
+            )
+        else:
+            print_prediction(session, prediction)
+        raise typer.Exit(EXIT_STAGE_FAILED if prediction.refusals else 0)
     show_plan(session, frozenset(), as_json)
 
 

@@ -4,10 +4,9 @@ before any GPU is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -38,12 +37,16 @@ from gristmill.train.planning.flops import (
     flops_per_token,
     kaplan_optimum,
 )
+from gristmill.train.planning.memory import Form
 from gristmill.train.planning.parallel_forms import (
     HOST_LINK,
     Candidate,
     Step,
     rank_forms,
 )
+
+if TYPE_CHECKING:
+    from gristmill.train.planning.measured_step import Check
 
 SECONDS_PER_HOUR = 3600
 MOST_FORMS = 8
@@ -88,13 +91,166 @@ class GpuChoice:
             raise PlanError(str(error)) from error
 
 
+@dataclass(frozen=True)
+class FlopsPerToken:
+    """Arithmetic of a token: 6 N, exactly, and with causal attention halved."""
+
+    six_n: float
+    exact: float
+    exact_causal: float
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """Shape and size of the model; see `Shape`."""
+
+    parameters: int
+    vocab_size: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    ffn_width: int
+    flops_per_token: FlopsPerToken
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Compute-optimal size and tokens, and this run as a multiple of them."""
+
+    parameters: float
+    tokens: float
+    this_run_parameters: float
+    this_run_tokens: float
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """Rows, tokens and arithmetic of the training.
+
+    Attributes:
+        flops: of the whole training.
+        optima: paper -> the optimum for these FLOPs.
+    """
+
+    steps: int
+    rows_per_step: int
+    sequence_length: int
+    tokens: int
+    flops: float
+    tokens_per_parameter: float
+    parameters_without_embeddings: int
+    optima: dict[str, Optimum]
+
+
+@dataclass(frozen=True)
+class SourceReads:
+    """Tokens of a source that the training reads.
+
+    Attributes:
+        share: of the mixed tokens.
+        tokens_read: by the whole training.
+        tokens_there: distinct tokens of the source.
+        epochs: their ratio.
+        wraps_at_step: first step that repeats tokens; None without repetition.
+    """
+
+    share: float
+    tokens_read: float
+    tokens_there: int
+    epochs: float
+    wraps_at_step: int | None
+
+
+@dataclass(frozen=True)
+class PackingWaste:
+    """Kind of packing, and its shares; see `waste_of`."""
+
+    kind: str
+    split: float
+    in_split: float
+    dropped: float
+    padding: float
+
+
+@dataclass(frozen=True)
+class PlannedData:
+    """Tokens read of each source, compared with those available."""
+
+    passes_over_the_set: float
+    set_tokens: int
+    sources: dict[str, SourceReads]
+    packing: PackingWaste
+
+
+@dataclass(frozen=True)
+class PlannedForm:
+    """A form of parallelism, with its memory, time and cost.
+
+    Attributes:
+        form: its label.
+        fits: True if it fits into the memory of the GPUs.
+        memory: part -> bytes of the fullest GPU, with their `total`.
+        host_memory: bytes of the host for one GPU.
+        bubble: idle share of the pipeline.
+        mfu: share of the peak.
+        cost: in the currency of the prices; None if the GPU has no price.
+    """
+
+    form: str
+    parallel: Form
+    micro_batch_size: int
+    micro_batches: int
+    activation_checkpointing: bool
+    fits: bool
+    memory: dict[str, float]
+    host_memory: float
+    bubble: float
+    seconds_per_step: float
+    mfu: float
+    hours: float
+    gpu_hours: float
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class GpuPrice:
+    """Price of a GPU and hour, from a list of this date; None if it has none."""
+
+    as_of: str
+    currency: str
+    per_gpu_hour: float | None
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """Plan of a pre-training on GPUs.
+
+    Attributes:
+        assumed_mfu: MFU of the arithmetic alone.
+        data: None before `mix` is committed.
+        forms: the best first.
+        checks: comparison with measured steps, if any were run.
+    """
+
+    gpus: int
+    gpu: Device
+    assumed_mfu: float
+    model: PlannedModel
+    training: PlannedTraining
+    data: PlannedData | None
+    forms: list[PlannedForm]
+    prices: GpuPrice
+    checks: list[Check] = field(default_factory=list)
+
+
 def plan_gpus(
     session: Session,
     gpus: int,
     choice: GpuChoice,
     utilisation: float,
     prices_file: Path | None = None,
-) -> dict[str, Any]:
+) -> GpuPlan:
     """Plan a pre-training on GPUs: model, training, data, forms of parallelism, prices.
 
     Args:
@@ -114,7 +270,6 @@ def plan_gpus(
     except PricesError as error:
         raise PlanError(str(error)) from error
     section, shape, length = _training(session)
-    tokens = section.steps * section.global_batch_size * length
     step = Step(
         section.global_batch_size,
         length,
@@ -123,29 +278,19 @@ def plan_gpus(
     )
     ranked = rank_forms(shape, step, gpus, device, utilisation)
     price = prices.per_gpu_hour.get(device.name)
-    return {
-        "gpus": gpus,
-        "gpu": asdict(device),
-        "assumed_mfu": utilisation,
-        "model": _model(shape, length),
-        "training": {
-            "steps": section.steps,
-            "rows_per_step": section.global_batch_size,
-            "sequence_length": length,
-            "tokens": tokens,
-            **_scaling(shape, length, tokens),
-        },
-        "data": _data(session, section, length),
-        "forms": [_form(candidate, section.steps, gpus, price) for candidate in ranked],
-        "prices": {
-            "as_of": prices.as_of,
-            "currency": prices.currency,
-            "per_gpu_hour": price,
-        },
-    }
+    return GpuPlan(
+        gpus,
+        device,
+        utilisation,
+        _model(shape, length),
+        _planned_training(section, shape, length),
+        _data(session, section),
+        [_form(candidate, section.steps, gpus, price) for candidate in ranked],
+        GpuPrice(prices.as_of, prices.currency, price),
+    )
 
 
-def measured_checks(session: Session, steps: int, utilisation: float) -> list[Any]:
+def measured_checks(session: Session, steps: int, utilisation: float) -> list[Check]:
     """Train the manifest's model for some steps on rows of random tokens, and compare
     (`measured.Check`).
     """
@@ -194,26 +339,23 @@ def _vocab_size(session: Session) -> int:
     return max(ids) + 1
 
 
-def _model(shape: Shape, length: int) -> dict[str, Any]:
+def _model(shape: Shape, length: int) -> PlannedModel:
     flops = flops_per_token(shape, length)
-    return {
-        "parameters": shape.parameters,
-        "vocab_size": shape.vocab_size,
-        "layers": shape.layers,
-        "width": shape.width,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "ffn_width": shape.ffn_width,
-        "flops_per_token": {
-            "six_n": flops.six_n,
-            "exact": flops.whole,
-            "exact_causal": flops.causal,
-        },
-    }
+    return PlannedModel(
+        shape.parameters,
+        shape.vocab_size,
+        shape.layers,
+        shape.width,
+        shape.heads,
+        shape.kv_heads,
+        shape.ffn_width,
+        FlopsPerToken(flops.six_n, flops.whole, flops.causal),
+    )
 
 
-def _scaling(shape: Shape, length: int, tokens: int) -> dict[str, Any]:
+def _planned_training(section: Pretrain, shape: Shape, length: int) -> PlannedTraining:
     """Compare the run with the compute-optimal ones."""
+    tokens = section.steps * section.global_batch_size * length
     flops = flops_per_token(shape, length).whole * tokens
     lookup = shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
     optima = {
@@ -222,23 +364,22 @@ def _scaling(shape: Shape, length: int, tokens: int) -> dict[str, Any]:
         CHINCHILLA.source: CHINCHILLA.optimum(flops),
         REPLICATION.source: REPLICATION.optimum(flops),
     }
-    return {
-        "flops": flops,
-        "tokens_per_parameter": tokens / shape.parameters,
-        "parameters_without_embeddings": shape.parameters - lookup,
-        "optima": {
-            name: {
-                "parameters": size,
-                "tokens": number,
-                "this_run_parameters": shape.parameters / size,
-                "this_run_tokens": tokens / number,
-            }
+    return PlannedTraining(
+        section.steps,
+        section.global_batch_size,
+        length,
+        tokens,
+        flops,
+        tokens / shape.parameters,
+        shape.parameters - lookup,
+        {
+            name: Optimum(size, number, shape.parameters / size, tokens / number)
             for name, (size, number) in optima.items()
         },
-    }
+    )
 
 
-def _data(session: Session, section: Pretrain, length: int) -> dict[str, Any] | None:
+def _data(session: Session, section: Pretrain) -> PlannedData | None:
     """Compare the tokens read of each source with those available; None before `mix` is
     committed.
     """
@@ -246,58 +387,52 @@ def _data(session: Session, section: Pretrain, length: int) -> dict[str, Any] | 
     if folder is None:
         return None
     summary = folder.manifest()["summary"]
-    read = section.steps * section.global_batch_size
-    num_passes = read / summary["rows"]
+    num_passes = section.steps * section.global_batch_size / summary["rows"]
     sources = {}
     for name, realised in summary["realised"].items():
         tokens_read = realised["tokens"] * num_passes
         unique = realised["available_tokens"]
         epochs = tokens_read / unique if unique else 0.0
-        sources[name] = {
-            "share": realised["share"],
-            "tokens_read": tokens_read,
-            "tokens_there": unique,
-            "epochs": epochs,
-            "wraps_at_step": int(section.steps / epochs) + 1 if epochs > 1 else None,
-        }
+        wraps_at_step = int(section.steps / epochs) + 1 if epochs > 1 else None
+        sources[name] = SourceReads(
+            realised["share"], tokens_read, unique, epochs, wraps_at_step
+        )
     packing = summary["packings"][summary["packing"]]
-    return {
-        "passes_over_the_set": num_passes,
-        "set_tokens": summary["tokens"],
-        "sources": sources,
-        "packing": {
-            "kind": summary["packing"],
-            **asdict(waste_of(read_as(PackingCosts, packing))),
-        },
-    }
+    waste = asdict(waste_of(read_as(PackingCosts, packing)))
+    return PlannedData(
+        num_passes,
+        summary["tokens"],
+        sources,
+        PackingWaste(summary["packing"], **waste),
+    )
 
 
 def _form(
     candidate: Candidate, steps: int, gpus: int, price: float | None
-) -> dict[str, Any]:
+) -> PlannedForm:
     hours = candidate.seconds * steps / SECONDS_PER_HOUR
-    return {
-        "form": candidate.form.label(),
-        "parallel": asdict(candidate.form),
-        "micro_batch_size": candidate.load.micro_rows,
-        "micro_batches": candidate.load.micro_batches,
-        "activation_checkpointing": candidate.load.checkpointing,
-        "fits": candidate.fits,
-        "memory": {**asdict(candidate.memory), "total": candidate.memory.total},
-        "host_memory": candidate.host_memory,
-        "bubble": candidate.bubble,
-        "seconds_per_step": candidate.seconds,
-        "mfu": candidate.utilisation,
-        "hours": hours,
-        "gpu_hours": hours * gpus,
-        "cost": None if price is None else hours * gpus * price,
-    }
+    return PlannedForm(
+        candidate.form.label(),
+        candidate.form,
+        candidate.load.micro_rows,
+        candidate.load.micro_batches,
+        candidate.load.checkpointing,
+        candidate.fits,
+        {**asdict(candidate.memory), "total": candidate.memory.total},
+        candidate.host_memory,
+        candidate.bubble,
+        candidate.seconds,
+        candidate.utilisation,
+        hours,
+        hours * gpus,
+        None if price is None else hours * gpus * price,
+    )
 
 
-def shown_forms(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def shown_forms(plan: GpuPlan) -> list[PlannedForm]:
     """Return the best forms, or the closest ones if none fits."""
-    fitting = [form for form in plan["forms"] if form["fits"]]
-    return fitting[:MOST_FORMS] or plan["forms"][:MOST_FORMS]
+    fitting = [form for form in plan.forms if form.fits]
+    return fitting[:MOST_FORMS] or plan.forms[:MOST_FORMS]
 
 
 MEMORY_NAMES = {
@@ -311,19 +446,17 @@ MEMORY_NAMES = {
 }
 
 
-def print_plan_for_gpus(plan: Mapping[str, Any], checks: Sequence[Any] = ()) -> None:
-    """Print a plan of `plan_gpus`, and the comparison with measured steps if there are
-    any.
-    """
+def print_plan_for_gpus(plan: GpuPlan) -> None:
+    """Print a plan."""
     console = plain_console()
     _print_model(console, plan)
-    _print_optima(console, plan["training"])
-    print_data(console, plan["data"])
+    _print_optima(console, plan.training)
+    print_data(console, plan.data)
     _print_forms(console, plan)
-    if checks:
+    if plan.checks:
         _heading(console, "Checked against real steps of this model on this machine")
         table = _table("", "foretold", "measured", "unit", "error")
-        for check in checks:
+        for check in plan.checks:
             table.add_row(
                 check.name,
                 quantity(check.predicted),
@@ -395,50 +528,48 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _print_model(console: Console, plan: Mapping[str, Any]) -> None:
-    model, training = plan["model"], plan["training"]
-    flops = model["flops_per_token"]
+def _print_model(console: Console, plan: GpuPlan) -> None:
+    model, training = plan.model, plan.training
+    flops = model.flops_per_token
     _heading(console, "Model and training")
     console.print(
-        f"{quantity(model['parameters'])} parameters ({model['layers']} layers, width "
-        f"{model['width']}, {model['heads']}/{model['kv_heads']} heads, vocabulary "
-        f"{model['vocab_size']:,})"
+        f"{quantity(model.parameters)} parameters ({model.layers} layers, width "
+        f"{model.width}, {model.heads}/{model.kv_heads} heads, vocabulary "
+        f"{model.vocab_size:,})"
     )
     console.print(
-        f"{quantity(training['tokens'])} tokens: {training['steps']:,} steps of "
-        f"{training['rows_per_step']:,} rows of {training['sequence_length']:,}; "
-        f"{training['tokens_per_parameter']:.3g} tokens per parameter"
+        f"{quantity(training.tokens)} tokens: {training.steps:,} steps of "
+        f"{training.rows_per_step:,} rows of {training.sequence_length:,}; "
+        f"{training.tokens_per_parameter:.3g} tokens per parameter"
     )
     console.print(
-        f"{training['flops']:.3g} FLOPs; per token {quantity(flops['exact'])} "
-        f"(6N: {quantity(flops['six_n'])}, with causal attention halved: "
-        f"{quantity(flops['exact_causal'])})"
+        f"{training.flops:.3g} FLOPs; per token {quantity(flops.exact)} "
+        f"(6N: {quantity(flops.six_n)}, with causal attention halved: "
+        f"{quantity(flops.exact_causal)})"
     )
 
 
-def _print_optima(console: Console, training: Mapping[str, Any]) -> None:
+def _print_optima(console: Console, training: PlannedTraining) -> None:
     _heading(console, "Optimal for this compute, and this run as a multiple of it")
     table = _table("", "parameters", "run", "tokens", "run")
-    for name, optimum in training["optima"].items():
+    for name, optimum in training.optima.items():
         table.add_row(
             name,
-            quantity(optimum["parameters"]),
-            f"{quantity(optimum['this_run_parameters'])}x",
-            quantity(optimum["tokens"]),
-            f"{quantity(optimum['this_run_tokens'])}x",
+            quantity(optimum.parameters),
+            f"{quantity(optimum.this_run_parameters)}x",
+            quantity(optimum.tokens),
+            f"{quantity(optimum.this_run_tokens)}x",
         )
     console.print(table)
     console.print(
         "(Kaplan counts no embeddings: this run has "
-        f"{quantity(training['parameters_without_embeddings'])} without)",
+        f"{quantity(training.parameters_without_embeddings)} without)",
         style="dim",
     )
 
 
-def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
-    """Print the tokens read and available per source, and the cost of packing; `data`
-    is that of `plan_gpus`.
-    """
+def print_data(console: Console, data: PlannedData | None) -> None:
+    """Print the tokens read and available per source, and the cost of packing."""
     _heading(console, "Data")
     if data is None:
         console.print(
@@ -447,48 +578,43 @@ def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
         )
         return
     table = _table("source", "share", "reads", "has", "epochs", "wraps at step")
-    for name, source in data["sources"].items():
-        wraps = (
-            "never"
-            if source["wraps_at_step"] is None
-            else f"{source['wraps_at_step']:,}"
-        )
+    for name, source in data.sources.items():
         table.add_row(
             name,
-            f"{source['share']:.1%}",
-            quantity(source["tokens_read"]),
-            quantity(source["tokens_there"]),
-            f"{source['epochs']:.2f}",
-            wraps,
+            f"{source.share:.1%}",
+            quantity(source.tokens_read),
+            quantity(source.tokens_there),
+            f"{source.epochs:.2f}",
+            "never" if source.wraps_at_step is None else f"{source.wraps_at_step:,}",
         )
     console.print(table)
     console.print(
-        f"{data['passes_over_the_set']:.2f} passes over a set of "
-        f"{quantity(data['set_tokens'])} tokens"
+        f"{data.passes_over_the_set:.2f} passes over a set of "
+        f"{quantity(data.set_tokens)} tokens"
     )
-    packing = data["packing"]
+    packing = data.packing
     console.print(
-        f"packing {packing['kind']}: {packing['padding']:.1%} padding in the rows, "
-        f"{packing['dropped']:.1%} "
-        f"of the tokens dropped, {packing['split']:.1%} of the documents cut"
+        f"packing {packing.kind}: {packing.padding:.1%} padding in the rows, "
+        f"{packing.dropped:.1%} "
+        f"of the tokens dropped, {packing.split:.1%} of the documents cut"
     )
 
 
-def _print_forms(console: Console, plan: Mapping[str, Any]) -> None:
-    gpu = plan["gpu"]
-    gpu_memory = gpu["memory"] / GIGA
+def _print_forms(console: Console, plan: GpuPlan) -> None:
+    gpu = plan.gpu
+    gpu_memory = gpu.memory / GIGA
     forms = shown_forms(plan)
     best = forms[0]
     _heading(
         console,
-        f"{plan['gpus']} x {gpu['name']} ({gpu['flops'] / 1e12:,.0f} TFLOP/s bf16, "
-        f"{gpu_memory:.0f} GB each; {plan['assumed_mfu']:.0%} MFU assumed)",
+        f"{plan.gpus} x {gpu.name} ({gpu.flops / 1e12:,.0f} TFLOP/s bf16, "
+        f"{gpu_memory:.0f} GB each; {plan.assumed_mfu:.0%} MFU assumed)",
     )
-    if not best["fits"]:
-        memory = best["memory"]
+    if not best.fits:
+        memory = best.memory
         largest = max(MEMORY_NAMES, key=lambda name: memory[name])
         advice = "take more GPUs or larger ones, shorter rows or a smaller model"
-        if not best["host_memory"]:
+        if not best.host_memory:
             advice += (
                 "; engine.compute.offload_optimizer keeps the optimizer's "
                 "moments in host memory"
@@ -501,43 +627,43 @@ def _print_forms(console: Console, plan: Mapping[str, Any]) -> None:
     table = _table("form", "micro", "recompute", "GB", "bubble", "MFU", "time")
     for form in forms:
         table.add_row(
-            form["form"],
-            f"{form['micro_batches']}x{form['micro_batch_size']}",
-            "yes" if form["activation_checkpointing"] else "no",
-            f"{form['memory']['total'] / GIGA:.1f}",
-            f"{form['bubble']:.0%}",
-            f"{form['mfu']:.0%}",
-            duration(form["hours"]),
-            style=None if form["fits"] else "dim",
+            form.form,
+            f"{form.micro_batches}x{form.micro_batch_size}",
+            "yes" if form.activation_checkpointing else "no",
+            f"{form.memory['total'] / GIGA:.1f}",
+            f"{form.bubble:.0%}",
+            f"{form.mfu:.0%}",
+            duration(form.hours),
+            style=None if form.fits else "dim",
         )
     console.print(table)
-    num_hidden = len(plan["forms"]) - len(forms)
+    num_hidden = len(plan.forms) - len(forms)
     if num_hidden:
         console.print(
             f"({num_hidden} more forms are in --json, those that do not fit among them)",
             style="dim",
         )
 
-    _heading(console, f"Memory of a GPU, {best['form']}")
+    _heading(console, f"Memory of a GPU, {best.form}")
     parts = ", ".join(
-        f"{name} {size(best['memory'][key])}" for key, name in MEMORY_NAMES.items()
+        f"{name} {size(best.memory[key])}" for key, name in MEMORY_NAMES.items()
     )
-    console.print(f"{parts}: {size(best['memory']['total'])} of {gpu_memory:.0f} GB")
-    if best["host_memory"]:
+    console.print(f"{parts}: {size(best.memory['total'])} of {gpu_memory:.0f} GB")
+    if best.host_memory:
         console.print(
             "in its host's memory (engine.compute.offload_optimizer): "
-            f"{best['host_memory'] / GIGA:.2f} GB"
+            f"{best.host_memory / GIGA:.2f} GB"
         )
 
     _heading(console, "Time and cost")
     cost = ""
-    if best["cost"] is not None:
-        prices = plan["prices"]
+    if best.cost is not None:
+        prices = plan.prices
         cost = (
-            f", {at_least(best['cost'], 2)} {prices['currency']} at "
-            f"{prices['per_gpu_hour']:g} per GPU and hour "
-            f"(table of {prices['as_of']}; your own: --prices)"
+            f", {at_least(best.cost, 2)} {prices.currency} at "
+            f"{prices.per_gpu_hour:g} per GPU and hour "
+            f"(table of {prices.as_of}; your own: --prices)"
         )
     console.print(
-        f"{duration(best['hours'])}, {at_least(best['gpu_hours'], 2)} GPU-hours{cost}"
+        f"{duration(best.hours)}, {at_least(best.gpu_hours, 2)} GPU-hours{cost}"
     )

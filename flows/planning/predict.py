@@ -17,12 +17,11 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -97,22 +96,92 @@ class ShardClock:
             self._done.setdefault(event.job, []).append((time.monotonic(), event.done))
 
 
+@dataclass(frozen=True)
+class PredictedStage:
+    """Predicted cost of a stage, and the origin of the figures (the key `from` in
+    JSON).
+    """
+
+    stage: str
+    seconds: float
+    memory_bytes: int
+    disk_bytes: int
+    from_: str
+
+
+@dataclass(frozen=True)
+class UnpredictedStage:
+    """A stage whose cost is unknown, and the reason."""
+
+    stage: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Time and disk of all predicted stages, and the memory of the largest."""
+
+    seconds: float
+    memory_bytes: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True)
+class Available:
+    """Free memory of this machine (0 if unknown), and free disk of the store (None for
+    a remote one).
+    """
+
+    memory_bytes: int
+    disk_bytes: int | None
+
+
+@dataclass(frozen=True)
+class LshPoint:
+    """Share of pairs that become candidates at a Jaccard similarity."""
+
+    jaccard: float
+    found: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted cost of a run.
+
+    Attributes:
+        text_bytes: text of the whole.
+        text_at_least: True if it may be more.
+        sample_text_bytes: text of the larger sample.
+        took_seconds: time of the samples.
+        budget_seconds: their time limit.
+        stages: every stage, in order.
+        totals: of the predicted stages.
+        available: resources of this machine.
+        refusals: sentences about requirements that do not fit.
+        lsh: candidates by similarity; empty without near-duplicate detection.
+    """
+
+    text_bytes: float
+    text_at_least: bool
+    sample_text_bytes: float
+    took_seconds: float
+    budget_seconds: float
+    stages: list[PredictedStage | UnpredictedStage]
+    totals: Totals
+    available: Available
+    refusals: list[str]
+    lsh: list[LshPoint]
+
+
 def predict(
     session: Session, sample_bytes: int, budget_seconds: float = BUDGET_SECONDS
-) -> dict[str, Any]:
+) -> Prediction:
     """Run the preparing stages on two samples and extrapolate.
 
     Args:
         sample_bytes: size of the larger sample, in bytes of the sources' files.
-        budget_seconds: time limit of the samples; stages not measured by then get an
-            `error`.
-
-    Returns:
-        `text_bytes` of the whole (`text_at_least`: or more); `stages`: per stage
-        `seconds`, `memory_bytes`, `disk_bytes` and their origin `from`, or `error`;
-        `totals`; `took_seconds`; `available`: memory and disk of this machine;
-        `refusals`: sentences about requirements that do not fit; `lsh`: share of pairs
-        that become candidates, by similarity.
+        budget_seconds: time limit of the samples; the cost of stages not measured by
+            then is unknown.
     """
     started = time.monotonic()
     small, large = _run_samples(session, sample_bytes, started + budget_seconds)
@@ -125,33 +194,30 @@ def predict(
         else _of_past(session, name)
         for name in session.plan
     ]
-    predicted: list[dict[str, Any]] = [row for row in stages if "error" not in row]
-    totals = {
-        "seconds": sum(row["seconds"] for row in predicted),
-        "memory_bytes": max((row["memory_bytes"] for row in predicted), default=0),
-        "disk_bytes": sum(row["disk_bytes"] for row in predicted),
-    }
-    available = {
-        "memory_bytes": available_memory(),
-        "disk_bytes": _free_disk(session.store.root),
-    }
-    return {
-        "text_bytes": whole_bytes,
-        # The small sample truncates sources without files, whose total size is unknown.
-        "text_at_least": not large.text and any(map(is_python_source, _paths(session))),
-        "sample_text_bytes": large.text or small.text,
-        "took_seconds": time.monotonic() - started,
-        "budget_seconds": budget_seconds,
-        "stages": stages,
-        "totals": totals,
-        "available": available,
-        "refusals": refusals(totals, available),
-        "lsh": lsh_curve(_minhash(session)),
-    }
-
-
-def _paths(session: Session) -> list[str]:
-    return [source.path for source in session.manifest.document_sources.values()]
+    predicted = [row for row in stages if isinstance(row, PredictedStage)]
+    totals = Totals(
+        sum(row.seconds for row in predicted),
+        max((row.memory_bytes for row in predicted), default=0),
+        sum(row.disk_bytes for row in predicted),
+    )
+    available = Available(available_memory(), _free_disk(session.store.root))
+    # The small sample truncates sources without files, whose total size is unknown.
+    text_at_least = not large.text and any(
+        is_python_source(source.path)
+        for source in session.manifest.document_sources.values()
+    )
+    return Prediction(
+        whole_bytes,
+        text_at_least,
+        large.text or small.text,
+        time.monotonic() - started,
+        budget_seconds,
+        stages,
+        totals,
+        available,
+        refusals(totals, available),
+        lsh_curve(_minhash(session)),
+    )
 
 
 def _run_samples(
@@ -287,7 +353,7 @@ def interrupted_at(deadline: float) -> Iterator[None]:
 
 def from_samples(
     name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int
-) -> dict[str, Any]:
+) -> PredictedStage | UnpredictedStage:
     """Return a preparing stage's figures from both samples, from one, or the error."""
     if name in small.stages and name in large.stages:
         return extrapolate(name, small, large, whole, shard_bytes)
@@ -296,31 +362,30 @@ def from_samples(
             return from_one_sample(name, run, whole)
     errors = {**small.errors, **large.errors}
     first_error = next(iter(errors.values()), "the sample ended")
-    return {"stage": name, "error": errors.get(name) or f"not reached: {first_error}"}
+    return UnpredictedStage(name, errors.get(name) or f"not reached: {first_error}")
 
 
-def from_one_sample(name: str, run: SampleRun, whole: float) -> dict[str, Any]:
+def from_one_sample(name: str, run: SampleRun, whole: float) -> PredictedStage:
     """Extrapolate by the pace of one sample's shards; memory is the sample's, a lower
     bound.
     """
     measured, factor = run.stages[name], whole / max(run.text, 1.0)
-    return {
-        "stage": name,
-        "seconds": measured.seconds + measured.work_seconds * (factor - 1),
-        "memory_bytes": measured.memory_bytes,
-        "disk_bytes": int(measured.disk_bytes * factor),
-        "from": "one sample",
-    }
+    return PredictedStage(
+        name,
+        measured.seconds + measured.work_seconds * (factor - 1),
+        measured.memory_bytes,
+        int(measured.disk_bytes * factor),
+        "one sample",
+    )
 
 
-def _of_past(session: Session, name: str) -> dict[str, Any]:
+def _of_past(session: Session, name: str) -> PredictedStage | UnpredictedStage:
     """Return a later stage's figures from the newest output of the same manifest, or
     the error.
     """
-    unknown = {
-        "stage": name,
-        "error": session.plan[name].stage.no_estimate_reason or OF_SAMPLES,
-    }
+    unknown = UnpredictedStage(
+        name, session.plan[name].stage.no_estimate_reason or OF_SAMPLES
+    )
     manifests = []
     for stage, folder in session.store.outputs():
         is_ours = stage == name and folder.path.name.startswith(
@@ -339,13 +404,13 @@ def _of_past(session: Session, name: str) -> dict[str, Any]:
     for key in WORK_KEYS:
         if recipe.get(key) and old_recipe.get(key):
             factor *= recipe[key] / old_recipe[key]
-    return {
-        "stage": name,
-        "seconds": newest["seconds"] * factor,
-        "memory_bytes": newest.get("cost", {}).get("peak_memory_bytes", 0),
-        "disk_bytes": sum(file["bytes"] for file in newest["files"].values()),
-        "from": "a run before",
-    }
+    return PredictedStage(
+        name,
+        newest["seconds"] * factor,
+        newest.get("cost", {}).get("peak_memory_bytes", 0),
+        sum(file["bytes"] for file in newest["files"].values()),
+        "a run before",
+    )
 
 
 def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
@@ -362,7 +427,7 @@ def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
 
 def extrapolate(
     name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int
-) -> dict[str, Any]:
+) -> PredictedStage:
     """Extrapolate two samples to the whole: time by text, memory by shard size, disk by
     text.
     """
@@ -372,16 +437,14 @@ def extrapolate(
     growth = max(second.memory_bytes - first.memory_bytes, 0) / max(
         large.shard_bytes - small.shard_bytes, 1
     )
-    return {
-        "stage": name,
-        "from": "two samples",
-        "seconds": fixed + slope * whole,
-        "memory_bytes": int(
-            second.memory_bytes
-            + growth * max(min(shard_bytes, whole) - large.shard_bytes, 0)
-        ),
-        "disk_bytes": int(second.disk_bytes * whole / max(large.text, 1.0)),
-    }
+    larger_shard = max(min(shard_bytes, whole) - large.shard_bytes, 0)
+    return PredictedStage(
+        name,
+        fixed + slope * whole,
+        int(second.memory_bytes + growth * larger_shard),
+        int(second.disk_bytes * whole / max(large.text, 1.0)),
+        "two samples",
+    )
 
 
 def _free_disk(root: Path) -> int | None:
@@ -394,22 +457,19 @@ def _free_disk(root: Path) -> int | None:
     return shutil.disk_usage(existing).free
 
 
-def refusals(totals: Mapping[str, Any], available: Mapping[str, Any]) -> list[str]:
+def refusals(totals: Totals, available: Available) -> list[str]:
     """Return a sentence with both numbers for each requirement that does not fit."""
     sentences = []
-    if available["memory_bytes"] and totals["memory_bytes"] > available["memory_bytes"]:
+    if available.memory_bytes and totals.memory_bytes > available.memory_bytes:
         sentences.append(
-            f"memory: {_size(totals['memory_bytes'])} are needed, but "
-            f"{_size(available['memory_bytes'])} are "
+            f"memory: {_size(totals.memory_bytes)} are needed, but "
+            f"{_size(available.memory_bytes)} are "
             "free; lower ingest.shard_bytes or engine.workers"
         )
-    if (
-        available["disk_bytes"] is not None
-        and totals["disk_bytes"] > available["disk_bytes"]
-    ):
+    if available.disk_bytes is not None and totals.disk_bytes > available.disk_bytes:
         sentences.append(
-            f"disk: {_size(totals['disk_bytes'])} are needed, but "
-            f"{_size(available['disk_bytes'])} are free; "
+            f"disk: {_size(totals.disk_bytes)} are needed, but "
+            f"{_size(available.disk_bytes)} are free; "
             "give another --store, or run `gristmill gc`"
         )
     return sentences
@@ -426,7 +486,7 @@ def _minhash(session: Session) -> MinHash | None:
     )
 
 
-def lsh_curve(section: MinHash | None) -> list[dict[str, float]]:
+def lsh_curve(section: MinHash | None) -> list[LshPoint]:
     """Return the share of pairs that share a band, by Jaccard similarity: 1 - (1 -
     J^rows)^bands.
 
@@ -435,21 +495,21 @@ def lsh_curve(section: MinHash | None) -> list[dict[str, float]]:
     if section is None:
         return []
     return [
-        {"jaccard": j, "found": 1.0 - (1.0 - j**section.rows) ** section.bands}
+        LshPoint(j, 1.0 - (1.0 - j**section.rows) ** section.bands)
         for j in SIMILARITIES
     ]
 
 
-def print_prediction(session: Session, prediction: Mapping[str, Any]) -> None:
+def print_prediction(session: Session, prediction: Prediction) -> None:
     """Print the predicted cost of a run."""
     console = plain_console()
-    least = "at least " if prediction["text_at_least"] else ""
+    least = "at least " if prediction.text_at_least else ""
     console.print(
         Text(
-            f"{least}{_size(prediction['text_bytes'])} of text, predicted from "
-            f"{_size(prediction['sample_text_bytes'])} "
+            f"{least}{_size(prediction.text_bytes)} of text, predicted from "
+            f"{_size(prediction.sample_text_bytes)} "
             f"with {session.manifest.engine.workers} workers on this machine, in "
-            f"{prediction['took_seconds']:.0f} s",
+            f"{prediction.took_seconds:.0f} s",
             style="dim",
         )
     )
@@ -458,39 +518,37 @@ def print_prediction(session: Session, prediction: Mapping[str, Any]) -> None:
     for name in ("time", "memory", "disk"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("from", no_wrap=True)
-    for row in prediction["stages"]:
-        if "error" in row:
-            table.add_row(row["stage"], "?", "?", "?", "")
+    unknown: dict[str, list[str]] = {}
+    for row in prediction.stages:
+        if isinstance(row, UnpredictedStage):
+            unknown.setdefault(row.error, []).append(row.stage)
+            table.add_row(row.stage, "?", "?", "?", "")
         else:
             table.add_row(
-                row["stage"],
-                _time(row["seconds"]),
-                _size(row["memory_bytes"]),
-                _size(row["disk_bytes"]),
-                Text(row["from"], style="dim"),
+                row.stage,
+                _time(row.seconds),
+                _size(row.memory_bytes),
+                _size(row.disk_bytes),
+                Text(row.from_, style="dim"),
             )
-    totals = prediction["totals"]
-    unknown: dict[str, list[str]] = {}
-    for row in prediction["stages"]:
-        if "error" in row:
-            unknown.setdefault(row["error"], []).append(row["stage"])
+    totals = prediction.totals
     table.add_row(
         "of these" if unknown else "in all",
-        _time(totals["seconds"]),
-        _size(totals["memory_bytes"]),
-        _size(totals["disk_bytes"]),
+        _time(totals.seconds),
+        _size(totals.memory_bytes),
+        _size(totals.disk_bytes),
         style="bold",
     )
     console.print(table)
     for error, stages in unknown.items():
         console.print(Text(f"? {', '.join(stages)}: {error}", style="yellow"))
-    for sentence in prediction["refusals"]:
+    for sentence in prediction.refusals:
         console.print(Text(sentence, style="red"))
-    _print_curve(console, _minhash(session), prediction["lsh"])
+    _print_curve(console, _minhash(session), prediction.lsh)
 
 
 def _print_curve(
-    console: Console, section: MinHash | None, curve: list[dict[str, float]]
+    console: Console, section: MinHash | None, curve: list[LshPoint]
 ) -> None:
     if section is None:
         return
@@ -507,10 +565,10 @@ def _print_curve(
     table.add_column("")
     for point in curve:
         table.add_row(
-            f"{point['jaccard']:.2f}",
-            f"{point['found']:.1%}",
-            "#" * round(24 * point["found"]),
-            style="" if point["jaccard"] >= section.threshold else "dim",
+            f"{point.jaccard:.2f}",
+            f"{point.found:.1%}",
+            "#" * round(24 * point.found),
+            style="" if point.jaccard >= section.threshold else "dim",
         )
     console.print(table)
 

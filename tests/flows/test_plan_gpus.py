@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
-from gristmill.flows.planning.plan_gpus import print_data
+from gristmill.flows.planning.plan_gpus import (
+    PackingWaste,
+    PlannedData,
+    SourceReads,
+    print_data,
+)
 from gristmill.flows.report.mixture import waste_of
 from gristmill.flows.report.stage_summaries import PackingCosts
 
@@ -102,29 +107,18 @@ def test_what_the_mixture_offers_stands_beside_what_is_read(
     """100 document tokens in rows of 104; the other source is read twice, starting
     again at step 6 of 10.
     """
-    source = {
-        "share": 0.5,
-        "tokens_read": 50.0,
-        "tokens_there": 100,
-        "epochs": 0.5,
-        "wraps_at_step": None,
-    }
+    source = SourceReads(
+        share=0.5, tokens_read=50.0, tokens_there=100, epochs=0.5, wraps_at_step=None
+    )
+    code = replace(source, tokens_there=25, epochs=2.0, wraps_at_step=6)
     print_data(
         Console(width=80),
-        {
-            "passes_over_the_set": 1.0,
-            "set_tokens": 100,
-            "sources": {
-                "web": source,
-                "code": {
-                    **source,
-                    "tokens_there": 25,
-                    "epochs": 2.0,
-                    "wraps_at_step": 6,
-                },
-            },
-            "packing": {
-                "kind": "best_fit",
+        PlannedData(
+            1.0,
+            100,
+            {"web": source, "code": code},
+            PackingWaste(
+                "best_fit",
                 **asdict(
                     waste_of(
                         PackingCosts(
@@ -138,8 +132,8 @@ def test_what_the_mixture_offers_stands_beside_what_is_read(
                         )
                     )
                 ),
-            },
-        },
+            ),
+        ),
     )
     output = capsys.readouterr().out
     assert "code    50.0%     50   25    2.00              6" in output

@@ -103,9 +103,9 @@ def test_time_grows_with_the_text_and_memory_with_the_shards_only() -> None:
         4e6, 1e9, 400_000, {"filter": Measured(6.0, 330_000_000, 4_000)}, {}
     )
     row = predict.extrapolate("filter", small, large, 1e9, 16_000_000)
-    assert row["seconds"] == pytest.approx(2.0 + 1e9 * 1e-6)
-    assert row["memory_bytes"] == pytest.approx(330e6 + 100 * 15.6e6)
-    assert row["disk_bytes"] == pytest.approx(1e6)
+    assert row.seconds == pytest.approx(2.0 + 1e9 * 1e-6)
+    assert row.memory_bytes == pytest.approx(330e6 + 100 * 15.6e6)
+    assert row.disk_bytes == pytest.approx(1e6)
 
 
 def test_one_sample_is_extrapolated_by_the_pace_of_its_shards() -> None:
@@ -114,16 +114,13 @@ def test_one_sample_is_extrapolated_by_the_pace_of_its_shards() -> None:
         1e6, 1e8, 100_000, {"filter": Measured(10.0, 300_000_000, 1_000, 4.0)}, {}
     )
     row = predict.from_one_sample("filter", sample, 1e8)
-    assert (row["seconds"], row["memory_bytes"], row["disk_bytes"]) == (
+    assert (row.seconds, row.memory_bytes, row.disk_bytes) == (
         pytest.approx(406.0),
         300_000_000,
         100_000,
     )
     empty_sample = predict.SampleRun(0.0, 0.0, 0, {}, {})
-    assert (
-        predict.from_samples("filter", sample, empty_sample, 1e8, 1)["from"]
-        == "one sample"
-    )
+    assert predict.from_samples("filter", sample, empty_sample, 1e8, 1) == row
 
 
 def test_the_work_of_a_stage_is_counted_from_shard_to_shard(
@@ -169,18 +166,22 @@ export: {}
 
     prediction = predict.predict(session, 100_000, budget_seconds=0.0)
 
-    rows = {row["stage"]: row for row in prediction["stages"]}
-    assert list(rows) == list(session.plan)
-    assert {name for name, row in rows.items() if "error" not in row} == {"pretrain"}
-    assert (rows["pretrain"]["seconds"], rows["pretrain"]["from"]) == (
+    assert [row.stage for row in prediction.stages] == list(session.plan)
+    (predicted,) = (
+        row for row in prediction.stages if isinstance(row, predict.PredictedStage)
+    )
+    assert (predicted.stage, predicted.seconds, predicted.from_) == (
+        "pretrain",
         20.0,
         "a run before",
     )
-    assert (
-        "used up their time; allow more with --sample-seconds"
-        in rows["ingest"]["error"]
-    )
-    assert rows["mix"]["error"] == "a sample has too few tokens to be mixed"
+    errors = {
+        row.stage: row.error
+        for row in prediction.stages
+        if isinstance(row, predict.UnpredictedStage)
+    }
+    assert "used up their time; allow more with --sample-seconds" in errors["ingest"]
+    assert errors["mix"] == "a sample has too few tokens to be mixed"
     predict.print_prediction(session, prediction)
     assert "? mix: a sample has too few tokens" in capsys.readouterr().out
 
@@ -195,18 +196,17 @@ def test_a_stage_that_takes_too_long_is_interrupted() -> None:
 
 
 def test_what_does_not_fit_is_said_with_both_numbers() -> None:
-    totals = {"seconds": 1.0, "memory_bytes": 9_000_000_000, "disk_bytes": 5_000_000}
-    available = {"memory_bytes": 8_000_000_000, "disk_bytes": 1_000_000}
+    totals = predict.Totals(1.0, memory_bytes=9_000_000_000, disk_bytes=5_000_000)
+    available = predict.Available(memory_bytes=8_000_000_000, disk_bytes=1_000_000)
     memory, disk = predict.refusals(totals, available)
     assert "9.0 GB are needed, but 8.0 GB are free" in memory
     assert "5.0 MB are needed, but 1.0 MB are free" in disk
-    assert predict.refusals(totals, {"memory_bytes": 0, "disk_bytes": None}) == []
+    assert predict.refusals(totals, predict.Available(0, None)) == []
 
 
 def test_the_curve_is_the_banding_formula() -> None:
     curve = {
-        point["jaccard"]: point["found"]
-        for point in lsh_curve(MinHash(bands=2, rows=1))
+        point.jaccard: point.found for point in lsh_curve(MinHash(bands=2, rows=1))
     }
     assert curve[0.5] == pytest.approx(0.75)
     assert curve[1.0] == 1.0
