@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -397,6 +396,7 @@ class Proposal:
         disk_bytes: disk per host.
         days: duration of a run.
         reasons: requirements that exceed one machine; empty if one suffices.
+        text: all this in a sentence.
     """
 
     hosts: int
@@ -408,6 +408,7 @@ class Proposal:
     days: float
     runs: int = 1
     reasons: tuple[str, ...] = ()
+    text: str = ""
 
 
 def proposal_of(extent: Extent) -> Proposal:
@@ -512,86 +513,118 @@ def described(proposal: Proposal) -> str:
     )
 
 
+@dataclass(frozen=True)
+class ScaleTotals:
+    """Cost of all steps.
+
+    Attributes:
+        core_hours: of all workers.
+        days: on the manifest's workers.
+        memory_bytes, disk_bytes: of the largest step.
+        files: number of temporary and output files.
+        price: US dollars.
+    """
+
+    core_hours: float
+    days: float
+    memory_bytes: float
+    disk_bytes: float
+    files: int
+    price: float
+
+
+@dataclass(frozen=True)
+class ScalePlan:
+    """Cost of preparing a number of documents.
+
+    Attributes:
+        documents: number of documents.
+        text_bytes: bytes of their text.
+        steps: cost of each step, in order.
+        totals: cost of all steps.
+        breaks: limits that it exceeds, in sentences.
+        proposal: machines and settings that suffice.
+    """
+
+    documents: float
+    text_bytes: float
+    steps: list[Cost]
+    totals: ScaleTotals
+    breaks: list[str]
+    proposal: Proposal
+
+
 def plan_at_scale(
     manifest: Manifest,
     documents: Sequence[float],
     document_bytes: float = DOCUMENT_BYTES,
     core_hour: float = CORE_HOUR,
-) -> list[dict[str, Any]]:
-    """Compute the cost of each number of documents.
-
-    Returns:
-        for each `documents`, `text_bytes`, `steps` (`Cost` as objects), `totals`
-        (`core_hours`, `days` on the manifest's workers, `memory_bytes`, `disk_bytes`,
-        `files`, `price` in US dollars), `breaks`, in sentences, and `proposal`
-        (`Proposal` as an object, and its `text`).
-    """
+) -> list[ScalePlan]:
+    """Compute the cost of each number of documents."""
     plans = []
     for number in documents:
         extent = extent_of(manifest, number, document_bytes)
         costs = costs_of(extent)
         hours = sum(cost.core_seconds for cost in costs) / 3600
+        totals = ScaleTotals(
+            hours,
+            hours / extent.workers / 24,
+            _most_memory(costs),
+            _most_disk(costs),
+            sum(cost.files for cost in costs),
+            hours * core_hour,
+        )
         proposal = proposal_of(extent)
         plans.append(
-            {
-                "documents": number,
-                "text_bytes": extent.text_bytes,
-                "steps": [vars(cost) for cost in costs],
-                "totals": {
-                    "core_hours": hours,
-                    "days": hours / extent.workers / 24,
-                    "memory_bytes": _most_memory(costs),
-                    "disk_bytes": _most_disk(costs),
-                    "files": sum(cost.files for cost in costs),
-                    "price": hours * core_hour,
-                },
-                "breaks": [*breaks_of(extent)],
-                "proposal": {**vars(proposal), "text": described(proposal)},
-            }
+            ScalePlan(
+                number,
+                extent.text_bytes,
+                costs,
+                totals,
+                [*breaks_of(extent)],
+                replace(proposal, text=described(proposal)),
+            )
         )
     return plans
 
 
 def print_at_scale(
-    session: Session, plans: Sequence[Mapping[str, Any]], core_hour: float = CORE_HOUR
+    session: Session, plans: Sequence[ScalePlan], core_hour: float = CORE_HOUR
 ) -> None:
     """Print a table for each number of documents, at most 60 columns wide."""
     console, workers = plain_console(), session.manifest.engine.workers
     for plan in plans:
-        totals = plan["totals"]
-        text = sized(plan["text_bytes"])
-        console.print(
-            Text(
-                f"{plan['documents']:,.0f} documents, {text} of text, on "
-                f"{workers} workers",
-                style="bold",
-            )
+        totals = plan.totals
+        heading = (
+            f"{plan.documents:,.0f} documents, {sized(plan.text_bytes)} of text, on "
+            f"{workers} workers"
         )
+        console.print(Text(heading, style="bold"))
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("step", no_wrap=True)
         for name in ("core hours", "memory", "working", "output", "files"):
             table.add_column(name, justify="right", no_wrap=True)
-        for step in plan["steps"]:
+        for step in plan.steps:
             table.add_row(
-                step["step"],
-                f"{step['core_seconds'] / 3600:,.1f}",
-                sized(step["memory_bytes"]),
-                sized(step["work_bytes"]),
-                sized(step["out_bytes"]),
-                f"{step['files']:,}",
+                step.step,
+                f"{step.core_seconds / 3600:,.1f}",
+                sized(step.memory_bytes),
+                sized(step.work_bytes),
+                sized(step.out_bytes),
+                f"{step.files:,}",
             )
         console.print(table)
         console.print(
             Text(
-                f"{totals['core_hours']:,.0f} core hours: {totals['days']:,.1f} days, "
-                f"{totals['price']:,.0f} US dollars at {core_hour:g} per core and "
-                f"hour; {sized(totals['disk_bytes'])} of disk; "
-                f"{sized(totals['memory_bytes'])} of memory"
+                f"{totals.core_hours:,.0f} core hours: {totals.days:,.1f} days, "
+                f"{totals.price:,.0f} US dollars at {core_hour:g} per core and "
+                f"hour; {sized(totals.disk_bytes)} of disk; "
+                f"{sized(totals.memory_bytes)} of memory"
             )
         )
-        for sentence in plan["breaks"]:
+        for sentence in plan.breaks:
             console.print(Text(f"- {sentence}", style="yellow"))
-        console.print(Text(f"Proposal: {plan['proposal']['text']}."))
+        console.print(Text(f"Proposal: {plan.proposal.text}."))
         console.print()
 
 

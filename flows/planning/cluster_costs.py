@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -243,6 +242,48 @@ def waits_of(loads: Sequence[Load]) -> Iterator[str]:
             )
 
 
+@dataclass(frozen=True)
+class ClusterTotals:
+    """Cost of all steps.
+
+    Attributes:
+        requests: number of requests to the store.
+        price: of the requests, in US dollars.
+        core_price: of the workers' time.
+        memory_bytes: of the largest worker.
+        hours: duration.
+    """
+
+    requests: float
+    price: float
+    core_price: float
+    memory_bytes: float
+    hours: float
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """Cost of preparing an amount of text on an engine.
+
+    Attributes:
+        terabytes: 10^12 bytes of text.
+        engine: a key of ENGINES.
+        workers: number of workers.
+        shards: number of document shards.
+        steps: cost of each step, in order.
+        totals: cost of all steps.
+        sentences: where shuffled rows are held, and the limits that are exceeded.
+    """
+
+    terabytes: float
+    engine: str
+    workers: int
+    shards: int
+    steps: list[Load]
+    totals: ClusterTotals
+    sentences: list[str]
+
+
 def plan_on_cluster(
     manifest: Manifest,
     terabytes: Sequence[float],
@@ -250,17 +291,12 @@ def plan_on_cluster(
     workers: int,
     document_bytes: float = DOCUMENT_BYTES,
     prices: Prices | None = None,
-) -> list[dict[str, Any]]:
+) -> list[ClusterPlan]:
     """Compute the cost of each amount of text on each engine.
 
     Args:
         terabytes: amounts of text in 10^12 bytes.
         engines: keys of ENGINES.
-
-    Returns:
-        for each, `terabytes`, `engine`, `workers`, `shards`, `steps` (`Load` as
-        objects), `totals` (`requests`, `price` of requests, `core_price` of the
-        workers' time, `memory_bytes` of the largest worker, `hours`), and `sentences`.
     """
     prices = prices or Prices()
     plans = []
@@ -269,73 +305,68 @@ def plan_on_cluster(
             extent_of(manifest, amount * 1e12 / document_bytes, document_bytes),
             sends=True,
         )
+        breaks = [
+            sentence
+            for sentence in breaks_of(extent)
+            if not sentence.startswith("explain")
+        ]
         for name in engines:
             loads = loads_of(extent, ENGINES[name], workers, prices)
             hours = sum(load.seconds for load in loads) / 3600
+            totals = ClusterTotals(
+                sum(load.writes + load.reads for load in loads),
+                sum(load.price for load in loads),
+                hours * workers * prices.core_hour,
+                max(load.memory_bytes for load in loads),
+                hours,
+            )
+            sentences = [
+                *holds_of(ENGINES[name], loads, workers),
+                *waits_of(loads),
+                *breaks,
+            ]
             plans.append(
-                {
-                    "terabytes": amount,
-                    "engine": name,
-                    "workers": workers,
-                    "shards": extent.shards,
-                    "steps": [vars(load) for load in loads],
-                    "totals": {
-                        "requests": sum(load.writes + load.reads for load in loads),
-                        "price": sum(load.price for load in loads),
-                        "core_price": hours * workers * prices.core_hour,
-                        "memory_bytes": max(load.memory_bytes for load in loads),
-                        "hours": hours,
-                    },
-                    "sentences": [
-                        *holds_of(ENGINES[name], loads, workers),
-                        *waits_of(loads),
-                        *(
-                            sentence
-                            for sentence in breaks_of(extent)
-                            if not sentence.startswith("explain")
-                        ),
-                    ],
-                }
+                ClusterPlan(
+                    amount, name, workers, extent.shards, loads, totals, sentences
+                )
             )
     return plans
 
 
-def print_on_cluster(plans: Sequence[Mapping[str, Any]]) -> None:
+def print_on_cluster(plans: Sequence[ClusterPlan]) -> None:
     """Print a table for each amount and engine, at most 60 columns wide."""
     console = plain_console()
     for plan in plans:
-        totals = plan["totals"]
-        console.print(
-            Text(
-                f"{plan['terabytes']:g} TB of text in {plan['shards']:,} document "
-                f"shards on {plan['workers']} workers: {plan['engine']}",
-                style="bold",
-            )
+        totals = plan.totals
+        heading = (
+            f"{plan.terabytes:g} TB of text in {plan.shards:,} document "
+            f"shards on {plan.workers} workers: {plan.engine}"
         )
+        console.print(Text(heading, style="bold"))
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("step", no_wrap=True)
         for name in ("elements", "shuffle", "requests", "US $", "memory", "hours"):
             table.add_column(name, justify="right", no_wrap=True)
-        for step in plan["steps"]:
+        for step in plan.steps:
             table.add_row(
-                step["step"],
-                f"{step['elements']:,}",
-                sized(step["shuffle_bytes"]),
-                _count_text(step["writes"] + step["reads"]),
-                f"{step['price']:,.0f}",
-                sized(step["memory_bytes"]),
-                f"{step['seconds'] / 3600:.1f}",
+                step.step,
+                f"{step.elements:,}",
+                sized(step.shuffle_bytes),
+                _count_text(step.writes + step.reads),
+                f"{step.price:,.0f}",
+                sized(step.memory_bytes),
+                f"{step.seconds / 3600:.1f}",
             )
         console.print(table)
         console.print(
             Text(
-                f"{totals['hours']:,.1f} hours; {_count_text(totals['requests'])} "
-                f"requests to the store for {totals['price']:,.0f} US dollars, workers "
-                f"for {totals['core_price']:,.0f}; {sized(totals['memory_bytes'])} of "
+                f"{totals.hours:,.1f} hours; {_count_text(totals.requests)} "
+                f"requests to the store for {totals.price:,.0f} US dollars, workers "
+                f"for {totals.core_price:,.0f}; {sized(totals.memory_bytes)} of "
                 "memory in the largest worker"
             )
         )
-        for sentence in plan["sentences"]:
+        for sentence in plan.sentences:
             console.print(Text(f"- {sentence}", style="yellow"))
         console.print()
 

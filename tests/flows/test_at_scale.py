@@ -143,24 +143,20 @@ def test_totals_are_the_sums_of_the_steps_and_the_price_is_by_the_hour(
     manifest = load_manifest(manifest_file(tmp_path))
     small, large = plan_at_scale(manifest, [1e6, 1e7], 1000, core_hour=0.5)
     for plan in (small, large):
-        hours = sum(step["core_seconds"] for step in plan["steps"]) / 3600
-        assert plan["totals"]["core_hours"] == pytest.approx(hours)
-        assert plan["totals"]["price"] == pytest.approx(hours * 0.5)
-        assert plan["totals"]["days"] == pytest.approx(
-            hours / manifest.engine.workers / 24
-        )
-        assert plan["totals"]["disk_bytes"] >= sum(
-            step["out_bytes"] for step in plan["steps"]
-        )
-    assert [step["step"] for step in small["steps"]] == [
+        hours = sum(step.core_seconds for step in plan.steps) / 3600
+        assert plan.totals.core_hours == pytest.approx(hours)
+        assert plan.totals.price == pytest.approx(hours * 0.5)
+        assert plan.totals.days == pytest.approx(hours / manifest.engine.workers / 24)
+        assert plan.totals.disk_bytes >= sum(step.out_bytes for step in plan.steps)
+    assert [step.step for step in small.steps] == [
         "ingest",
         "dedup",
         "tokenize",
         "mix",
     ]
-    assert large["text_bytes"] == 1e10
+    assert large.text_bytes == 1e10
     # start-up costs do not grow
-    assert 5 < large["totals"]["core_hours"] / small["totals"]["core_hours"] < 10
+    assert 5 < large.totals.core_hours / small.totals.core_hours < 10
 
 
 def test_the_table_fits_a_narrow_terminal(

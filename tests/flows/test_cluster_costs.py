@@ -83,19 +83,17 @@ def test_requests_are_paid_by_thousands_and_workers_by_the_hour(
     (plan,) = plan_on_cluster(
         manifest, [10], ["flink"], 100, prices=Prices(1.0, 0.1, 0.5)
     )
-    assert plan["shards"] == 39063
-    for step in plan["steps"]:
-        assert step["price"] == pytest.approx(
-            step["writes"] / 1000 + step["reads"] / 10_000
-        )
-    hours = sum(step["seconds"] for step in plan["steps"]) / 3600
-    assert plan["totals"]["hours"] == pytest.approx(hours)
-    assert plan["totals"]["core_price"] == pytest.approx(hours * 100 * 0.5)
+    assert plan.shards == 39063
+    for step in plan.steps:
+        assert step.price == pytest.approx(step.writes / 1000 + step.reads / 10_000)
+    hours = sum(step.seconds for step in plan.steps) / 3600
+    assert plan.totals.hours == pytest.approx(hours)
+    assert plan.totals.core_price == pytest.approx(hours * 100 * 0.5)
     (larger_cluster,) = plan_on_cluster(
         manifest, [10], ["flink"], 200, prices=Prices(1.0, 0.1, 0.5)
     )
-    assert larger_cluster["totals"]["hours"] == pytest.approx(hours / 2)
-    assert larger_cluster["totals"]["memory_bytes"] == plan["totals"]["memory_bytes"]
+    assert larger_cluster.totals.hours == pytest.approx(hours / 2)
+    assert larger_cluster.totals.memory_bytes == plan.totals.memory_bytes
 
 
 def test_ten_times_the_text_shuffles_ten_times_the_bytes_in_no_more_elements(
@@ -103,12 +101,10 @@ def test_ten_times_the_text_shuffles_ten_times_the_bytes_in_no_more_elements(
 ) -> None:
     manifest = load_manifest(manifest_file)
     small, large = plan_on_cluster(manifest, [10, 100], ["flink"], 100)
-    for small_step, large_step in zip(small["steps"], large["steps"], strict=True):
-        assert large_step["shuffle_bytes"] == pytest.approx(
-            10 * small_step["shuffle_bytes"]
-        )
-        assert small_step["elements"] <= large_step["elements"] <= 4096
-    assert [step["shuffle_bytes"] > 0 for step in small["steps"]] == [
+    for small_step, large_step in zip(small.steps, large.steps, strict=True):
+        assert large_step.shuffle_bytes == pytest.approx(10 * small_step.shuffle_bytes)
+        assert small_step.elements <= large_step.elements <= 4096
+    assert [step.shuffle_bytes > 0 for step in small.steps] == [
         False,
         True,
         False,
@@ -134,7 +130,7 @@ def test_an_engines_own_shuffle_asks_the_store_for_less_than_files_do() -> None:
 def test_every_engine_says_where_the_shuffled_rows_lie(manifest_file: Path) -> None:
     manifest = load_manifest(manifest_file)
     first_sentences = {
-        plan["engine"]: plan["sentences"][0]
+        plan.engine: plan.sentences[0]
         for plan in plan_on_cluster(manifest, [10], list(ENGINES), 100)
     }
     assert all(
