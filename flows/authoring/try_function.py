@@ -352,6 +352,181 @@ def _estimate_documents(
     return max(total, 1)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """Number of documents in the whole data, whether they were counted, and the seconds
+    that one process would take for them; None if unknown.
+    """
+
+    documents: int | None
+    is_exact: bool
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class DocumentError:
+    """A document on which the function failed."""
+
+    locator: str
+    error: str | None
+
+
+@dataclass(frozen=True)
+class DocumentErrors:
+    """Number of such documents, and the first ones."""
+
+    total: int
+    shown: list[DocumentError]
+
+
+@dataclass(frozen=True)
+class DroppedDocument:
+    """A document that the step would drop, with its measurements."""
+
+    locator: str
+    reason: str | None
+    text: str
+    values: dict[str, object]
+
+
+@dataclass(frozen=True)
+class DroppedDocuments:
+    """Number of such documents, also by reason, and the first ones."""
+
+    total: int
+    by_reason: dict[str | None, int]
+    shown: list[DroppedDocument]
+
+
+@dataclass(frozen=True)
+class RecordError:
+    """An unreadable record of a file, by its number."""
+
+    record: int
+    error: str
+
+
+@dataclass(frozen=True)
+class CountedColumn:
+    """A column of strings or booleans: number of missing values, counts of the most
+    frequent values, and of all others.
+    """
+
+    missing: int
+    values: dict[str, int]
+    others: int
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """A column of numbers: number of missing values, and the distribution; `bars` is
+    its histogram in block characters.
+    """
+
+    missing: int
+    min: float
+    median: float
+    max: float
+    bars: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Text before and after an edit, with the text to its left and right in whole
+    characters.
+    """
+
+    left: str
+    before: str
+    after: str
+    right: str
+
+
+@dataclass(frozen=True)
+class EditedDocument:
+    """The first edits of a document."""
+
+    locator: str
+    differences: list[Difference]
+
+
+@dataclass(frozen=True)
+class EditCounts:
+    """Number of changed documents, of edits, and of their bytes; and the first
+    documents.
+    """
+
+    changed: int
+    times: int
+    bytes_removed: int
+    bytes_added: int
+    shown: list[EditedDocument]
+
+
+@dataclass(frozen=True)
+class StepTrial:
+    """Effect of an annotator or editor on some documents.
+
+    Attributes:
+        function: reference of the function.
+        kind: `annotate` or `edit`.
+        on: origin of the documents.
+        documents: number of documents.
+        columns: columns of an annotator, by name.
+        edits: edits of an editor.
+        unreadable: the first unreadable records.
+        differs: description of a difference between two calls, or None.
+        seconds: time of the calls.
+    """
+
+    function: str
+    kind: str
+    on: str
+    documents: int
+    errors: DocumentErrors
+    dropped: DroppedDocuments
+    columns: dict[str, CountedColumn | NumberColumn]
+    edits: EditCounts | None
+    unreadable: list[RecordError]
+    differs: str | None
+    seconds: float
+    whole: Whole
+
+
+@dataclass(frozen=True)
+class ReadDocument:
+    """A document that a reader found."""
+
+    locator: str
+    text: str
+    metadata: str
+
+
+@dataclass(frozen=True)
+class ReaderTrial:
+    """Documents that a reader finds in a file; see also `StepTrial`.
+
+    Attributes:
+        records: number of records.
+        empty: number of records without text.
+        quarantined: unreadable records.
+        shown: the first documents.
+        whole: estimated records of all files.
+    """
+
+    function: str
+    kind: str
+    on: str
+    records: int
+    documents: int
+    empty: int
+    quarantined: list[RecordError]
+    shown: list[ReadDocument]
+    seconds: float
+    differs: str | None
+    whole: Whole
+
+
 @dataclass
 class Trial:
     """Effect of a function on the documents of a sample.
@@ -376,16 +551,8 @@ class Trial:
     differs: str | None = None
 
 
-def try_step(
-    step: OwnAnnotate | Edit, sample: Sample, documents: int
-) -> dict[str, Any]:
+def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTrial:
     """Apply an annotator or editor to some documents.
-
-    Returns:
-        `on`, `documents`, `errors` and `dropped` (each `total` and the first ones
-        `shown`; `dropped` also `by_reason`), `columns` (of an annotator), `edits` (of
-        an editor), `differs`, `seconds`, `whole` (`documents` in all, `is_exact` if
-        they were counted, and the `seconds` that one process would take for them).
 
     Raises:
         gristmill.mixtures.user_code.OwnCodeError: the function cannot be called, or
@@ -410,55 +577,45 @@ def try_step(
     dropped = [row for row, reason in enumerate(trial.reasons) if reason is not None]
     failed = [row for row, error in enumerate(trial.errors) if error is not None]
     reasons = Counter(trial.reasons[row] for row in dropped)
-    if isinstance(step, OwnAnnotate):
-        results = {
-            "columns": {
-                name: describe_column(values) for name, values in trial.columns.items()
-            }
-        }
-    else:
-        results = {"edits": _described_edits(trial)}
     estimated_seconds = None
     if sample.whole is not None and num_documents:
         estimated_seconds = sample.whole * trial.seconds / num_documents
-    return {
-        "on": sample.described,
-        "documents": num_documents,
-        "errors": {
-            "total": len(failed),
-            "shown": [
-                {"locator": trial.locators[row], "error": trial.errors[row]}
+    is_annotator = isinstance(step, OwnAnnotate)
+    return StepTrial(
+        step.use.reference,
+        "annotate" if is_annotator else "edit",
+        sample.described,
+        num_documents,
+        DocumentErrors(
+            len(failed),
+            [
+                DocumentError(trial.locators[row], trial.errors[row])
                 for row in failed[:SHOWN]
             ],
-        },
-        "dropped": {
-            "total": len(dropped),
-            "by_reason": dict(reasons.most_common()),
-            "shown": [
-                {
-                    "locator": trial.locators[row],
-                    "reason": trial.reasons[row],
-                    "text": trial.texts[row],
-                    "values": {
-                        name: values[row] for name, values in trial.columns.items()
-                    },
-                }
+        ),
+        DroppedDocuments(
+            len(dropped),
+            dict(reasons.most_common()),
+            [
+                DroppedDocument(
+                    trial.locators[row],
+                    trial.reasons[row],
+                    trial.texts[row],
+                    {name: values[row] for name, values in trial.columns.items()},
+                )
                 for row in dropped[:SHOWN]
             ],
-        },
-        **results,
-        "unreadable": [
-            {"record": record.number, "error": record.error}
+        ),
+        {name: describe_column(values) for name, values in trial.columns.items()},
+        None if is_annotator else _count_edits(trial),
+        [
+            RecordError(record.number, record.error)
             for _, record in sample.failures[:SHOWN]
         ],
-        "differs": trial.differs,
-        "seconds": trial.seconds,
-        "whole": {
-            "documents": sample.whole,
-            "is_exact": sample.is_exact,
-            "seconds": estimated_seconds,
-        },
-    }
+        trial.differs,
+        trial.seconds,
+        Whole(sample.whole, sample.is_exact, estimated_seconds),
+    )
 
 
 def _read_documents(
@@ -542,73 +699,57 @@ def _edit(
     trial.edits += edits
 
 
-def describe_column(values: Sequence[Any]) -> dict[str, Any]:
-    """Summarize a column: number of `missing` values; `min`, `median`, `max` and `bars`
-    of numbers; counts of the most frequent `values` and of all `others` for strings and
-    booleans.
-    """
+def describe_column(values: Sequence[Any]) -> CountedColumn | NumberColumn:
+    """Summarize a column."""
     present = [value for value in values if value is not None]
     missing = len(values) - len(present)
     if not present or isinstance(present[0], bool | str):
         ranked = Counter(present).most_common()
-        return {
-            "missing": missing,
-            "values": {str(value): number for value, number in ranked[:SHOWN]},
-            "others": sum(number for _, number in ranked[SHOWN:]),
-        }
+        return CountedColumn(
+            missing,
+            {str(value): number for value, number in ranked[:SHOWN]},
+            sum(number for _, number in ranked[SHOWN:]),
+        )
     numbers = np.array(present, np.float64)
     counts, _ = np.histogram(numbers, bins=len(BARS))
-    return {
-        "missing": missing,
-        "min": min(present),
-        "median": float(np.median(numbers)),
-        "max": max(present),
-        "bars": "".join(
-            BARS[-(-int(count) * (len(BARS) - 1) // int(counts.max()))]
-            for count in counts
-        ),
-    }
+    bars = [
+        BARS[-(-int(count) * (len(BARS) - 1) // int(counts.max()))] for count in counts
+    ]
+    return NumberColumn(
+        missing, min(present), float(np.median(numbers)), max(present), "".join(bars)
+    )
 
 
-def _described_edits(trial: Trial) -> dict[str, Any]:
-    totals = {"changed": 0, "times": 0, "bytes_removed": 0, "bytes_added": 0}
-    shown: list[dict[str, Any]] = []
+def _count_edits(trial: Trial) -> EditCounts:
+    changed = times = removed = added = 0
+    shown: list[EditedDocument] = []
     for locator, text, edits in zip(
         trial.locators, trial.texts, trial.edits, strict=True
     ):
         if not edits:
             continue
-        totals["changed"] += 1
-        totals["times"] += len(edits)
-        for begin, end, added in edits:
-            totals["bytes_removed"] += end - begin
-            totals["bytes_added"] += len(added.encode())
+        changed += 1
+        times += len(edits)
+        for begin, end, replacement in edits:
+            removed += end - begin
+            added += len(replacement.encode())
         if len(shown) < SHOWN:
             differences = [_difference(text.encode(), *edit) for edit in edits[:SHOWN]]
-            shown.append({"locator": locator, "differences": differences})
-    return {**totals, "shown": shown}
+            shown.append(EditedDocument(locator, differences))
+    return EditCounts(changed, times, removed, added, shown)
 
 
-def _difference(text: bytes, begin: int, end: int, after: str) -> dict[str, str]:
-    """Return `before` and `after` of one edit, with the text to its `left` and `right`
-    in whole characters.
-    """
-    return {
-        "left": text[max(begin - AROUND_BYTES, 0) : begin].decode(errors="ignore"),
-        "before": text[begin:end].decode(),
-        "after": after,
-        "right": text[end : end + AROUND_BYTES].decode(errors="ignore"),
-    }
+def _difference(text: bytes, begin: int, end: int, after: str) -> Difference:
+    return Difference(
+        text[max(begin - AROUND_BYTES, 0) : begin].decode(errors="ignore"),
+        text[begin:end].decode(),
+        after,
+        text[end : end + AROUND_BYTES].decode(errors="ignore"),
+    )
 
 
-def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
+def try_reader(own: OwnReader, path: str, documents: int) -> ReaderTrial:
     """Apply a reader to a file, or to the first of several.
-
-    Returns:
-        `records` (read), `documents`, `empty`, `quarantined` (the first ones, with
-        their errors), `shown` (the first documents), `seconds`, `differs` (a sentence
-        if a second call returns other records), `whole` (estimated records of all
-        files, and seconds).
 
     Raises:
         SourceError, gristmill.mixtures.user_code.OwnCodeError: no file exists, or the
@@ -629,38 +770,28 @@ def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
     num_records = sum(
         isinstance(record, Record | Page | Rejected | Dropped) for record in first_call
     )
-    estimate = None
+    estimate = estimated_seconds = None
     if file.size and any(isinstance(record, Ended) for record in first_call):
         estimate = round(num_records * sum(other.size for other in files) / file.size)
-    return {
-        "on": f"{file.name}, the first of {len(files):,} files"
-        if len(files) > 1
-        else file.name,
-        "records": num_records,
-        "documents": len(kept),
-        "empty": sum(isinstance(record, Dropped) for record in first_call),
-        "quarantined": [
-            {"record": record.number, "error": record.error}
+        estimated_seconds = estimate * seconds / max(num_records, 1)
+    num_files = f", the first of {len(files):,} files" if len(files) > 1 else ""
+    return ReaderTrial(
+        own.use.reference,
+        "read",
+        file.name + num_files,
+        num_records,
+        len(kept),
+        sum(isinstance(record, Dropped) for record in first_call),
+        [
+            RecordError(record.number, record.error)
             for record in first_call
             if isinstance(record, Rejected)
         ],
-        "shown": [
-            {
-                "locator": record.locator,
-                "text": record.text,
-                "metadata": record.metadata,
-            }
+        [
+            ReadDocument(record.locator, record.text, record.metadata)
             for record in kept[:SHOWN]
         ],
-        "seconds": seconds,
-        "differs": "a second call returns other records"
-        if first_call != second_call
-        else None,
-        "whole": {
-            "documents": estimate,
-            "is_exact": False,
-            "seconds": None
-            if estimate is None
-            else estimate * seconds / max(num_records, 1),
-        },
-    }
+        seconds,
+        "a second call returns other records" if first_call != second_call else None,
+        Whole(estimate, False, estimated_seconds),
+    )

@@ -4,10 +4,10 @@ on all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,15 @@ from gristmill.flows.cli.application import (
     print_json,
 )
 from gristmill.flows.cli.completion import complete_manifest
+
+if TYPE_CHECKING:
+    from gristmill.flows.authoring.try_function import (
+        CountedColumn,
+        NumberColumn,
+        ReaderTrial,
+        StepTrial,
+        Whole,
+    )
 
 SHOWN_CHARACTERS = 200
 """Maximum characters of a text; a narrow terminal shows fewer."""
@@ -140,7 +149,8 @@ def try_(
     try:
         code = take_code(Own.model_validate({"use": function}).use, Path.cwd())
         chosen_kind = kind_of(code) if kind is None else kind.value
-        section: dict[str, Any] = {"use": code, "with": arguments}
+        section: dict[str, object] = {"use": code, "with": arguments}
+        trial: StepTrial | ReaderTrial
         if chosen_kind == "read":
             source = (
                 None if session is None else session.manifest.document_sources.get(on)
@@ -150,7 +160,7 @@ def try_(
                 reader, location if source is None else source.path, documents
             )
         else:
-            section["columns"] = columns or ()
+            section |= {"columns": columns or ()}
             step: OwnAnnotate | Edit
             if chosen_kind == "annotate":
                 step = OwnAnnotate.model_validate(section | bounds)
@@ -169,20 +179,19 @@ def try_(
         fail("; ".join(problems), EXIT_USAGE)
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
-    trial = {"function": code.reference, "kind": chosen_kind, **trial}
     if as_json:
         print_json(trial)
         return
     show(trial, 1 if session is None else session.manifest.engine.workers)
 
 
-def pairs(option: str, arguments: Sequence[str] | None) -> dict[str, Any]:
+def pairs(option: str, arguments: Sequence[str] | None) -> dict[str, object]:
     """Parse `NAME=VALUE` options into a mapping, or exit with code 2."""
     import yaml
 
     from gristmill.mixtures.yaml_text import parse_yaml
 
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for argument in arguments or ():
         name, equals, value = argument.partition("=")
         if not equals or not name:
@@ -194,86 +203,94 @@ def pairs(option: str, arguments: Sequence[str] | None) -> dict[str, Any]:
     return values
 
 
-def show(trial: Mapping[str, Any], workers: int) -> None:
+def show(trial: StepTrial | ReaderTrial, workers: int) -> None:
     """Print the effect of a function, in lines that fit a narrow terminal."""
+    from gristmill.flows.authoring.try_function import ReaderTrial
     from gristmill.flows.running.terminal import plain_console
 
+    if isinstance(trial, ReaderTrial):
+        lines, count, unit = _reader_lines(trial), trial.records, "records"
+    else:
+        lines, count, unit = _step_lines(trial), trial.documents, "documents"
     console = plain_console()
-    for line in (*_lines(trial), *_speed(trial, workers)):
+    console.print(
+        f"{trial.function} ({trial.kind}) on {trial.documents:,} documents: {trial.on}"
+    )
+    for line in lines:
         is_text = line.startswith("    ")
         console.print(line, no_wrap=is_text, overflow="ellipsis" if is_text else None)
+    if trial.differs:
+        console.print(f"\nnot deterministic: {trial.differs}")
+    if count:
+        rate = count / max(trial.seconds, 1e-9)
+        console.print(f"\n{rate:,.0f} {unit} per second in one process")
+        console.print(_time_of_all(trial.whole, unit, workers))
 
 
-def _lines(trial: Mapping[str, Any]) -> Iterator[str]:
-    yield (
-        f"{trial['function']} ({trial['kind']}) on {trial['documents']:,} "
-        f"documents: {trial['on']}"
-    )
-    if trial["kind"] == "read":
-        yield from _of_reader(trial)
-    for name, column in trial.get("columns", {}).items():
+def _step_lines(trial: StepTrial) -> Iterator[str]:
+    from gristmill.flows.authoring.try_function import NumberColumn
+
+    for name, column in trial.columns.items():
         yield f"\ncolumn {name}: {_distribution(column)}"
-        if "bars" in column:
-            yield f"  {column['bars']}"
-    edits = trial.get("edits")
-    if edits:
+        if isinstance(column, NumberColumn):
+            yield f"  {column.bars}"
+    edits = trial.edits
+    if edits is not None:
         yield (
-            f"\nchanges {edits['changed']:,} documents in {edits['times']:,} places: "
-            f"-{edits['bytes_removed']:,} +{edits['bytes_added']:,} bytes"
+            f"\nchanges {edits.changed:,} documents in {edits.times:,} places: "
+            f"-{edits.bytes_removed:,} +{edits.bytes_added:,} bytes"
         )
-        for shown_document in edits["shown"]:
-            yield f"  {shown_document['locator']}"
-            for difference in shown_document["differences"]:
-                for mark, side in (("-", "before"), ("+", "after")):
-                    text = difference["left"] + difference[side] + difference["right"]
+        for edited in edits.shown:
+            yield f"  {edited.locator}"
+            for difference in edited.differences:
+                for mark, side in (("-", difference.before), ("+", difference.after)):
+                    text = difference.left + side + difference.right
                     escaped = text.replace("\n", "\\n")
                     yield f"    {mark} {escaped}"
-    dropped = trial.get("dropped")
-    if dropped and (dropped["total"] or trial["kind"] == "annotate"):
+    dropped = trial.dropped
+    if dropped.total or edits is None:
         reasons = ", ".join(
-            f"{reason} {number:,}" for reason, number in dropped["by_reason"].items()
+            f"{reason} {number:,}" for reason, number in dropped.by_reason.items()
         )
-        summary = f"\nwould drop {dropped['total']:,} of {trial['documents']:,}"
+        summary = f"\nwould drop {dropped.total:,} of {trial.documents:,}"
         yield f"{summary}: {reasons}" if reasons else summary
-        for shown_document in dropped["shown"]:
+        for document in dropped.shown:
             values = ", ".join(
-                f"{name} {_value(value)}"
-                for name, value in shown_document["values"].items()
+                f"{name} {_value(value)}" for name, value in document.values.items()
             )
-            yield f"  {shown_document['locator']}: {values or shown_document['reason']}"
-            yield f"    {_short(shown_document['text'])}"
-    errors = trial.get("errors")
-    if errors and errors["total"]:
-        yield f"\nwould quarantine {errors['total']:,} of {trial['documents']:,}"
-        for failure in errors["shown"]:
-            yield f"  {failure['locator']}: {failure['error']}"
-    if trial["differs"]:
-        yield f"\nnot deterministic: {trial['differs']}"
+            yield f"  {document.locator}: {values or document.reason}"
+            yield f"    {_short(document.text)}"
+    if trial.errors.total:
+        yield f"\nwould quarantine {trial.errors.total:,} of {trial.documents:,}"
+        for failure in trial.errors.shown:
+            yield f"  {failure.locator}: {failure.error}"
 
 
-def _of_reader(trial: Mapping[str, Any]) -> Iterator[str]:
+def _reader_lines(trial: ReaderTrial) -> Iterator[str]:
     yield (
-        f"\n{trial['records']:,} records: {trial['documents']:,} documents, "
-        f"{trial['empty']:,} without text, {len(trial['quarantined']):,} quarantined"
+        f"\n{trial.records:,} records: {trial.documents:,} documents, "
+        f"{trial.empty:,} without text, {len(trial.quarantined):,} quarantined"
     )
-    for record in trial["shown"]:
-        yield f"  {record['locator']} {record['metadata']}"
-        yield f"    {_short(record['text'])}"
-    for record in trial["quarantined"][:3]:
-        yield f"  record {record['record']}: {record['error']}"
+    for document in trial.shown:
+        yield f"  {document.locator} {document.metadata}"
+        yield f"    {_short(document.text)}"
+    for failure in trial.quarantined[:3]:
+        yield f"  record {failure.record}: {failure.error}"
 
 
-def _distribution(column: Mapping[str, Any]) -> str:
-    missing = f", {column['missing']:,} missing" if column["missing"] else ""
-    if "values" in column:
+def _distribution(column: CountedColumn | NumberColumn) -> str:
+    from gristmill.flows.authoring.try_function import CountedColumn
+
+    missing = f", {column.missing:,} missing" if column.missing else ""
+    if isinstance(column, CountedColumn):
         counts = ", ".join(
-            f"{_value(value)} {number:,}" for value, number in column["values"].items()
+            f"{_value(value)} {number:,}" for value, number in column.values.items()
         )
-        other_values = f", others {column['others']:,}" if column["others"] else ""
+        other_values = f", others {column.others:,}" if column.others else ""
         return counts + other_values + missing
     return (
-        f"{_value(column['min'])} to {_value(column['max'])}, median "
-        f"{_value(column['median'])}{missing}"
+        f"{_value(column.min)} to {_value(column.max)}, median "
+        f"{_value(column.median)}{missing}"
     )
 
 
@@ -289,25 +306,16 @@ def _short(text: str, limit: int = SHOWN_CHARACTERS) -> str:
     return line if len(line) <= limit else f"{line[:limit]}..."
 
 
-def _speed(trial: Mapping[str, Any], workers: int) -> Iterator[str]:
+def _time_of_all(whole: Whole, unit: str, workers: int) -> str:
     from gristmill.flows.questions.status import duration
 
-    unit = "records" if "records" in trial else "documents"
-    count = trial[unit]
-    if not count:
-        return
-    yield (
-        f"\n{count / max(trial['seconds'], 1e-9):,.0f} {unit} per second in one process"
-    )
-    total = trial["whole"]
-    if total["seconds"] is None:
-        yield f"the total number of {unit} is unknown"
-        return
-    about = "" if total["is_exact"] else "about "
-    if total["seconds"] < 1:
+    if whole.seconds is None:
+        return f"the total number of {unit} is unknown"
+    about = "" if whole.is_exact else "about "
+    if whole.seconds < 1:
         time = "less than a second"
     else:
-        time = duration(total["seconds"])
+        time = duration(whole.seconds)
         if workers > 1:
-            time += f", with {workers} workers {duration(total['seconds'] / workers)}"
-    yield f"all {about}{total['documents']:,} would take {time}"
+            time += f", with {workers} workers {duration(whole.seconds / workers)}"
+    return f"all {about}{whole.documents:,} would take {time}"
