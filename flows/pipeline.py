@@ -268,10 +268,14 @@ def _run(
             return Completed(name=outcome.how, data=outcome, message=message)
 
         upstream = [futures[name] for name in node.inputs if name in futures]
-        futures[stage] = run_stage.submit(wait_for=upstream)
+        futures[stage] = run_stage.submit(return_state=False, wait_for=upstream)
         return futures[stage]
 
-    windows = [*subscribers, PrefectObserver(), partial(publish_run, session)]
+    windows: list[Subscriber] = [
+        *subscribers,
+        PrefectObserver(),
+        partial(publish_run, session),
+    ]
     try:
         return str(run_recorded(session, stages, force, windows, server, start))
     except CancelledRun:

@@ -322,7 +322,9 @@ def print_json(value: Any) -> None:
     """
 
     def plain(value: Any) -> Any:
-        return asdict(value) if is_dataclass(value) else str(value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return asdict(value)
+        return str(value)
 
     text = json.dumps(value, indent=1, ensure_ascii=False, default=plain)
     typer.echo(text.translate(_ESCAPES))

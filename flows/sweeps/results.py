@@ -242,7 +242,7 @@ class FailedMixture:
 
     mixture: int
     weights: Weights
-    error: str | None
+    error: str
 
 
 @dataclass(frozen=True)

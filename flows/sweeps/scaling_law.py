@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from itertools import product
-from operator import attrgetter
 
 import numpy as np
 
@@ -219,19 +218,21 @@ def parameter_intervals(
     """Return the law's parameters with their intervals; those of `a` and `b`, which
     span decades, are logarithmic.
     """
-    intervals: dict[str, Interval] = {}
-    for name in ("floor", "a", "alpha", "b", "beta"):
-        parameter = attrgetter(name)
+    statistics: dict[str, Callable[[ScalingLaw], float]] = {
+        "floor": lambda fitted: fitted.floor,
+        "a": lambda fitted: _log(fitted.a),
+        "alpha": lambda fitted: fitted.alpha,
+        "b": lambda fitted: _log(fitted.b),
+        "beta": lambda fitted: fitted.beta,
+    }
+    intervals = {}
+    for name, statistic in statistics.items():
+        ends = astuple(jackknife(law, left_out_laws, statistic))
         if name in ("a", "b"):
-            interval = jackknife(
-                law, left_out_laws, lambda fitted, of=parameter: _log(of(fitted))
-            )  # type: ignore[misc]
             # The upper end may be too large for a float.
-            ends = [math.exp(min(value, 300.0)) for value in astuple(interval)]
+            intervals[name] = Interval(*(math.exp(min(end, 300.0)) for end in ends))
         else:
-            interval = jackknife(law, left_out_laws, parameter)
-            ends = [max(value, 0.0) for value in astuple(interval)]
-        intervals[name] = Interval(*ends)
+            intervals[name] = Interval(*(max(end, 0.0) for end in ends))
     return intervals
 
 

@@ -13,7 +13,14 @@ from rich.text import Text
 
 from gristmill.core.files import atomic_write, write_json
 from gristmill.flows.authoring.manifest_text import set_keys
-from gristmill.flows.pages.page_elements import Figure, Page, Part, Section, Table
+from gristmill.flows.pages.page_elements import (
+    Figure,
+    Inline,
+    Page,
+    Part,
+    Section,
+    Table,
+)
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import predicted_and_measured, stacked_bars
 from gristmill.flows.questions.trace_tables import new_table
@@ -167,7 +174,7 @@ def as_html(name: str, results: SweepResults) -> str:
         caption = "Measured value of each mixture, and its prediction from the others."
         parts.append(Figure(predicted_and_measured(points, "bits per byte"), caption))
     header = ["mixture", *sources, "bits/byte", *(f"of {name}" for name in measured)]
-    rows = []
+    rows: list[list[Inline]] = []
     for mixture in best_first:
         weights = [f"{mixture.weights[source]:.3f}" for source in sources]
         values = [shown(mixture.bits_per_byte.get(name)) for name in measured]
@@ -184,8 +191,9 @@ def as_html(name: str, results: SweepResults) -> str:
                 "Fits", [Table(["source", "model", "leave-one-out errors"], fit_rows)]
             )
         )
-    failed_rows = [
-        [failure.mixture, failure.weights, failure.error] for failure in results.failed
+    failed_rows: list[list[Inline]] = [
+        [failure.mixture, str(failure.weights), failure.error]
+        for failure in results.failed
     ]
     if failed_rows:
         sections.append(
