@@ -15,11 +15,11 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,11 @@ from gristmill.flows.authoring.try_function import Sample, take_sample
 from gristmill.mixtures.steps.dedup import MinHash
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.rules import Rules
+
+if TYPE_CHECKING:
+    from multiprocessing.pool import AsyncResult
+
+    from rich.console import Console
 
 SAMPLE_DOCUMENTS = 1000
 SAMPLE_BYTES = 16_000_000
@@ -98,7 +103,7 @@ class Kernels:
 
     is_code: bool
     until: float
-    _results: dict[str, Any] = field(default_factory=dict)
+    _results: dict[str, AsyncResult[str | None]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         first = [LANGUAGES, *OTHER_SETS, DUPLICATES]  # ready in time on two cores
@@ -134,8 +139,7 @@ class Kernels:
 
     def missing(self, name: str) -> str | None:
         """Return what a ready measurement lacks, or None."""
-        problem: str | None = self._results[name].get()
-        return problem
+        return self._results[name].get()
 
 
 def try_measuring(name: str, is_code: bool) -> str | None:
@@ -161,12 +165,91 @@ def try_measuring(name: str, is_code: bool) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class UnreadableRecord:
+    """An unreadable record, with its number in the file."""
+
+    file: str
+    record: int
+    error: str
+
+
+@dataclass(frozen=True)
+class SampleSize:
+    """Size and origin of the sample (the key `from` in JSON), estimated number of
+    documents in all, and unreadable records: the first ones, and their number.
+    """
+
+    documents: int
+    bytes: int
+    from_: str
+    documents_in_all: int | None
+    unreadable: list[UnreadableRecord]
+    unreadable_in_all: int
+
+
+@dataclass(frozen=True)
+class Languages:
+    """Language -> documents, most first; and the error if the model is missing."""
+
+    found: dict[str, int]
+    missing: str | None
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Documents of the sample that `dedup` would drop: copies, and near-duplicates."""
+
+    exact: int
+    near: int
+
+
+@dataclass(frozen=True)
+class RulesVerdict:
+    """Shares of documents and of bytes that a rule set keeps, and rule -> documents
+    that it drops, most first.
+    """
+
+    name: str
+    documents: float
+    bytes: float
+    dropped: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Example:
+    """The beginning of a document."""
+
+    locator: str
+    language: str | None
+    characters: int
+    text: str
+
+
+@dataclass(frozen=True)
+class MeasuredSample:
+    """Measurements of a sample.
+
+    Attributes:
+        duplicates: None if not compiled in time.
+        not_ready: names of measurements not compiled in time.
+    """
+
+    sample: SampleSize
+    languages: Languages
+    duplicates: Duplicates | None
+    rules: list[RulesVerdict]
+    not_ready: list[str]
+    examples: list[Example]
+    seconds: float
+
+
 def measure_sample(
     path: str,
     look: Look,
     documents: int = SAMPLE_DOCUMENTS,
     seconds: float = LIMIT_SECONDS,
-) -> dict[str, Any]:
+) -> MeasuredSample:
     """Read some documents of a source and measure them.
 
     Args:
@@ -175,13 +258,6 @@ def measure_sample(
         documents: maximum number of documents to read; reading also stops after
             SAMPLE_BYTES of text.
         seconds: time limit for compiling kernels.
-
-    Returns:
-        `sample` (`documents`, `bytes`, `from`: their origin, `unreadable` with the
-        first errors), `languages` (`found`: language -> documents, most first, and the
-        error if the model is `missing`), `duplicates` (`exact`, `near`: documents of
-        the sample that `dedup` would drop), `rules` (see `judge_by_rules`), `not_ready`
-        (names of measurements not compiled in time), `examples`, `seconds`.
 
     Raises:
         gristmill.dataprep.reading.sources.SourceError: the path has no readable data.
@@ -204,35 +280,32 @@ def measure_sample(
     rows = rows.append_column("script", pa.nulls(len(rows), pa.string()))
     sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
     counts = Counter(language for language in languages if language is not None)
-    return {
-        "sample": {
-            "documents": len(rows),
-            "bytes": int(sizes.sum()),
-            "from": sample.described,
-            "documents_in_all": sample.whole,
-            "unreadable": [
-                {"file": file, "record": record.number, "error": record.error}
+    duplicates = None
+    if DUPLICATES in ready:
+        duplicates = find_duplicates(rows["text"].combine_chunks())
+    return MeasuredSample(
+        SampleSize(
+            len(rows),
+            int(sizes.sum()),
+            sample.described,
+            sample.whole,
+            [
+                UnreadableRecord(file, record.number, record.error)
                 for file, record in sample.failures[:SHOWN_FAILURES]
             ],
-            "unreadable_in_all": len(sample.failures),
-        },
-        "languages": {"found": dict(counts.most_common()), "missing": missing},
-        "duplicates": find_duplicates(rows["text"].combine_chunks())
-        if DUPLICATES in ready
-        else {},
-        "rules": [
+            len(sample.failures),
+        ),
+        Languages(dict(counts.most_common()), missing),
+        duplicates,
+        [
             judge_by_rules(name, rules, rows, sizes)
             for name, rules in rule_sets.items()
             if name in ready
         ],
-        "not_ready": [
-            name for name in (LANGUAGES, DUPLICATES, *rule_sets) if name not in ready
-        ],
-        "examples": [
-            _example(rows, row) for row in _evenly(len(rows), SHOWN_DOCUMENTS)
-        ],
-        "seconds": time.monotonic() - started,
-    }
+        [name for name in (LANGUAGES, DUPLICATES, *rule_sets) if name not in ready],
+        [_example(rows, row) for row in _evenly(len(rows), SHOWN_DOCUMENTS)],
+        time.monotonic() - started,
+    )
 
 
 def _rows(sample: Sample) -> pa.Table:
@@ -250,14 +323,14 @@ def _evenly(total: int, number: int) -> list[int]:
     )
 
 
-def _example(rows: pa.Table, row: int) -> dict[str, Any]:
+def _example(rows: pa.Table, row: int) -> Example:
     text = rows["text"][row].as_py()
-    return {
-        "locator": rows["locator"][row].as_py(),
-        "language": rows["language"][row].as_py(),
-        "characters": len(text),
-        "text": text[:SHOWN_CHARACTERS],
-    }
+    return Example(
+        rows["locator"][row].as_py(),
+        rows["language"][row].as_py(),
+        len(text),
+        text[:SHOWN_CHARACTERS],
+    )
 
 
 def find_languages(
@@ -297,7 +370,7 @@ def find_languages(
     ).to_pylist(), None
 
 
-def find_duplicates(texts: pa.Array) -> dict[str, int]:
+def find_duplicates(texts: pa.Array) -> Duplicates:
     """Count the texts that `dedup` would drop with default settings: copies, and
     near-duplicates of longer texts.
     """
@@ -326,10 +399,9 @@ def find_duplicates(texts: pa.Array) -> dict[str, int]:
     sets = shingle_sets(texts.take(pa.array(distinct)), section.ngram)
     pairs = pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= section.threshold]
     lengths = np.asarray(sketches["length"])[distinct]
-    return {
-        "exact": len(texts) - len(distinct),
-        "near": _count_near_duplicates(pairs, lengths),
-    }
+    return Duplicates(
+        len(texts) - len(distinct), _count_near_duplicates(pairs, lengths)
+    )
 
 
 def _count_near_duplicates(pairs: np.ndarray, lengths: np.ndarray) -> int:
@@ -347,10 +419,8 @@ def _count_near_duplicates(pairs: np.ndarray, lengths: np.ndarray) -> int:
 
 def judge_by_rules(
     name: str, rules: Rules, rows: pa.Table, sizes: np.ndarray
-) -> dict[str, Any]:
-    """Judge n documents by some rules: shares of `documents` and `bytes` kept, and
-    `dropped`: rule -> documents, most first.
-    """
+) -> RulesVerdict:
+    """Judge n documents by some rules."""
     sets = rules.sets
     columns = ["text", *dict.fromkeys(columns_read(sets))]
     statistics, errors = measure_texts(
@@ -361,16 +431,16 @@ def judge_by_rules(
     kept = np.zeros(len(rows), bool)
     kept[is_measured] = [reason is None for reason in reasons]
     dropped = Counter(reason for reason in reasons if reason is not None)
-    return {
-        "name": name,
-        "documents": float(kept.mean()),
-        "bytes": float(sizes[kept].sum() / max(sizes.sum(), 1)),
-        "dropped": dict(dropped.most_common()),
-    }
+    return RulesVerdict(
+        name,
+        float(kept.mean()),
+        float(sizes[kept].sum() / max(sizes.sum(), 1)),
+        dict(dropped.most_common()),
+    )
 
 
 def print_look(
-    name: str, look: Look, measured: Mapping[str, Any], describe: Callable[[Look], str]
+    name: str, look: Look, measured: MeasuredSample, describe: Callable[[Look], str]
 ) -> None:
     """Print the findings in lines that fit a narrow terminal."""
     from rich.text import Text
@@ -394,21 +464,16 @@ def print_look(
         )
         console.print(Text(f"not read: {ignored}", style="yellow"))
 
-    sample = measured["sample"]
-    total = sample["documents"]
-    section(console, f"Sample: {counted(total, 'document')}, {size(sample['bytes'])}")
-    if sample["documents_in_all"]:
-        total_text = counted(max(sample["documents_in_all"], total), "document")
-        console.print(f"of {sample['from']}; about {total_text} in all")
-    for entry in sample["unreadable"]:
-        console.print(
-            Text(
-                f"unreadable: {entry['file']}, record {entry['record']}: "
-                f"{entry['error']}",
-                style="yellow",
-            )
-        )
-    num_hidden = sample["unreadable_in_all"] - len(sample["unreadable"])
+    sample = measured.sample
+    total = sample.documents
+    section(console, f"Sample: {counted(total, 'document')}, {size(sample.bytes)}")
+    if sample.documents_in_all:
+        total_text = counted(max(sample.documents_in_all, total), "document")
+        console.print(f"of {sample.from_}; about {total_text} in all")
+    for entry in sample.unreadable:
+        line = f"unreadable: {entry.file}, record {entry.record}: {entry.error}"
+        console.print(Text(line, style="yellow"))
+    num_hidden = sample.unreadable_in_all - len(sample.unreadable)
     if num_hidden > 0:
         console.print(
             Text(
@@ -416,12 +481,12 @@ def print_look(
                 style="yellow",
             )
         )
-    _print_languages(console, measured["languages"], total)
-    if measured["duplicates"]:
+    _print_languages(console, measured.languages, total)
+    if measured.duplicates is not None:
         section(console, "Duplicates in the sample (the whole has more)")
         shares = [
             f"{kind} {number:,} ({number / total:.1%})"
-            for kind, number in measured["duplicates"].items()
+            for kind, number in vars(measured.duplicates).items()
         ]
         console.print(", ".join(shares))
 
@@ -430,35 +495,32 @@ def print_look(
         ("rules", False), ("kept", True), ("bytes", True), ("drops most by", False)
     )
     num_reasons = SHOWN_REASONS if console.width >= WIDE else 1
-    for row in measured["rules"]:
+    for row in measured.rules:
         reasons = [
             f"{short_name(rule)} {number:,}"
-            for rule, number in list(row["dropped"].items())[:num_reasons]
+            for rule, number in list(row.dropped.items())[:num_reasons]
         ]
         table.add_row(
-            row["name"],
-            f"{row['documents']:.1%}",
-            f"{row['bytes']:.1%}",
-            ", ".join(reasons),
+            row.name, f"{row.documents:.1%}", f"{row.bytes:.1%}", ", ".join(reasons)
         )
     console.print(table)
-    if measured["not_ready"]:
+    if measured.not_ready:
         console.print(
             Text(
-                f"not measured yet: {', '.join(measured['not_ready'])}. The first look "
+                f"not measured yet: {', '.join(measured.not_ready)}. The first look "
                 "on a machine compiles the kernels and caches them: look again, on a "
                 "busy machine with --seconds 120",
                 style="yellow",
             )
         )
-    section(console, counted(len(measured["examples"]), "document"))
-    for entry in measured["examples"]:
-        description = f"{entry['characters']:,} characters"
-        if entry["language"]:
-            description += f", {entry['language']}"
-        console.print(Text.assemble((entry["locator"], "bold"), f" ({description})"))
+    section(console, counted(len(measured.examples), "document"))
+    for example in measured.examples:
+        description = f"{example.characters:,} characters"
+        if example.language:
+            description += f", {example.language}"
+        console.print(Text.assemble((example.locator, "bold"), f" ({description})"))
         console.print(
-            "  " + " ".join(entry["text"].split()), no_wrap=True, overflow="ellipsis"
+            "  " + " ".join(example.text.split()), no_wrap=True, overflow="ellipsis"
         )
 
 
@@ -467,14 +529,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _print_languages(console: Any, languages: Mapping[str, Any], total: int) -> None:
+def _print_languages(console: Console, languages: Languages, total: int) -> None:
     from gristmill.flows.pages.terminal_tables import section
 
     section(console, "Languages")
-    if languages["missing"]:
-        console.print(f"not measured: {languages['missing']}")
+    if languages.missing:
+        console.print(f"not measured: {languages.missing}")
         return
-    ranked = list(languages["found"].items())
+    ranked = list(languages.found.items())
     shares = [
         f"{language} {number / total:.1%}"
         for language, number in ranked[:SHOWN_LANGUAGES]

@@ -318,16 +318,20 @@ def fail(message: str, code: int) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """Print a value, or a dataclass, as JSON; control characters that a terminal would
-    interpret are escaped.
+    interpret are escaped. The field `from_` becomes the key `from`.
     """
 
     def plain(value: Any) -> Any:
         if is_dataclass(value) and not isinstance(value, type):
-            return asdict(value)
+            return asdict(value, dict_factory=_json_object)
         return str(value)
 
     text = json.dumps(value, indent=1, ensure_ascii=False, default=plain)
     typer.echo(text.translate(_ESCAPES))
+
+
+def _json_object(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name.rstrip("_"): value for name, value in items}
 
 
 _ESCAPES = {

@@ -80,7 +80,9 @@ def look(
             "remarks",
         )
         listing = {key: getattr(source_look, key) for key in keys}
-        print_json({"name": name, **listing, **measurements, "manifest": manifest})
+        print_json(
+            {"name": name, **listing, **vars(measurements), "manifest": manifest}
+        )
     else:
         print_look(name, source_look, measurements, describe)
         typer.echo(f"\nManifest\n{manifest}")

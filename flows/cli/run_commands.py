@@ -5,7 +5,7 @@ store.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -482,18 +482,7 @@ def plan(
         from gristmill.flows.planning.predict import print_prediction
 
         prediction = predict_cost(session, int(sample_mb * 1e6), sample_seconds)
-        if as_json:
-            print_json(
-                asdict(
-                    prediction,
-                    # `from` is a keyword of Python
-                    dict_factory=lambda items: {
-                        key.rstrip("_"): value for key, value in items
-                    },
-                )
-            )
-        else:
-            print_prediction(session, prediction)
+        print_json(prediction) if as_json else print_prediction(session, prediction)
         raise typer.Exit(EXIT_STAGE_FAILED if prediction.refusals else 0)
     show_plan(session, frozenset(), as_json)
 

@@ -19,7 +19,11 @@ from typer.testing import CliRunner
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.flows.authoring import measured_sample
 from gristmill.flows.authoring.look_at_data import BOOK_PARAGRAPHS, look_at
-from gristmill.flows.authoring.measured_sample import find_duplicates, rule_sets_for
+from gristmill.flows.authoring.measured_sample import (
+    Duplicates,
+    find_duplicates,
+    rule_sets_for,
+)
 from gristmill.flows.authoring.try_function import take_sample
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import load_manifest
@@ -323,7 +327,7 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
 def test_of_texts_alike_the_longest_stays() -> None:
     base = words(3, 200)
     texts = pa.array([base, base + " more.", base, words(4, 200)], pa.large_string())
-    assert find_duplicates(texts) == {"exact": 1, "near": 1}
+    assert find_duplicates(texts) == Duplicates(exact=1, near=1)
 
 
 def test_files_as_long_as_books_are_cut_by_their_headings_or_into_paragraphs(
