@@ -217,7 +217,7 @@ def generate(
         )
     except (PromptsError, SamplingError) as error:
         fail(str(error), EXIT_USAGE)
-    text = as_jsonl(generated.lines)
+    text = as_jsonl(generated.completions)
     if out is None:
         typer.echo(text, nl=False)
     else:
@@ -236,7 +236,7 @@ def generate(
     if generated.failed:
         number, reason = next(iter(generated.failed.items()))
         fail(
-            f"{len(generated.failed)} of {len(generated.lines)} prompts could not be "
+            f"{len(generated.failed)} of {len(generated.completions)} prompts could not be "
             "completed; their lines have the "
             f"reason in `error`. The first, line {number}: {reason}",
             1,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from gristmill.mixtures.yaml_text import why_unreadable
 from gristmill.train.data.conversation_tokens import ChatError
@@ -22,29 +22,54 @@ class PromptsError(ValueError):
     """A line of a file is not a prompt."""
 
 
+class Prompt(TypedDict, total=False):
+    """A line of a file of prompts: a text to continue, or a conversation to answer. It
+    may have other fields.
+    """
+
+    prompt: str
+    messages: list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Completion of a prompt.
+
+    Attributes:
+        prompt: line of the file.
+        text: the completion.
+        finish_reason: `stop`, or `length` if it was cut.
+        num_tokens: number of its ids.
+        error: reason if the prompt could not be completed.
+    """
+
+    prompt: Prompt
+    text: str
+    finish_reason: str | None
+    num_tokens: int
+    error: str | None
+
+
 @dataclass(frozen=True)
 class Generated:
     """Completions of the prompts of a file.
 
     Attributes:
-        lines: one per prompt, in order: its fields, and `completion`, `finish_reason`,
-            `completion_tokens`, or `error` if it could not be completed.
+        completions: one per prompt, in order.
         failed: line numbers of the prompts that could not be completed, and the
             reasons.
         tokens: ids in all completions.
         seconds: duration.
     """
 
-    lines: list[dict[str, Any]]
+    completions: list[Completion]
     failed: dict[int, str]
     tokens: int
     seconds: float
 
 
-def read_prompts(path: Path) -> dict[int, dict[str, Any]]:
+def read_prompts(path: Path) -> dict[int, Prompt]:
     """The lines of a JSONL file by their numbers from 1, without empty ones.
-
-    Each has `prompt` (a text to continue) or `messages` (a conversation to answer).
 
     Raises:
         PromptsError: the file cannot be read, or a line is not a prompt; the message
@@ -54,7 +79,7 @@ def read_prompts(path: Path) -> dict[int, dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise PromptsError(f"{path}: {why_unreadable(error)}") from error
-    prompts = {}
+    prompts: dict[int, Prompt] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -101,7 +126,7 @@ def _is_message(value: Any) -> bool:
 def generate_lines(
     language: LanguageModel,
     scheduler: Scheduler,
-    prompts: Mapping[int, Mapping[str, Any]],
+    prompts: Mapping[int, Prompt],
     sampling: Sampling,
     max_new_tokens: int,
     stops: Sequence[str] = (),
@@ -111,18 +136,18 @@ def generate_lines(
     Args:
         language: the model with its tokenizer.
         scheduler: of that model, idle.
-        prompts: by their numbers; each has `prompt` or `messages`, and perhaps other
-            fields. A prompt that is too long, or that the chat template refuses, is an
-            error of that prompt alone.
+        prompts: by their numbers. A prompt that is too long, or that the chat template
+            refuses, is an error of that prompt alone.
         sampling: a line's completion depends on the seed and its prompt.
         max_new_tokens: most ids of a completion.
         stops: texts that end a completion.
     """
     started = time.perf_counter()
     completions = {
-        place: _Completion(language, prompt, stops) for place, prompt in prompts.items()
+        place: _PendingCompletion(language, prompt, stops)
+        for place, prompt in prompts.items()
     }
-    by_request: dict[int, _Completion] = {}
+    by_request: dict[int, _PendingCompletion] = {}
     for place, prompt in prompts.items():
         try:
             if "messages" in prompt:
@@ -143,7 +168,7 @@ def generate_lines(
             if has_ended and progress.finish is None:
                 scheduler.cancel(progress.number)
     return Generated(
-        [completion.line for completion in completions.values()],
+        [completion.result for completion in completions.values()],
         {
             place: completion.error
             for place, completion in completions.items()
@@ -154,9 +179,9 @@ def generate_lines(
     )
 
 
-class _Completion:
+class _PendingCompletion:
     def __init__(
-        self, language: LanguageModel, prompt: Mapping[str, Any], stops: Sequence[str]
+        self, language: LanguageModel, prompt: Prompt, stops: Sequence[str]
     ) -> None:
         self._prompt = prompt
         self._stream = TextStream(language.decode, stops)
@@ -175,17 +200,30 @@ class _Completion:
         return self._finish is not None
 
     @property
-    def line(self) -> dict[str, Any]:
-        if self.error is not None:
-            return {**self._prompt, "error": self.error}
-        return {
-            **self._prompt,
-            "completion": "".join(self._pieces),
-            "finish_reason": self._finish,
-            "completion_tokens": self.num_tokens,
-        }
+    def result(self) -> Completion:
+        """The completion so far."""
+        return Completion(
+            self._prompt,
+            "".join(self._pieces),
+            self._finish,
+            self.num_tokens,
+            self.error,
+        )
 
 
-def as_jsonl(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Lines of JSON, each with a line feed."""
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+def as_jsonl(completions: Sequence[Completion]) -> str:
+    """Lines of JSON, each with a line feed: the fields of the prompt, and `completion`,
+    `finish_reason` and `completion_tokens`, or `error`.
+    """
+    lines = []
+    for completion in completions:
+        added: dict[str, object] = {"error": completion.error}
+        if completion.error is None:
+            added = {
+                "completion": completion.text,
+                "finish_reason": completion.finish_reason,
+                "completion_tokens": completion.num_tokens,
+            }
+        line = {**completion.prompt, **added}
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    return "".join(lines)

@@ -19,10 +19,10 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, cast
+from typing import cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -91,7 +91,7 @@ class ModelServer(ThreadingHTTPServer):
 
     def complete(
         self, body: ChatRequest, client_left: Callable[[], bool]
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, object] | None:
         """Answer a conversation; None if the client leaves first.
 
         Raises:
@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         self._send(status, {"error": {"message": message}})
 
-    def _send(self, status: HTTPStatus, content: dict[str, Any]) -> None:
+    def _send(self, status: HTTPStatus, content: Mapping[str, object]) -> None:
         body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")

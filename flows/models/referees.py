@@ -12,7 +12,7 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -42,7 +42,7 @@ from gristmill.train.stages.export import write_folder
 
 NEW_TOKENS, BETA = 16, 0.1
 # equal numbers of options, which its Brier score requires
-CHOICES: list[dict[str, Any]] = [
+CHOICES: list[dict[str, object]] = [
     {
         "q": "The capital of France is",
         "options": ["Paris", "a river", "the colour blue"],
@@ -120,7 +120,7 @@ class Finding:
             return self.unasked
         return "agrees" if self.gap <= self.allowed else "DISAGREES"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, str | float | None]:
         """The finding as JSON."""
         return {
             "referee": self.referee,
@@ -238,7 +238,7 @@ def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]
     )
 
 
-LM_EVAL_TASKS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
+LM_EVAL_TASKS: dict[str, tuple[Sequence[Mapping[str, object]], str, str]] = {
     "multiple_choice": (
         CHOICES,
         "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: "
@@ -256,7 +256,7 @@ LM_EVAL_TASKS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
         "bits_per_byte byte_perplexity",
     ),
 }
-OUR_TASKS: dict[str, dict[str, Any]] = {
+OUR_TASKS: dict[str, dict[str, str]] = {
     "multiple_choice": {"prompt": "q", "choices": "options", "answer": "gold"},
     "cloze": {"prompt": "q", "answer": "a"},
     "rolling": {"prompt": "text"},

@@ -13,7 +13,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from gristmill.core.secrets import mask_text
 from gristmill.flows.orchestration.cards import live_card, run_card, stage_card
@@ -45,7 +46,7 @@ class PrefectObserver(WindowObserver):
         self._queue: queue.Queue[
             tuple[contextvars.Context, Callable[[], None]] | None
         ] = queue.Queue(QUEUE_LENGTH)
-        self._artifacts: dict[str, Any] = {}
+        self._artifacts: dict[str, UUID] = {}
         self._has_warned = False
         self._thread = threading.Thread(target=self._send_queued, daemon=True)
         self._thread.start()
@@ -114,9 +115,11 @@ class PrefectObserver(WindowObserver):
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
         if stage not in self._artifacts:
-            self._artifacts[stage] = create_progress_artifact(
+            artifact = create_progress_artifact(
                 percent, key=artifact_key(f"{stage}-progress"), description=description
             )
+            assert isinstance(artifact, UUID)
+            self._artifacts[stage] = artifact
             return
         update_progress_artifact(
             self._artifacts[stage], percent, description=description

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -19,7 +18,7 @@ from gristmill.core.lease import highest
 from gristmill.core.progress import read_progress
 from gristmill.core.store import Store
 from gristmill.flows.questions.status import run_state
-from gristmill.flows.running.run_records import ROWS
+from gristmill.flows.running.run_records import ROWS, RunContent, StageEntry
 
 NEWEST_RUNS = 50
 """Runs whose records are read per request."""
@@ -59,7 +58,7 @@ class RunCollector(Collector):
         yield from self._stage_metrics(runs)
 
     def _run_metrics(
-        self, runs: Mapping[str, Mapping[str, Any]]
+        self, runs: Mapping[str, RunContent]
     ) -> Iterator[GaugeMetricFamily]:
         state = GaugeMetricFamily(
             "gristmill_run_state",
@@ -88,7 +87,7 @@ class RunCollector(Collector):
         yield from (state, started, seconds)
 
     def _stage_metrics(
-        self, runs: Mapping[str, Mapping[str, Any]]
+        self, runs: Mapping[str, RunContent]
     ) -> Iterator[GaugeMetricFamily]:
         labels = ["name", "stage"]
         state = GaugeMetricFamily(
@@ -139,19 +138,19 @@ class RunCollector(Collector):
         yield from (state, seconds, rows, share, speed)
 
 
-def newest_runs(store: Store) -> dict[str, dict[str, Any]]:
+def newest_runs(store: Store) -> dict[str, RunContent]:
     """Record of the newest run by manifest name, among the newest runs of a store."""
     if not store.runs.exists():
         return {}
-    runs: dict[str, dict[str, Any]] = {}
+    runs: dict[str, RunContent] = {}
     for folder in sorted(store.runs.iterdir(), reverse=True)[:NEWEST_RUNS]:
         if (folder / "run.json").exists():
-            record = read_json(folder / "run.json")
+            record: RunContent = read_json(folder / "run.json")
             runs.setdefault(record["name"], record)
     return runs
 
 
-def stage_state(entry: Mapping[str, Any], is_running: bool) -> str:
+def stage_state(entry: StageEntry, is_running: bool) -> str:
     """State of a stage of a run, by its entry in the record.
 
     Args:

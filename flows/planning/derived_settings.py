@@ -5,7 +5,6 @@ plan`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.scaling.size_rules import (
@@ -19,26 +18,36 @@ from gristmill.mixtures.scaling.size_rules import (
 
 
 @dataclass(frozen=True)
-class Derived:
-    """A key derived from a size.
-
-    Attributes:
-        key: key within `pretrain`.
-        value: value in effect.
-        rule: value given by the rules; differs from `value` if the manifest sets the
-            key.
+class DerivedValue:
+    """Value of a key in effect, and the value given by the rules, which differs if the
+    manifest sets the key.
     """
 
-    key: str
     value: float | str
     rule: float | str
 
 
-def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
-    """Return the derived settings: `from`, `parameters` (in the layers), `tokens`,
-    `flops`, and `keys`, each with its value and the value of the rules; None if the
-    manifest has neither size nor depth.
+@dataclass(frozen=True)
+class DerivedSettings:
+    """Settings derived from a size or depth.
+
+    Attributes:
+        from_: the size or depth (the key `from` in JSON).
+        parameters: number of weights in the layers.
+        tokens: training tokens.
+        flops: of the training.
+        keys: key within `pretrain` -> its value.
     """
+
+    from_: str
+    parameters: int
+    tokens: int
+    flops: float
+    keys: dict[str, DerivedValue]
+
+
+def derived_keys(manifest: Manifest) -> DerivedSettings | None:
+    """Return the derived settings; None if the manifest has neither size nor depth."""
     section = manifest.pretrain
     if (
         section is None
@@ -54,53 +63,46 @@ def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
     plain = model_of(section.depth or depth_of(str(section.size)), {})
     of_shape = dial(model, ratio, length)
     of_batch = dial(model, ratio, length, batch, rate)
-    keys = [
-        Derived("model.layers", model.layers, plain.layers),
-        Derived("model.width", model.width, plain.width),
-        Derived("model.heads", model.heads, plain.heads),
-        Derived("global_batch_size", batch, of_shape.global_batch_size),
-        Derived("optimizer.kind", section.optimizer.kind, OPTIMIZER),
-        Derived("optimizer.learning_rate", rate, of_shape.learning_rate),
-        Derived(
-            "optimizer.weight_decay",
-            section.optimizer.weight_decay,
-            of_batch.weight_decay,
-        ),
-        Derived(
-            "schedule.decay_fraction", section.schedule.decay_fraction, DECAY_FRACTION
-        ),
-        Derived("steps", section.steps, of_batch.steps),
-    ]
-    return {
-        "from": f"depth {section.depth}"
-        if section.size is None
-        else f"size {section.size}",
-        "parameters": of_shape.parameters,
-        "tokens": section.steps * batch * length,
-        "flops": of_shape.flops,
-        "keys": {
-            derived.key: {"value": derived.value, "rule": derived.rule}
-            for derived in keys
+    optimizer, schedule = section.optimizer, section.schedule
+    return DerivedSettings(
+        f"size {section.size}" if section.size else f"depth {section.depth}",
+        of_shape.parameters,
+        section.steps * batch * length,
+        of_shape.flops,
+        {
+            "model.layers": DerivedValue(model.layers, plain.layers),
+            "model.width": DerivedValue(model.width, plain.width),
+            "model.heads": DerivedValue(model.heads, plain.heads),
+            "global_batch_size": DerivedValue(batch, of_shape.global_batch_size),
+            "optimizer.kind": DerivedValue(optimizer.kind, OPTIMIZER),
+            "optimizer.learning_rate": DerivedValue(rate, of_shape.learning_rate),
+            "optimizer.weight_decay": DerivedValue(
+                optimizer.weight_decay, of_batch.weight_decay
+            ),
+            "schedule.decay_fraction": DerivedValue(
+                schedule.decay_fraction, DECAY_FRACTION
+            ),
+            "steps": DerivedValue(section.steps, of_batch.steps),
         },
-    }
+    )
 
 
 def _value_text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
-def in_a_sentence(settings: dict[str, Any]) -> str:
+def in_a_sentence(settings: DerivedSettings) -> str:
     """Describe the derived settings in a sentence, with the rule's value for each key
     that the manifest sets.
     """
     parts = []
-    for key, entry in settings["keys"].items():
-        part = f"{key} {_value_text(entry['value'])}"
-        if entry["value"] != entry["rule"]:
-            part += f" (rule: {_value_text(entry['rule'])})"
+    for key, derived in settings.keys.items():
+        part = f"{key} {_value_text(derived.value)}"
+        if derived.value != derived.rule:
+            part += f" (rule: {_value_text(derived.rule)})"
         parts.append(part)
-    tokens, parameters = settings["tokens"], settings["parameters"]
+    tokens, parameters = settings.tokens, settings.parameters
     return (
-        f"{settings['from']}: {', '.join(parts)}; {parameters:,} weights in the "
+        f"{settings.from_}: {', '.join(parts)}; {parameters:,} weights in the "
         f"layers, {tokens:,} tokens, {tokens / parameters:.3g} per weight"
     )

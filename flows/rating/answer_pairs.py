@@ -12,12 +12,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.files import canonical_json, read_json, write_json
 from gristmill.dataprep.examples.conversations import Message
 from gristmill.flows.models.find_model import ModelNotFoundError
-from gristmill.flows.models.generate import generate_lines
+from gristmill.flows.models.generate import Prompt, generate_lines
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import TOKENIZER
 from gristmill.train.generation.language_model import open_language_model
@@ -26,8 +25,6 @@ from gristmill.train.generation.scheduler import Scheduler
 
 BATCH = 32
 """Answers that are written at the same time."""
-Prompt = Mapping[str, Any]
-"""`prompt`, a text, or `messages`, and perhaps more."""
 
 
 @dataclass(frozen=True)
@@ -223,14 +220,16 @@ def _answers(
                 requests[number] = {
                     "messages": [{"role": "user", "content": prompt["prompt"]}]
                 }
-    lines = generate_lines(
+    completions = generate_lines(
         language, Scheduler(language.model, BATCH), requests, sampling, max_new_tokens
-    ).lines
+    ).completions
     del language
     gc.collect()  # one model at a time
     return [
-        {"error": line["error"]} if "error" in line else {"text": line["completion"]}
-        for line in lines
+        {"text": completion.text}
+        if completion.error is None
+        else {"error": completion.error}
+        for completion in completions
     ]
 
 

@@ -130,7 +130,7 @@ def _earlier_report(record: RunRecord, mark: str) -> str | None:
 
 def render_report(
     session: Session,
-    record: dict[str, Any] | None,
+    record: Mapping[str, Any] | None,
     write: Callable[[Page], str] = html_file,
 ) -> str:
     """All committed outputs of a manifest as a page, written as HTML or by `write`."""

@@ -22,9 +22,21 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypedDict
 
 from gristmill.core.processes import ONE_THREAD, end_with_parent, without_collection
+
+
+class ForkRequest(TypedDict):
+    """Request for a worker: its environment variables, modules to import before the
+    fork, working folder, module search path, and arguments.
+    """
+
+    environment: dict[str, str]
+    modules: list[str]
+    folder: str
+    path: list[str]
+    command: list[str]
 
 
 class ForkServer:
@@ -95,7 +107,7 @@ class ForkServer:
             ForkServerError: the server has ended.
         """
         folder = os.getcwd()
-        request = {
+        request: ForkRequest = {
             "environment": dict(environment),
             "modules": list(modules),
             "folder": folder,
@@ -180,7 +192,7 @@ class Forked:
             self._line.shutdown(socket.SHUT_WR)
 
 
-def _missing(request: Mapping[str, Any]) -> list[str]:
+def _missing(request: ForkRequest) -> list[str]:
     """Modules of a request that are not imported yet."""
     return [name for name in request["modules"] if name not in sys.modules]
 
@@ -192,7 +204,7 @@ class PendingWorker(NamedTuple):
 
     line: socket.socket
     output: int
-    request: dict[str, Any]
+    request: ForkRequest
 
 
 class Server:
@@ -209,7 +221,7 @@ class Server:
     def __init__(
         self,
         requests: socket.socket,
-        work: Callable[[dict[str, Any]], int | None],
+        work: Callable[[ForkRequest], int | None],
         later: Sequence[str] = (),
     ) -> None:
         self._requests = requests
@@ -280,7 +292,7 @@ class Server:
         self._pending.append(PendingWorker(line, descriptors[1], json.loads(content)))
         return True
 
-    def _fork(self, line: socket.socket, output: int, request: dict[str, Any]) -> None:
+    def _fork(self, line: socket.socket, output: int, request: ForkRequest) -> None:
         server = os.getpid()
         pid = os.fork()
         if not pid:
@@ -290,7 +302,7 @@ class Server:
         _send_number(line, pid)
 
     def _become_worker(
-        self, server: int, line: socket.socket, output: int, request: dict[str, Any]
+        self, server: int, line: socket.socket, output: int, request: ForkRequest
     ) -> NoReturn:
         code = 1
         try:

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.secrets import mask_known, mask_secrets
 from gristmill.flows.running.run_records import RunRecord
@@ -71,7 +70,9 @@ def notify(session: Session, record: RunRecord, report: Path | None = None) -> N
         )
 
 
-def payload(session: Session, record: RunRecord, report: Path | None) -> dict[str, Any]:
+def payload(
+    session: Session, record: RunRecord, report: Path | None
+) -> dict[str, object]:
     """Notification with the run's result, and `text`, a sentence for chat services."""
     content = record.content
     seconds = round(content["finished"] - content["started"], 3)
@@ -83,9 +84,9 @@ def payload(session: Session, record: RunRecord, report: Path | None) -> dict[st
     stages = {}
     for name, entry in content["stages"].items():
         stages[name] = {
-            key: entry[key]
-            for key in ("how", "seconds", "rows", "error")
-            if key in entry
+            key: value
+            for key, value in entry.items()
+            if key in ("how", "seconds", "rows", "error")
         }
     return {
         "text": f"{sentence}: {first_line}" if first_line else sentence,

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from gristmill.core.files import canonical_json, read_json, write_json
 from gristmill.core.store import IDENTITY, Files, StageFolder, Store
@@ -95,21 +94,29 @@ def settle_node(node: Node, store: Store, name: str) -> Node:
     pointer = kept_output(folder)
     if pointer is None:
         return node
-    kept_folder = store.folder(node.name, name, pointer["fingerprint"])
+    kept_folder = store.folder(node.name, name, pointer.fingerprint)
     if kept_folder.state() != "committed":
         return node
     return replace(
         node,
-        fingerprint=pointer["fingerprint"],
+        fingerprint=pointer.fingerprint,
         alias=alias_of(kept_folder),
-        kept_version=pointer["version"],
+        kept_version=pointer.version,
     )
 
 
-def kept_output(folder: StageFolder) -> dict[str, Any] | None:
-    """`fingerprint` and `version` of the kept output that replaces a folder's own."""
+@dataclass(frozen=True)
+class KeptOutput:
+    """Fingerprint and version of the kept output that replaces a folder's own."""
+
+    fingerprint: str
+    version: int
+
+
+def kept_output(folder: StageFolder) -> KeptOutput | None:
+    """The kept output to which a folder points, if there is one."""
     pointer = folder.path / KEPT_OUTPUT
-    return read_json(pointer) if pointer.exists() else None
+    return KeptOutput(**read_json(pointer)) if pointer.exists() else None
 
 
 def keep_output(node: Node, store: Store, name: str) -> None:
@@ -125,7 +132,7 @@ def keep_output(node: Node, store: Store, name: str) -> None:
         ).own_fingerprint
         if store.folder(node.name, name, former).state() == "committed":
             pointer = store.folder(node.name, name, node.fingerprint).path / KEPT_OUTPUT
-            write_json(pointer, {"fingerprint": former, "version": version})
+            write_json(pointer, asdict(KeptOutput(former, version)))
             return
     raise NothingToKeepError(
         f"{node.name}: the store has no committed output that an earlier version of "

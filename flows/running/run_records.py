@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Required, TypedDict
 
 from gristmill.core.files import TEMPORARY_MARK, is_local, read_json, write_json
 from gristmill.core.lease import FORGOTTEN_SECONDS, identity, is_gone, running_owner
@@ -42,12 +42,58 @@ ROWS = ("read", "kept", "quarantined")
 log = logging.getLogger("gristmill.runs")
 
 
+class KeptVersion(TypedDict):
+    """Version of a stage whose output is kept, and its current version."""
+
+    version: int
+    instead_of: int
+
+
+class StageEntry(TypedDict, total=False):
+    """A stage in `run.json`: its output, and what the run did with it so far.
+
+    `identity` and `kept` are there if they differ from the fingerprint's; `started` of
+    a stage that runs, `error` of one that failed, the others of one with a committed
+    output. `rows` has document counts.
+    """
+
+    fingerprint: Required[str]
+    identity: str
+    kept: KeptVersion
+    started: float
+    error: str
+    how: str
+    seconds: float
+    folder: str
+    note: str
+    rows: dict[str, int]
+
+
+class RunContent(TypedDict, total=False):
+    """Content of `run.json`; `message` and `finished` are there when the run has ended.
+    Times are seconds since 1970.
+    """
+
+    run: Required[str]
+    name: Required[str]
+    manifest_file: Required[str]
+    manifest: Required[dict[str, object]]
+    overrides: Required[list[str]]
+    settings: Required[dict[str, object]]
+    state: Required[str]
+    started: Required[float]
+    owner: Required[dict[str, object]]
+    stages: Required[dict[str, StageEntry]]
+    message: str
+    finished: float
+
+
 @dataclass
 class RunRecord:
     """`run.json` of one run, rewritten at every change; a subscriber to its events."""
 
     folder: Path
-    content: dict[str, Any] = field(default_factory=dict)
+    content: RunContent
     plan: Plan = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
@@ -64,9 +110,9 @@ class RunRecord:
         killed runs.
         """
         remove_half_written(store)
-        record = cls(new_run_folder(store, manifest.name), plan=plan)
-        record.content = {
-            "run": record.folder.name,
+        folder = new_run_folder(store, manifest.name)
+        content: RunContent = {
+            "run": folder.name,
             "name": manifest.name,
             "manifest_file": str(Path(file).resolve()),
             "manifest": manifest.model_dump(mode="json", exclude_none=True),
@@ -77,6 +123,7 @@ class RunRecord:
             "owner": identity(os.getpid()),
             "stages": {name: _names_of(node) for name, node in plan.items()},
         }
+        record = cls(folder, content, plan)
         record.save()
         return record
 
@@ -84,11 +131,15 @@ class RunRecord:
         """Record an event of a stage; progress is recorded beside the stage's lease."""
         match event:
             case StageStarted() | StageWaits():
-                self._note(event.node, started=time.time())
+                self._note(
+                    event.node, {**_names_of(event.node), "started": time.time()}
+                )
             case StageFinished():
                 self._note_outcome(event.outcome)
             case StageFailed():
-                self._note(event.node, error=event.message)
+                self._note(
+                    event.node, {**_names_of(event.node), "error": event.message}
+                )
 
     def _note_outcome(self, outcome: Outcome) -> None:
         """Record how a stage got its output, and the new identities of later stages."""
@@ -100,8 +151,8 @@ class RunRecord:
                     "error",
                 }:
                     self.content["stages"][name] = _names_of(later)
-            entry = {
-                **_names_of(self.plan[outcome.stage]),
+            entry = _names_of(self.plan[outcome.stage])
+            entry |= {
                 "how": outcome.how,
                 "seconds": round(outcome.seconds, 3),
                 "folder": str(outcome.folder.path),
@@ -114,10 +165,10 @@ class RunRecord:
             self.content["stages"][outcome.stage] = entry
             self.save()
 
-    def _note(self, node: Node, **values: Any) -> None:
-        """Add to a stage's entry; a store that rejects it does not end the stage."""
+    def _note(self, node: Node, entry: StageEntry) -> None:
+        """Replace a stage's entry; a store that rejects it does not end the stage."""
         with self._lock:
-            self.content["stages"][node.name] = {**_names_of(node), **values}
+            self.content["stages"][node.name] = entry
             try:
                 self.save()
             except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
@@ -138,7 +189,9 @@ class RunRecord:
     def finish(self, state: str, message: str = "") -> None:
         """Record the end of the run: completed, failed or interrupted."""
         with self._lock:
-            self.content.update(state=state, message=message, finished=time.time())
+            self.content["state"] = state
+            self.content["message"] = message
+            self.content["finished"] = time.time()
             self.save()
 
     def save(self) -> None:
@@ -161,11 +214,11 @@ def remove_half_written(store: Store) -> None:
                 leftover.unlink()
 
 
-def _names_of(node: Node) -> dict[str, Any]:
+def _names_of(node: Node) -> StageEntry:
     """Entry for a stage's output: its fingerprint, its identity if different, and its
     version if it is kept.
     """
-    names: dict[str, Any] = {"fingerprint": node.fingerprint}
+    names: StageEntry = {"fingerprint": node.fingerprint}
     if node.alias:
         names["identity"] = node.alias
     if node.kept_version is not None:
@@ -201,7 +254,7 @@ def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]
         pointer = kept_output(folder)
         if (
             pointer is not None
-            and pointer["fingerprint"][:FINGERPRINT_CHARS] in referenced
+            and pointer.fingerprint[:FINGERPRINT_CHARS] in referenced
         ):
             continue
         if (

@@ -24,11 +24,11 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gristmill.core.files import DEFAULT_STORE, read_json
 from gristmill.core.processes import (
@@ -36,7 +36,7 @@ from gristmill.core.processes import (
     end_with_parent,
     without_collection,
 )
-from gristmill.flows.running.fork_server import ForkServer, Server
+from gristmill.flows.running.fork_server import ForkRequest, ForkServer, Server
 
 if TYPE_CHECKING:
     from gristmill.flows.stages.plan import Plan
@@ -174,7 +174,7 @@ def main(argv: list[str]) -> None:
     gc.freeze()  # saves a last garbage collection
 
 
-def become_stage(request: Mapping[str, Any]) -> int:
+def become_stage(request: ForkRequest) -> int:
     """Continue as the process of the request's stage, and return its exit code."""
     from gristmill.flows.running.execute import main as execute
 

@@ -8,7 +8,11 @@ import math
 
 import pytest
 
-from gristmill.flows.planning.derived_settings import derived_keys, in_a_sentence
+from gristmill.flows.planning.derived_settings import (
+    DerivedValue,
+    derived_keys,
+    in_a_sentence,
+)
 from gristmill.flows.stages.pretrain import configure
 from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
@@ -165,11 +169,8 @@ def test_layer_weights_match_the_shape_of_the_model(model: Model) -> None:
 def test_plan_shows_derived_values_and_the_rule_beside_explicit_ones() -> None:
     derived = derived_keys(read("size: 1m, optimizer: {learning_rate: 0.001}"))
     assert derived is not None
-    assert derived["keys"]["model.width"] == {"value": 192, "rule": 192}
-    assert derived["keys"]["optimizer.learning_rate"] == {
-        "value": 0.001,
-        "rule": 0.00444,
-    }
+    assert derived.keys["model.width"] == DerivedValue(192, rule=192)
+    assert derived.keys["optimizer.learning_rate"] == DerivedValue(0.001, rule=0.00444)
     sentence = in_a_sentence(derived)
     assert sentence.startswith(
         "size 1m: model.layers 3, model.width 192, model.heads 3, global_batch_size 4, "
