@@ -4,9 +4,16 @@ are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from gristmill.flows.stages.stage import Display, Location, PrepareStep, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    Location,
+    MeasuredColumns,
+    PrepareStep,
+    Problems,
+    Stage,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import measured_columns
 from gristmill.mixtures.steps.own_steps import Annotate, OwnAnnotate, OwnStep
@@ -29,9 +36,7 @@ def columns(section: Annotate) -> Iterable[str]:
         return [*section.min, *section.max]
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield problems with a step's model, or with the source of its function, without
     running either.
     """
@@ -48,9 +53,7 @@ def preflight(
     )
 
 
-def wrong_with_model(
-    section: Annotate, place: Location
-) -> Iterator[tuple[Location, str]]:
+def wrong_with_model(section: Annotate, place: Location) -> Problems:
     """Yield problems with the files of a model, and missing packages."""
     from gristmill.dataprep.encoders.document_scores import announce
     from gristmill.dataprep.encoders.model_folders import ModelFolderError
@@ -65,9 +68,7 @@ def wrong_with_model(
         yield (*place, "model"), str(error)
 
 
-def known_before(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> list[str]:
+def known_before(manifest: Manifest, name: str, measured: MeasuredColumns) -> list[str]:
     """Return the columns that a step's function may use: those of documents, and of
     earlier steps.
     """
@@ -89,7 +90,7 @@ def known_before(
 
 def wrong_with_function(
     step: OwnStep, place: Location, known: Sequence[str]
-) -> Iterator[tuple[Location, str]]:
+) -> Problems:
     """Yield problems that the source of a step's function shows."""
     from gristmill.dataprep.user_code.own_documents import check_source
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
 from gristmill.flows.stages.dedup_semantic import wrong_with_vectors
-from gristmill.flows.stages.stage import Display, Location, PrepareStep, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    MeasuredColumns,
+    PrepareStep,
+    Problems,
+    Stage,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup_semantic import Cluster
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield problems with the model's files, and missing packages."""
     yield from wrong_with_vectors(manifest, name)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
 from gristmill.flows.stages.stage import (
     Display,
-    Location,
+    MeasuredColumns,
     PrepareStep,
+    Problems,
     Requirements,
     Stage,
 )
@@ -16,9 +15,7 @@ from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.dedup_semantic import DedupSemantic
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield a malformed `keep`, or one with a column that no earlier step measures."""
     from gristmill.dataprep.duplicates.clusters import (
         check_names,

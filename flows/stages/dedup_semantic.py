@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
 from gristmill.flows.stages import dedup
-from gristmill.flows.stages.stage import Display, Location, PrepareStep, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    MeasuredColumns,
+    PrepareStep,
+    Problems,
+    Stage,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup_semantic import Cluster, DedupSemantic
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield problems with `keep`, as `dedup` does, and with the model's files, and
     missing packages.
     """
@@ -20,7 +22,7 @@ def preflight(
     yield from wrong_with_vectors(manifest, name)
 
 
-def wrong_with_vectors(manifest: Manifest, name: str) -> Iterator[tuple[Location, str]]:
+def wrong_with_vectors(manifest: Manifest, name: str) -> Problems:
     """Yield problems with the files of a step's model, and missing packages."""
     from gristmill.dataprep.encoders.embeddings import check_embedder
     from gristmill.dataprep.encoders.model_folders import (

@@ -9,8 +9,10 @@ from typing import Any
 
 from gristmill.flows.stages.sections import dump
 from gristmill.flows.stages.stage import (
+    Configured,
     Display,
-    Location,
+    MeasuredColumns,
+    Problems,
     Recipe,
     Requirements,
     Stage,
@@ -24,7 +26,7 @@ SHAPING = ("name", "seed", "sources", "ingest", "prepare")
 """Sections that determine the documents."""
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the section, with the description of the documents for the dataset
     card.
     """
@@ -94,7 +96,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield name, value
 
 
-def _relative_paths(manifest: Manifest) -> Iterator[tuple[Location, str]]:
+def _relative_paths(manifest: Manifest) -> Problems:
     """Yield the outside paths of the shaping sections; local ones are relative to their
     common folder.
 
@@ -134,9 +136,7 @@ def _put(value: Any, location: Sequence[str | int], new: Any) -> None:
         value[int(location[-1])] = new
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield an invalid condition, or a column that nothing measures."""
     assert manifest.documents is not None
     for key, message in problems_of(manifest.documents, measured):
@@ -144,7 +144,7 @@ def preflight(
 
 
 def problems_of(
-    section: Documents, measured: Mapping[str, Sequence[str]]
+    section: Documents, measured: MeasuredColumns
 ) -> Iterator[tuple[str, str]]:
     """Yield problems with the columns and the condition of an export: key, message."""
     from gristmill.dataprep.where_sql import (

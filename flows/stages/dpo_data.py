@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from gristmill.flows.stages import decontaminate
 from gristmill.flows.stages.sections import step_recipe, without
-from gristmill.flows.stages.stage import Display, Recipe, Stage
+from gristmill.flows.stages.stage import (
+    Configured,
+    Display,
+    Recipe,
+    Stage,
+)
 from gristmill.flows.stages.trainings import data_needs, made_sets, whole
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings that determine the encoded pairs and their audit."""
     from gristmill.mixtures.posttraining import DpoData
 

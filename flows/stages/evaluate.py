@@ -4,7 +4,7 @@ prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from gristmill.flows.stages.sections import (
     dump,
@@ -14,9 +14,11 @@ from gristmill.flows.stages.sections import (
     without,
 )
 from gristmill.flows.stages.stage import (
+    Configured,
     Display,
     Library,
-    Location,
+    MeasuredColumns,
+    Problems,
     Recipe,
     Requirements,
     Stage,
@@ -27,7 +29,7 @@ from gristmill.mixtures.manifest import MODELS, Manifest
 from gristmill.mixtures.steps.asked_model import HOW
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the section, with the factor that converts preferences to rewards."""
     section = manifest.evaluate
     if section is None:
@@ -76,9 +78,7 @@ def _without_how(settings: Recipe, section: RedTeam) -> Recipe:
     }
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield problems with the judges of answers to a red team."""
     from gristmill.dataprep.encoders.document_scores import announce
     from gristmill.dataprep.encoders.model_folders import ModelFolderError

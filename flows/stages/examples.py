@@ -4,15 +4,16 @@ output of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, without
 from gristmill.flows.stages.stage import (
+    Configured,
     Display,
     Library,
-    Location,
-    Recipe,
+    MeasuredColumns,
+    Problems,
     Requirements,
     Stage,
 )
@@ -30,7 +31,7 @@ def instances(manifest: Manifest) -> dict[str, Manifest]:
     }
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the section of one set without access to models, with a listing of its
     prompts and the checksums of requests that come with gristmill.
     """
@@ -79,9 +80,7 @@ def needs(manifest: Manifest) -> list[str]:
     ]
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield an invalid template or one with unknown variables, and a file without
     principles.
     """

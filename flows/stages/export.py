@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 
 from gristmill.core.files import as_path
 from gristmill.flows.stages.sections import dump
-from gristmill.flows.stages.stage import Display, Recipe, Requirements, Stage
+from gristmill.flows.stages.stage import (
+    Configured,
+    Display,
+    MeasuredColumns,
+    Problems,
+    Recipe,
+    Requirements,
+    Stage,
+)
 from gristmill.flows.stages.trainings import model_before
-from gristmill.mixtures.base import Location
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix import uses_own_weights
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the section, with the facts of the model card."""
     if manifest.export is None:
         return None
@@ -49,9 +55,7 @@ def needs(manifest: Manifest) -> list[str]:
     return ["tokenizer", *measured, model_before(STAGE.name, manifest)]
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield reasons why a GGUF file cannot be written, which would otherwise appear
     only after the trainings.
     """

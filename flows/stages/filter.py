@@ -4,14 +4,16 @@ text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from gristmill.flows.stages.langid import model_name
 from gristmill.flows.stages.stage import (
     Display,
     Library,
     Location,
+    MeasuredColumns,
     PrepareStep,
+    Problems,
     Recipe,
     Requirements,
     Stage,
@@ -34,9 +36,7 @@ def columns(section: Filter) -> Iterable[str]:
     ]
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield the problems of `unknown_languages`."""
     steps = list(manifest.steps.values())
     number = list(manifest.steps).index(name)
@@ -45,9 +45,7 @@ def preflight(
     )
 
 
-def unknown_languages(
-    steps: Sequence[Judging], place: Location
-) -> Iterator[tuple[Location, str]]:
+def unknown_languages(steps: Sequence[Judging], place: Location) -> Problems:
     """Yield languages in `by_language` that no document here has, and those that occur
     twice.
 

@@ -4,8 +4,6 @@ sources are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
 from gristmill.flows.stages import (
     annotate,
     decontaminate,
@@ -18,8 +16,10 @@ from gristmill.flows.stages import (
 from gristmill.flows.stages.ingest import read_sources
 from gristmill.flows.stages.sections import dump, name_outside_files, step_recipe
 from gristmill.flows.stages.stage import (
+    Configured,
     Display,
-    Location,
+    MeasuredColumns,
+    Problems,
     Recipe,
     Requirements,
     Stage,
@@ -38,7 +38,7 @@ CHOOSING = {
 """The steps that select parents."""
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings of each generated source, and the sources of their parents as
     they are read.
     """
@@ -95,9 +95,7 @@ def _recipe(section: Generate, manifest: Manifest, verify: bool) -> Recipe:
     return {**settings, "model": model, "prepare": steps, **prompt}
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield an invalid template or one with unknown variables, here and in the judges
     of parents.
     """

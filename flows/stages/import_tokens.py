@@ -6,11 +6,15 @@ from __future__ import annotations
 
 from gristmill.flows.stages.ingest import MIXTURE_KEYS, NOTE_KEYS
 from gristmill.flows.stages.sections import dump
-from gristmill.flows.stages.stage import Recipe, Stage, only
+from gristmill.flows.stages.stage import (
+    Configured,
+    Stage,
+    only,
+)
 from gristmill.mixtures.manifest import Manifest
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the sources of tokens, with the listings of their files."""
     sources = {
         name: dump(source, *MIXTURE_KEYS, *NOTE_KEYS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from gristmill.flows.stages.sections import dump
 from gristmill.flows.stages.stage import (
+    Configured,
     Display,
-    Location,
-    Recipe,
+    MeasuredColumns,
+    Problems,
     Requirements,
     Stage,
     always,
@@ -25,7 +26,7 @@ OWN_KEYS = ("list", "read")
 """Keys of a source that recipes contain only if they are set."""
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the sources of documents, with the listings of their files, and the names
     of generated sources.
     """
@@ -45,9 +46,7 @@ def needs(manifest: Manifest) -> list[str]:
     return [GENERATE] if manifest.generated_sources else []
 
 
-def read_sources(
-    manifest: Manifest, verify: bool, names: Sequence[str]
-) -> tuple[Recipe, Recipe]:
+def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> Configured:
     """Return the recipe of some sources, with the listings of their files, and the
     further arguments of the stage.
     """
@@ -87,9 +86,7 @@ def read_sources(
     }
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield problems that the source of a reader shows, without running it."""
     for source, section in manifest.document_sources.items():
         if (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
 from gristmill.flows.stages.stage import (
     Display,
     Location,
+    MeasuredColumns,
     PrepareStep,
+    Problems,
     Recipe,
     Requirements,
     Stage,
@@ -37,9 +37,7 @@ def asked_recipe(
     return {**settings, **models, "question": shipped(name).sha256}
 
 
-def wrong_question(
-    section: Question, place: Location
-) -> Iterator[tuple[Location, str]]:
+def wrong_question(section: Question, place: Location) -> Problems:
     """Yield an invalid schema or template, or a template with unknown variables."""
     from gristmill.dataprep.llm.judge import GIVEN
     from gristmill.dataprep.llm.prompt_templates import (
@@ -56,9 +54,7 @@ def wrong_question(
         yield (*place, "template"), str(error)
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield problems with the question."""
     step = manifest.steps[name]
     assert isinstance(step.config, Judge)

@@ -4,13 +4,15 @@ the kept ones.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import PurePath
 
 from gristmill.flows.stages.stage import (
     Display,
     Location,
+    MeasuredColumns,
     PrepareStep,
+    Problems,
     Requirements,
     Stage,
 )
@@ -44,18 +46,14 @@ def pinned_files(section: LanguageId) -> Collection[str]:
     return () if is_other_model(section.model) else ("model",)
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield languages that the model does not know, if the model is available."""
     section = manifest.steps[name].config
     assert isinstance(section, LanguageId)
     yield from unknown_languages(section, ("prepare", list(manifest.steps).index(name)))
 
 
-def unknown_languages(
-    section: LanguageId, place: Location
-) -> Iterator[tuple[Location, str]]:
+def unknown_languages(section: LanguageId, place: Location) -> Problems:
     """Yield languages of a step that its model does not know, if the model is
     available; `place` locates the step.
     """

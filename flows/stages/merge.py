@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
 from gristmill.flows.stages.sections import seed_of
 from gristmill.flows.stages.stage import (
+    Configured,
     Display,
-    Location,
-    Recipe,
+    MeasuredColumns,
+    Problems,
     Requirements,
     Stage,
     only,
@@ -18,7 +17,7 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.scaling.merging import merge_problems, merged_steps
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the merged steps, their weights, and the settings of the model's
     measurement.
     """
@@ -36,9 +35,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     }, {}
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield an error if the checkpoints would be deleted before."""
     assert manifest.merge is not None
     problem = merge_problems(

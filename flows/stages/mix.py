@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
 from gristmill.flows.stages.ingest import MIXTURE_KEYS
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of
 from gristmill.flows.stages.stage import (
+    Configured,
     Display,
-    Location,
-    Recipe,
+    MeasuredColumns,
+    Problems,
     Requirements,
     Stage,
     always,
@@ -19,7 +18,7 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix import uses_own_weights
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the section, with the keys of each source that affect a mixture."""
     if manifest.mix is None:
         return None
@@ -40,9 +39,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return {**recipe, "sources": unweighted_sources}, {**arguments, "sources": sources}
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield each invalid `where` and `epochs` of the sources, also if it has a column
     that nothing measures.
     """

@@ -4,13 +4,12 @@ export it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
 from gristmill.flows.stages.pretrain import why_no_model
 from gristmill.flows.stages.sections import dump, name_outside_files
 from gristmill.flows.stages.stage import (
-    Location,
-    Recipe,
+    Configured,
+    MeasuredColumns,
+    Problems,
     Requirements,
     Stage,
     only,
@@ -19,7 +18,7 @@ from gristmill.flows.stages.tokenizer import tokenizer_of
 from gristmill.mixtures.manifest import Manifest
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the listing of the model's folder."""
     if manifest.model is None:
         return None
@@ -27,9 +26,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return name_outside_files(settings, manifest.model, verify), settings
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield an error for a model that this decoder cannot run."""
     assert manifest.model is not None
     message = why_no_model(manifest.model.path, tokenizer_of(manifest))

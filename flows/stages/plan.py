@@ -18,7 +18,11 @@ from typing import Any
 from gristmill.core.files import canonical_json
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.sections import step_recipe
-from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.flows.stages.stage import (
+    Configured,
+    Recipe,
+    Stage,
+)
 from gristmill.mixtures.base import Judging
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import INGEST
@@ -98,7 +102,7 @@ class _Placed:
     name: str
     stage: Stage
     needs: Sequence[str]
-    configure: Callable[[bool], tuple[Recipe, Recipe] | None]
+    configure: Callable[[bool], Configured | None]
     settings: Judging | None = None
 
 
@@ -150,7 +154,7 @@ def add_later_stages(
 
 
 def _node(
-    placed: _Placed, configured: tuple[Recipe, Recipe], plan: Plan, manifest: Manifest
+    placed: _Placed, configured: Configured, plan: Plan, manifest: Manifest
 ) -> Node:
     recipe, arguments = configured
     inputs = {name: plan[name].identity for name in placed.needs if name in plan}

@@ -4,15 +4,15 @@ mixture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gristmill.core.files import as_path
 from gristmill.flows.stages.stage import (
+    Configured,
     Display,
-    Location,
-    Recipe,
+    MeasuredColumns,
+    Problems,
     TrainingStage,
     only,
 )
@@ -24,7 +24,7 @@ from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.mixtures.training import Pretrain
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the whole section."""
     if manifest.pretrain is None:
         return None
@@ -37,9 +37,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return recipe, arguments
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield a model that cannot be trained further, or a tokenizer without the special
     tokens of the objective.
     """

@@ -4,14 +4,15 @@ drops the worst.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from gristmill.flows.stages.judge import asked_recipe, wrong_question
 from gristmill.flows.stages.stage import (
     Display,
     Library,
-    Location,
+    MeasuredColumns,
     PrepareStep,
+    Problems,
     Recipe,
     Requirements,
     Stage,
@@ -40,9 +41,7 @@ def recipe(section: Quality, settings: Recipe) -> Recipe:
     return settings
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield a judge's column that no earlier step measures, and problems with a judge's
     question.
     """

@@ -4,12 +4,15 @@ preferences are learned.
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Recipe
+from gristmill.flows.stages.stage import (
+    Configured,
+    Recipe,
+)
 from gristmill.flows.stages.trainings import model_before, torchrun_stage
 from gristmill.mixtures.manifest import Manifest
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings that determine the starting model's log-probabilities,
     besides model and answers.
     """

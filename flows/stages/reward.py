@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Display, Recipe, TrainingStage
+from gristmill.flows.stages.stage import (
+    Configured,
+    Display,
+    TrainingStage,
+)
 from gristmill.flows.stages.trainings import (
     first_model,
     made_sets,
@@ -13,7 +17,7 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.reinforcement import Reward
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the section with its own pairs, or with those of preference optimisation,
     each once.
     """

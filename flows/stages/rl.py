@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
-from gristmill.flows.stages.stage import Display, Recipe, TrainingStage
+from gristmill.flows.stages.stage import (
+    Configured,
+    Display,
+    MeasuredColumns,
+    Problems,
+    TrainingStage,
+)
 from gristmill.flows.stages.trainings import (
     made_sets,
     model_before,
     torchrun_stage,
     whole,
 )
-from gristmill.mixtures.base import Location
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.rl_tools import PythonTool, SearchTool
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.sources import INGEST
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the section, with the listings of reward models and tools at other
     paths.
     """
@@ -82,9 +85,7 @@ def needs(manifest: Manifest) -> list[str]:
     return [*made_sets(manifest.rl), *searched, "mix", "tokenizer", start, *models]
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield an error for a sandbox that this machine does not support."""
     from gristmill.train.reinforcement.tools.sandbox import SandboxError, check_sandbox
 

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.flows.stages.stage import (
+    Configured,
+    Recipe,
+    Stage,
+)
 from gristmill.mixtures.base import RECIPE, Judging, Section, outside_paths
 from gristmill.mixtures.manifest import Manifest
 
@@ -43,7 +47,7 @@ def reads_of(manifest: Manifest) -> Recipe:
 
 def step_recipe(
     stage: Stage, section: Judging, manifest: Manifest, verify: bool
-) -> tuple[Recipe, Recipe]:
+) -> Configured:
     """Return the recipe of a step on documents or examples, and the argument of its
     function.
     """

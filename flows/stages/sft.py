@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gristmill.flows.stages.sections import reads_of
-from gristmill.flows.stages.stage import Recipe, TrainingStage, only
+from gristmill.flows.stages.stage import (
+    Configured,
+    TrainingStage,
+    only,
+)
 from gristmill.flows.stages.trainings import torchrun_stage, whole
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.posttraining import Tuning
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings that determine the training on packed examples."""
     configured = part_of_section(
         manifest, verify, lambda key, of_data: not of_data or key == "seed"
@@ -31,7 +35,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 
 def part_of_section(
     manifest: Manifest, verify: bool, is_wanted: Callable[[str, bool], bool]
-) -> tuple[Recipe, Recipe] | None:
+) -> Configured | None:
     """Return the keys of the section `sft` that its data, or its training, depend on.
 
     Args:

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 from gristmill.flows.stages.sections import reads_of
 from gristmill.flows.stages.sft import part_of_section
-from gristmill.flows.stages.stage import Display, Recipe, Stage
+from gristmill.flows.stages.stage import (
+    Configured,
+    Display,
+    Stage,
+)
 from gristmill.flows.stages.trainings import data_needs, made_sets
 from gristmill.mixtures.manifest import Manifest
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings that determine the packed examples."""
     configured = part_of_section(
         manifest, verify, lambda key, of_data: of_data or key == "seed"

@@ -24,16 +24,20 @@ Recipe = dict[str, Any]
 """Settings that can change a stage's output, as JSON; or the further arguments of its
 function.
 """
-Configure = Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]
-"""(manifest, True to hash the content of outside files) -> the recipe and the further
-arguments of the function, or None if the manifest disables the stage.
+Configured = tuple[Recipe, Recipe]
+"""The recipe, and the further arguments of the function."""
+Configure = Callable[[Manifest, bool], Configured | None]
+"""(manifest, True to hash the content of outside files) -> the configuration, or None if
+the manifest disables the stage.
 """
 Needs = Callable[[Manifest], list[str]]
 """Names of the stages that a stage reads; disabled ones are ignored."""
 Location = tuple[str | int, ...]
-Preflight = Callable[
-    [Manifest, str, Mapping[str, Sequence[str]]], Iterator[tuple[Location, str]]
-]
+Problems = Iterator[tuple[Location, str]]
+"""Locations in the manifest, and messages."""
+MeasuredColumns = Mapping[str, Sequence[str]]
+"""Step of `prepare` -> the columns that it may measure."""
+Preflight = Callable[[Manifest, str, MeasuredColumns], Problems]
 """See `Stage.preflight`."""
 
 

@@ -5,12 +5,15 @@ trained.
 from __future__ import annotations
 
 from gristmill.flows.stages.sections import dump, name_outside_files
-from gristmill.flows.stages.stage import Display, Recipe
+from gristmill.flows.stages.stage import (
+    Configured,
+    Display,
+)
 from gristmill.flows.stages.trainings import torchrun_stage
 from gristmill.mixtures.manifest import Manifest
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings that determine the teacher, and how much of its distributions
     is stored.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from gristmill.flows.stages.sections import dump
 from gristmill.flows.stages.stage import (
-    Recipe,
+    Configured,
     Requirements,
     Stage,
     always,
@@ -15,7 +15,7 @@ from gristmill.flows.stages.stage import (
 from gristmill.mixtures.manifest import Manifest
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the section."""
     return (
         None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.stage import (
+    Configured,
     Display,
-    Recipe,
     Requirements,
     Stage,
     always,
@@ -13,7 +13,7 @@ from gristmill.flows.stages.stage import (
 from gristmill.mixtures.manifest import Manifest
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return an empty recipe: only the inputs matter, documents and a tokenizer."""
     return None if manifest.tokenizer is None or not manifest.text_sources else ({}, {})
 

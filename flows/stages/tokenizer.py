@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from gristmill.core.files import as_path, read_json, sha256_file
 from gristmill.flows.stages.sections import dump, dump_only, name_outside_files, seed_of
 from gristmill.flows.stages.stage import (
-    Location,
-    Recipe,
+    Configured,
+    MeasuredColumns,
+    Problems,
     Requirements,
     Stage,
     documents,
@@ -63,7 +63,7 @@ def _template_of(folder: Path) -> dict[str, Any]:
     return {"chat_template": template} if template else {}
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings of the training, or the checksum of an existing tokenizer."""
     section = tokenizer_of(manifest)
     if section is None:
@@ -110,9 +110,7 @@ def needs(manifest: Manifest) -> list[str]:
 OF_MODELS = ("model", "character_coverage", "transition_point")
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield an invalid tokenizer, and an invalid template."""
     from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
     from gristmill.tokenize.encoding.tokenizer import (

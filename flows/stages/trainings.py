@@ -4,7 +4,7 @@ of outside files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -19,12 +19,14 @@ from gristmill.flows.stages.sections import (
 )
 from gristmill.flows.stages.stage import (
     Configure,
+    Configured,
     Display,
     Library,
-    Location,
+    MeasuredColumns,
     Needs,
     Preflight,
     PrepareStep,
+    Problems,
     Recipe,
     Requirements,
     Stage,
@@ -113,9 +115,7 @@ def _rows_within_window(stage: str, further: Preflight | None) -> Preflight:
     of the published model.
     """
 
-    def preflight(
-        manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-    ) -> Iterator[tuple[Location, str]]:
+    def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
         problem = _beyond_window(manifest, stage)
         if problem is not None:
             yield (stage, "sequence_length"), problem
@@ -217,16 +217,14 @@ def whole(name: str) -> Configure:
     examples.
     """
 
-    def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    def configure(manifest: Manifest, verify: bool) -> Configured | None:
         section = getattr(manifest, name)
         return None if section is None else recipe_of(name, section, manifest, verify)
 
     return configure
 
 
-def recipe_of(
-    name: str, section: Any, manifest: Manifest, verify: bool
-) -> tuple[Recipe, Recipe]:
+def recipe_of(name: str, section: Any, manifest: Manifest, verify: bool) -> Configured:
     """Return the recipe of a training's section, and the further arguments of its
     function.
     """
@@ -289,7 +287,7 @@ def _examples(name: str) -> Configure:
     them.
     """
 
-    def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    def configure(manifest: Manifest, verify: bool) -> Configured | None:
         section = getattr(manifest, name)
         configured = whole(name)(manifest, verify)
         if configured is None or not section.prepare:
@@ -324,8 +322,8 @@ def _wrong_steps(name: str) -> Preflight:
     """
 
     def preflight(
-        manifest: Manifest, stage: str, measured: Mapping[str, Sequence[str]]
-    ) -> Iterator[tuple[Location, str]]:
+        manifest: Manifest, stage: str, measured: MeasuredColumns
+    ) -> Problems:
         from gristmill.dataprep.llm.judge_pairs import read_question
         from gristmill.dataprep.llm.prompt_templates import TemplateProblemError
 
