@@ -39,9 +39,9 @@ from gristmill.flows.orchestration.parameters import (
     refuse_secrets,
     run_name,
 )
+from gristmill.flows.orchestration.prefect_progress import PrefectObserver
 from gristmill.flows.orchestration.remote_stages import run_elsewhere
 from gristmill.flows.orchestration.reporting import (
-    PrefectObserver,
     failed,
     publish_run,
     publishing_refusal,

@@ -34,7 +34,7 @@ from gristmill.dataprep.filtering.rule_sets import (
 )
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.flows.authoring.look_at_data import Look
-from gristmill.flows.authoring.try_function import Sample, take_sample
+from gristmill.flows.authoring.try_function import Sample, evenly_spaced, take_sample
 from gristmill.mixtures.steps.dedup import MinHash
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.rules import Rules
@@ -303,7 +303,10 @@ def measure_sample(
             if name in ready
         ],
         [name for name in (LANGUAGES, DUPLICATES, *rule_sets) if name not in ready],
-        [_example(rows, row) for row in _evenly(len(rows), SHOWN_DOCUMENTS)],
+        [
+            _example(rows, row)
+            for row in evenly_spaced(range(len(rows)), SHOWN_DOCUMENTS)
+        ],
         time.monotonic() - started,
     )
 
@@ -315,12 +318,6 @@ def _rows(sample: Sample) -> pa.Table:
         for shard in sample.shards
     ]
     return pa.concat_tables(tables, promote_options="permissive")
-
-
-def _evenly(total: int, number: int) -> list[int]:
-    return sorted(
-        {int(place) for place in np.linspace(0, total - 1, min(number, total))}
-    )
 
 
 def _example(rows: pa.Table, row: int) -> Example:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,7 @@ from gristmill.mixtures.yaml_text import did_you_mean
 if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
 
+T = TypeVar("T")
 PARTS = 10
 """Maximum number of shards or files that the documents come from."""
 FILE = "file"
@@ -258,7 +259,7 @@ def _sample_of_files(
                     documents_of_read_files[file] = writer.kept - before
                 sampled[file] = writer.kept - before, writer.bytes_taken - bytes_before
 
-        chosen = _evenly(files, PARTS)
+        chosen = evenly_spaced(files, PARTS)
         take(chosen)
         unread = [file for file in files if file not in set(chosen)]
         room = min(
@@ -272,7 +273,7 @@ def _sample_of_files(
             and room > 0
         ):
             more = (
-                _evenly(unread, max(int(room * len(chosen)), 1))
+                evenly_spaced(unread, max(int(room * len(chosen)), 1))
                 if math.isfinite(room)
                 else unread
             )
@@ -296,13 +297,10 @@ def _sample_of_files(
     )
 
 
-def _evenly(files: Sequence[SourceFile], number: int) -> list[SourceFile]:
-    return [
-        files[place]
-        for place in sorted(
-            {int(place) for place in np.linspace(0, len(files) - 1, number)}
-        )
-    ]
+def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
+    """Return at most this many items, evenly spaced from the first to the last."""
+    places = {int(place) for place in np.linspace(0, len(items) - 1, number)}
+    return [items[place] for place in sorted(places)] if items else []
 
 
 def _estimate_documents(
@@ -624,11 +622,7 @@ def _read_documents(
     """Yield documents of evenly spaced shards, then of all other shards while more are
     needed.
     """
-    order = (
-        sorted({int(place) for place in np.linspace(0, len(sample.shards) - 1, PARTS)})
-        if sample.shards
-        else []
-    )
+    order = evenly_spaced(range(len(sample.shards)), PARTS)
     other_places = [place for place in range(len(sample.shards)) if place not in order]
     remaining = documents
     for number, place in enumerate([*order, *other_places]):

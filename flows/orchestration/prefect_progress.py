@@ -1,22 +1,27 @@
-"""Log lines, progress and cards of running stages for Prefect. `reporting.py` sends
-them.
-"""
+"""Log lines, progress and cards of running stages in Prefect."""
 
 from __future__ import annotations
 
 import contextvars
 import json
 import logging
+import queue
+import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from uuid import UUID
 
+from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
+from gristmill.flows.orchestration.cards import live_card, stage_card
 from gristmill.flows.orchestration.progress_text import LineBudget, Pace
+from gristmill.flows.orchestration.reporting import publish_card
 from gristmill.flows.running.events import (
     Outcome,
     RunEvent,
+    RunRecorded,
     StageEvent,
     StageFailed,
     StageFinished,
@@ -32,6 +37,9 @@ PROGRESS_LINE_SECONDS = 10.0
 CARD_SECONDS = 30.0
 """Interval of drawing a training's curve, which takes a tenth of a second of CPU."""
 LINE_CHARS = 2000
+QUEUE_LENGTH = 1000
+CLOSE_SECONDS = 15.0
+log = logging.getLogger("gristmill.reporting")
 
 
 def artifact_key(name: str) -> str:
@@ -84,35 +92,27 @@ def losses_before(folder: StageFolder, step: float) -> list[tuple[float, float]]
     ]
 
 
-class WindowObserver(ABC):
-    """Shows stages."""
+class PrefectObserver:
+    """Shows stages in the Prefect UI: log lines, progress artifacts and cards.
+
+    One thread sends everything from a bounded queue: a slow or absent server can neither
+    delay nor fail a stage.
+    """
 
     def __init__(self) -> None:
         self._windows: dict[str, StageWindow] = {}
-
-    @abstractmethod
-    def show_line(self, stage: str, line: str, level: int = logging.INFO) -> None:
-        """Show a line of a stage's log."""
-
-    @abstractmethod
-    def show_progress(self, stage: str, percent: float, description: str) -> None:
-        """Show the progress of a stage."""
-
-    @abstractmethod
-    def show_curve(
-        self,
-        stage: str,
-        description: str,
-        curve: Callable[[], list[tuple[float, float]]],
-    ) -> None:
-        """Show the progress of a training, with its loss by step."""
-
-    @abstractmethod
-    def show_outcome(self, outcome: Outcome) -> None:
-        """Show the output of a stage."""
+        self._queue: queue.Queue[
+            tuple[contextvars.Context, Callable[[], None]] | None
+        ] = queue.Queue(QUEUE_LENGTH)
+        self._artifacts: dict[str, UUID] = {}
+        self._has_warned = False
+        self._thread = threading.Thread(target=self._send_queued, daemon=True)
+        self._thread.start()
 
     def __call__(self, event: RunEvent) -> None:
-        """Show an event."""
+        """Show an event; after the last stage, send what remains."""
+        if isinstance(event, RunRecorded):
+            self.close()
         if not isinstance(event, StageEvent):
             return
         stage = event.node.name
@@ -121,17 +121,17 @@ class WindowObserver(ABC):
                 resumed = event.folder if event.resuming else None
                 self._windows[stage] = StageWindow(resumed=resumed)
                 begins = "resumes where it stopped" if event.resuming else "starts"
-                self.show_line(
+                self._show_line(
                     stage, f"{stage}: {begins} ({event.node.fingerprint[:16]})"
                 )
             case StageWaits():
-                self.show_line(
+                self._show_line(
                     stage,
                     f"{stage}: waits for process {event.pid} on {event.host}, "
                     "which is making the same output",
                 )
             case StageWarning():
-                self.show_line(stage, f"{stage}: {event.message}", logging.WARNING)
+                self._show_line(stage, f"{stage}: {event.message}", logging.WARNING)
             case StageOutput():
                 self._show_log_line(stage, event.line)
             case StageProgress():
@@ -140,7 +140,7 @@ class WindowObserver(ABC):
                 self._show_outcome(event.outcome)
             case StageFailed():
                 self._report_held_back(stage)
-                self.show_line(stage, event.message, logging.ERROR)
+                self._show_line(stage, event.message, logging.ERROR)
 
     def _show_outcome(self, outcome: Outcome) -> None:
         stage = outcome.stage
@@ -149,12 +149,25 @@ class WindowObserver(ABC):
         self._window(stage).context = contextvars.copy_context()
         self._report_held_back(stage)
         note = f" ({outcome.note})" if outcome.note else ""
-        self.show_line(
+        self._show_line(
             stage,
             f"{stage}: {outcome.how} in {outcome.seconds:.1f} s{note}: "
             f"{outcome.folder.path}",
         )
-        self.show_outcome(outcome)
+        self._send(
+            stage,
+            lambda: publish_card(
+                artifact_key(f"{stage}-card"), stage_card(outcome), stage
+            ),
+        )
+
+    def _show_line(self, stage: str, line: str, level: int = logging.INFO) -> None:
+        def send() -> None:
+            from prefect.logging import get_run_logger
+
+            get_run_logger().log(level, mask_text(line))
+
+        self._send(stage, send)
 
     def _window(self, stage: str) -> StageWindow:
         return self._windows.setdefault(stage, StageWindow())
@@ -163,12 +176,12 @@ class WindowObserver(ABC):
         """Show a line printed by the stage, unless the rate limit is reached."""
         if line.strip() and self._window(stage).budget.allows(time.monotonic()):
             self._report_held_back(stage)
-            self.show_line(stage, f"{stage} | {line[:LINE_CHARS]}")
+            self._show_line(stage, f"{stage} | {line[:LINE_CHARS]}")
 
     def _report_held_back(self, stage: str) -> None:
         held_back = self._window(stage).budget.take_held_back()
         if held_back:
-            self.show_line(
+            self._show_line(
                 stage,
                 f"{stage} | ... {held_back} lines that are only in the stage's log file",
             )
@@ -185,18 +198,68 @@ class WindowObserver(ABC):
             window.losses.append((event.done, event.loss))
         if finished or now - window.artifact_sent >= PROGRESS_SECONDS:
             window.artifact_sent = now
-            self.show_progress(
+            percent = 100.0 * event.done / max(event.total, 1)
+            self._send(
                 stage,
-                100.0 * event.done / max(event.total, 1),
-                f"{stage}: {description}",
+                partial(self._send_progress, stage, percent, f"{stage}: {description}"),
             )
         if finished or now - window.line_sent >= PROGRESS_LINE_SECONDS:
             window.line_sent = now
-            self.show_line(stage, f"{stage}: {description}")
+            self._show_line(stage, f"{stage}: {description}")
         if (
             len(window.losses) > 1
             and not finished
             and now - window.card_sent >= CARD_SECONDS
         ):
             window.card_sent = now
-            self.show_curve(stage, description, window.curve)
+            self._send(
+                stage,
+                lambda: publish_card(
+                    artifact_key(f"{stage}-card"),
+                    live_card(stage, description, window.curve()),
+                    f"{stage}, while it runs",
+                ),
+            )
+
+    def close(self) -> None:
+        """Send the remaining items, for a bounded time."""
+        try:
+            self._queue.put(None, timeout=1)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_SECONDS)
+
+    def _send(self, stage: str, action: Callable[[], None]) -> None:
+        try:
+            self._queue.put_nowait((self._window(stage).context, action))
+        except queue.Full:
+            self._warn_once(
+                "the queue to Prefect is full: some lines are missing in its log"
+            )
+
+    def _send_progress(self, stage: str, percent: float, description: str) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+        if stage not in self._artifacts:
+            artifact = create_progress_artifact(
+                percent, key=artifact_key(f"{stage}-progress"), description=description
+            )
+            assert isinstance(artifact, UUID)
+            self._artifacts[stage] = artifact
+            return
+        update_progress_artifact(
+            self._artifacts[stage], percent, description=description
+        )
+
+    def _send_queued(self) -> None:
+        while (item := self._queue.get()) is not None:
+            context, action = item
+            try:
+                context.run(action)
+            except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
+                self._warn_once(f"Prefect did not take an update: {error}")
+
+    def _warn_once(self, message: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("%s (the run continues; its record is in the store)", message)

@@ -1,142 +1,29 @@
-"""Reporting of runs to the Prefect UI: log lines, progress artifacts, cards per stage,
-and the run's summary.
-
-One thread sends everything from a bounded queue: a slow or absent server can neither
-delay nor fail a stage.
-"""
+"""Cards of runs in the Prefect UI: rejected manifests, and the run's summary."""
 
 from __future__ import annotations
 
-import contextvars
 import logging
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from gristmill.core.secrets import mask_text
-from gristmill.flows.orchestration.cards import live_card, run_card, stage_card
+from gristmill.flows.orchestration.cards import run_card
 from gristmill.flows.orchestration.parameters import (
     RefusedError,
     SecretParameterError,
     without_secrets,
 )
-from gristmill.flows.orchestration.prefect_progress import WindowObserver, artifact_key
 from gristmill.flows.report.report_server import report_link
-from gristmill.flows.running.events import Outcome, RunEvent, RunRecorded
+from gristmill.flows.running.events import RunEvent, RunRecorded
 from gristmill.flows.running.session import Session
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
-QUEUE_LENGTH = 1000
-CLOSE_SECONDS = 15.0
 ENGINE_LOGGERS = ("prefect.flow_runs", "prefect.engine")
 """Loggers of Prefect's engine for the end of a flow (3.8)."""
 log = logging.getLogger("gristmill.reporting")
-
-
-class PrefectObserver(WindowObserver):
-    """Shows stages in the Prefect UI."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._queue: queue.Queue[
-            tuple[contextvars.Context, Callable[[], None]] | None
-        ] = queue.Queue(QUEUE_LENGTH)
-        self._artifacts: dict[str, UUID] = {}
-        self._has_warned = False
-        self._thread = threading.Thread(target=self._send_queued, daemon=True)
-        self._thread.start()
-
-    def show_line(self, stage: str, line: str, level: int = logging.INFO) -> None:
-        """See WindowObserver."""
-
-        def send() -> None:
-            from prefect.logging import get_run_logger
-
-            get_run_logger().log(level, mask_text(line))
-
-        self._send(stage, send)
-
-    def show_progress(self, stage: str, percent: float, description: str) -> None:
-        """See WindowObserver."""
-        self._send(stage, lambda: self._send_progress(stage, percent, description))
-
-    def show_curve(
-        self,
-        stage: str,
-        description: str,
-        curve: Callable[[], list[tuple[float, float]]],
-    ) -> None:
-        """See WindowObserver."""
-
-        def send() -> None:
-            card = live_card(stage, description, curve())
-            publish_card(artifact_key(f"{stage}-card"), card, f"{stage}, while it runs")
-
-        self._send(stage, send)
-
-    def show_outcome(self, outcome: Outcome) -> None:
-        """See WindowObserver."""
-        stage = outcome.stage
-        self._send(
-            stage,
-            lambda: publish_card(
-                artifact_key(f"{stage}-card"), stage_card(outcome), stage
-            ),
-        )
-
-    def __call__(self, event: RunEvent) -> None:
-        """Show an event; after the last stage, send what remains."""
-        super().__call__(event)
-        if isinstance(event, RunRecorded):
-            self.close()
-
-    def close(self) -> None:
-        """Send the remaining items, for a bounded time."""
-        try:
-            self._queue.put(None, timeout=1)
-        except queue.Full:
-            return
-        self._thread.join(CLOSE_SECONDS)
-
-    def _send(self, stage: str, action: Callable[[], None]) -> None:
-        try:
-            self._queue.put_nowait((self._window(stage).context, action))
-        except queue.Full:
-            self._warn_once(
-                "the queue to Prefect is full: some lines are missing in its log"
-            )
-
-    def _send_progress(self, stage: str, percent: float, description: str) -> None:
-        from prefect.artifacts import create_progress_artifact, update_progress_artifact
-
-        if stage not in self._artifacts:
-            artifact = create_progress_artifact(
-                percent, key=artifact_key(f"{stage}-progress"), description=description
-            )
-            assert isinstance(artifact, UUID)
-            self._artifacts[stage] = artifact
-            return
-        update_progress_artifact(
-            self._artifacts[stage], percent, description=description
-        )
-
-    def _send_queued(self) -> None:
-        while (item := self._queue.get()) is not None:
-            context, action = item
-            try:
-                context.run(action)
-            except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
-                self._warn_once(f"Prefect did not take an update: {error}")
-
-    def _warn_once(self, message: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            log.warning("%s (the run continues; its record is in the store)", message)
 
 
 def publish_card(key: str, markdown: str, description: str | None = None) -> None:

@@ -30,8 +30,8 @@ from gristmill.flows.orchestration.parameters import (
     refuse_secrets,
     run_name,
 )
+from gristmill.flows.orchestration.prefect_progress import PrefectObserver
 from gristmill.flows.orchestration.reporting import (
-    PrefectObserver,
     failed,
     publishing_refusal,
 )

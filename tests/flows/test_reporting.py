@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gristmill.core.store import StageFolder
-from gristmill.flows.orchestration import prefect_progress, reporting
-from gristmill.flows.orchestration.reporting import PrefectObserver
+from gristmill.flows.orchestration import prefect_progress
+from gristmill.flows.orchestration.prefect_progress import PrefectObserver
 from gristmill.flows.running.events import StageProgress, StageStarted
 
 
@@ -20,13 +20,13 @@ def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(
 ) -> None:
     cards: list[str] = []
     monkeypatch.setattr(
-        reporting,
+        prefect_progress,
         "publish_card",
         lambda key, markdown, description: cards.append(markdown),
     )
     monkeypatch.setattr(PrefectObserver, "_send", lambda self, stage, action: action())
-    monkeypatch.setattr(PrefectObserver, "show_progress", lambda self, *of: None)
-    monkeypatch.setattr(PrefectObserver, "show_line", lambda self, *of: None)
+    monkeypatch.setattr(PrefectObserver, "_send_progress", lambda self, *of: None)
+    monkeypatch.setattr(PrefectObserver, "_show_line", lambda self, *of: None)
     monkeypatch.setattr(prefect_progress, "CARD_SECONDS", 0.0)
     folder = StageFolder(tmp_path)
     folder.work.mkdir()
