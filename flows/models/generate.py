@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from gristmill.dataprep.examples.conversations import Message
 from gristmill.mixtures.yaml_text import why_unreadable
 from gristmill.train.data.conversation_tokens import ChatError
 from gristmill.train.generation.language_model import LanguageModel, TextStream
@@ -28,7 +29,7 @@ class Prompt(TypedDict, total=False):
     """
 
     prompt: str
-    messages: list[dict[str, str]]
+    messages: list[Message]
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.files import as_path, read_json
+from gristmill.core.lease import ProcessIdentity
 from gristmill.core.processes import end_with_parent
 from gristmill.flows.running.execute import name_interface
 from gristmill.mixtures.engine import Engine
@@ -37,11 +37,11 @@ class Waiting:
         waited: True if the run waited.
     """
 
-    def __init__(self, begin: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, begin: Callable[[ProcessIdentity], None]) -> None:
         self.waited = False
         self._begin = begin
 
-    def __call__(self, owner: Mapping[str, Any]) -> None:
+    def __call__(self, owner: ProcessIdentity) -> None:
         """Start the work done while waiting; called once, with the owner."""
         self.waited = True
         self._begin(owner)

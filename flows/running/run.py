@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.core.files import REPAIR, read_json, write_json
-from gristmill.core.lease import Lease, acquire, running_owner
+from gristmill.core.lease import Lease, ProcessIdentity, acquire, running_owner
 from gristmill.core.progress import ProgressFile
 from gristmill.core.secrets import mask_secrets, mask_text, split_secrets
 from gristmill.core.store import FINGERPRINT_CHARS, StageFolder, Store, remove_tree
@@ -227,7 +227,7 @@ class Runner:
         """
         with ExitStack() as stack:
 
-            def begin(owner: Mapping[str, Any]) -> None:
+            def begin(owner: ProcessIdentity) -> None:
                 self.emit(StageWaits(node, owner["host"], owner["pid"]))
                 if self.engine.nodes > 1 and (
                     node.stage.requirements.torchrun or node.uses_workers

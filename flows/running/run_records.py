@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Required, TypedDict
 
 from gristmill.core.files import TEMPORARY_MARK, is_local, read_json, write_json
-from gristmill.core.lease import FORGOTTEN_SECONDS, identity, is_gone, running_owner
+from gristmill.core.lease import (
+    FORGOTTEN_SECONDS,
+    ProcessIdentity,
+    identity,
+    is_gone,
+    running_owner,
+)
 from gristmill.core.secrets import mask_secrets
 from gristmill.core.store import (
     FINGERPRINT_CHARS,
@@ -82,7 +88,7 @@ class RunContent(TypedDict, total=False):
     settings: Required[dict[str, object]]
     state: Required[str]
     started: Required[float]
-    owner: Required[dict[str, object]]
+    owner: Required[ProcessIdentity]
     stages: Required[dict[str, StageEntry]]
     message: str
     finished: float
