@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.optimizers import Optimizer
+from gristmill.mixtures.optimizers import Optimizer, OptimizerKind
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.optim import normuon, soap_muon
-from gristmill.train.optim.ademamix import AdEMAMix, scheduled_slow_mean
-from gristmill.train.optim.dion import Dion
-from gristmill.train.optim.normuon import NorMuon, newton_schulz
-from gristmill.train.optim.optimizer import make_optimizers, update
-from gristmill.train.optim.soap_muon import SoapMuon
+from gristmill.train.optim.ademamix import scheduled_slow_mean
+from gristmill.train.optim.normuon import newton_schulz
+from gristmill.train.optim.optimizer import builder, make_optimizers, update
 
 LR, DECAY = 0.1, 0.5
+SOAP = {"momentum": 0.9, "betas": (0.9, 0.8)}
+
+
+def made(
+    kind: OptimizerKind, weight: nn.Parameter, **settings: Any
+) -> torch.optim.Optimizer:
+    """Optimizer of one matrix of the layers."""
+    section = Optimizer.model_validate(
+        {"kind": kind, "learning_rate": LR, "weight_decay": DECAY, **settings}
+    )
+    return builder(kind)([("layers.0.weight", weight)], section, torch.zeros_like, 0)
 
 
 def drawn(rows: int, columns: int, seed: int) -> np.ndarray:
@@ -72,7 +82,11 @@ def test_normuon_equals_algorithm_1(
     start, gradients = drawn(4, 6, 1), [drawn(4, 6, 2 + step) for step in range(3)]
     weight = nn.Parameter(torch.from_numpy(start).float())
     updated = steps_of(
-        NorMuon([weight], LR, DECAY, 0.9, 0.8, cautious), weight, gradients
+        made(
+            "normuon", weight, momentum=0.9, betas=(0.9, 0.8), cautious_decay=cautious
+        ),
+        weight,
+        gradients,
     )
     w, m, v = start, np.zeros((4, 6)), np.zeros((4, 1))
     for g in gradients:
@@ -91,7 +105,11 @@ def test_normuon_update_has_the_size_of_adamw_and_equal_rows(
 ) -> None:
     monkeypatch.setattr(normuon, "newton_schulz", exact)
     weight = nn.Parameter(torch.zeros(32, 8))
-    steps_of(NorMuon([weight], 1.0, 0.0, 0.95, 0.95, False), weight, [drawn(32, 8, 0)])
+    steps_of(
+        made("normuon", weight, learning_rate=1.0, weight_decay=0.0),
+        weight,
+        [drawn(32, 8, 0)],
+    )
     assert weight.detach().square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-3)
     rows = weight.detach().norm(dim=1)
     assert (rows.max() / rows.min()).item() == pytest.approx(1.0, rel=1e-3)
@@ -105,14 +123,18 @@ def test_cautious_muon_differs_from_pytorch_in_the_decay_only() -> None:
     peer = torch.optim.Muon(
         [theirs], lr=LR, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"
     )
-    plain = steps_of(NorMuon([ours], LR, 0.0, 0.95, None, True), ours, gradients)
+    plain = steps_of(
+        made("muon", ours, weight_decay=0.0, cautious_decay=True), ours, gradients
+    )
     np.testing.assert_allclose(plain, steps_of(peer, theirs, gradients), atol=5e-3)
     decayed = steps_of(
-        NorMuon([cautious], LR, DECAY, 0.95, None, True), cautious, gradients[:1]
+        made("muon", cautious, cautious_decay=True), cautious, gradients[:1]
     )
     single = nn.Parameter(torch.from_numpy(start).float())
     update = start - steps_of(
-        NorMuon([single], LR, 0.0, 0.95, None, True), single, gradients[:1]
+        made("muon", single, weight_decay=0.0, cautious_decay=True),
+        single,
+        gradients[:1],
     )
     decays = update * start >= 0
     assert 20 < decays.sum() < 76
@@ -131,7 +153,9 @@ def test_soap_muon_equals_its_equations(
     monkeypatch.setattr(soap_muon, "newton_schulz", exact)
     start, gradients = drawn(*shape, 1), [drawn(*shape, 2 + step) for step in range(6)]
     weight = nn.Parameter(torch.from_numpy(start).float())
-    updated = steps_of(SoapMuon([weight], LR, DECAY, 0.9, 0.8, 2), weight, gradients)
+    updated = steps_of(
+        made("soap_muon", weight, **SOAP, precondition_every=2), weight, gradients
+    )
     wide = shape[0] < shape[1]
     w = start.T if wide else start
     m, v, c, q = np.zeros((6, 4)), np.zeros((6, 4)), np.zeros((4, 4)), np.zeros((4, 4))
@@ -156,7 +180,7 @@ def test_soap_muon_repeats_a_skipped_power_iteration() -> None:
 
     def trained(bad_before: tuple[int, ...]) -> Tensor:
         weight = nn.Parameter(torch.from_numpy(drawn(6, 4, 1)).float())
-        optimizer = SoapMuon([weight], LR, DECAY, 0.9, 0.8, 3)
+        optimizer = made("soap_muon", weight, **SOAP, precondition_every=3)
         for step in range(8):
             for is_bad in (*[True] * (step in bad_before), False):
                 gradient = drawn(6, 4, 90 + step if is_bad else 2 + step)
@@ -173,7 +197,7 @@ def test_dion_equals_algorithm_1() -> None:
     """
     start, gradients = drawn(6, 4, 5), [drawn(6, 4, 6 + step) for step in range(3)]
     weight = nn.Parameter(torch.from_numpy(start).float())
-    optimizer = Dion([("layers.0.weight", weight)], LR, DECAY, 0.9, 0.5)
+    optimizer = made("dion", weight, momentum=0.9, rank_fraction=0.5)
     first = (
         torch.randn(4, 2, generator=generator_of(0, "dion:layers.0.weight"))
         .double()
@@ -199,14 +223,8 @@ def test_ademamix_equals_algorithm_1() -> None:
     """
     start, gradients = drawn(2, 3, 9), [drawn(2, 3, 10 + step) for step in range(5)]
     weight = nn.Parameter(torch.from_numpy(start).float())
-    optimizer = AdEMAMix(
-        [{"params": [weight], "weight_decay": DECAY}],
-        LR,
-        (0.9, 0.95),
-        0.99,
-        4.0,
-        3,
-        1e-8,
+    optimizer = made(
+        "ademamix", weight, betas=(0.9, 0.95), beta3=0.99, alpha=4.0, rise_steps=3
     )
     updated = steps_of(optimizer, weight, gradients)
     w, m1, m2, v = start, 0.0, 0.0, 0.0

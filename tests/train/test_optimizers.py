@@ -205,13 +205,14 @@ def test_lion_steps_along_the_sign_of_the_interpolated_mean() -> None:
     Step 1: c = 0.1 * 2 > 0. Step 2: c = 0.9 * 0.02 + 0.1 * -0.1 = 0.008 > 0 although
     the gradient is negative.
     """
-    weight = nn.Parameter(torch.tensor([1.0]))
-    optimizer = Lion([{"params": [weight], "weight_decay": 0.5}], 0.1, (0.9, 0.99))
-    weight.grad = torch.tensor([2.0])
+    weight = nn.Parameter(torch.tensor([[1.0]]))
+    section = Optimizer(kind="lion", learning_rate=0.1, weight_decay=0.5)
+    optimizer = Lion([("weight", weight)], section)
+    weight.grad = torch.tensor([[2.0]])
     optimizer.step()
     assert weight.item() == pytest.approx(1.0 * (1 - 0.05) - 0.1)
     assert optimizer.state[weight]["exp_avg"].item() == pytest.approx(0.02)
-    weight.grad = torch.tensor([-0.1])
+    weight.grad = torch.tensor([[-0.1]])
     optimizer.step()
     assert weight.item() == pytest.approx(0.85 * 0.95 - 0.1)
     assert optimizer.state[weight]["exp_avg"].item() == pytest.approx(
@@ -228,7 +229,8 @@ def test_sophia_divides_by_curvature_and_clips() -> None:
     it is 0.02 / (0.5 * 0.18).
     """
     weight = nn.Parameter(torch.zeros(2))
-    optimizer = Sophia([{"params": [weight]}], 0.1, (0.96, 0.99), 0.5)
+    section = Optimizer(kind="sophia", learning_rate=0.1, gamma=0.5)
+    optimizer = Sophia([("weight", weight)], section)
     weight.grad = torch.tensor([0.0, 3.0])
     optimizer.estimate(2.0)
     assert weight.grad is None

@@ -8,8 +8,7 @@ parameter and step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,25 +30,20 @@ SMALLEST_SCALE = 1e-3
 """Section 8: epsilon 2, the smallest root mean square of a parameter."""
 
 
-def build(
-    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
-) -> Adafactor:
-    """See `builder.Build`."""
-    return Adafactor(decay_groups(named, section), section.learning_rate)
-
-
 class Adafactor(torch.optim.Optimizer):
     """Factored second moments, no first moment; works on DTensors, with no host
-    synchronisation.
-
-    Args:
-        groups: parameter groups; `weight_decay` per group.
-        lr: learning rate, relative to each parameter's root mean square and at most 1 /
-            sqrt(step).
+    synchronisation. The learning rate is relative to each parameter's root mean square
+    and at most 1 / sqrt(step).
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+    def __init__(
+        self,
+        named: NamedParameters,
+        section: Optimizer,
+        zeros_like: ZerosLike = torch.zeros_like,
+        steps: int = 0,
+    ) -> None:
+        super().__init__(decay_groups(named, section), {"lr": section.learning_rate})
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = _empty_state(parameter)
@@ -138,3 +132,6 @@ def _sum_like(parameter: Tensor, shard: Tensor) -> Tensor:
             stride=parameter.stride(),
         )
     )
+
+
+build = Adafactor

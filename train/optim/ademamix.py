@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,59 +16,28 @@ from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.offload import STEP
 
 
-def build(
-    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
-) -> AdEMAMix:
-    """See `builder.Build`."""
-    return AdEMAMix(
-        decay_groups(named, section),
-        section.learning_rate,
-        section.decays,
-        section.beta3,
-        section.alpha,
-        steps if section.rise_steps is None else section.rise_steps,
-        section.eps,
-        zeros_like,
-    )
-
-
 class AdEMAMix(torch.optim.Optimizer):
     """Three moments, elementwise on the shards of DTensors, without host
     synchronisation.
-
-    Args:
-        groups: parameter groups; `weight_decay` per group.
-        lr: learning rate.
-        betas: of the fast mean and of the mean of squares.
-        beta3: of the slow mean after its warm-up.
-        alpha: weight of the slow mean after its warm-up.
-        rise_steps: warm-up steps of alpha (from 0) and of beta3 (from the fast mean's
-            beta); 0 for none.
-        eps: added to the root of the second moment.
-        zeros_like: creates the moments of a parameter.
     """
 
     def __init__(
         self,
-        groups: Iterable[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float],
-        beta3: float,
-        alpha: float,
-        rise_steps: int,
-        eps: float,
-        zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+        named: NamedParameters,
+        section: Optimizer,
+        zeros_like: ZerosLike = torch.zeros_like,
+        steps: int = 0,
     ) -> None:
+        rise_steps = section.rise_steps
         super().__init__(
-            groups,
+            decay_groups(named, section),
             {
-                "lr": lr,
-                "betas": betas,
-                "beta3": beta3,
-                "alpha": alpha,
-                "rise_steps": rise_steps,
-                "eps": eps,
-                "weight_decay": 0.0,
+                "lr": section.learning_rate,
+                "betas": section.decays,
+                "beta3": section.beta3,
+                "alpha": section.alpha,
+                "rise_steps": steps if rise_steps is None else rise_steps,
+                "eps": section.eps,
             },
         )
         for group in self.param_groups:
@@ -138,3 +106,6 @@ def scheduled_slow_mean(
     return torch.exp(first * last / ((1.0 - share) * last + share * first)).clamp(
         max=beta3
     ), share * alpha
+
+
+build = AdEMAMix

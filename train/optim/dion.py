@@ -13,10 +13,10 @@ the whole P, where the paper has a randomised Cholesky QR of shards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.models.initialisation import generator_of
@@ -27,47 +27,26 @@ from gristmill.train.optim.normuon import ADAMWS_RMS, redistribute_as
 SMALLEST_NORM = 1e-8
 
 
-def build(
-    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
-) -> Dion:
-    """See `builder.Build`."""
-    return Dion(
-        named,
-        section.learning_rate,
-        section.weight_decay,
-        section.momentum,
-        section.rank_fraction,
-        zeros_like,
-    )
-
-
 class Dion(torch.optim.Optimizer):
-    """Low-rank orthonormal updates of plain and sharded matrices.
-
-    Args:
-        matrices: parameters of two dimensions, by name.
-        lr: learning rate, at AdamW's scale.
-        weight_decay: of every matrix.
-        momentum: mu.
-        rank_fraction: rank as a fraction of the shorter side.
-        zeros_like: creates the moments of a parameter.
-    """
+    """Low-rank orthonormal updates of plain and sharded matrices."""
 
     def __init__(
         self,
-        matrices: Sequence[tuple[str, nn.Parameter]],
-        lr: float,
-        weight_decay: float,
-        momentum: float,
-        rank_fraction: float,
-        zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+        named: NamedParameters,
+        section: Optimizer,
+        zeros_like: ZerosLike = torch.zeros_like,
+        steps: int = 0,
     ) -> None:
         super().__init__(
-            [matrix for _, matrix in matrices],
-            {"lr": lr, "weight_decay": weight_decay, "momentum": momentum},
+            [matrix for _, matrix in named],
+            {
+                "lr": section.learning_rate,
+                "weight_decay": section.weight_decay,
+                "momentum": section.momentum,
+            },
         )
-        for name, matrix in matrices:
-            rank = max(1, round(rank_fraction * min(matrix.shape)))
+        for name, matrix in named:
+            rank = max(1, round(section.rank_fraction * min(matrix.shape)))
             first = torch.randn(
                 matrix.size(1), rank, generator=generator_of(0, f"dion:{name}")
             ).to(matrix.device)
@@ -125,3 +104,6 @@ def gather(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+build = Dion

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -12,32 +11,20 @@ from gristmill.train.optim.builder import NamedParameters, ZerosLike, decay_grou
 from gristmill.train.optim.dtensor_sums import local
 
 
-def build(
-    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
-) -> Lion:
-    """See `builder.Build`."""
-    groups = decay_groups(named, section)
-    return Lion(groups, section.learning_rate, section.decays, zeros_like)
-
-
 class Lion(torch.optim.Optimizer):
-    """One moment, elementwise on the shards of DTensors.
-
-    Args:
-        groups: parameter groups; `weight_decay` per group.
-        lr: learning rate.
-        betas: of the interpolation whose sign is the step, and of the running mean.
-        zeros_like: creates the moment of a parameter.
-    """
+    """One moment, elementwise on the shards of DTensors."""
 
     def __init__(
         self,
-        groups: Iterable[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float],
-        zeros_like: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
+        named: NamedParameters,
+        section: Optimizer,
+        zeros_like: ZerosLike = torch.zeros_like,
+        steps: int = 0,
     ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+        super().__init__(
+            decay_groups(named, section),
+            {"lr": section.learning_rate, "betas": section.decays},
+        )
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter]["exp_avg"] = zeros_like(parameter)
@@ -64,3 +51,6 @@ class Lion(torch.optim.Optimizer):
             torch._foreach_mul_(weights, 1.0 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(weights, steps, alpha=-group["lr"])
             torch._foreach_lerp_(means, gradients, 1.0 - second)
+
+
+build = Lion

@@ -18,14 +18,13 @@ def build(
     Updates have the root mean square of AdamW's (Liu et al. 2025, "Muon is scalable for
     LLM training", section 2.2), so both share learning rate and decay.
     """
-    matrices = [matrix for _, matrix in named]
-    rate, decay = section.learning_rate, section.weight_decay
     if section.cautious_decay:
-        return NorMuon(matrices, rate, decay, section.momentum, None, True, zeros_like)
+        return NorMuon(named, section, zeros_like)
+    matrices = [matrix for _, matrix in named]
     optimizer = torch.optim.Muon(
         matrices,
-        lr=rate,
-        weight_decay=decay,
+        lr=section.learning_rate,
+        weight_decay=section.weight_decay,
         momentum=section.momentum,
         adjust_lr_fn="match_rms_adamw",
     )

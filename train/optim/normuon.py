@@ -12,10 +12,10 @@ Cautious decay applies lambda W only where it has the sign of the update (Chen e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.optim.builder import NamedParameters, ZerosLike
@@ -31,54 +31,27 @@ SMALLEST_NORM = 1e-7
 NEURON_EPS = 1e-8
 
 
-def build(
-    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
-) -> NorMuon:
-    """See `builder.Build`."""
-    return NorMuon(
-        [matrix for _, matrix in named],
-        section.learning_rate,
-        section.weight_decay,
-        section.momentum,
-        section.decays[1],
-        section.cautious_decay,
-        zeros_like,
-    )
-
-
 class NorMuon(torch.optim.Optimizer):
-    """NorMuon or Muon on plain and sharded matrices; its products gather what they
-    need.
-
-    Args:
-        matrices: parameters of two dimensions.
-        lr: learning rate, at AdamW's scale.
-        weight_decay: of every matrix.
-        momentum: beta.
-        neuron_beta: beta2, of the rows' second moments; None for Muon with Nesterov
-            momentum.
-        cautious: skip decay where it opposes the update.
-        zeros_like: creates the moments of a parameter.
+    """NorMuon, or Muon with Nesterov momentum, on plain and sharded matrices; its
+    products gather what they need.
     """
 
     def __init__(
         self,
-        matrices: Iterable[nn.Parameter],
-        lr: float,
-        weight_decay: float,
-        momentum: float,
-        neuron_beta: float | None,
-        cautious: bool,
-        zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+        named: NamedParameters,
+        section: Optimizer,
+        zeros_like: ZerosLike = torch.zeros_like,
+        steps: int = 0,
     ) -> None:
+        neuron_beta = section.decays[1] if section.kind == "normuon" else None
         super().__init__(
-            matrices,
+            [matrix for _, matrix in named],
             {
-                "lr": lr,
-                "weight_decay": weight_decay,
-                "momentum": momentum,
+                "lr": section.learning_rate,
+                "weight_decay": section.weight_decay,
+                "momentum": section.momentum,
                 "neuron_beta": neuron_beta,
-                "cautious": cautious,
+                "cautious": section.cautious_decay,
             },
         )
         for group in self.param_groups:
@@ -159,3 +132,6 @@ def redistribute_as(tensor: Tensor, like: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor) or not isinstance(like, DTensor):
         return tensor
     return tensor.redistribute(placements=like.placements)
+
+
+build = NorMuon

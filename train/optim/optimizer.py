@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
+from itertools import compress
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.optimizers import OPTIMIZERS, Optimizer, OptimizerKind
 from gristmill.train.models.initialisation import LAYERS
-from gristmill.train.optim.builder import Build, ZerosLike
+from gristmill.train.optim.builder import Build
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.mup import RATE_FACTOR, scale_rates
 from gristmill.train.optim.offload import (
@@ -57,9 +58,19 @@ def make_optimizers(
     if section.own is not None:
         return [own_optimizer(section.own, _trainable(model), section.learning_rate)]
     offload = offload and not OPTIMIZERS[section.kind].has_small_state
-    optimizers = _optimizers_of(
-        model, section, host_zeros_like if offload else torch.zeros_like, steps
-    )
+    zeros_like = host_zeros_like if offload else torch.zeros_like
+    named = _trainable(model)
+    parts = {section.kind: named}
+    if OPTIMIZERS[section.kind].on_matrices:
+        is_matrix = [LAYERS in name and item.ndim == 2 for name, item in named]
+        parts = {
+            section.kind: list(compress(named, is_matrix)),
+            "adamw": [item for item, own in zip(named, is_matrix) if not own],
+        }
+    optimizers = [
+        builder(kind)(parameters, section, zeros_like, steps)
+        for kind, parameters in parts.items()
+    ]
     if not section.decay_embeddings:
         _leave_embeddings(optimizers, model)
     if width_factor != 1.0:
@@ -119,25 +130,6 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
         (name, parameter)
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
-    ]
-
-
-def _optimizers_of(
-    model: nn.Module, section: Optimizer, zeros_like: ZerosLike, steps: int
-) -> list[torch.optim.Optimizer]:
-    named = _trainable(model)
-    if not OPTIMIZERS[section.kind].on_matrices:
-        return [builder(section.kind)(named, section, zeros_like, steps)]
-    matrices = [
-        (name, parameter)
-        for name, parameter in named
-        if LAYERS in name and parameter.ndim == 2
-    ]
-    names = {name for name, _ in matrices}
-    others = [(name, parameter) for name, parameter in named if name not in names]
-    return [
-        builder(section.kind)(matrices, section, zeros_like, steps),
-        builder("adamw")(others, section, zeros_like, steps),
     ]
 
 

@@ -16,11 +16,11 @@ so AdamW's learning rate applies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.optim.builder import NamedParameters, ZerosLike
@@ -32,55 +32,28 @@ from gristmill.train.optim.offload import STEP
 EPS = 1e-15
 
 
-def build(
-    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
-) -> SoapMuon:
-    """See `builder.Build`."""
-    return SoapMuon(
-        [matrix for _, matrix in named],
-        section.learning_rate,
-        section.weight_decay,
-        section.momentum,
-        section.decays[1],
-        section.precondition_every,
-        zeros_like,
-    )
-
-
 class SoapMuon(torch.optim.Optimizer):
     """SOAP-Muon on plain and sharded matrices; its products gather what they need.
 
     The host reads the step count in two of `precondition_every` steps: before a power
     iteration, and after it, since the step may have been skipped.
-
-    Args:
-        matrices: parameters of two dimensions.
-        lr: learning rate, at AdamW's scale.
-        weight_decay: of every matrix.
-        momentum: beta.
-        beta2: of the covariance and of the rotated second moments.
-        precondition_every: steps between power iterations.
-        zeros_like: creates the moments of a parameter.
     """
 
     def __init__(
         self,
-        matrices: Iterable[nn.Parameter],
-        lr: float,
-        weight_decay: float,
-        momentum: float,
-        beta2: float,
-        precondition_every: int,
-        zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+        named: NamedParameters,
+        section: Optimizer,
+        zeros_like: ZerosLike = torch.zeros_like,
+        steps: int = 0,
     ) -> None:
         super().__init__(
-            matrices,
+            [matrix for _, matrix in named],
             {
-                "lr": lr,
-                "weight_decay": weight_decay,
-                "momentum": momentum,
-                "beta2": beta2,
-                "every": precondition_every,
+                "lr": section.learning_rate,
+                "weight_decay": section.weight_decay,
+                "momentum": section.momentum,
+                "beta2": section.decays[1],
+                "every": section.precondition_every,
             },
         )
         self._steps: dict[Tensor, int] = {}
@@ -177,3 +150,6 @@ def _sharded(full: Tensor, matrix: Tensor) -> Tensor:
 
 def _fill(moment: Tensor, full: Tensor, matrix: Tensor) -> None:
     local(moment).copy_(local(_sharded(full, matrix)))
+
+
+build = SoapMuon

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -17,40 +16,27 @@ SMALLEST_CURVATURE = 1e-12
 """Section 3.1: epsilon."""
 
 
-def build(
-    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
-) -> Sophia:
-    """See `builder.Build`."""
-    groups = decay_groups(named, section)
-    return Sophia(
-        groups, section.learning_rate, section.decays, section.gamma, zeros_like
-    )
-
-
 class Sophia(torch.optim.Optimizer):
     """Momentum and curvature, elementwise on the shards of DTensors.
 
     `estimate` takes gradients of the loss against labels sampled from the model. They
     enter with the next step, so a skipped step skips them too.
-
-    Args:
-        groups: parameter groups; `weight_decay` per group.
-        lr: learning rate.
-        betas: of the running means of gradients and of curvatures.
-        gamma: scale of the curvature.
-        zeros_like: creates the moments of a parameter.
     """
 
     def __init__(
         self,
-        groups: Iterable[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float],
-        gamma: float,
-        zeros_like: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
+        named: NamedParameters,
+        section: Optimizer,
+        zeros_like: ZerosLike = torch.zeros_like,
+        steps: int = 0,
     ) -> None:
         super().__init__(
-            groups, {"lr": lr, "betas": betas, "gamma": gamma, "weight_decay": 0.0}
+            decay_groups(named, section),
+            {
+                "lr": section.learning_rate,
+                "betas": section.decays,
+                "gamma": section.gamma,
+            },
         )
         self._estimates: dict[torch.Tensor, torch.Tensor] = {}
         for group in self.param_groups:
@@ -101,3 +87,6 @@ class Sophia(torch.optim.Optimizer):
                 ),
                 alpha=lr,
             )
+
+
+build = Sophia
