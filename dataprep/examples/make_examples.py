@@ -18,7 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -47,9 +47,9 @@ from gristmill.dataprep.examples.read_examples import (
 )
 from gristmill.dataprep.llm import judge_pairs
 from gristmill.dataprep.llm.batch_requests import with_problems
-from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, describe
+from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, Diversity, describe
 from gristmill.dataprep.llm.lineage import GENERATED, SCHEMA, write_lineage
-from gristmill.dataprep.llm.llm_client import Asking
+from gristmill.dataprep.llm.llm_client import Asking, RequestCounts
 from gristmill.dataprep.llm.prompt_templates import (
     PromptTemplate,
     read_lines,
@@ -130,15 +130,12 @@ class ExamplesRecipe(TypedDict):
 
 def run(
     inputs: Mapping[str, Path], config: ExamplesRecipe, out: Path, context: Context
-) -> dict[str, object]:
+) -> MadeSet:
     """Write one set of examples.
 
     Args:
         inputs: generated sets that the prompts come from.
         config: set and settings.
-
-    Returns:
-        `MadeSet` as JSON, without `grown` if the section grows no prompts.
 
     Raises:
         AskingError: answers are unavailable, or the budget is spent; all answers
@@ -150,10 +147,9 @@ def run(
     """
     section = MadeExamples.model_validate(config["section"])
     with ExitStack() as stack:
-        made_set = _SetWriter(
+        return _SetWriter(
             config["name"], section, config["seed"], inputs, out, context, stack
         ).make()
-    return {key: value for key, value in asdict(made_set).items() if value is not None}
 
 
 class Generation(TypedDict):
@@ -218,12 +214,12 @@ class MadeSet:
     prompts: Counts
     examples: int
     answers: AnswerCounts
-    asked: list[Mapping[str, object]]
-    texts: Mapping[str, object]
+    asked: list[RequestCounts]
+    texts: Diversity
     rewards: Mapping[str, RewardSpread]
     principles: Mapping[str, int]
     licences: list[str]
-    grown: new_prompts.GrownCounts | None
+    grown: new_prompts.GrownCounts | None = None
 
 
 @dataclass

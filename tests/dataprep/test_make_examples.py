@@ -16,7 +16,7 @@ import pytest
 
 from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.examples.make_examples import run
+from gristmill.dataprep.examples.make_examples import AnswerCounts, MadeSet, run
 from gristmill.dataprep.examples.new_prompts import rouge_l, words_of
 from gristmill.dataprep.examples.read_examples import (
     ExamplesError,
@@ -52,7 +52,7 @@ def write_prompts(
     }
 
 
-MakeSet = Callable[..., tuple[dict[str, Any], list[dict[str, Any]], Endpoint]]
+MakeSet = Callable[..., tuple[MadeSet, list[dict[str, Any]], Endpoint]]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def make_set(tmp_path: Path) -> Iterator[MakeSet]:
         endpoint: Endpoint | None = None,
         concurrency: int = 4,
         **settings: Any,
-    ) -> tuple[dict[str, Any], list[dict[str, Any]], Endpoint]:
+    ) -> tuple[MadeSet, list[dict[str, Any]], Endpoint]:
         if endpoint is None:
             endpoint = Endpoint(behaviour)
             endpoint.__enter__()
@@ -147,9 +147,9 @@ def test_answer_is_revised_by_the_principle_of_its_prompts_hash(
     assert {example["id"] for example in examples} == {
         example["id"] for example in reread
     }
-    assert sum(summary["principles"].values()) == 24
-    assert len(summary["principles"]) == 3
-    assert summary["asked"][0]["asked"] == 12 * 5
+    assert sum(summary.principles.values()) == 24
+    assert len(summary.principles) == 3
+    assert summary.asked[0]["asked"] == 12 * 5
 
 
 def test_pair_prefers_the_revised_answer_without_a_judge(
@@ -182,7 +182,7 @@ def test_best_of_n_is_chosen_worst_rejected_and_ties_dropped(
     }
     expected = {prompt: f"{prompt} {'long ' * 3}".strip() for prompt in PROMPTS}
     assert texts == {**expected, PROMPTS[3]: "the same"}
-    assert summary["answers"] == {"asked": 48, "usable": 45, "dropped": {"repeated": 3}}
+    assert summary.answers == AnswerCounts(48, 45, {"repeated": 3})
     summary, pairs, _ = make_set(
         varied,
         "pairs",
@@ -199,15 +199,15 @@ def test_best_of_n_is_chosen_worst_rejected_and_ties_dropped(
             text,
         )
         assert pair["rewards"] == [{"length": len(text) + 15}, {"length": len(text)}]
-    assert summary["prompts"] == {
+    assert summary.prompts == {
         "read": 12,
         "kept": 11,
         "dropped": {"repeated": 1},
         "quarantined": 0,
     }
-    assert summary["rewards"]["chosen"]["mean"] - summary["rewards"]["rejected"][
-        "mean"
-    ] == pytest.approx(15)
+    assert summary.rewards["chosen"].mean - summary.rewards[
+        "rejected"
+    ].mean == pytest.approx(15)
 
 
 def own_reward(folder: Path) -> dict[str, Any]:
@@ -249,14 +249,14 @@ def test_rejection_sampling_keeps_distinct_correct_answers(
         f"What is {at} plus one?": {f"way {way}: {at + 1}" for way in (0, 1, 2)}
         for at in range(4)
     }
-    assert summary["prompts"] == {
+    assert summary.prompts == {
         "read": 6,
         "kept": 4,
         "dropped": {"below": 2},
         "quarantined": 0,
     }
-    assert summary["rewards"]["all"]["answers"] == 4 * 6 + 2 * 3
-    assert summary["rewards"]["chosen"]["answers"] == 12
+    assert summary.rewards["all"].answers == 4 * 6 + 2 * 3
+    assert summary.rewards["chosen"].answers == 12
 
 
 def test_reward_that_compares_needs_answers(tmp_path: Path, make_set: MakeSet) -> None:
@@ -286,7 +286,7 @@ def test_answer_that_wins_in_both_orders_is_chosen(
         model={"concurrency": 1},
     )
     assert len(pairs) == 11
-    assert summary["prompts"]["dropped"] == {"undecided": 1}
+    assert summary.prompts["dropped"] == {"undecided": 1}
     for pair in pairs:
         assert len(pair["chosen"][0]["content"].split()) == 9
         assert len(pair["rejected"][0]["content"].split()) == 3
@@ -329,7 +329,7 @@ def test_judge_score_is_a_reward_and_unscored_prompts_are_quarantined(
     assert {example["messages"][1]["content"][:9] for example in examples} == {
         "variant 1"
     }
-    assert summary["prompts"]["quarantined"] == 1
+    assert summary.prompts["quarantined"] == 1
     (line,) = (tmp_path / "out/quarantine.jsonl").read_text().splitlines()
     assert "no JSON object" in json.loads(line)["error"]
 
@@ -346,7 +346,7 @@ def test_empty_truncated_and_refused_answers_are_counted(
         )
 
     summary, examples, _ = make_set(bad, max_quarantined=0.1)
-    assert summary["prompts"] == {
+    assert summary.prompts == {
         "read": 12,
         "kept": 9,
         "dropped": {"cut": 1, "empty": 1},
@@ -354,7 +354,7 @@ def test_empty_truncated_and_refused_answers_are_counted(
     }
     assert len(examples) == 9
     summary, _, _ = make_set(bad, "kept", max_quarantined=0.1, cut="keep")
-    assert summary["prompts"]["dropped"] == {"empty": 1}
+    assert summary.prompts["dropped"] == {"empty": 1}
     with pytest.raises(ExamplesError, match=r"12 prompts .*\(empty 12\)"):
         make_set(lambda asked, before: " ", "none")
 
@@ -387,9 +387,9 @@ def test_grown_prompts_are_new_and_know_their_parents(
     summary, examples, endpoint = make_set(
         new_tasks, grow={"number": 20, "shown": 4, "rounds": 30}
     )
-    assert len(examples) == 20 == summary["grown"]["kept"]
-    assert summary["grown"]["dropped"]["alike"] >= summary["grown"]["requests"] // 2
-    assert summary["grown"]["dropped"]["length"] > 0
+    assert len(examples) == 20 == summary.grown.kept
+    assert summary.grown.dropped["alike"] >= summary.grown.requests // 2
+    assert summary.grown.dropped["length"] > 0
     texts = [example["messages"][0]["content"] for example in examples]
     assert all(text.startswith("Explain w") for text in texts)
     for text in texts:
@@ -447,7 +447,7 @@ def test_prompt_order_and_concurrency_do_not_change_a_byte(
         behaves, "one", endpoint=endpoint, concurrency=3, **settings
     )
     assert sum(endpoint.asked.values()) == before
-    assert summary["asked"][0]["asked"] == 0
+    assert summary.asked[0]["asked"] == 0
 
 
 def test_run_after_a_spent_budget_requests_only_missing_answers(
@@ -540,7 +540,7 @@ def test_licences_and_ids_pass_to_generated_examples(
     prompt_id = example_id({"prompt": [{"role": "user", "content": "One of these"}]})
     assert by_licence["MIT"]["parents"] == [prompt_id, record]
     assert "licence" not in by_licence[None]
-    assert summary["licences"] == ["MIT"]
+    assert summary.licences == ["MIT"]
     family = descendants({"s": tmp_path / "out"}, [bytes.fromhex(record)])
     assert {example.hex() for example in family} == {prompt_id, by_licence["MIT"]["id"]}
     again = read_set(str(tmp_path / "out/set.jsonl"), "prompts")
@@ -559,7 +559,7 @@ def test_prompt_with_tools_is_quarantined(tmp_path: Path, make_set: MakeSet) -> 
         tmp_path, [{"prompt": "Look", "tools": [tool]}, {"prompt": "Do not look"}]
     )
     summary, examples, _ = make_set(answer, max_quarantined=0.5)
-    assert (len(examples), summary["prompts"]["quarantined"]) == (1, 1)
+    assert (len(examples), summary.prompts["quarantined"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
