@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from gristmill.mixtures.steps.filter import LANGUAGE
 from gristmill.mixtures.yaml_text import YamlFileError, read_yaml
 
-GENERAL: dict[str, dict[str, Any]] = {
+RuleSets = Mapping[str, Mapping[str, float | str | list[str]]]
+"""Rule set -> its settings."""
+GENERAL: RuleSets = {
     "gopher_quality": {"dialect": "datatrove", "words": "language"},
     "gopher_repetition": {
         "dialect": "datatrove",
@@ -35,26 +37,28 @@ GENERAL: dict[str, dict[str, Any]] = {
 """Settings of its pipeline for all languages; shares of paragraphs and short lines are
 unlimited.
 """
-KEYS = (
-    "dup_line_frac",
-    "dup_n_grams",
-    "language_score",
-    "line_punct_thr",
-    "max_avg_word_length",
-    "max_non_alpha_words_ratio",
-    "min_avg_word_length",
-    "new_line_ratio",
-    "stopwords",
-    "top_n_grams",
-)
-"""Keys of each published file."""
+
+
+class LanguageSettings(TypedDict):
+    """The keys of a published file that are used here."""
+
+    dup_line_frac: float
+    dup_n_grams: list[tuple[int, float]]
+    language_score: float
+    line_punct_thr: float
+    max_avg_word_length: float
+    max_non_alpha_words_ratio: float
+    min_avg_word_length: float
+    new_line_ratio: float
+    stopwords: list[str]
+    top_n_grams: list[tuple[int, float]]
 
 
 class SettingsError(ValueError):
     """The file does not hold settings of FineWeb-2."""
 
 
-def read_settings(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
+def read_settings(paths: Sequence[str]) -> dict[str, LanguageSettings]:
     """Read the settings of some languages by file stem (`deu_Latn`).
 
     Raises:
@@ -69,7 +73,7 @@ def read_settings(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
         problem = None
         missing = [
             key
-            for key in KEYS
+            for key in LanguageSettings.__annotations__
             if not isinstance(settings, Mapping) or key not in settings
         ]
         if missing:
@@ -85,12 +89,12 @@ def read_settings(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
     return settings_by_language
 
 
-def rules_of_settings(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def rules_of_settings(settings: LanguageSettings) -> RuleSets:
     """Return the thresholds and stop words of one language that differ from GENERAL.
 
     A maximum share of 0 means "no limit", as in datatrove.
     """
-    quality = {
+    quality: dict[str, float | list[str]] = {
         "min_mean_word_length": float(settings["min_avg_word_length"]),
         "max_mean_word_length": float(settings["max_avg_word_length"]),
         "min_alpha_word_ratio": settings["max_non_alpha_words_ratio"],

@@ -13,7 +13,11 @@ from typing import Any
 import yaml
 
 import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
-from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settings
+from gristmill.flows.authoring.fineweb2_settings import (
+    GENERAL,
+    LanguageSettings,
+    rules_of_settings,
+)
 from gristmill.flows.authoring.look_at_data import (
     Look,
     mean_weight,
@@ -54,7 +58,7 @@ BATCH_TOKENS = ((100_000_000, 2_048), (1_000_000_000, 65_536), (None, 524_288))
 the smallest is measured in docs/size-and-laws.md.
 """
 LEAST_TOKENS = 20_000
-PROSE_RULES: tuple[str | dict[str, Any], ...] = (
+PROSE_RULES: tuple[str | dict[str, dict[str, float]], ...] = (
     {"gopher_quality": {"min_alpha_word_ratio": 0}},
     "gopher_repetition",
     "running_text",
@@ -139,7 +143,7 @@ class Wishes:
     languages: Sequence[str] = ()
     tokens: int | None = None
     train: bool = True
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, LanguageSettings] = field(default_factory=dict)
     language_model: str | None = None
     tokenizer: GivenTokenizer | None = None
 
@@ -215,7 +219,7 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
         )
         lines.append(f"  {name}:   # {stored}; {amount}")
         lines += [f"    # {remark}" for remark in look.remarks]
-        settings: dict[str, Any] = {
+        settings: dict[str, object] = {
             "path": look.path,
             "format": None if look.format == "auto" else look.format,
             "text_field": look.text_field,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, TypeVar, cast
+from typing import TextIO, TypeVar, cast
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -183,7 +183,7 @@ def launch_sweep(
     observer = TerminalObserver(console)
     # Prefect shows these parameters to every user of the server; the flow itself works
     # with the sweep.
-    parameters: dict[str, Any] = {
+    parameters: dict[str, object] = {
         "manifest": sweep.manifest_file,
         "grid": str(grid_file),
         "steps": steps,
