@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gristmill.core.files import as_path, is_local
+from gristmill.core.files import as_path, is_local, sha256_file
 from gristmill.dataprep.fasttext.fasttext_files import (
     DamagedModelError,
     UnknownModelError,
@@ -192,3 +192,11 @@ def _load(path: Path) -> Predictor:
             ) from missing
 
         return FastTextPredictor(fasttext.load_model(str(path)), str(error))
+
+
+@lru_cache(maxsize=8)
+def model_at(path: str) -> Predictor:
+    """Load the fastText model of a file once per process, by its content; threads share
+    it.
+    """
+    return load_model(path, sha256_file(as_path(path)))

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import as_path, sha256_file
+from gristmill.core.files import as_path
 from gristmill.dataprep.conservation import SHARE_EDGES
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.fasttext_backend import model_at
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet
 from gristmill.dataprep.langid.language_codes import parse_label
@@ -103,7 +103,7 @@ def _in_category(rows: pa.Table, section: GneissWeb) -> np.ndarray:
         rows["text"].combine_chunks(), None, lower=False, marks=True
     )
     for path in section.categories:
-        model = load_model(path, sha256_file(as_path(path)))
+        model = model_at(path)
         labels, _ = model.tops(lines)
         is_general = [
             label < 0 or model.labels[label] == section.general_label

@@ -6,14 +6,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.files import as_path, sha256_file
 from gristmill.dataprep.conservation import SHARE_EDGES
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.fasttext_backend import model_at
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.filtering.rule_sets import RuleSet
 from gristmill.mixtures.steps.rules import Toxicity
@@ -30,7 +27,7 @@ def toxicity_statistics(rows: pa.Table, options: Toxicity) -> dict[str, np.ndarr
     Raises:
         ToxicityModelError: the model does not have the label.
     """
-    model = load_model(options.model, _fingerprint(options.model))
+    model = model_at(options.model)
     if options.label not in model.labels:
         raise ToxicityModelError(
             f"{options.model} has no label {options.label!r}; it has "
@@ -42,11 +39,6 @@ def toxicity_statistics(rows: pa.Table, options: Toxicity) -> dict[str, np.ndarr
     )
     values = np.clip(model.shares(lines, options.label), 0.0, 1.0)
     return {"toxicity": np.where(lines.ends > lines.begins, values, np.nan)}
-
-
-@lru_cache(maxsize=8)
-def _fingerprint(path: str) -> str:
-    return sha256_file(as_path(path))
 
 
 RULE_SET = RuleSet(toxicity_statistics, edges={"toxicity": SHARE_EDGES})

@@ -133,7 +133,7 @@ def test_readability_has_to_be_below_its_limit(words: int, votes: float) -> None
 
 
 def test_text_in_a_category_has_wider_limits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from gristmill.dataprep.filtering import rules_gneissweb
 
@@ -145,9 +145,8 @@ def test_text_in_a_category_has_wider_limits(
         def tops(self, lines: object) -> tuple[np.ndarray, np.ndarray]:
             return np.array([0, 1], np.int32), np.ones(2)
 
-    (tmp_path / "science.bin").write_bytes(b"")
-    monkeypatch.setattr(rules_gneissweb, "load_model", lambda *_: Labels())
-    columns = measured(["wordy " * 69] * 2, categories=[str(tmp_path / "science.bin")])
+    monkeypatch.setattr(rules_gneissweb, "model_at", lambda path: Labels())
+    columns = measured(["wordy " * 69] * 2, categories=["science.bin"])
     assert columns["gneissweb_votes"].to_pylist() == [0.0, 1.0]
 
 
