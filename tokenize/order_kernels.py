@@ -19,23 +19,23 @@ from gristmill.dataprep.text.kernels import kernel
 @kernel
 def rank_row(counts, source, index):  # type: ignore[no-untyped-def]
     """The place of a source's row in the merged order (`order.rank`)."""
-    own = counts[source]
+    source_rows = counts[source]
     time = 2 * index + 1
-    divisor = 2 * own
+    divisor = 2 * source_rows
     place = index
-    for other in range(len(counts)):
-        count = counts[other]
-        if other == source or count == 0:
+    for other_source in range(len(counts)):
+        count = counts[other_source]
+        if other_source == source or count == 0:
             continue
-        guess = np.int64(math.floor((float(time) * count - own) / divisor))
-        remainder = time * count - own - guess * divisor
+        guess = np.int64(math.floor((float(time) * count - source_rows) / divisor))
+        remainder = time * count - source_rows - guess * divisor
         if remainder >= divisor:
             guess += 1
             remainder -= divisor
         elif remainder < 0:
             guess -= 1
             remainder += divisor
-        number = guess + 1 if remainder > 0 or other < source else guess
+        number = guess + 1 if remainder > 0 or other_source < source else guess
         place += min(max(number, 0), count)
     return place
 
@@ -55,14 +55,14 @@ def unrank_place(counts, total, place):  # type: ignore[no-untyped-def]
             max(np.int64(math.floor((float(place) + 0.5) * count / total)), 0),
             count - 1,
         )
-        found = rank_row(counts, source, index)
-        while found < place and index + 1 < count:
+        rank = rank_row(counts, source, index)
+        while rank < place and index + 1 < count:
             index += 1
-            found = rank_row(counts, source, index)
-        while found > place and index > 0:
+            rank = rank_row(counts, source, index)
+        while rank > place and index > 0:
             index -= 1
-            found = rank_row(counts, source, index)
-        if found == place:
+            rank = rank_row(counts, source, index)
+        if rank == place:
             return source, index
     return -1, -1
 
@@ -238,22 +238,22 @@ def rank_source(counts, source, index, places):  # type: ignore[no-untyped-def]
         index: int64 (k,), its rows.
         places: int64, of k numbers at least, filled.
     """
-    own = counts[source]
-    divisor = 2 * own
+    source_rows = counts[source]
+    divisor = 2 * source_rows
     # A product with it is off by less than 2**-9 below 2**41, so the guess is off by
     # one at the most, as a quotient is.
     inverse = 1.0 / float(divisor)
     for number in range(len(index)):
         places[number] = index[number]
-    for other in range(len(counts)):
-        count = counts[other]
-        if other == source or count == 0:
+    for other_source in range(len(counts)):
+        count = counts[other_source]
+        if other_source == source or count == 0:
             continue
-        tie = np.int64(other < source)
+        tie = np.int64(other_source < source)
         for number in range(len(index)):
             time = 2 * index[number] + 1
-            guess = np.int64(math.floor((float(time) * count - own) * inverse))
-            remainder = time * count - own - guess * divisor
+            guess = np.int64(math.floor((float(time) * count - source_rows) * inverse))
+            remainder = time * count - source_rows - guess * divisor
             correction = np.int64(remainder >= divisor) - np.int64(remainder < 0)
             before = (
                 guess

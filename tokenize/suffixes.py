@@ -409,22 +409,25 @@ def find_longest(text, size, begins, firsts, lasts, places, n, rows, found):  # 
     """
     for number in range(len(begins)):
         begin = begins[number]
-        address, left = text + np.uint64(begin * (4 if rows.wide else 2)), size - begin
+        address, remaining = (
+            text + np.uint64(begin * (4 if rows.wide else 2)),
+            size - begin,
+        )
         first, last = firsts[number], lasts[number]
         low, high = first, last
         while low < high:
             middle = (low + high) // 2
-            if _shared(address, left, np.int64(places[middle]), rows)[1]:
+            if _shared(address, remaining, np.int64(places[middle]), rows)[1]:
                 low = middle + 1
             else:
                 high = middle
         # Those that share most stand beside where the text itself would.
         longest = 0
         if low > first:
-            longest = _shared(address, left, np.int64(places[low - 1]), rows)[0]
+            longest = _shared(address, remaining, np.int64(places[low - 1]), rows)[0]
         if low < last:
             longest = max(
-                longest, _shared(address, left, np.int64(places[low]), rows)[0]
+                longest, _shared(address, remaining, np.int64(places[low]), rows)[0]
             )
         found[number] = 0
         if longest < n:
@@ -432,14 +435,17 @@ def find_longest(text, size, begins, firsts, lasts, places, n, rows, found):  # 
         begins_at, ends_at, high = first, low, low
         while begins_at < high:
             middle = (begins_at + high) // 2
-            if _shared(address, left, np.int64(places[middle]), rows)[0] < longest:
+            if _shared(address, remaining, np.int64(places[middle]), rows)[0] < longest:
                 begins_at = middle + 1
             else:
                 high = middle
         high = last
         while ends_at < high:
             middle = (ends_at + high) // 2
-            if _shared(address, left, np.int64(places[middle]), rows)[0] >= longest:
+            if (
+                _shared(address, remaining, np.int64(places[middle]), rows)[0]
+                >= longest
+            ):
                 ends_at = middle + 1
             else:
                 high = middle

@@ -372,11 +372,13 @@ class OpenIndex:
         lengths = matches[:, 0]
         # A passage that the token before it belongs to is a part of the one from there
         # on.
-        whole = (lengths > 0) & (np.concatenate([[0], lengths[:-1]]) != lengths + 1)
+        is_longest = (lengths > 0) & (
+            np.concatenate([[0], lengths[:-1]]) != lengths + 1
+        )
         kept = zip(
-            np.flatnonzero(whole).tolist(),
-            owners[whole].tolist(),
-            matches[whole].tolist(),
+            np.flatnonzero(is_longest).tolist(),
+            owners[is_longest].tolist(),
+            matches[is_longest].tolist(),
             strict=True,
         )
         return [

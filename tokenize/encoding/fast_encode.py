@@ -101,9 +101,11 @@ class FastEncoder:
             character classes do not matter.
     """
 
-    def __init__(self, tokenizer: Tokenizer, known: Known) -> None:
-        self._tokenizer, self.known = tokenizer, known
-        self.unlike = unlike(known.nfc) if known.byte_level else NONE_LISTED
+    def __init__(self, tokenizer: Tokenizer, specification: Known) -> None:
+        self._tokenizer, self.known = tokenizer, specification
+        self.unlike = (
+            unlike(specification.nfc) if specification.byte_level else NONE_LISTED
+        )
         self.forget()
 
     def forget(self) -> None:
@@ -125,9 +127,9 @@ class FastEncoder:
             NotKnownError: only the library can encode with it; the message is the
                 reason.
         """
-        known = read_known(tokenizer)
+        specification = read_known(tokenizer)
         try:
-            encoder = cls(tokenizer, known)
+            encoder = cls(tokenizer, specification)
         except BaseException as error:
             # gigatoken raises arbitrary errors for unknown settings
             if not isinstance(error, Exception) and not _is_panic(error):

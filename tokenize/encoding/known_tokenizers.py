@@ -99,7 +99,7 @@ def read_known(tokenizer: Tokenizer) -> Known:
         added = [*added, _plain(first + len(stand_ins), NEVER_TEXT)]
         # the library encodes its documents anyway
         stand_ins = [*stand_ins, [0]] if stand_ins else []
-    known = {
+    specification = {
         "added_tokens": added,
         "normalizer": described["normalizer"],
         "pre_tokenizer": pre_tokenizer,
@@ -112,7 +112,7 @@ def read_known(tokenizer: Tokenizer) -> Known:
         },
     }
     return Known(
-        json.dumps(known),
+        json.dumps(specification),
         byte_level,
         byte_level and bool(normalizers),
         first,

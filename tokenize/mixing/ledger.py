@@ -117,7 +117,7 @@ class Taken:
 def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
     """Last document of each stream's first pass that begins before the stream's end."""
     number = len(ends)
-    taken = Taken(
+    last_entries = Taken(
         np.zeros(number, bool),
         np.zeros(number, bool),
         np.zeros(number, np.uint64),
@@ -130,23 +130,27 @@ def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
                 continue
             segment = streams.segment(pass_number, partition).of(stream)
             last = int(np.searchsorted(segment.starts(base)[:-1], end)) - 1
-            taken.any[stream], taken.words[stream], taken.time[stream] = (
+            (
+                last_entries.any[stream],
+                last_entries.words[stream],
+                last_entries.time[stream],
+            ) = (
                 True,
                 segment.words[last],
                 segment.time[last],
             )
-            taken.draw[stream] = streams.draws.of(
+            last_entries.draw[stream] = streams.draws.of(
                 np.array([stream]),
                 segment.words[last : last + 1],
                 segment.time[last : last + 1],
                 0,
             )[0]
             later_entries = streams.bases.entries[0, partition + 1 :, stream]
-            taken.whole[stream] = (
+            last_entries.whole[stream] = (
                 last + 1 == len(segment.words) and not later_entries.any()
             )
             break
-    return taken
+    return last_entries
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,7 @@ def find_emptied(
 def write_ledger(
     candidates: Candidates,
     streams: Streams,
-    taken: Taken,
+    last_entries: Taken,
     emptied: Emptied,
     sources: Sequence[str],
     out: Path,
@@ -221,8 +225,8 @@ def write_ledger(
     """
     if used is not None:
         trained = train_stream(np.arange(len(sources)))
-        taken.any[trained], taken.whole[trained] = False, False
-    save(context.work / "plan", "taken", taken)
+        last_entries.any[trained], last_entries.whole[trained] = False, False
+    save(context.work / "plan", "taken", last_entries)
     save(context.work / "plan", "emptied", emptied)
     tables = -(-candidates.documents // FILE_DOCUMENTS)
     bits = min(max(0, tables - 1).bit_length(), candidates.ledger_bits)
@@ -290,7 +294,7 @@ def write_table_of(
     Returns:
         `counts_`: by source, the columns READ to LAID_OUT and one for each rule.
     """
-    taken, emptied = (
+    last_entries, emptied = (
         load_record(plan, "taken", Taken),
         load_record(plan, "emptied", Emptied),
     )
@@ -304,7 +308,12 @@ def write_table_of(
         for partition in partitions:
             used_documents = None if documents is None else documents.read(partition)
             yield _judged(
-                ledger.read(partition), draws, taken, emptied, counts, used_documents
+                ledger.read(partition),
+                draws,
+                last_entries,
+                emptied,
+                counts,
+                used_documents,
             )
 
     write_in_groups(path, tables())
@@ -340,7 +349,7 @@ def write_in_groups(path: Path, tables: Iterator[pa.Table]) -> None:
 def _judged(
     rows: pa.Table,
     draws: Draws,
-    taken: Taken,
+    last_entries: Taken,
     emptied: Emptied,
     counts: np.ndarray,
     used_documents: pa.Table | None,
@@ -351,7 +360,7 @@ def _judged(
     columns = {name: column[order] for name, column in columns.items()}
     words = words_of(columns)
     source, state, repeats = columns["source"], columns["state"], columns["repeats"]
-    used = _used(words, source, state, repeats, draws, taken)
+    used = _used(words, source, state, repeats, draws, last_entries)
     if used_documents is not None:
         ids = word_ids(words_of(columns_of(used_documents)))
         used |= (state == TRAINS) & pc.is_in(word_ids(words), value_set=ids).to_numpy(
@@ -403,7 +412,7 @@ def _used(
     state: np.ndarray,
     repeats: np.ndarray,
     draws: Draws,
-    taken: Taken,
+    last_entries: Taken,
 ) -> np.ndarray:
     """Mask (bool) of the documents that any stream takes."""
     held_out = state == HELD_OUT
@@ -411,15 +420,17 @@ def _used(
     stream = np.where(
         held_out, validation_stream(source, draws.sources), train_stream(source)
     ).astype(np.int64)
-    used = taken.whole[stream] & (times > 0)
-    undecided = taken.any[stream] & ~used
+    used = last_entries.whole[stream] & (times > 0)
+    undecided = last_entries.any[stream] & ~used
     for time in range(int(times[undecided].max(initial=0))):
         selection = np.flatnonzero(undecided & (times > time) & ~used)
         selected_words = words.take(selection, axis=0)
         drawn = draws.of(
             stream[selection], selected_words, np.full(len(selection), time), 0
         )
-        used[selection] = taken.holds(stream[selection], drawn, selected_words, time)
+        used[selection] = last_entries.holds(
+            stream[selection], drawn, selected_words, time
+        )
     return used
 
 

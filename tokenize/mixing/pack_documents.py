@@ -98,21 +98,21 @@ Row = list[tuple[int, int, int]]
 
 
 def _best_fit(lengths: np.ndarray, capacity: int) -> list[Row]:
-    whole = [
+    full_rows = [
         [(document, start, start + capacity)]
         for document, length in enumerate(lengths.tolist())
         for start in range(0, length - capacity + 1, capacity)
     ]
     rests = lengths % capacity
-    left = np.flatnonzero(rests)
-    if not len(left):
-        return whole
-    return whole + [
+    with_rest = np.flatnonzero(rests)
+    if not len(with_rest):
+        return full_rows
+    return full_rows + [
         [
             (document, int(lengths[document] - rests[document]), int(lengths[document]))
-            for document in left[row].tolist()
+            for document in with_rest[row].tolist()
         ]
-        for row in best_fit_rows(rests[left], capacity)
+        for row in best_fit_rows(rests[with_rest], capacity)
     ]
 
 

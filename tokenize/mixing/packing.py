@@ -117,43 +117,43 @@ def ends_of_phases(
 
 @kernel
 def follow_rows(
-    starts: np.ndarray, begin: int, left: int, length: int
+    starts: np.ndarray, begin: int, rows_to_begin: int, length: int
 ) -> tuple[int, int]:
-    """Advance until `left` rows have begun, each with a document, none before token
-    `begin`.
+    """Advance until `rows_to_begin` rows have begun, each with a document, none before
+    token `begin`.
 
     Returns:
         end of the last row that has begun, and the number of rows still to begin.
     """
-    if left:
+    if rows_to_begin:
         for entry in range(len(starts) - 1):
             if starts[entry] >= begin:
                 begin = starts[entry] + length
-                left -= 1
-                if not left:
+                rows_to_begin -= 1
+                if not rows_to_begin:
                     break
-    return begin, left
+    return begin, rows_to_begin
 
 
 @kernel
 def fill_beginnings(
-    starts: np.ndarray, begin: int, left: int, length: int
+    starts: np.ndarray, begin: int, tokens_to_fill: int, length: int
 ) -> tuple[int, int]:
     """Advance until the first `length` tokens of documents from `begin` on add up to
-    `left` tokens.
+    `tokens_to_fill` tokens.
 
     Returns:
         the position reached (`begin` if the segment ends first), and the number of
         tokens still missing.
     """
-    if left:
+    if tokens_to_fill:
         for entry in range(len(starts) - 1):
             if starts[entry] >= begin:
                 size = min(starts[entry + 1] - starts[entry], length)
-                if left <= size:
-                    return starts[entry] + left, 0
-                left -= size
-    return begin, left
+                if tokens_to_fill <= size:
+                    return starts[entry] + tokens_to_fill, 0
+                tokens_to_fill -= size
+    return begin, tokens_to_fill
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def cut(
         assert places is not None
         if packing.best_fit:
             assert dealing is not None
-            first_row, whole = dealing.rows.tolist()
+            first_row, full_rows = dealing.rows.tolist()
             number = cut_best_fit(
                 starts,
                 begin,
@@ -231,7 +231,7 @@ def cut(
                 packing.aligned,
                 first_row,
                 int(places.rows[phase]),
-                whole,
+                full_rows,
                 places.ranks[phase].copy(),
                 dealing.begins,
                 dealing.dealt,
@@ -311,7 +311,7 @@ def cut_best_fit(
     aligned: bool,
     first_row: int,
     rows: int,
-    whole: int,
+    full_rows: int,
     ranks: np.ndarray,
     begins: np.ndarray,
     dealt: np.ndarray,
@@ -344,7 +344,7 @@ def cut_best_fit(
             else:
                 row[number] = (
                     first_row
-                    + whole
+                    + full_rows
                     + bin_of(begins, dealt, length, piece_length, ranks[piece_length])
                 )
                 ranks[piece_length] += 1
@@ -566,8 +566,8 @@ class Fit:
 
     def places(self) -> Places:
         """State for the rows of the next segment."""
-        whole = self._found[:, 2].copy()
-        return Places(np.zeros_like(whole), whole, self._rests.copy())
+        full_rows = self._found[:, 2].copy()
+        return Places(np.zeros_like(full_rows), full_rows, self._rests.copy())
 
     def add(self, starts: np.ndarray) -> None:
         """Count a segment."""
