@@ -20,31 +20,56 @@ if TYPE_CHECKING:
     import gristmill.training as training
     from gristmill.core.store import StoreLocationError
     from gristmill.dataprep.corpus import UnknownColumnError
-    from gristmill.dataprep.whatif_thresholds import NotReplayableError
+    from gristmill.dataprep.whatif_thresholds import NotReplayableError, Tally
     from gristmill.dataprep.where_sql import ExpressionError
     from gristmill.flows.python.document_frames import Documents
     from gristmill.flows.python.finished_run import Report, Run, StageOutput, Store
     from gristmill.flows.python.manifest_builder import Manifest
-    from gristmill.flows.python.result_objects import (
-        Answer,
-        DocumentTrace,
+    from gristmill.flows.python.run_api import plan, run
+    from gristmill.flows.questions.compare import UnknownRunError
+    from gristmill.flows.questions.explain import (
+        Edit,
+        Edits,
         Explanation,
         Judgement,
-        SearchHits,
-        Size,
-        StepTrace,
-        TextTrace,
-        Threshold,
-        WhatIf,
+        MixtureUse,
+        TextPiece,
     )
-    from gristmill.flows.python.run_api import PlannedStage, plan, run
-    from gristmill.flows.questions.compare import UnknownRunError
     from gristmill.flows.questions.find_documents import (
         DocumentNotFoundError,
         NothingIngestedError,
     )
-    from gristmill.flows.questions.search import SearchError
+    from gristmill.flows.questions.search import (
+        MeaningRank,
+        SearchError,
+        SearchHit,
+        SearchHits,
+        WordsRank,
+    )
+    from gristmill.flows.questions.status import DocumentCounts, StageState
+    from gristmill.flows.questions.threshold_samples import CutSample
+    from gristmill.flows.questions.trace_tables import (
+        CheckpointStep,
+        DocumentTrace,
+        RowDocument,
+        StepReads,
+        StepTrace,
+        StepUse,
+        TextPlace,
+        TextSpan,
+        TextTrace,
+        TracedDocument,
+    )
     from gristmill.flows.questions.training_reads import TraceError
+    from gristmill.flows.questions.what_changed import PlannedStage, UsableCheckpoint
+    from gristmill.flows.questions.whatif import (
+        ChangedCut,
+        Neighbour,
+        RuleTallies,
+        Size,
+        Threshold,
+        WhatIf,
+    )
     from gristmill.flows.running.missing_libraries import MissingLibraryError
     from gristmill.flows.running.output_identities import NothingToKeepError
     from gristmill.flows.running.run import StageFailedError
@@ -58,16 +83,24 @@ __version__ = "0.1.0"
 """The version of the distribution, which is built from this line."""
 
 __all__ = [
-    "Answer",
+    "ChangedCut",
+    "CheckpointStep",
+    "CutSample",
+    "DocumentCounts",
     "DocumentNotFoundError",
     "DocumentTrace",
     "Documents",
+    "Edit",
+    "Edits",
     "Explanation",
     "ExpressionError",
     "Judgement",
     "Manifest",
     "ManifestError",
+    "MeaningRank",
     "MissingLibraryError",
+    "MixtureUse",
+    "Neighbour",
     "NotReplayableError",
     "NothingIngestedError",
     "NothingToKeepError",
@@ -76,24 +109,37 @@ __all__ = [
     "PlannedStage",
     "Problem",
     "Report",
+    "RowDocument",
     "RowStream",
+    "RuleTallies",
     "Run",
     "SearchError",
+    "SearchHit",
     "SearchHits",
     "Size",
     "StageFailedError",
     "StageOutput",
+    "StageState",
+    "StepReads",
     "StepTrace",
+    "StepUse",
     "Store",
     "StoreLocationError",
     "StreamError",
+    "Tally",
+    "TextPiece",
+    "TextPlace",
+    "TextSpan",
     "TextTrace",
     "Threshold",
     "TraceError",
+    "TracedDocument",
     "UnknownColumnError",
     "UnknownRunError",
     "UnknownStageError",
+    "UsableCheckpoint",
     "WhatIf",
+    "WordsRank",
     "__version__",
     "losses",
     "plan",
@@ -104,18 +150,22 @@ __all__ = [
 _MODULES = {
     "dataprep.corpus": "UnknownColumnError",
     "dataprep.where_sql": "ExpressionError",
-    "dataprep.whatif_thresholds": "NotReplayableError",
-    "flows.python.result_objects": "Answer DocumentTrace Explanation Judgement "
-    "SearchHits Size StepTrace TextTrace "
-    "Threshold WhatIf",
+    "dataprep.whatif_thresholds": "NotReplayableError Tally",
     "flows.python.document_frames": "Documents",
     "flows.python.finished_run": "Report Run StageOutput Store",
     "flows.python.manifest_builder": "Manifest",
-    "flows.python.run_api": "PlannedStage plan run",
+    "flows.python.run_api": "plan run",
     "flows.questions.compare": "UnknownRunError",
+    "flows.questions.explain": "Edit Edits Explanation Judgement MixtureUse TextPiece",
     "flows.questions.find_documents": "DocumentNotFoundError NothingIngestedError",
-    "flows.questions.search": "SearchError",
+    "flows.questions.search": "MeaningRank SearchError SearchHit SearchHits WordsRank",
+    "flows.questions.status": "DocumentCounts StageState",
+    "flows.questions.threshold_samples": "CutSample",
+    "flows.questions.trace_tables": "CheckpointStep DocumentTrace RowDocument StepReads "
+    "StepTrace StepUse TextPlace TextSpan TextTrace TracedDocument",
     "flows.questions.training_reads": "TraceError",
+    "flows.questions.what_changed": "PlannedStage UsableCheckpoint",
+    "flows.questions.whatif": "ChangedCut Neighbour RuleTallies Size Threshold WhatIf",
     "flows.running.missing_libraries": "MissingLibraryError",
     "flows.running.run": "StageFailedError",
     "flows.stages.plan": "UnknownStageError",

@@ -136,13 +136,13 @@ def find(run: BrowsedRun, query: addresses.Find) -> str:
     """
     name = query.wanted.strip()
     try:
-        return address(DOCUMENTS, history(run.session, name)["id"])
+        return address(DOCUMENTS, history(run.session, name).id)
     except DocumentNotFoundError as not_a_document:
         try:
             traced, _ = traced_example(run, name)
         except ABSENT:
             raise not_a_document from None
-    return address(EXAMPLES_PAGE, traced["id"])
+    return address(EXAMPLES_PAGE, traced.id)
 
 
 ROUTES = (

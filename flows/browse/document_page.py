@@ -5,8 +5,7 @@ steps that read it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from gristmill.dataprep.corpus import url_of
 from gristmill.flows.browse.addresses import (
@@ -42,7 +41,15 @@ from gristmill.flows.pages.page_elements import (
     Span,
     Text,
 )
-from gristmill.flows.questions.explain import NOT_DRAWN, history, is_idle_rule
+from gristmill.flows.questions.explain import (
+    NOT_DRAWN,
+    Explanation,
+    Judgement,
+    MixtureUse,
+    TextPiece,
+    history,
+    is_idle_rule,
+)
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 
 MOST_CHARACTERS = 30_000
@@ -62,58 +69,51 @@ def document_page(run: BrowsedRun, query: OneDocument) -> Page:
             than one document, fits.
     """
     document = history(run.session, query.id, True)
-    stages = [
-        judged["stage"].rpartition(BEFORE_STEP)[0] for judged in document["stages"]
-    ]
+    stages = [judged.stage.rpartition(BEFORE_STEP)[0] for judged in document.stages]
     corpus = next(iter(stages), "") or DOCUMENTS
-    is_kept = document["outcome"] == "kept"
+    is_kept = document.kept
     badge = Span("kept" if is_kept else "not kept", "kept" if is_kept else "dropped")
     parts: list[Part] = [
-        Note(badge if is_kept else [badge, f" {document['outcome']}"], "plain"),
-        _fields(document, corpus, is_kept),
+        Note(badge if is_kept else [badge, f" {document.outcome}"], "plain"),
+        _fields(document, corpus),
     ]
     sections = []
-    if document["stages"]:
+    if document.stages:
         steps = [
             part
-            for judged in document["stages"]
-            for part in _step(run, corpus, document["id"], judged)
+            for judged in document.stages
+            for part in _step(run, corpus, document.id, judged)
         ]
         sections.append(Section("What each step said", steps))
-    if MIX in document:
+    if document.mix is not None:
         sections.append(
-            Section(
-                "What training makes of it", _use(document[MIX], document["source"])
-            )
+            Section("What training makes of it", _use(document.mix, document.source))
         )
     sections.append(
         Section("Text", _text(document, None if query.whole else MOST_CHARACTERS))
     )
-    return Page(document["locator"], sections, parts)
+    return Page(document.locator, sections, parts)
 
 
-def _fields(document: Mapping[str, Any], corpus: str, is_kept: bool) -> Fields:
-    source = document["source"]
+def _fields(document: Explanation, corpus: str) -> Fields:
+    source = document.source
     rows: list[tuple[str, Inline]] = [
-        ("id", Span(document["id"], "code")),
+        ("id", Span(document.id, "code")),
         ("source", Link(source, Search(corpus=corpus, source=source).link())),
     ]
-    url = url_of(document["locator"], document["metadata"])
+    url = url_of(document.locator, document.metadata)
     if url:
         rows.append(("address", url))
-    if corpus != DOCUMENTS and is_kept:
-        example = address(EXAMPLES_PAGE, document["id"])
+    if corpus != DOCUMENTS and document.kept:
+        example = address(EXAMPLES_PAGE, document.id)
         rows.append(
             (
                 "example",
                 Link("the rows that hold it, and the steps that read it", example),
             )
         )
-    place = (
-        f"{document['shard']}, row {document['row']}; {document['characters']:,} "
-        "characters"
-    )
-    return Fields([*rows, ("place", place), *_metadata(document["metadata"])])
+    place = f"{document.shard}, row {document.row}; {document.characters:,} characters"
+    return Fields([*rows, ("place", place), *_metadata(document.metadata)])
 
 
 def _metadata(text: str | None) -> list[tuple[str, Inline]]:
@@ -135,25 +135,23 @@ def _metadata(text: str | None) -> list[tuple[str, Inline]]:
     ]
 
 
-def _step(
-    run: BrowsedRun, corpus: str, document: str, judged: Mapping[str, Any]
-) -> list[Part]:
+def _step(run: BrowsedRun, corpus: str, document: str, judged: Judgement) -> list[Part]:
     """The verdict of a step, with links to its cut, its list and its cluster, and its
     measured values.
     """
-    step = judged["stage"].rpartition(BEFORE_STEP)[2]
-    is_kept, reason, values = judged["keep"], judged["reason"], judged["values"]
+    step = judged.stage.rpartition(BEFORE_STEP)[2]
+    is_kept, reason, values = judged.keep, judged.reason, judged.values
     remarks: list[Inline] = []
-    if judged.get("threshold") is not None:
-        remarks.append(f"threshold {value_text(judged['threshold'])}. ")
-    if judged.get("error"):
-        remarks.append(f"{judged['error']}. ")
-    edits = judged.get("edits")
+    if judged.threshold is not None:
+        remarks.append(f"threshold {value_text(judged.threshold)}. ")
+    if judged.error:
+        remarks.append(f"{judged.error}. ")
+    edits = judged.edits
     if edits:
-        number = f"{edits['number']:,} edit{'s' if edits['number'] != 1 else ''}"
+        number = f"{edits.number:,} edit{'s' if edits.number != 1 else ''}"
         remarks.append(
-            f"{number}: {edits['bytes_removed']:,} bytes removed, "
-            f"{edits['bytes_added']:,} added. "
+            f"{number}: {edits.bytes_removed:,} bytes removed, "
+            f"{edits.bytes_added:,} added. "
         )
     links = []
     cut = link_of_cut(run, step, reason) if corpus == DOCUMENTS else ""
@@ -191,18 +189,16 @@ def _step(
     return [*parts, Links(links), *([values_note(measured)] if measured else [])]
 
 
-def _use(mix: Mapping[str, Any], source: str) -> list[Part]:
+def _use(mix: MixtureUse, source: str) -> list[Part]:
     """The use of a document in the mixture, with links to its rows and to the steps
     that read them.
     """
-    if mix["use"] == "not drawn":
-        return [
-            Note(f"Not drawn: {NOT_DRAWN.get(mix['reason'], mix['reason'])}.", "plain")
-        ]
-    is_held_out = mix["use"] == "held out"
+    if mix.use == "not drawn":
+        return [Note(f"Not drawn: {NOT_DRAWN.get(mix.reason, mix.reason)}.", "plain")]
+    is_held_out = mix.use == "held out"
     use = "Held out, never trained" if is_held_out else "In the mixture"
-    copies = f", {mix['copies']:,} copies" if mix["copies"] > 1 else ""
-    rows = sorted(set(mix["rows"]))
+    copies = f", {mix.copies:,} copies" if mix.copies > 1 else ""
+    rows = sorted(set(mix.rows))
     held_out = source if is_held_out else None
     row_links = [
         (row, address(ROWS_PAGE, MIX, row, held_out=held_out))
@@ -210,25 +206,25 @@ def _use(mix: Mapping[str, Any], source: str) -> list[Part]:
     ]
     step_links = [
         (step, address(TRAINING_PAGE, PRETRAIN, step))
-        for step in mix["steps"][:MOST_LINKS]
+        for step in mix.steps[:MOST_LINKS]
     ]
     parts: list[Part] = [
         Note(
-            f"{use}: {mix['tokens']:,} tokens in {mix['pieces']:,} pieces{copies}.",
+            f"{use}: {mix.tokens:,} tokens in {mix.pieces:,} pieces{copies}.",
             "plain",
         ),
         numbered_links("rows", row_links, len(rows)),
-        numbered_links("steps that read it", step_links, len(mix["steps"])),
+        numbered_links("steps that read it", step_links, len(mix.steps)),
     ]
-    if not step_links and mix["use"] == "trained":
+    if not step_links and mix.use == "trained":
         parts.append(Note("No step reads it."))
     return parts
 
 
-def _text(document: Mapping[str, Any], most: int | None) -> list[Part]:
-    spans, is_cut = cut_spans(document["text"], most)
+def _text(document: Explanation, most: int | None) -> list[Part]:
+    spans, is_cut = cut_spans(document.text, most)
     parts: list[Part] = []
-    if any(piece["edit"] for piece in document["text"]):
+    if any(piece.edit for piece in document.text):
         marks: list[Inline] = [
             Span("Removed", "removed"),
             " and ",
@@ -239,8 +235,8 @@ def _text(document: Mapping[str, Any], most: int | None) -> list[Part]:
         )
     if not is_cut:
         return [*parts, Text(spans)]
-    whole = address(DOCUMENTS, document["id"], whole="true")
-    characters = f"{document['characters']:,} characters"
+    whole = address(DOCUMENTS, document.id, whole="true")
+    characters = f"{document.characters:,} characters"
     beginning = Note(
         [f"The first {most:,} of {characters}: ", Link("show all", whole), "."]
     )
@@ -252,22 +248,20 @@ def _text(document: Mapping[str, Any], most: int | None) -> list[Part]:
     ]
 
 
-def cut_spans(
-    pieces: Sequence[Mapping[str, Any]], most: int | None
-) -> tuple[list[Span], bool]:
+def cut_spans(pieces: Sequence[TextPiece], most: int | None) -> tuple[list[Span], bool]:
     """The first characters of a text in pieces, its edits marked, and whether there are
     more.
     """
     spans = []
     remaining = most
     for piece in pieces:
-        text = piece["text"]
+        text = piece.text
         is_cut = remaining is not None and len(text) > remaining
         spans.append(
             Span(
                 text[:remaining] if is_cut else text,
-                piece["edit"] or "",
-                piece.get("stage") or "",
+                piece.edit or "",
+                piece.stage or "",
             )
         )
         if is_cut:

@@ -5,7 +5,7 @@ every listing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gristmill.core.secrets import mask_text
@@ -38,7 +38,11 @@ from gristmill.flows.pages.page_elements import (
     Table,
     table,
 )
-from gristmill.flows.questions.status import describe_running, stage_states
+from gristmill.flows.questions.status import (
+    StageState,
+    describe_running,
+    stage_states,
+)
 from gristmill.flows.report.report_facts import funnel, top_reasons
 from gristmill.flows.report.stage_summaries import Counts, StageCounts
 
@@ -98,16 +102,16 @@ def _source_section(rows: Sequence[StageCounts]) -> Section:
 
 def _stage_section(run: BrowsedRun) -> Section:
     lines = []
-    for state in stage_states(run.session):
-        link = _listing_of(run, state["stage"])
-        mark: Any = STATE_MARKS.get(state["state"], "masked")
+    for row in stage_states(run.session):
+        link = _listing_of(run, row.stage)
+        mark: Any = STATE_MARKS.get(row.state, "masked")
         lines.append(
             [
-                Link(state["stage"], link) if link else state["stage"],
-                Span(state["state"], mark),
-                f"{state['seconds']:,.1f}" if "seconds" in state else "",
-                f"{state['bytes'] / 1e6:,.2f}" if "bytes" in state else "",
-                _remark(state),
+                Link(row.stage, link) if link else row.stage,
+                Span(row.state, mark),
+                "" if row.seconds is None else f"{row.seconds:,.1f}",
+                "" if row.bytes is None else f"{row.bytes / 1e6:,.2f}",
+                _remark(row),
             ]
         )
     return Section(
@@ -123,13 +127,11 @@ def _stage_section(run: BrowsedRun) -> Section:
     )
 
 
-def _remark(state: Mapping[str, Any]) -> str:
+def _remark(row: StageState) -> str:
     """The progress of a running stage, or why one is not committed."""
-    return (
-        describe_running(state, time.time())
-        if "owner" in state
-        else str(state.get("details", ""))
-    )
+    if row.owner is not None:
+        return describe_running(row, time.time())
+    return row.details or ""
 
 
 def _listing_of(run: BrowsedRun, stage: str) -> str:

@@ -26,7 +26,7 @@ from gristmill.flows.pages.page_elements import (
     Page,
     Part,
 )
-from gristmill.flows.questions.search import SearchError, described, ranks, search
+from gristmill.flows.questions.search import SearchError, search
 
 ON_PAGE = 25
 MOST_BYTES = 256 << 20
@@ -65,27 +65,22 @@ def search_page(run: BrowsedRun, query: TextSearch) -> Page:
         )
     except SearchError as error:
         raise BadAddressError(str(error)) from error
-    parts: list[Part] = [form, Note(f"{described(results)}.")]
-    if (
-        results["with_words"] is not None
-        and results["with_words"] < results["documents"]
-    ):
+    parts: list[Part] = [form, Note(f"{results.described()}.")]
+    if results.with_words is not None and results.with_words < results.documents:
         parts.append(
             Note(
                 f"All are looked through by: `{run.session.command('search', 'TEXT')}`"
             )
         )
-    if results["note"]:
-        parts.append(Note(results["note"]))
+    if results.note:
+        parts.append(Note(results.note))
     words = [word for term in terms_of(text) for word in term.split()]
     entries = []
-    for hit in results["hits"]:
-        judged = verdict(hit["kept"], hit["dropped_by"], hit["reason"])
-        note = document_note(
-            judged, hit["source"], hit["characters"], hit["id"], ranks(hit)
-        )
-        title = Link(hit["url"] or hit["locator"], address(DOCUMENTS, hit["id"]))
-        entries.append(Entry(title, highlighted(hit["snippet"], words), note))
+    for hit in results.hits:
+        judged = verdict(hit.kept, hit.dropped_by, hit.reason)
+        note = document_note(judged, hit.source, hit.characters, hit.id, hit.ranks())
+        title = Link(hit.url or hit.locator, address(DOCUMENTS, hit.id))
+        entries.append(Entry(title, highlighted(hit.snippet, words), note))
     parts.append(
         Listing("", entries) if entries else Note("None of them fits.", "plain")
     )

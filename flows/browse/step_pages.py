@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -53,6 +54,7 @@ from gristmill.flows.pages.page_elements import (
 )
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.trace import trace_document, trace_step
+from gristmill.flows.questions.trace_tables import DocumentTrace, RowDocument
 from gristmill.flows.questions.training_reads import Reading, TraceError, reading_of
 from gristmill.flows.stages.registry import MIX
 from gristmill.train.data.preference_rows import EXAMPLES
@@ -168,23 +170,21 @@ def step_page(run: BrowsedRun, query: OneStep) -> Page:
     reading = _reading(run, query.stage)
     traced = trace_step(run.session, query.step, query.stage)
     record = _records_by_step(reading).get(query.step, {})
-    answers = traced.get("answers")
-    examples = list(dict.fromkeys(traced.get("examples", ())))
-    documents = traced.get("documents", ())
+    answers, documents = traced.answers, traced.documents
+    examples = list(dict.fromkeys(traced.examples))
     reads = (
-        f"{'It read' if traced['use'] == 'read' else 'It will read'} "
-        f"{len(traced['rows']):,}"
+        f"{'It read' if traced.use == 'read' else 'It will read'} {len(traced.rows):,}"
     )
     if answers is not None:
         sentence = f"{reads} prompts"
-    elif "examples" in traced:
+    elif traced.tokens is None:
         sentence = f"{reads} rows with {len(examples):,} examples"
     else:
         sentence = (
-            f"{reads} rows with {traced['tokens']:,} tokens of "
+            f"{reads} rows with {traced.tokens:,} tokens of "
             f"{len(documents):,} documents"
         )
-    checkpoints = ", ".join(map(str, traced["checkpoints_after"]))
+    checkpoints = ", ".join(map(str, traced.checkpoints_after))
     sentence += f"; checkpoints at {checkpoints} know them." if checkpoints else "."
     parts: list[Part] = [
         Links(_neighbours(query, reading.section.steps)),
@@ -201,12 +201,12 @@ def step_page(run: BrowsedRun, query: OneStep) -> Page:
     elif answers is not None:
         parts += [
             Note("Their answers are not drawn yet."),
-            _examples(run, traced["examples"]),
+            _examples(run, traced.examples),
         ]
-    elif "examples" in traced:
+    elif traced.tokens is None:
         parts.append(_examples(run, examples[:MOST_SHOWN]))
     else:
-        rows = traced["rows"]
+        rows = traced.rows
         parts.append(
             numbered_links(
                 "rows", [(row, address(ROWS_PAGE, MIX, row)) for row in rows], len(rows)
@@ -234,31 +234,26 @@ def _neighbours(query: OneStep, steps: int) -> list[Inline]:
     return links
 
 
-def _documents(documents: Sequence[Mapping[str, Any]]) -> Table:
+def _documents(documents: Sequence[RowDocument]) -> Table:
     """Documents of a step: tokens, source, place, measured values, and duplicates if
     any has some.
     """
-    has_duplicates = any(
-        (document.get("cluster_size") or 1) > 1 for document in documents
-    )
+    has_duplicates = any((document.cluster_size or 1) > 1 for document in documents)
     rows = []
     for document in documents:
         measured = [
-            f"{name} {value_text(value)}"
-            for name, value in document.get("quality", {}).items()
+            f"{name} {value_text(value)}" for name, value in document.quality.items()
         ]
-        measured += [document["language"]] if document.get("language") else []
-        link = Link(
-            document.get("url", document["locator"]), address(DOCUMENTS, document["id"])
-        )
+        measured += [document.language] if document.language else []
+        link = Link(document.address, address(DOCUMENTS, document.id))
         row: list[Inline] = [
-            f"{document['tokens']:,}",
-            document["source"],
+            f"{document.tokens:,}",
+            document.source,
             link,
             " ".join(measured),
         ]
         if has_duplicates:
-            size = document.get("cluster_size") or 1
+            size = document.cluster_size or 1
             row.append(f"{size:,}" if size > 1 else "")
         rows.append(row)
     header = [
@@ -359,19 +354,19 @@ def _answer_row(answer: Mapping[str, Any]) -> list[Inline]:
 
 def traced_example(
     run: BrowsedRun, id_: str
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[DocumentTrace, list[dict[str, Any]]]:
     """The trace of an example and its places in rows.
 
     Raises:
         DocumentNotFoundError: no example has this id.
     """
-    try:
+    # Before its training begins, only the rows know an example.
+    traced, is_example = DocumentTrace("example", id_, "", [], []), False
+    with suppress(DocumentNotFoundError, TraceError):
         traced = trace_document(run.session, id_)
-    except (DocumentNotFoundError, TraceError):
-        # its training has not begun, so that only the rows know it
-        traced = {"kind": "", "id": id_, "steps": [], "checkpoints_after": []}
-    places = _places(run, [traced["id"]]) if EXAMPLE_ID.fullmatch(traced["id"]) else []
-    if traced["kind"] != "example" and not places:
+        is_example = traced.kind == "example"
+    places = _places(run, [traced.id]) if EXAMPLE_ID.fullmatch(traced.id) else []
+    if not is_example and not places:
         raise DocumentNotFoundError(
             f"no row of fine-tuning holds an example {id_!r}, and no step has read one"
         )
@@ -383,9 +378,9 @@ def example_page(run: BrowsedRun, query: OneDocument) -> Page:
     that know it.
     """
     traced, places = traced_example(run, query.id)
-    example = traced["id"]
+    example = traced.id
     note: list[Inline] = [Span(example, "code")]
-    if traced["kind"] == "document":
+    if traced.kind == "document":
         note += [
             " ",
             Link("what its preparation said of it", address(DOCUMENTS, example)),
@@ -403,21 +398,20 @@ def example_page(run: BrowsedRun, query: OneDocument) -> Page:
             )
         sections.append(Section("Rows that hold it", [Listing("", entries)]))
     links: list[Inline] = []
-    for step in traced["steps"][:MOST_SHOWN]:
+    for step in traced.steps[:MOST_SHOWN]:
         link = Link(
-            f"{step['stage']} {step['step']}",
-            address(TRAINING_PAGE, step["stage"], step["step"]),
+            f"{step.stage} {step.step}", address(TRAINING_PAGE, step.stage, step.step)
         )
-        links.append([link, " (to come)"] if step["use"] == "will read" else link)
-    if len(traced["steps"]) > MOST_SHOWN:
-        links.append(Span(f"and {len(traced['steps']) - MOST_SHOWN:,} more"))
+        links.append([link, " (to come)"] if step.use == "will read" else link)
+    if len(traced.steps) > MOST_SHOWN:
+        links.append(Span(f"and {len(traced.steps) - MOST_SHOWN:,} more"))
     unread = Note(
         "None is known to read it: its training has not begun, or leaves it out.",
         "plain",
     )
     steps: list[Part] = [Links(links) if links else unread]
     checkpoints = ", ".join(
-        f"{entry['stage']} {entry['step']}" for entry in traced["checkpoints_after"]
+        f"{saved.stage} {saved.step}" for saved in traced.checkpoints_after
     )
     steps += [Note(f"Checkpoints that know it: {checkpoints}")] if checkpoints else []
     sections.append(Section("Steps", steps))

@@ -139,7 +139,6 @@ def trace_answer(
     """Print the training rows that contain passages of an answer, or why they are
     unknown.
     """
-    from gristmill.flows.questions.trace_tables import print_spans
     from gristmill.flows.questions.trace_text import trace_text
     from gristmill.flows.questions.training_reads import TraceError
 
@@ -150,7 +149,7 @@ def trace_answer(
         )
         return
     try:
-        print_spans(trace_text(open_or_exit(model, set_, store), text))
+        trace_text(open_or_exit(model, set_, store), text).show()
     except TraceError as error:
         typer.echo(f"({error})")
 

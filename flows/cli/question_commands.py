@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +47,7 @@ def explain(
     """Show a document's history: why it was kept or dropped, and the training steps
     that read it.
     """
-    from gristmill.flows.questions.explain import history, print_history
+    from gristmill.flows.questions.explain import history
     from gristmill.flows.questions.find_documents import DocumentNotFoundError
 
     session = open_or_exit(manifest, set_, store)
@@ -54,7 +55,7 @@ def explain(
         document_history = history(session, document, text)
     except DocumentNotFoundError as error:
         fail(str(error), EXIT_USAGE)
-    print_json(document_history) if as_json else print_history(document_history)
+    print_json(document_history) if as_json else document_history.show()
 
 
 class TextSide(StrEnum):
@@ -83,7 +84,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a whole document: the verdict of each step, and the text with all edits."""
-    from gristmill.flows.questions.explain import history, print_document, text_of
+    from gristmill.flows.questions.explain import history
     from gristmill.flows.questions.find_documents import DocumentNotFoundError
     from gristmill.flows.running.terminal import visible
 
@@ -95,16 +96,20 @@ def show(
     if as_json:
         print_json(
             {
-                **document_history,
-                "original_text": text_of(document_history, TextSide.BEFORE.value),
-                "edited_text": text_of(document_history, TextSide.AFTER.value),
+                **asdict(document_history),
+                "original_text": document_history.original_text,
+                "edited_text": document_history.edited_text,
             }
         )
     elif only is not None:
-        text = text_of(document_history, only.value)
+        text = (
+            document_history.original_text
+            if only is TextSide.BEFORE
+            else document_history.edited_text
+        )
         typer.echo(visible(text) if sys.stdout.isatty() else text, nl=False)
     else:
-        print_document(document_history)
+        document_history.show_text()
 
 
 class SearchBy(StrEnum):
@@ -138,7 +143,7 @@ def search(
 ) -> None:
     """Find documents by meaning and by words, kept or dropped, with the reason."""
     from gristmill.flows.questions.find_documents import NothingIngestedError
-    from gristmill.flows.questions.search import SearchError, print_hits
+    from gristmill.flows.questions.search import SearchError
     from gristmill.flows.questions.search import search as find
 
     session = open_or_exit(manifest, set_, store)
@@ -146,7 +151,7 @@ def search(
         hits = find(session, text, None if by is None else by.value, limit)
     except (NothingIngestedError, SearchError) as error:
         fail(str(error), EXIT_USAGE)
-    print_json(hits) if as_json else print_hits(hits)
+    print_json(hits) if as_json else hits.show()
 
 
 @app.command()
@@ -226,7 +231,6 @@ def whatif(
     from gristmill.dataprep.whatif_thresholds import NotReplayableError
     from gristmill.flows.questions.whatif import (
         compare,
-        print_replay,
         print_thresholds,
         replay,
         thresholds,
@@ -249,7 +253,7 @@ def whatif(
     replayed = replay(
         comparison, samples, None if tokenized is None else tokenized.data
     )
-    print_json(replayed) if as_json else print_replay(replayed)
+    print_json(replayed) if as_json else replayed.show()
 
 
 @app.command()
@@ -270,7 +274,7 @@ def dialects(
     """Show what each dialect of Gopher's rules would keep, and documents on which they
     disagree.
     """
-    from gristmill.flows.questions.dialects import compare_dialects, print_dialects
+    from gristmill.flows.questions.dialects import compare_dialects
     from gristmill.flows.questions.find_documents import NothingIngestedError
 
     session = open_or_exit(manifest, set_, store)
@@ -278,7 +282,7 @@ def dialects(
         comparison = compare_dialects(session, sample)
     except NothingIngestedError as error:
         fail(str(error), EXIT_USAGE)
-    print_json(comparison) if as_json else print_dialects(comparison)
+    print_json(comparison) if as_json else comparison.show()
 
 
 @app.command()
@@ -342,7 +346,6 @@ def trace(
         )
     if rank is not None and step is None:
         fail("--rank needs --step", EXIT_USAGE)
-    from gristmill.flows.questions import trace_tables as printing
     from gristmill.flows.questions.find_documents import DocumentNotFoundError
     from gristmill.flows.questions.training_reads import TraceError, reading_of
     from gristmill.flows.stages.registry import PRETRAIN, STAGES
@@ -364,27 +367,25 @@ def trace(
         if content is not None:
             from gristmill.flows.questions.trace_text import trace_text
 
-            answer = trace_text(session, content)
-            print_json(answer) if as_json else printing.print_spans(answer)
+            passages = trace_text(session, content)
+            print_json(passages) if as_json else passages.show()
         elif step is not None:
             from gristmill.flows.questions.trace import trace_step
 
-            answer = trace_step(session, step, stage or PRETRAIN, rank)
-            print_json(answer) if as_json else printing.print_step(answer)
+            step_trace = trace_step(session, step, stage or PRETRAIN, rank)
+            print_json(step_trace) if as_json else step_trace.show()
         elif document is not None:
             from gristmill.flows.questions.trace import trace_document
 
-            answer = trace_document(session, document)
-            print_json(answer) if as_json else printing.print_document(answer)
+            document_trace = trace_document(session, document)
+            print_json(document_trace) if as_json else document_trace.show()
         elif against is not None:
             from gristmill.flows.questions.trace import compare_readings, other_reading
 
-            answer = compare_readings(
+            comparison = compare_readings(
                 reading_of(session), other_reading(session, against)
             )
-            print_json(answer) if as_json else printing.print_comparison(
-                [manifest, against], answer
-            )
+            print_json(comparison) if as_json else comparison.show([manifest, against])
     except (TraceError, DocumentNotFoundError) as error:
         fail(str(error), EXIT_USAGE)
 
@@ -432,7 +433,6 @@ def takedown(
         read_list,
         write_takedown,
     )
-    from gristmill.flows.questions.trace_tables import print_takedown
     from gristmill.flows.questions.training_reads import TraceError
 
     session = open_or_exit(manifest, set_, store)
@@ -441,14 +441,19 @@ def takedown(
         written_files = None if dry else write_takedown(session, assessment)
     except (TraceError, TakedownError, ManifestTextError) as error:
         fail(str(error), EXIT_USAGE)
-    successor = None if written_files is None else written_files["manifest"]
-    command = (
-        "" if successor is None else session.command("run").replace(manifest, successor)
-    )
+    command = ""
+    if written_files is not None and written_files.manifest is not None:
+        command = session.command("run").replace(manifest, written_files.manifest)
     if as_json:
-        print_json({**assessment, "written": written_files, "command": command or None})
+        print_json(
+            {
+                **asdict(assessment),
+                "written": written_files,
+                "command": command or None,
+            }
+        )
         return
-    print_takedown(assessment, written_files, command)
+    assessment.show(written_files, command)
 
 
 @app.command("continue")
@@ -482,7 +487,6 @@ def continue_(
     from gristmill.flows.questions.continue_training import (
         ContinuedError,
         continue_with,
-        print_continued,
     )
     from gristmill.flows.questions.takedown import TakedownError, read_list
     from gristmill.flows.questions.training_reads import TraceError
@@ -505,10 +509,11 @@ def continue_(
         ManifestError,
     ) as error:
         fail(str(error), EXIT_USAGE)
-    command = session.command("run").replace(manifest, continuation["manifest"])
-    print_json({**continuation, "command": command}) if as_json else print_continued(
-        continuation, command
-    )
+    command = session.command("run").replace(manifest, continuation.manifest)
+    if as_json:
+        print_json({**asdict(continuation), "command": command})
+    else:
+        continuation.show(command)
 
 
 @app.command()

@@ -489,8 +489,7 @@ def plan(
 
 def show_plan(session: Session, force: frozenset[str], as_json: bool) -> None:
     """Print what a run would do with each stage, and why."""
-    from gristmill.flows.questions.status import print_plan
-    from gristmill.flows.questions.what_changed import explain_plan
+    from gristmill.flows.questions.what_changed import explain_plan, print_plan
 
     rows = explain_plan(session, force)
     print_json(rows) if as_json else print_plan(rows)

@@ -20,19 +20,6 @@ from gristmill.core.secrets import mask_known
 from gristmill.core.stage_context import input_fingerprints
 from gristmill.flows.python.manifest_builder import Manifest, overrides_of
 from gristmill.flows.python.notebook import framed, html_table
-from gristmill.flows.python.result_objects import (
-    DocumentTrace,
-    Explanation,
-    SearchHits,
-    StepTrace,
-    TextTrace,
-    Threshold,
-    WhatIf,
-    answer,
-    explanation,
-    replayed,
-    thresholds_of,
-)
 from gristmill.flows.questions.compare import find_run, stages_of
 from gristmill.flows.questions.status import duration, run_state
 from gristmill.flows.running.output_identities import settle_node
@@ -47,6 +34,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from gristmill.flows.python.document_frames import Documents
+    from gristmill.flows.questions.explain import Explanation
+    from gristmill.flows.questions.search import SearchHits
+    from gristmill.flows.questions.trace_tables import (
+        DocumentTrace,
+        StepTrace,
+        TextTrace,
+    )
+    from gristmill.flows.questions.whatif import Threshold, WhatIf
 
 
 @dataclass(frozen=True)
@@ -235,7 +230,7 @@ class Run:
         """
         from gristmill.flows.questions.explain import history
 
-        return explanation(history(self._planned_session, document, text))
+        return history(self._planned_session, document, text)
 
     def trace(
         self, step: int, stage: str = PRETRAIN, rank: int | None = None
@@ -252,7 +247,7 @@ class Run:
         """
         from gristmill.flows.questions.trace import trace_step
 
-        return answer(StepTrace, trace_step(self._planned_session, step, stage, rank))
+        return trace_step(self._planned_session, step, stage, rank)
 
     def trace_document(self, document: str) -> DocumentTrace:
         """Return the training steps that read a document, or an example of fine-tuning.
@@ -265,7 +260,7 @@ class Run:
         """
         from gristmill.flows.questions.trace import trace_document
 
-        return answer(DocumentTrace, trace_document(self._planned_session, document))
+        return trace_document(self._planned_session, document)
 
     def trace_text(self, text: str) -> TextTrace:
         """Find passages of a text that occur verbatim in the training rows, with
@@ -279,7 +274,7 @@ class Run:
         """
         from gristmill.flows.questions.trace_text import trace_text
 
-        return answer(TextTrace, trace_text(self._planned_session, text))
+        return trace_text(self._planned_session, text)
 
     def search(
         self, text: str, by: Literal["meaning", "words"] | None = None, limit: int = 10
@@ -300,7 +295,7 @@ class Run:
         """
         from gristmill.flows.questions.search import search
 
-        return answer(SearchHits, search(self._session, text, by, limit))
+        return search(self._session, text, by, limit)
 
     def whatif(self, set: Mapping[str, Any], samples: int = 20) -> WhatIf:
         """Replay other thresholds on stored measurements; nothing is run.
@@ -327,10 +322,8 @@ class Run:
             before, manifest=manifest, overrides=[*before.overrides, *overrides]
         )
         tokens = before.committed(TOKENIZE)
-        return replayed(
-            replay(
-                compare(before, after), samples, None if tokens is None else tokens.data
-            )
+        return replay(
+            compare(before, after), samples, None if tokens is None else tokens.data
         )
 
     def thresholds(self) -> list[Threshold]:
@@ -339,7 +332,7 @@ class Run:
         """
         from gristmill.flows.questions.whatif import thresholds
 
-        return thresholds_of(thresholds(self._session))
+        return thresholds(self._session)
 
     @property
     def _settings(self) -> dict[str, Any]:

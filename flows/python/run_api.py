@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -20,7 +19,7 @@ from gristmill.flows.python.manifest_builder import (
     written_keys,
 )
 from gristmill.flows.python.notebook import NotebookObserver, in_notebook
-from gristmill.flows.questions.what_changed import explain_plan
+from gristmill.flows.questions.what_changed import PlannedStage, explain_plan
 from gristmill.flows.running.events import Subscriber
 from gristmill.flows.running.launch import run_stages
 from gristmill.flows.running.missing_libraries import check_libraries
@@ -101,27 +100,6 @@ def run(
     return Run(session.store, read_json(folder / "run.json"), session)
 
 
-@dataclass(frozen=True)
-class PlannedStage:
-    """Planned action for a stage.
-
-    Attributes:
-        stage: name of the stage.
-        action: `reuse`, `make`, `resume`, `wait for` or `repair`.
-        reason: reason of the action; empty if the output is reused unchanged.
-        fingerprint: first 16 digits of the fingerprint of the output.
-        folder: existing or future folder of the output.
-        warning: warning before the run; empty if there is none.
-    """
-
-    stage: str
-    action: str
-    reason: str
-    fingerprint: str
-    folder: str
-    warning: str = ""
-
-
 def plan(
     manifest: str | Path | Manifest,
     *,
@@ -139,17 +117,7 @@ def plan(
     """
     session = _open_manifest(manifest, set, store, until, to_run=False)
     _refuse_unknown(session, force)
-    return [
-        PlannedStage(
-            row["stage"],
-            row["action"],
-            row["reason"],
-            row["fingerprint"],
-            row["folder"],
-            row.get("warning", ""),
-        )
-        for row in explain_plan(session, frozenset(force))
-    ]
+    return explain_plan(session, frozenset(force))
 
 
 def _open_manifest(

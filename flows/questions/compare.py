@@ -7,12 +7,14 @@ manifest, or of data that has changed since, can be compared too.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from gristmill.core.store import Store, read_runs
-from gristmill.flows.questions.status import run_state
+from gristmill.flows.questions.status import Record, run_state
 from gristmill.flows.questions.what_changed import ABSENT, changed_keys
 from gristmill.flows.report.evaluation import evaluation_rows
 from gristmill.flows.report.mixture import mixture_rows
@@ -30,14 +32,109 @@ from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.user_code import name_code
 
 LAST = "last"
-Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A figure of both runs; None if a run does not have it."""
+
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """Name and state of a run."""
+
+    run: str
+    state: str
+
+
+@dataclass(frozen=True)
+class ChangedKey:
+    """A key of the manifest that differs, and both values; None for an absent key."""
+
+    key: str
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class ComparedStage:
+    """A stage: True if both runs used the same output, its fingerprints, and the
+    seconds that it took.
+    """
+
+    stage: str
+    same: bool
+    fingerprint: Pair
+    seconds: Pair
+
+
+@dataclass(frozen=True)
+class ComparedCounts:
+    """Documents, bytes and tokens kept after a stage."""
+
+    stage: str
+    kept: Pair
+    bytes_kept: Pair
+    tokens_kept: Pair
+
+
+@dataclass(frozen=True)
+class ComparedSource:
+    """Tokens, share and epochs of a source of the mixture."""
+
+    source: str
+    tokens: Pair
+    share: Pair
+    epochs: Pair
+
+
+@dataclass(frozen=True)
+class ComparedTraining:
+    """Steps of a training, and its first and last loss."""
+
+    stage: str
+    steps: Pair
+    first: Pair
+    last: Pair
+
+
+@dataclass(frozen=True)
+class ComparedEvaluation:
+    """Measurements of a model on the held-out text of a source."""
+
+    model: str
+    source: str
+    bits_per_byte: Pair
+    perplexity: Pair
+    token_accuracy: Pair
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Everything that both of two runs recorded, side by side."""
+
+    runs: list[ComparedRun]
+    manifest: list[ChangedKey]
+    stages: list[ComparedStage]
+    funnel: list[ComparedCounts]
+    mixture: list[ComparedSource]
+    training: list[ComparedTraining]
+    evaluation: list[ComparedEvaluation]
+
+
+Row = TypeVar(
+    "Row", ComparedCounts, ComparedSource, ComparedTraining, ComparedEvaluation
+)
 
 
 class UnknownRunError(LookupError):
     """The run name matches no run, or several; the message lists candidates."""
 
 
-def find_run(store: Store, name: str) -> dict[str, Any]:
+def find_run(store: Store, name: str) -> Record:
     """Return the record of a run, given its name, a unique part of the name, `last` or
     `last-1` (the one before).
 
@@ -69,7 +166,7 @@ def find_run(store: Store, name: str) -> dict[str, Any]:
     )
 
 
-def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
+def facts_of(store: Store, record: Record) -> Facts:
     """Return the facts of a run, as in `gather_facts`; topics whose output is not
     committed are empty.
     """
@@ -102,7 +199,7 @@ def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
     return facts
 
 
-def stages_of(record: Mapping[str, Any]) -> list[str]:
+def stages_of(record: Record) -> list[str]:
     """Return the stages of a run in execution order; the record sorts them by name."""
     order = [INGEST, *steps_of(record), *STAGES]
     return sorted(
@@ -111,7 +208,7 @@ def stages_of(record: Mapping[str, Any]) -> list[str]:
     )
 
 
-def steps_of(record: Mapping[str, Any]) -> list[str]:
+def steps_of(record: Record) -> list[str]:
     """Return the names of a run's steps of `prepare`, in order."""
     return name_steps(written_steps(record["manifest"].get("prepare", [])))
 
@@ -145,23 +242,13 @@ def keyed(value: Any) -> Any:
     return value
 
 
-def keyed_manifest(manifest: Mapping[str, Any]) -> Any:
+def keyed_manifest(manifest: Mapping[str, object]) -> Any:
     """Return the manifest of a run's record with its lists keyed by name."""
     return keyed(name_code(deepcopy(dict(manifest))))
 
 
-def compare_runs(
-    store: Store, first: Mapping[str, Any], second: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Compare two runs in everything that both recorded.
-
-    Returns:
-        `runs`: name and state of both; `manifest`: key, first, second of each
-        difference (None if a key is absent); `stages`: fingerprints, `same` (True if
-        both used the same output), and seconds; `funnel`, `mixture`, `training` and
-        `evaluation`: rows with their keys, and `first` and `second` of every figure,
-        None if that run has no such figure.
-    """
+def compare_runs(store: Store, first: Record, second: Record) -> RunComparison:
+    """Compare two runs in everything that both recorded."""
     records = (first, second)
     facts = (facts_of(store, first), facts_of(store, second))
     differences = changed_keys(
@@ -175,76 +262,52 @@ def compare_runs(
             entry.get("identity", entry.get("fingerprint")) for entry in entries
         ]
         stages.append(
-            {
-                "stage": stage,
-                "same": identities[0] == identities[1],
-                "fingerprint": _pair(
-                    *(identity and identity[:16] for identity in identities)
-                ),
-                "seconds": _pair(*(side.get(stage) for side in seconds)),
-            }
+            ComparedStage(
+                stage,
+                identities[0] == identities[1],
+                Pair(*(identity and identity[:16] for identity in identities)),
+                Pair(*(side.get(stage) for side in seconds)),
+            )
         )
-    return {
-        "runs": [
-            {"run": record["run"], "state": run_state(record)} for record in records
-        ],
-        "manifest": [
-            {
-                "key": key,
-                "first": None if old is ABSENT else old,
-                "second": None if new is ABSENT else new,
-            }
+    return RunComparison(
+        [ComparedRun(record["run"], run_state(record)) for record in records],
+        [
+            ChangedKey(
+                key, None if old is ABSENT else old, None if new is ABSENT else new
+            )
             for key, old, new in differences
         ],
-        "stages": stages,
-        "funnel": _joined(
-            [side.funnel for side in facts],
-            keys=("stage",),
-            values=("kept", "bytes_kept", "tokens_kept"),
-        ),
-        "mixture": _joined(
-            [mixture_rows(side) for side in facts],
-            keys=("source",),
-            values=("tokens", "share", "epochs"),
-        ),
-        "training": _joined(
-            [loss_rows(side) for side in facts],
-            keys=("stage",),
-            values=("steps", "first", "last"),
-        ),
-        "evaluation": _joined(
-            [evaluation_rows(side) for side in facts],
-            keys=("model", "source"),
-            values=("bits_per_byte", "perplexity", "token_accuracy"),
-        ),
-    }
+        stages,
+        _joined(ComparedCounts, 1, [side.funnel for side in facts]),
+        _joined(ComparedSource, 1, [mixture_rows(side) for side in facts]),
+        _joined(ComparedTraining, 1, [loss_rows(side) for side in facts]),
+        _joined(ComparedEvaluation, 2, [evaluation_rows(side) for side in facts]),
+    )
 
 
 def _joined(
-    sides: Sequence[Sequence[object]], keys: tuple[str, ...], values: tuple[str, ...]
+    kind: type[Row], num_keys: int, sides: Sequence[Sequence[object]]
 ) -> list[Row]:
-    """Join rows of both sides by their keys, with `{first, second}` for every value."""
-    first, second = (
-        {tuple(getattr(row, key) for key in keys): row for row in rows}
+    """Join rows of both sides by their keys, the first fields of `kind`; its other
+    fields are pairs.
+    """
+    names = [field.name for field in fields(kind)]
+    by_keys = [
+        {tuple(getattr(row, key) for key in names[:num_keys]): row for row in rows}
         for rows in sides
-    )
+    ]
     joined = []
-    for identity in dict.fromkeys([*first, *second]):
-        row = dict(zip(keys, identity, strict=True))
-        for value in values:
-            row[value] = _pair(
-                *(getattr(rows.get(identity), value, None) for rows in (first, second))
-            )
-        joined.append(row)
+    for identity in dict.fromkeys(itertools.chain(*by_keys)):
+        values: list[Any] = list(identity)
+        for name in names[num_keys:]:
+            figures = (getattr(rows.get(identity), name, None) for rows in by_keys)
+            values.append(Pair(*figures))
+        joined.append(kind(*values))
     return joined
 
 
-def _pair(first: Any, second: Any) -> Row:
-    return {"first": first, "second": second}
-
-
 def loss_curves(
-    store: Store, records: Sequence[Mapping[str, Any]]
+    store: Store, records: Sequence[Record]
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Return stage -> run -> (step, loss), for plotting both runs on one axis."""
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}

@@ -9,13 +9,13 @@ modified and may still be running.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
-from rich.text import Text
 
 from gristmill.flows.authoring.manifest_text import set_keys
 from gristmill.flows.questions.find_documents import committed_inputs
@@ -31,6 +31,7 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.load import full_key, parse_manifest
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.mix import Continues
 from gristmill.mixtures.recipes.named_recipes import manifest_file
 from gristmill.tokenize.mixing.continue_mixture import digest_of_sums
 from gristmill.tokenize.packed import PackedSet
@@ -49,9 +50,65 @@ class ContinuedError(ValueError):
     """A training cannot be continued with another mixture from this step on."""
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """A training that keeps the first steps of another.
+
+    Attributes:
+        manifest: its file.
+        from_step: number of steps kept.
+        rows: number of rows that they read.
+        checkpoint: step of the checkpoint that it continues from; None if it starts at
+            step 0.
+        shares: source -> share of the rows.
+        excluded: ids of the documents that later steps leave out.
+        list: file with these ids.
+        not_found: names of documents that do not exist.
+    """
+
+    manifest: str
+    from_step: int
+    rows: int
+    checkpoint: int | None
+    shares: dict[str, float]
+    excluded: Sequence[str]
+    list: str | None
+    not_found: Sequence[str]
+
+    def show(self, command: str) -> None:
+        """Print the rows kept, the first step of the training, and the command that
+        runs it.
+        """
+        console = plain_console()
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in self.shares.items())
+        console.print(
+            f"steps 1 to {self.from_step} read {self.rows:,} rows, which are "
+            f"kept: {shares}"
+        )
+        if self.checkpoint is None:
+            start = (
+                "these steps have no checkpoint left: training starts at step 0, on "
+                "the same rows"
+            )
+        else:
+            start = f"training continues from the checkpoint of step {self.checkpoint}"
+            repeated = self.from_step - self.checkpoint
+            if repeated:
+                plural = "s" * (repeated != 1)
+                start += f": {repeated} step{plural} more on the same rows"
+        console.print(start)
+        if self.excluded:
+            console.print(
+                f"{len(self.excluded)} documents are no longer read: {self.list}"
+            )
+        for name in self.not_found:
+            console.print(f"not found: {name}", style="yellow")
+        console.print(f"wrote {self.manifest}; run it: {command}")
+
+
 def continue_with(
     session: Session, step: int, settings: Sequence[str], excluded: Sequence[str]
-) -> dict[str, Any]:
+) -> Continuation:
     """Write a manifest whose training repeats the first steps of this one and then
     reads the changed mixture.
 
@@ -60,11 +117,6 @@ def continue_with(
         step: number of steps to keep.
         settings: changes as `key.path=value`.
         excluded: ids, locators and URLs of documents to leave out from then on.
-
-    Returns:
-        `manifest`, `from_step`, `rows` (number kept), `shares` (of each source in
-        them), `checkpoint` (its step; None if training starts at step 0), `excluded`
-        (ids), `list` (file with these ids), and `not_found`.
 
     Raises:
         TraceError: this manifest does not train, or its mixture is not packed.
@@ -80,7 +132,8 @@ def continue_with(
     file = Path(session.manifest_file)
     target = file.with_name(f"{file.stem}-from-{step}.yaml")
     list_file = file.with_name(f"{file.stem}-from-{step}.ids")
-    section = _continued_set(session, reading.packed, rows, reading.section.key_seed)
+    continues = _continued_set(session, reading.packed, rows, reading.section.key_seed)
+    section = continues.model_dump(mode="json", exclude_defaults=True)
     ids: list[str] = []
     not_found: list[str] = []
     changes: dict[tuple[str, ...], Any] = {}
@@ -117,20 +170,20 @@ def continue_with(
     counts = np.bincount(
         reading.packed.source_of(rows), minlength=len(sources)
     ).tolist()
-    return {
-        "manifest": str(target),
-        "from_step": step,
-        "rows": len(rows),
-        "checkpoint": checkpoint,
-        "shares": {
+    return Continuation(
+        str(target),
+        step,
+        len(rows),
+        checkpoint,
+        {
             name: count / len(rows)
             for name, count in zip(sources, counts, strict=True)
             if count
         },
-        "excluded": ids,
-        "list": str(list_file) if ids else None,
-        "not_found": not_found,
-    }
+        ids,
+        str(list_file) if ids else None,
+        not_found,
+    )
 
 
 def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
@@ -164,22 +217,18 @@ def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
 
 def _continued_set(
     session: Session, packed: PackedSet, rows: np.ndarray, seed: int
-) -> dict[str, Any]:
+) -> Continues:
     assert session.manifest.mix is not None
-    section: dict[str, Any] = {
-        "rows": packed.order(seed).places_before(len(rows)),
-        "sources": list(packed.sources),
-        "phases": [list(phase) for phase in packed.phases],
-        "seed": seed,
-        "fingerprint": packed.fingerprint,
-        "digest": digest_of_sums(packed.sums()[rows]),
-    }
-    if len(packed.withheld):
-        section["withheld"] = packed.withheld.tolist()
-    earlier = session.manifest.mix.continues
-    if earlier is not None:
-        section["continues"] = earlier.model_dump(mode="json", exclude_defaults=True)
-    return section
+    return Continues(
+        rows=packed.order(seed).places_before(len(rows)),
+        sources=tuple(packed.sources),
+        phases=tuple(map(tuple, packed.phases)),
+        seed=seed,
+        fingerprint=packed.fingerprint,
+        digest=digest_of_sums(packed.sums()[rows]),
+        withheld=tuple(packed.withheld.tolist()),
+        continues=session.manifest.mix.continues,
+    )
 
 
 def _tokens_without(
@@ -237,50 +286,3 @@ def _check_settled(
             "and cannot change; leave "
             "it as it was (batch sizes may change after them: batch_ramp)"
         )
-
-
-def print_continued(continued: Mapping[str, Any], command: str) -> None:
-    """Print the rows kept, the first step of the training, and the command that runs
-    it.
-    """
-    console = plain_console()
-    step = continued["from_step"]
-    checkpoint = continued["checkpoint"]
-    shares = ", ".join(
-        f"{name} {share:.1%}" for name, share in continued["shares"].items()
-    )
-    console.print(
-        Text(
-            f"steps 1 to {step} read {continued['rows']:,} rows, which "
-            f"are kept: {shares}"
-        )
-    )
-    if checkpoint is None:
-        console.print(
-            Text(
-                "these steps have no checkpoint left: training starts at "
-                "step 0, on the same rows"
-            )
-        )
-    elif checkpoint == step:
-        console.print(
-            Text(f"training continues from the checkpoint of step {checkpoint}")
-        )
-    else:
-        repeated = step - checkpoint
-        console.print(
-            Text(
-                f"training continues from the checkpoint of step {checkpoint}: "
-                f"{repeated} step{'s' * (repeated != 1)} more on the same rows"
-            )
-        )
-    if continued["excluded"]:
-        console.print(
-            Text(
-                f"{len(continued['excluded'])} documents are no longer "
-                f"read: {continued['list']}"
-            )
-        )
-    for name in continued["not_found"]:
-        console.print(Text(f"not found: {name}", style="yellow"))
-    console.print(Text(f"wrote {continued['manifest']}; run it: {command}"))

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.text import Text
 
 from gristmill.dataprep.documents import read_shard, shard_names
 from gristmill.dataprep.filtering.gopher import DIALECTS
@@ -41,6 +40,83 @@ from gristmill.mixtures.steps.rules import (
 EXAMPLES = 5
 BATCH_DOCUMENTS = 1000
 SETS = ("gopher_quality", "gopher_repetition")
+GopherSet = TypeVar("GopherSet", bound=GopherRules)
+
+
+@dataclass(frozen=True)
+class KeptShares:
+    """Shares of the documents and of their bytes that rules keep."""
+
+    documents: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class DialectVerdict:
+    """Verdict on a document: the rule that it fails first, its value and its bound."""
+
+    keep: bool
+    rule: str | None = None
+    value: float | None = None
+    bound: float | None = None
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A document on which dialects disagree, and the verdict of each dialect."""
+
+    id: str
+    locator: str
+    verdicts: dict[str, DialectVerdict]
+
+
+@dataclass(frozen=True)
+class DialectComparison:
+    """Documents that each dialect keeps.
+
+    Attributes:
+        documents: number of documents judged.
+        of: number of documents available.
+        bytes: size of the judged documents.
+        dialects: dialect -> rule set, or `both` -> what it keeps.
+        disagreeing: number of documents on which dialects disagree.
+        examples: one document for each division of the dialects.
+    """
+
+    documents: int
+    of: int
+    bytes: int
+    dialects: dict[str, dict[str, KeptShares]]
+    disagreeing: int
+    examples: list[Disagreement]
+
+    def show(self) -> None:
+        """Print the keep rates and the examples, 60 columns wide."""
+        console = plain_console()
+        section(
+            console,
+            f"Kept of {self.documents:,} documents ({self.bytes / 1e6:.1f} MB)",
+        )
+        table = plain_table(
+            ("dialect", False),
+            ("quality", True),
+            ("repetition", True),
+            ("both", True),
+            ("bytes", True),
+        )
+        for dialect, kept in self.dialects.items():
+            rates = [kept[name].documents for name in (*SETS, "both")]
+            rates.append(kept["both"].bytes)
+            table.add_row(dialect, *(f"{rate:.1%}" for rate in rates))
+        console.print(table)
+        section(console, f"The dialects disagree on {self.disagreeing:,} documents")
+        for example in self.examples:
+            console.print(example.locator, style="bold", soft_wrap=True)
+            for dialect, verdict in example.verdicts.items():
+                text = "keep"
+                if verdict.rule is not None:
+                    text = f"{verdict.rule.partition('/')[2]} {verdict.value:.4g}"
+                console.print(f"  {dialect:<10} {text}")
 
 
 @dataclass
@@ -50,12 +126,10 @@ class _Totals:
     kept: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     """Dialect -> rule set -> documents and bytes that it keeps, int64 of shape (2,)."""
     disagreeing: int = 0
-    examples: dict[tuple[bool, ...], tuple[bytes, dict[str, Any]]] = field(
-        default_factory=dict
-    )
+    examples: dict[tuple[bool, ...], Disagreement] = field(default_factory=dict)
 
 
-def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
+def compare_dialects(session: Session, sample: int) -> DialectComparison:
     """Judge a sample of the documents by every dialect.
 
     A text that cannot be measured raises its error here; the stage `filter` would
@@ -63,13 +137,6 @@ def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
 
     Args:
         sample: maximum number of documents to judge.
-
-    Returns:
-        `documents` and `bytes` judged, `of` the documents available; `dialects`: per
-        dialect and rule set the shares of `documents` and `bytes` kept; `disagreeing`:
-        number of documents on which dialects disagree; `examples`, one for each
-        division of the dialects: locator, and per dialect `keep`, or the failed rule,
-        its value and bound.
 
     Raises:
         NothingIngestedError: `ingest` is not committed, or kept nothing.
@@ -86,23 +153,23 @@ def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
         _judge_batch(rows, sections, totals)
     shares = {
         dialect: {
-            name: {
-                "documents": tally[0].item() / max(totals.documents, 1),
-                "bytes": tally[1].item() / max(totals.text_bytes, 1),
-            }
-            for name, tally in tallies.items()
+            name: KeptShares(
+                documents / max(totals.documents, 1),
+                num_bytes / max(totals.text_bytes, 1),
+            )
+            for name, (documents, num_bytes) in tallies.items()
         }
         for dialect, tallies in totals.kept.items()
     }
-    examples = sorted(totals.examples.values(), key=lambda example: example[0])
-    return {
-        "documents": totals.documents,
-        "of": available,
-        "bytes": totals.text_bytes,
-        "dialects": shares,
-        "disagreeing": totals.disagreeing,
-        "examples": [description for _, description in examples[:EXAMPLES]],
-    }
+    examples = sorted(totals.examples.values(), key=lambda example: example.id)
+    return DialectComparison(
+        totals.documents,
+        available,
+        totals.text_bytes,
+        shares,
+        totals.disagreeing,
+        examples[:EXAMPLES],
+    )
 
 
 def _sections(session: Session) -> dict[str, Rules]:
@@ -119,18 +186,18 @@ def _sections(session: Session) -> dict[str, Rules]:
     repetition = configured.rules.gopher_repetition or GopherRepetition()
     return {
         dialect: Rules(
-            gopher_quality=GopherQuality(**_in_dialect(quality, dialect)),
-            gopher_repetition=GopherRepetition(**_in_dialect(repetition, dialect)),
+            gopher_quality=_in_dialect(quality, dialect),
+            gopher_repetition=_in_dialect(repetition, dialect),
         )
         for dialect in DIALECTS
     }
 
 
-def _in_dialect(rules: GopherRules, dialect: str) -> dict[str, Any]:
-    words = (
-        "dialect" if rules.words == "exact" and dialect != "datatrove" else rules.words
-    )
-    return {**rules.model_dump(), "dialect": dialect, "words": words}
+def _in_dialect(rules: GopherSet, dialect: str) -> GopherSet:
+    words = rules.words
+    if words == "exact" and dialect != "datatrove":
+        words = "dialect"
+    return type(rules)(**{**rules.model_dump(), "dialect": dialect, "words": words})
 
 
 def _sample_limit(inputs: Mapping[str, Path], sample: int) -> tuple[int, int]:
@@ -193,19 +260,16 @@ def _judge_batch(
     for row in np.flatnonzero(keeps.any(axis=0) & ~keeps.all(axis=0)).tolist():
         totals.disagreeing += 1
         division = tuple(keeps[:, row].tolist())
-        identity = rows["id"][row].as_py()
-        if division in totals.examples and totals.examples[division][0] <= identity:
+        id_ = rows["id"][row].as_py().hex()
+        if division in totals.examples and totals.examples[division].id <= id_:
             continue
         verdicts = {
             dialect: _verdict(sections[dialect], measured[dialect], masks, row)
             for dialect, masks in failed.items()
         }
-        example = {
-            "id": identity.hex(),
-            "locator": rows["locator"][row].as_py(),
-            "verdicts": verdicts,
-        }
-        totals.examples[division] = (identity, example)
+        totals.examples[division] = Disagreement(
+            id_, rows["locator"][row].as_py(), verdicts
+        )
 
 
 def _unset(masks: Iterable[np.ndarray]) -> np.ndarray:
@@ -218,48 +282,13 @@ def _verdict(
     values: Mapping[str, np.ndarray],
     failed: Mapping[str, np.ndarray],
     row: int,
-) -> dict[str, Any]:
+) -> DialectVerdict:
     rule = next((rule for rule, mask in failed.items() if mask[row]), None)
     if rule is None:
-        return {"keep": True}
+        return DialectVerdict(True)
     name, _, threshold = rule.partition("/")
     bounds = getattr(rules, name)
     _, statistic = bounded_statistics(type(bounds))[threshold]
-    return {
-        "keep": False,
-        "rule": rule,
-        "value": values[statistic][row].item(),
-        "bound": getattr(bounds, threshold),
-    }
-
-
-def print_dialects(comparison: Mapping[str, Any]) -> None:
-    """Print the keep rates and the examples, 60 columns wide."""
-    console = plain_console()
-    section(
-        console,
-        f"Kept of {comparison['documents']:,} documents "
-        f"({comparison['bytes'] / 1e6:.1f} MB)",
+    return DialectVerdict(
+        False, rule, values[statistic][row].item(), getattr(bounds, threshold)
     )
-    table = plain_table(
-        ("dialect", False),
-        ("quality", True),
-        ("repetition", True),
-        ("both", True),
-        ("bytes", True),
-    )
-    for dialect, kept in comparison["dialects"].items():
-        rates = [kept[name]["documents"] for name in (*SETS, "both")]
-        rates.append(kept["both"]["bytes"])
-        table.add_row(dialect, *(f"{rate:.1%}" for rate in rates))
-    console.print(table)
-    section(
-        console, f"The dialects disagree on {comparison['disagreeing']:,} documents"
-    )
-    for example in comparison["examples"]:
-        console.print(Text(example["locator"], style="bold"), soft_wrap=True)
-        for dialect, verdict in example["verdicts"].items():
-            text = "keep"
-            if not verdict["keep"]:
-                text = f"{verdict['rule'].partition('/')[2]} {verdict['value']:.4g}"
-            console.print(f"  {dialect:<10} {text}")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from gristmill.dataprep.documents import (
     read_table,
     shard_names,
 )
-from gristmill.flows.questions.explain import describe_values, judgements
+from gristmill.flows.questions.explain import Recipes, TextPiece, judgements
 from gristmill.flows.questions.threshold_samples import MOST_SHARDS, by_shard
 from gristmill.mixtures.sources import INGEST
 
@@ -40,21 +40,54 @@ Place = tuple[int, str, int]
 """Random key, shard and row of a document."""
 
 
+@dataclass(frozen=True)
+class ShownDocument:
+    """A document of a sample.
+
+    Attributes:
+        id: 32 hexadecimal digits.
+        source: name of its source.
+        locator: file and record in the source.
+        characters: length of its text as read.
+        verdict: lines with the measured values and the threshold of the step that
+            dropped it.
+        pieces: beginning of its text, with its edits.
+    """
+
+    id: str
+    source: str
+    locator: str
+    characters: int
+    verdict: list[str]
+    pieces: list[TextPiece]
+
+
+@dataclass(frozen=True)
+class DocumentGroup:
+    """Kept documents, or documents that one rule dropped.
+
+    Attributes:
+        step: the step that dropped them; None for kept documents.
+        rule: the rule that dropped them; None for kept documents.
+        documents: number of such documents in the sampled shards.
+        shown: some of them.
+    """
+
+    step: str | None
+    rule: str | None
+    documents: int
+    shown: list[ShownDocument]
+
+
 def shown_documents(
-    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path]
-) -> list[dict[str, Any]]:
+    recipes: Recipes, inputs: Mapping[str, Path]
+) -> list[DocumentGroup]:
     """Sample kept documents from as many sources as possible, and documents of the
     rules that dropped most.
 
     Args:
         recipes: step -> its recipe.
         inputs: `ingest` and the steps, in order.
-
-    Returns:
-        per group `step` and `rule` (None for kept documents), `documents`: its number
-        in the sampled shards, and `shown`: each with `id`, `source`, `locator`,
-        `characters`, `said` (lines with measured values and thresholds) and `pieces` of
-        its text, see `explain.marked_text`.
     """
     shards = shard_names(inputs[INGEST])
     group_sizes: Counter[Group] = Counter()
@@ -80,16 +113,16 @@ def shown_documents(
         sampled[group] = [place for _, _, place in sorted(ranked)[:limit]]
 
     all_places = itertools.chain.from_iterable(sampled.values())
-    descriptions = _describe_documents(
+    samples = _read_samples(
         recipes, inputs, {(shard, row) for _, shard, row in all_places}
     )
     return [
-        {
-            "step": step,
-            "rule": rule,
-            "documents": group_sizes[step, rule],
-            "shown": [descriptions[shard, row] for _, shard, row in places],
-        }
+        DocumentGroup(
+            step,
+            rule,
+            group_sizes[step, rule],
+            [samples[shard, row] for _, shard, row in places],
+        )
         for (step, rule), places in sampled.items()
     ]
 
@@ -138,32 +171,26 @@ def _by_source(
         )
 
 
-def _describe_documents(
-    recipes: Mapping[str, Mapping[str, Any]],
+def _read_samples(
+    recipes: Recipes,
     inputs: Mapping[str, Path],
     places: Collection[tuple[str, int]],
-) -> dict[tuple[str, int], dict[str, Any]]:
-    """Describe documents by shard and row, reading each shard once."""
-    descriptions = {}
+) -> dict[tuple[str, int], ShownDocument]:
+    """Read documents by shard and row, each shard once."""
+    samples = {}
     for shard, rows in by_shard(places).items():
-        for row, entry in zip(
-            rows, judgements(recipes, inputs, shard, rows, with_text=True), strict=True
-        ):
-            last_verdict = entry["stages"][-1:] if entry["outcome"] != "kept" else []
-            beginning, room = [], SHOWN_CHARACTERS
-            for piece in entry["text"]:
+        for document in judgements(recipes, inputs, shard, rows, with_text=True):
+            pieces, room = [], SHOWN_CHARACTERS
+            for piece in document.text:
                 if room > 0:
-                    beginning.append({**piece, "text": piece["text"][:room]})
-                room -= len(piece["text"])
-            descriptions[shard, row] = {
-                **{
-                    key: entry[key] for key in ("id", "source", "locator", "characters")
-                },
-                "said": [
-                    line
-                    for verdict in last_verdict
-                    for line in describe_values(verdict)
-                ],
-                "pieces": beginning,
-            }
-    return descriptions
+                    pieces.append(replace(piece, text=piece.text[:room]))
+                room -= len(piece.text)
+            samples[shard, document.row] = ShownDocument(
+                document.id,
+                document.source,
+                document.locator,
+                document.characters,
+                [] if document.kept else document.stages[-1].lines(),
+                pieces,
+            )
+    return samples

@@ -7,9 +7,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from rich.console import Console
@@ -39,6 +39,10 @@ from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.sources import IMPORTED, INGEST
 from gristmill.tokenize.importing.token_sources import corpora, decoded_text
 
+Recipes = Mapping[str, Mapping[str, Any]]
+"""Stage -> its recipe, as JSON."""
+KEPT = "kept"
+"""Outcome of a document that no stage dropped."""
 SHOWN_NUMBERS = 8
 SHOWN_EDITS = 3
 SHOWN_CHARS = 60
@@ -62,7 +66,240 @@ NOT_DRAWN = {
 """Meaning of the mixture's reasons (tokenize.mixing.candidates.unused)."""
 
 
-def history(session: Session, query: str, with_text: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Edit:
+    """An edit of a text: what was removed, and what was added in its place."""
+
+    removed: str
+    added: str
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Edits of a document by one stage: their number, the bytes that they removed and
+    added, and the first few.
+    """
+
+    number: int
+    bytes_removed: int
+    bytes_added: int
+    first: list[Edit]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Verdict of one stage on a document.
+
+    Attributes:
+        stage: name of the stage; of an example, after the stage that prepared it.
+        keep: True if the document passed.
+        reason: rule that dropped it.
+        values: column -> measured value.
+        threshold: value in the manifest of the rule that dropped it.
+        error: reason of its quarantine.
+        edits: edits of its text.
+    """
+
+    stage: str
+    keep: bool
+    reason: str | None
+    values: dict[str, Any]
+    threshold: Any = None
+    error: str | None = None
+    edits: Edits | None = None
+
+    def lines(self) -> list[str]:
+        """Describe the threshold, the error, the edits and the measured values."""
+        lines = []
+        if self.threshold is not None:
+            lines.append(f"threshold {self.threshold}")
+        if self.reason == "chained_duplicate":
+            lines.append(
+                "less similar to the survivor than the threshold; joined "
+                "through other members of its cluster"
+            )
+        if self.error:
+            lines.append(self.error)
+        if self.edits:
+            lines.append(
+                f"edits: {self.edits.number}, {self.edits.bytes_removed:,} bytes "
+                f"removed, {self.edits.bytes_added:,} added"
+            )
+            for edit in self.edits.first:
+                lines.append(
+                    f"  {shorten_text(edit.removed)} -> {shorten_text(edit.added)}"
+                )
+        measured = [
+            f"{name} {short_number(value)}"
+            for name, value in self.values.items()
+            if not is_idle_rule(name, value)
+        ]
+        if measured:
+            lines.append(", ".join(measured))
+        return lines
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """A stretch of a document's text.
+
+    Attributes:
+        text: its characters.
+        edit: `removed`, `added`, or None for unedited text.
+        stage: the stage that removed or added it.
+    """
+
+    text: str
+    edit: Literal["removed", "added"] | None = None
+    stage: str | None = None
+
+
+@dataclass(frozen=True)
+class MixtureUse:
+    """A document's place in the packed set.
+
+    Attributes:
+        use: `trained`, `held out` or `not drawn`.
+        reason: why it was not drawn; see NOT_DRAWN.
+        pieces: number of stretches that rows hold.
+        tokens: number of tokens in them.
+        copies: number of times that it was drawn.
+        rows: row of each piece.
+        steps: pre-training steps that read it, counted from 1.
+    """
+
+    use: str
+    reason: str | None
+    pieces: int
+    tokens: int
+    copies: int
+    rows: list[int]
+    steps: list[int]
+
+    def line(self) -> str:
+        """Describe the use."""
+        if self.use == "not drawn":
+            return f"not drawn: {NOT_DRAWN.get(self.reason, self.reason)}"
+        rows = (
+            f"{self.pieces} pieces, {self.tokens} tokens, in rows {shorten(self.rows)}"
+        )
+        if self.use == "held out":
+            return f"held out for validation: {rows}"
+        if not self.steps:
+            return f"{rows}; read by no step"
+        return f"{rows}; read by steps {shorten(self.steps)}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A document's history.
+
+    Attributes:
+        id: 32 hexadecimal digits.
+        source: name of its source.
+        locator: file and record in the source.
+        metadata: the other fields of its record, as JSON.
+        characters: length of its text as read.
+        excerpt: beginning of its text.
+        shard: file of the document, among the output of `ingest`.
+        row: its row in the shard.
+        stages: verdict of each stage, up to the one that dropped it.
+        outcome: `kept`, or the stage and rule that dropped it.
+        text: the whole text with its edits; empty if it was not requested.
+        parents: ids of the documents that it was generated from.
+        children: ids of the documents generated from it.
+        mix: its use by the mixture; None without a mixture.
+    """
+
+    id: str
+    source: str
+    locator: str
+    metadata: str | None
+    characters: int
+    excerpt: str
+    shard: str
+    row: int
+    stages: list[Judgement]
+    outcome: str
+    text: list[TextPiece] = field(default_factory=list)
+    parents: list[str] = field(default_factory=list)
+    children: list[str] = field(default_factory=list)
+    mix: MixtureUse | None = None
+
+    @property
+    def kept(self) -> bool:
+        """True if all stages kept the document."""
+        return self.outcome == KEPT
+
+    @property
+    def original_text(self) -> str:
+        """The text before all edits."""
+        return "".join(piece.text for piece in self.text if piece.edit != "added")
+
+    @property
+    def edited_text(self) -> str:
+        """The text after all edits."""
+        return "".join(piece.text for piece in self.text if piece.edit != "removed")
+
+    def show(self) -> None:
+        """Print the history like `gristmill explain`."""
+        console = plain_console()
+        console.print(self._title())
+        console.print(
+            f"{self.characters} characters, {self.shard} row {self.row}", style="dim"
+        )
+        if not self.text:
+            console.print(
+                visible(" ".join(self.excerpt.split())[:200]) + " ...", style="italic"
+            )
+        table = self._verdicts()
+        if self.mix is not None:
+            table.add_row(MIX, self.mix.line())
+        table.add_row("outcome", self.outcome)
+        for relation, ids in (("parents", self.parents), ("children", self.children)):
+            if ids:
+                table.add_row(relation, shorten(ids))
+        console.print(table)
+        if self.text:
+            print_text(console, self.text)
+
+    def show_text(self) -> None:
+        """Print the whole document like `gristmill show`: one line per verdict, and the
+        text with its edits marked.
+        """
+        console = plain_console()
+        console.print(self._title())
+        if self.metadata and self.metadata != "{}":
+            console.print(visible(self.metadata), style="dim")
+        console.print(self._verdicts(brief=True))
+        print_text(console, self.text)
+
+    def _title(self) -> Text:
+        return Text.assemble(
+            (self.id, "bold"), f"  {visible(self.source)}  {visible(self.locator)}"
+        )
+
+    def _verdicts(self, brief: bool = False) -> Table:
+        """Return a table of the verdicts; a brief one has the number of edits, and
+        details of the drop alone.
+        """
+        table = Table.grid(padding=(0, 1))
+        table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
+        table.add_column(overflow="fold")
+        for judgement in self.stages:
+            outcome = Text(f"dropped: {judgement.reason}", style="red")
+            if judgement.keep:
+                outcome = Text(KEPT, style="green")
+            if brief and judgement.edits is not None:
+                number = judgement.edits.number
+                outcome.append(f", {number:,} edit{'s' if number > 1 else ''}")
+            table.add_row(judgement.stage, outcome)
+            for line in [] if brief and judgement.keep else judgement.lines():
+                table.add_row("", Text(visible(line), style="dim"))
+        return table
+
+
+def history(session: Session, query: str, with_text: bool = False) -> Explanation:
     """Return everything known about a document, or about an example and its
     preparation.
 
@@ -97,23 +334,20 @@ def history(session: Session, query: str, with_text: bool = False) -> dict[str, 
         if example is None:
             raise
         return example
-    family = {
-        "parents": json.loads(document["metadata"] or "{}").get(PARENTS, "").split(),
-        "children": sorted(
-            id_.hex() for id_ in descendants(inputs, [bytes.fromhex(document["id"])])
-        ),
-    }
-    document |= {relation: ids for relation, ids in family.items() if ids}
-    if document["outcome"] == "kept" and MIX in inputs:
-        document[MIX] = places_in_mix(
-            session, inputs[MIX], document["source"], bytes.fromhex(document["id"])
-        )
-    return document
+    id_ = bytes.fromhex(document.id)
+    return replace(
+        document,
+        parents=json.loads(document.metadata or "{}").get(PARENTS, "").split(),
+        children=sorted(child.hex() for child in descendants(inputs, [id_])),
+        mix=places_in_mix(session, inputs[MIX], document.source, id_)
+        if document.kept and MIX in inputs
+        else None,
+    )
 
 
 def _example_history(
     session: Session, inputs: Mapping[str, Path], query: str, with_text: bool
-) -> dict[str, Any] | None:
+) -> Explanation | None:
     """Return the history of an example in `sft.prepare` or `dpo.prepare`; None if it is
     unknown there.
     """
@@ -140,13 +374,13 @@ def _example_history(
 
 
 def judgements(
-    recipes: Mapping[str, Mapping[str, Any]],
+    recipes: Recipes,
     inputs: Mapping[str, Path],
     shard: str,
     rows: Sequence[int],
     prefix: str = "",
     with_text: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Explanation]:
     """Describe documents of a shard with the verdict of every preparing stage, up to
     the one that dropped it.
 
@@ -155,31 +389,11 @@ def judgements(
         inputs: those of its corpus: `ingest` and the stages, in order.
         shard, rows: place of the documents.
         prefix: put before the names of stages.
-        with_text: include the whole `text`, see `marked_text`.
+        with_text: include the whole text.
     """
     table = read_document_rows(inputs, shard, rows)
-    histories: list[dict[str, Any]] = []
-    texts: list[str] = []
-    edits: list[dict[str, Any]] = [{} for _ in rows]
-    for row, document in zip(rows, table.to_pylist(), strict=True):
-        text = (
-            document["text"] if "text" in document else decoded_text(inputs, shard, row)
-        )
-        texts.append(text)
-        histories.append(
-            {
-                "id": document["id"].hex(),
-                "source": document["source"],
-                "locator": document["locator"],
-                "metadata": document["metadata"],
-                "characters": len(text),
-                "excerpt": text[:EXCERPT_CHARS],
-                "shard": shard,
-                "row": row,
-                "stages": [],
-                "outcome": "kept",
-            }
-        )
+    verdicts: list[list[Judgement]] = [[] for _ in rows]
+    edits: list[dict[str, list[EditSpan]]] = [{} for _ in rows]
     remaining = list(range(len(rows)))
     for stage in annotation_stages(inputs):
         ids = table["id"].take(integers(np.array(remaining, dtype=np.int64)))
@@ -190,36 +404,61 @@ def judgements(
         for index, judged in zip(remaining, annotations.to_pylist(), strict=True):
             if judged["keep"] is None:
                 continue
-            verdict = describe_judgement(prefix + stage, recipes[stage], judged)
-            if judged.get(EDITS):
-                edits[index][stage] = judged[EDITS]
-                verdict["edits"] = describe_edits(
-                    inputs, stage, shard, rows[index], judged[EDITS]
+            edits_of_stage = judged.get(EDITS)
+            if edits_of_stage:
+                edits[index][stage] = edits_of_stage
+            verdicts[index].append(
+                _judgement(
+                    prefix + stage,
+                    recipes[stage],
+                    judged,
+                    describe_edits(inputs, stage, shard, rows[index], edits_of_stage)
+                    if edits_of_stage
+                    else None,
                 )
-            histories[index]["stages"].append(verdict)
+            )
             if judged["keep"]:
                 kept.append(index)
-            else:
-                histories[index]["outcome"] = (
-                    f"dropped by {prefix}{stage}: {judged['reason']}"
-                )
         remaining = kept
         if not remaining:
             break
-    if with_text:
-        for document, text, edits_by_stage in zip(histories, texts, edits, strict=True):
-            document["text"] = [{"text": text, "edit": None, "stage": None}]
-            if edits_by_stage:
-                document["text"] = marked_text(
-                    inputs, shard, document["row"], edits_by_stage
-                )
+    histories = []
+    for index, document in enumerate(table.to_pylist()):
+        row, stages = rows[index], verdicts[index]
+        text = (
+            document["text"] if "text" in document else decoded_text(inputs, shard, row)
+        )
+        outcome = KEPT
+        if stages and not stages[-1].keep:
+            outcome = f"dropped by {stages[-1].stage}: {stages[-1].reason}"
+        pieces = [TextPiece(text)] if with_text else []
+        if with_text and edits[index]:
+            pieces = marked_text(inputs, shard, row, edits[index])
+        histories.append(
+            Explanation(
+                document["id"].hex(),
+                document["source"],
+                document["locator"],
+                document["metadata"],
+                len(text),
+                text[:EXCERPT_CHARS],
+                shard,
+                row,
+                stages,
+                outcome,
+                pieces,
+            )
+        )
     return histories
 
 
-def describe_judgement(
-    stage: str, recipe: Mapping[str, Any], judged: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Describe the verdict of one stage: its rule, every measured value, and the
+def _judgement(
+    stage: str,
+    recipe: Mapping[str, Any],
+    judged: Mapping[str, Any],
+    edits: Edits | None,
+) -> Judgement:
+    """Describe a row of an annotation table with every measured value and the
     threshold.
     """
     values = {
@@ -227,33 +466,33 @@ def describe_judgement(
         for name, value in judged.items()
         if name not in ("id", "keep", "reason", "error", EDITS) and value is not None
     }
-    verdict: dict[str, Any] = {
-        "stage": stage,
-        "keep": judged["keep"],
-        "reason": judged["reason"],
-        "values": values,
-    }
-    if judged.get("error"):
-        verdict["error"] = judged["error"]
-    threshold = find_threshold(recipe, judged["reason"], judged)
-    if threshold is not None:
-        verdict["threshold"] = threshold
-    return verdict
+    keep, reason, error = judged["keep"], judged["reason"], judged.get("error")
+    threshold = find_threshold(recipe, reason, judged)
+    return Judgement(stage, keep, reason, values, threshold, error or None, edits)
+
+
+class EditSpan(TypedDict):
+    """An edit in an annotation table: bytes [begin, end) of the text that the stage
+    saw, and what takes their place.
+    """
+
+    begin: int
+    end: int
+    text: str
 
 
 def marked_text(
-    inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+    inputs: Mapping[str, Path],
+    shard: str,
+    row: int,
+    edits: Mapping[str, Sequence[EditSpan]],
+) -> list[TextPiece]:
     """Return a document's whole text with everything that its stages removed and added.
 
     Args:
         inputs: `ingest` and the stages, in order.
         shard, row: place of the document.
-        edits: stage -> its edits, as offsets in the text that it saw.
-
-    Returns:
-        pieces in order: `text`, `stage` (None for unedited text), and `edit`:
-        `removed`, `added` or None.
+        edits: stage -> its edits.
     """
     original = (
         read_document_rows({INGEST: inputs[INGEST]}, shard, [row], ["text"])["text"][0]
@@ -268,11 +507,7 @@ def marked_text(
         ):
             pieces = _edited(pieces, stage, edit)
     return [
-        {
-            "text": piece.text.decode("utf-8", "replace"),
-            "edit": piece.edit,
-            "stage": piece.stage,
-        }
+        TextPiece(piece.text.decode("utf-8", "replace"), piece.edit, piece.stage)
         for piece in pieces
     ]
 
@@ -282,13 +517,11 @@ class _Piece:
     """A stretch of text, and the stage that added or removed it."""
 
     text: bytes
-    edit: str | None = None
+    edit: Literal["removed", "added"] | None = None
     stage: str | None = None
 
 
-def _edited(
-    pieces: Sequence[_Piece], stage: str, edit: Mapping[str, Any]
-) -> list[_Piece]:
+def _edited(pieces: Sequence[_Piece], stage: str, edit: EditSpan) -> list[_Piece]:
     """Apply one more edit, whose offsets count only text that is not removed so far."""
     edited: list[_Piece] = []
     added, position, is_added = _Piece(edit["text"].encode(), "added", stage), 0, False
@@ -297,21 +530,17 @@ def _edited(
             edited.append(piece)
             continue
         begin, end = (
-            min(max(edit[side] - position, 0), len(piece.text))
-            for side in ("begin", "end")
+            min(max(offset - position, 0), len(piece.text))
+            for offset in (edit["begin"], edit["end"])
         )
-        before, removed, after = (
-            piece.text[:begin],
-            piece.text[begin:end],
-            piece.text[end:],
-        )
-        edited.append(replace(piece, text=before))
+        edited.append(replace(piece, text=piece.text[:begin]))
         # Text added by an earlier stage was not in the original, so it vanishes.
-        edited += [] if piece.edit == "added" else [_Piece(removed, "removed", stage)]
+        if piece.edit != "added":
+            edited.append(_Piece(piece.text[begin:end], "removed", stage))
         if not is_added and edit["end"] <= position + len(piece.text):
             edited.append(added)
             is_added = True
-        edited.append(replace(piece, text=after))
+        edited.append(replace(piece, text=piece.text[end:]))
         position += len(piece.text)
     return [piece for piece in (edited if is_added else [*edited, added]) if piece.text]
 
@@ -321,27 +550,25 @@ def describe_edits(
     stage: str,
     shard: str,
     row: int,
-    edits: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    """Summarize a stage's edits of a document: their number, bytes removed and added,
-    and the first few.
-    """
+    edits: Sequence[EditSpan],
+) -> Edits:
+    """Summarize a stage's edits of a document."""
     before = dict(itertools.takewhile(lambda item: item[0] != stage, inputs.items()))
     text = (
         read_document_rows(before, shard, [row], ["text"])["text"][0].as_py().encode()
     )
-    return {
-        "number": len(edits),
-        "bytes_removed": sum(edit["end"] - edit["begin"] for edit in edits),
-        "bytes_added": sum(len(edit["text"].encode()) for edit in edits),
-        "first": [
-            {
-                "removed": text[edit["begin"] : edit["end"]].decode("utf-8", "replace"),
-                "added": edit["text"],
-            }
+    return Edits(
+        len(edits),
+        sum(edit["end"] - edit["begin"] for edit in edits),
+        sum(len(edit["text"].encode()) for edit in edits),
+        [
+            Edit(
+                text[edit["begin"] : edit["end"]].decode("utf-8", "replace"),
+                edit["text"],
+            )
             for edit in edits[:SHOWN_EDITS]
         ],
-    }
+    )
 
 
 def find_threshold(
@@ -386,14 +613,11 @@ def find_threshold(
 
 def places_in_mix(
     session: Session, mix: Path, source: str, document: bytes
-) -> dict[str, Any]:
+) -> MixtureUse:
     """Locate a document in the packed set, and list the pre-training steps that read
     it.
-
-    Returns:
-        `use` (trained, held out or not drawn), `reason` (of not being drawn), and its
-        rows, pieces, tokens, copies and steps (counted from 1).
     """
+    from gristmill.flows.questions.training_reads import reading_of
     from gristmill.tokenize.packed import PackedSet
 
     packed = PackedSet(mix)
@@ -406,55 +630,20 @@ def places_in_mix(
         packed.ledger([document])["reason"].to_pylist() if use == "not drawn" else []
     )
     rows = pieces["row"].to_numpy()
-    return {
-        "use": use,
-        "reason": reasons[0] if reasons else None,
-        "pieces": len(pieces),
-        "tokens": int(pieces["length"].to_numpy().sum()),
-        "copies": len(set(pieces["copy"].to_pylist())),
-        "rows": rows.tolist(),
-        "steps": steps_that_read(session, rows) if use == "trained" else [],
-    }
-
-
-def steps_that_read(session: Session, rows: np.ndarray) -> list[int]:
-    """Return the pre-training steps, counted from 1, that read any of these rows."""
-    from gristmill.flows.questions.training_reads import reading_of
-
-    if PRETRAIN not in session.plan:
-        return []
-    return list(reading_of(session).steps_that_read(np.unique(rows)))
-
-
-def describe_values(judged: Mapping[str, Any]) -> list[str]:
-    """Return lines about one verdict: threshold, error, edits, measured values."""
-    lines = []
-    if "threshold" in judged:
-        lines.append(f"threshold {judged['threshold']}")
-    if judged["reason"] == "chained_duplicate":
-        lines.append(
-            "less similar to the survivor than the threshold; joined "
-            "through other members of its cluster"
-        )
-    if "error" in judged:
-        lines.append(judged["error"])
-    if "edits" in judged:
-        edits = judged["edits"]
-        lines.append(
-            f"edits: {edits['number']}, {edits['bytes_removed']:,} bytes removed, "
-            f"{edits['bytes_added']:,} added"
-        )
-        for edit in edits["first"]:
-            lines.append(
-                f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}"
-            )
-    measured = []
-    for name, value in judged["values"].items():
-        if not is_idle_rule(name, value):
-            measured.append(f"{name} {short_number(value)}")
-    if measured:
-        lines.append(", ".join(measured))
-    return lines
+    steps = (
+        reading_of(session).steps_that_read(np.unique(rows))
+        if use == "trained" and PRETRAIN in session.plan
+        else []
+    )
+    return MixtureUse(
+        use,
+        reasons[0] if reasons else None,
+        len(pieces),
+        int(pieces["length"].to_numpy().sum()),
+        len(set(pieces["copy"].to_pylist())),
+        rows.tolist(),
+        list(steps),
+    )
 
 
 def short_number(value: Any) -> str:
@@ -477,143 +666,31 @@ def shorten_text(text: str) -> str:
     return repr(line)
 
 
-def print_history(document: Mapping[str, Any]) -> None:
-    """Print a document's history."""
-    console = plain_console()
-    console.print(
-        Text.assemble(
-            (document["id"], "bold"),
-            f"  {visible(document['source'])}  {visible(document['locator'])}",
-        )
-    )
-    console.print(
-        Text(
-            f"{document['characters']} characters, {document['shard']} "
-            f"row {document['row']}",
-            style="dim",
-        )
-    )
-    if "text" not in document:
-        console.print(
-            Text(
-                visible(" ".join(document["excerpt"].split())[:200]) + " ...",
-                style="italic",
-            )
-        )
-    table = Table.grid(padding=(0, 1))
-    table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for judged in document["stages"]:
-        mark, style = (
-            ("kept", "green")
-            if judged["keep"]
-            else (f"dropped: {judged['reason']}", "red")
-        )
-        table.add_row(judged["stage"], Text(mark, style=style))
-        for line in describe_values(judged):
-            table.add_row("", Text(visible(line), style="dim"))
-    for line in describe_use(document.get(MIX)):
-        table.add_row(MIX, line)
-    table.add_row("outcome", document["outcome"])
-    for relation in ("parents", "children"):
-        if document.get(relation):
-            table.add_row(relation, shorten_ids(document[relation]))
-    console.print(table)
-    if "text" in document:
-        print_text(console, document["text"])
-
-
-def print_text(console: Console, pieces: Sequence[Mapping[str, Any]]) -> None:
+def print_text(console: Console, pieces: Sequence[TextPiece]) -> None:
     """Print a whole text: removed text as [-...-], added text as {+...+} (as `git diff
     --word-diff`).
     """
     marked = Text()
     for piece in pieces:
-        text = visible(piece["text"])
-        if piece["edit"] == "removed":
+        text = visible(piece.text)
+        if piece.edit == "removed":
             marked.append(f"[-{text}-]", style="red strike")
-        elif piece["edit"] == "added":
+        elif piece.edit == "added":
             marked.append(f"{{+{text}+}}", style="green")
         else:
             marked.append(text)
-    stages = dict.fromkeys(piece["stage"] for piece in pieces if piece["stage"])
+    stages = dict.fromkeys(piece.stage for piece in pieces if piece.stage)
     title = "the whole text, unchanged by any stage"
     if stages:
         title = f"the whole text; [-removed-] and {{+added+}} by {', '.join(stages)}"
     console.print()
-    console.print(Text(title, style="dim"))
+    console.print(title, style="dim")
     console.print(marked, soft_wrap=True)
 
 
-def print_document(document: Mapping[str, Any]) -> None:
-    """Print a whole document: identity, one line per verdict, and its text with the
-    edits marked.
-    """
-    console = plain_console()
-    console.print(
-        Text.assemble(
-            (document["id"], "bold"),
-            f"  {visible(document['source'])}  {visible(document['locator'])}",
-        )
-    )
-    if document["metadata"] not in ("", "{}"):
-        console.print(Text(visible(document["metadata"]), style="dim"))
-    table = Table.grid(padding=(0, 1))
-    table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for judged in document["stages"]:
-        mark, style = (
-            ("kept", "green")
-            if judged["keep"]
-            else (f"dropped: {judged['reason']}", "red")
-        )
-        number = judged.get("edits", {}).get("number", 0)
-        edits = f", {number:,} edit{'s' if number > 1 else ''}" if number else ""
-        table.add_row(judged["stage"], Text(f"{mark}{edits}", style=style))
-        if not judged["keep"]:
-            for line in describe_values(judged):
-                table.add_row("", Text(visible(line), style="dim"))
-    console.print(table)
-    print_text(console, document["text"])
-
-
-def text_of(document: Mapping[str, Any], side: str) -> str:
-    """Return the whole text of a history, `before` or `after` all edits."""
-    skipped_edit = "added" if side == "before" else "removed"
-    return "".join(
-        piece["text"] for piece in document["text"] if piece["edit"] != skipped_edit
-    )
-
-
-def describe_use(mix: Mapping[str, Any] | None) -> list[str]:
-    """Describe a document's use by the mixture in at most one line; no line without a
-    mixture.
-    """
-    if mix is None:
-        return []
-    if mix["use"] == "not drawn":
-        return [f"not drawn: {NOT_DRAWN.get(mix['reason'], mix['reason'])}"]
-    rows = (
-        f"{mix['pieces']} pieces, {mix['tokens']} tokens, in rows "
-        f"{shorten(mix['rows'])}"
-    )
-    if mix["use"] == "held out":
-        return [f"held out for validation: {rows}"]
-    if not mix["steps"]:
-        return [f"{rows}; read by no step"]
-    return [f"{rows}; read by steps {shorten(mix['steps'])}"]
-
-
-def shorten_ids(ids: Sequence[str]) -> str:
-    """Join the first few of many document ids."""
-    listing = ", ".join(ids[:SHOWN_NUMBERS])
-    if len(ids) <= SHOWN_NUMBERS:
+def shorten(entries: Sequence[object]) -> str:
+    """Join the first few of many numbers or ids."""
+    listing = ", ".join(map(str, entries[:SHOWN_NUMBERS]))
+    if len(entries) <= SHOWN_NUMBERS:
         return listing
-    return f"{listing} and {len(ids) - SHOWN_NUMBERS:,} more"
-
-
-def shorten(numbers: Sequence[int]) -> str:
-    """Join the first few of many numbers."""
-    return ", ".join(map(str, numbers[:SHOWN_NUMBERS])) + (
-        " ..." if len(numbers) > SHOWN_NUMBERS else ""
-    )
+    return f"{listing} and {len(entries) - SHOWN_NUMBERS:,} more"

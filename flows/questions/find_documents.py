@@ -92,7 +92,7 @@ def find_document(inputs: Mapping[str, Path], query: str) -> Place:
     if direct is not None:
         return direct
     hits: list[Place] = []
-    if _is_hex(query) and len(query) <= 2 * ID_BYTES:
+    if is_hex(query) and len(query) <= 2 * ID_BYTES:
         for corpus_inputs in corpora(inputs):
             documents = corpus_inputs[INGEST]
             places = find_ids(documents, shard_names(documents), query)
@@ -138,7 +138,7 @@ def _find_in_ledger(inputs: Mapping[str, Path], query: str) -> Place | None:
     """Return the place of a tokenised document by its whole id, without searching the
     shards.
     """
-    if MIX not in inputs or not _is_hex(query) or len(query) != 2 * ID_BYTES:
+    if MIX not in inputs or not is_hex(query) or len(query) != 2 * ID_BYTES:
         return None
     from gristmill.tokenize.packed import PackedSet
 
@@ -149,7 +149,8 @@ def _find_in_ledger(inputs: Mapping[str, Path], query: str) -> Place | None:
     return corpus, shard, entries[0]["row"]
 
 
-def _is_hex(text: str) -> bool:
+def is_hex(text: str) -> bool:
+    """Return True for four or more hexadecimal digits."""
     return len(text) >= 4 and all(
         character in "0123456789abcdefABCDEF" for character in text
     )

@@ -146,14 +146,12 @@ def print_answer(answer: Answer) -> None:
     _print_rows(console, answer.columns, rows)
     if hidden_rows:
         console.print(
-            Text(
-                f"and {hidden_rows:,} more rows; --csv, --json and --out "
-                "FILE.parquet give all",
-                style="dim",
-            )
+            f"and {hidden_rows:,} more rows; --csv, --json and --out "
+            "FILE.parquet give all",
+            style="dim",
         )
     if not rows:
-        console.print(Text("no rows", style="dim"))
+        console.print("no rows", style="dim")
 
 
 def _print_rows(
@@ -162,7 +160,7 @@ def _print_rows(
     if len(columns) * (LEAST_WIDTH + 2) > console.width:
         widest = max(map(len, columns))
         for number, row in enumerate(rows, 1):
-            console.print(Text(f"row {number}", style="bold"))
+            console.print(f"row {number}", style="bold")
             grid = Table.grid(padding=(0, 2, 0, 0))
             grid.add_column(min_width=min(widest, console.width // 3), overflow="fold")
             grid.add_column(overflow="fold")

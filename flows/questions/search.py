@@ -8,9 +8,9 @@ score.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +31,7 @@ from gristmill.dataprep.semantic.vector_search import Near, nearest
 from gristmill.dataprep.words.bm25_scan import WordHit, search_words, terms_of
 from gristmill.dataprep.words.snippets import pattern_of, snippet
 from gristmill.flows.questions.find_documents import committed_corpus
+from gristmill.flows.questions.threshold_samples import by_shard
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console, visible
 from gristmill.mixtures.encoder_settings import ReadingModel
@@ -48,6 +49,142 @@ class SearchError(ValueError):
 
 
 @dataclass(frozen=True)
+class MeaningRank:
+    """Rank of a document among the nearest in meaning, and its cosine."""
+
+    rank: int
+    cosine: float
+
+
+@dataclass(frozen=True)
+class WordsRank:
+    """Rank of a document among those with some of the words, and its BM25 score."""
+
+    rank: int
+    bm25: float
+
+
+@dataclass(frozen=True)
+class SearchHit:
+    """A document about the text.
+
+    Attributes:
+        id: 32 hexadecimal digits.
+        source: name of its source.
+        locator: file and record in the source.
+        url: its address, if it has one.
+        score: sum of its reciprocal ranks in both lists.
+        meaning: its rank by meaning; None beyond the list.
+        words: its rank by words; None beyond the list.
+        kept: True if all steps kept it.
+        dropped_by: the step that dropped it.
+        reason: the rule that dropped it.
+        characters: length of its text.
+        snippet: passage of its text with most of the words.
+    """
+
+    id: str
+    source: str
+    locator: str
+    url: str | None
+    score: float
+    meaning: MeaningRank | None
+    words: WordsRank | None
+    kept: bool
+    dropped_by: str | None
+    reason: str | None
+    characters: int
+    snippet: str
+
+    def verdict(self) -> str:
+        """Return `kept`, or the step and rule that dropped the document."""
+        if self.kept:
+            return "kept"
+        rule = f": {self.reason}" if self.reason else ""
+        return f"dropped by {self.dropped_by}{rule}"
+
+    def ranks(self) -> list[str]:
+        """Describe its score and rank in each list."""
+        texts = []
+        if self.meaning:
+            texts.append(
+                f"cosine {self.meaning.cosine:.3f} (number {self.meaning.rank} by "
+                "meaning)"
+            )
+        if self.words:
+            texts.append(
+                f"BM25 {self.words.bm25:.2f} (number {self.words.rank} by words)"
+            )
+        return texts
+
+
+@dataclass(frozen=True)
+class SearchHits:
+    """Documents about a text.
+
+    Attributes:
+        text: the text.
+        by: methods used: `meaning`, `words`, or both.
+        documents: number of documents in the run, kept or not.
+        with_vectors: number of documents searched by meaning; None if not used.
+        with_words: number of documents searched by words; None if not used.
+        matching: number of documents with some of the words.
+        note: reason for not searching by meaning, and the remedy; None if it was used
+            or not requested.
+        hits: documents, best first.
+    """
+
+    text: str
+    by: list[By]
+    documents: int
+    with_vectors: int | None
+    with_words: int | None
+    matching: int | None
+    note: str | None
+    hits: list[SearchHit]
+
+    def described(self) -> str:
+        """Describe the extent of the search in a sentence."""
+        parts = []
+        if self.with_vectors is not None:
+            parts.append(f"{self.with_vectors:,} by meaning")
+        if self.with_words is not None:
+            parts.append(
+                f"{self.with_words:,} by words, of which {self.matching:,} match"
+            )
+        return (
+            f"{len(self.hits)} of {self.documents:,} documents; searched "
+            f"{'; '.join(parts)}"
+        )
+
+    def show(self) -> None:
+        """Print the hits like `gristmill search`."""
+        console = plain_console()
+        console.print(self.described(), style="bold")
+        if self.note:
+            console.print(self.note, style="yellow")
+        for number, hit in enumerate(self.hits, 1):
+            console.print()
+            console.print(
+                Text.assemble(
+                    (f"{number:>2}. ", "bold"),
+                    hit.id[:16],
+                    "  ",
+                    visible(hit.source),
+                    "  ",
+                    visible(hit.url or hit.locator),
+                ),
+                soft_wrap=True,
+            )
+            console.print(
+                f"    {hit.verdict()}; {', '.join(hit.ranks())}",
+                style="dim",
+                soft_wrap=True,
+            )
+            console.print(Padding(Text(visible(hit.snippet)), (0, 0, 0, 4)))
+
+
+@dataclass(frozen=True)
 class Vectors:
     """Vectors that a search may use: the step that computed them, and its model."""
 
@@ -62,7 +199,7 @@ def search(
     by: By | None = None,
     limit: int = 10,
     most_bytes: int | None = None,
-) -> dict[str, Any]:
+) -> SearchHits:
     """Search for documents about a text, kept or not.
 
     Args:
@@ -71,15 +208,6 @@ def search(
         by: a single method; None means both, or words alone if there are no vectors.
         limit: maximum number of documents.
         most_bytes: maximum bytes of text scanned for words; None means all.
-
-    Returns:
-        `text`; `by`: the methods used; `documents` of the run; `with_vectors` and
-        `with_words`: numbers of documents searched by each method (None if it was not
-        used); `matching`: number of documents with some of the words; `note`: reason
-        for not searching by meaning, and the remedy (None if it was); `hits`: each with
-        `id`, `source`, `locator`, `url`, `score`, `meaning` (`rank`, `cosine`) and
-        `words` (`rank`, `bm25`), either of them None, `kept`, `dropped_by` and
-        `reason`, `characters` and `snippet`.
 
     Raises:
         gristmill.flows.questions.find_documents.NothingIngestedError: no documents are
@@ -90,38 +218,35 @@ def search(
     terms = terms_of(text)
     if not text.strip():
         raise SearchError("the search text is empty; give some words or a sentence")
-    summary: dict[str, Any] = {
-        "text": text,
-        "by": [],
-        "documents": 0,
-        "with_vectors": None,
-        "with_words": None,
-        "matching": None,
-        "note": None,
-    }
     depth = max(limit, DEPTH)
+    methods: list[By] = []
     near: list[Near] = []
+    with_vectors = note = None
     if by != "words":
         try:
-            near, summary["with_vectors"] = _by_meaning(session, corpus, text, depth)
-            summary["by"].append("meaning")
+            near, with_vectors = _by_meaning(session, corpus, text, depth)
+            methods.append("meaning")
         except (SearchError, ModelFolderError) as error:
             if by == "meaning":
                 raise SearchError(str(error)) from error
-            summary["note"] = f"searched by words alone: {error}"
-    hits: list[WordHit] = []
+            note = f"searched by words alone: {error}"
+    words = None
     if by != "meaning":
-        if not terms and "meaning" not in summary["by"]:
+        if not terms and not methods:
             raise SearchError(f"there is no word in {text!r}")
         words = search_words(corpus, terms, depth, most_bytes)
-        hits = words.hits
-        summary["with_words"] = words.documents
-        summary["matching"] = words.matching
-        summary["by"].append("words")
-    summary["documents"] = corpus.count_rows(kept=None)
-    merged = merge(_rows_of(corpus, near), hits)[:limit]
-    summary["hits"] = _describe_hits(corpus, merged, terms)
-    return summary
+        methods.append("words")
+    merged = merge(_rows_of(corpus, near), words.hits if words else [])
+    return SearchHits(
+        text,
+        methods,
+        corpus.count_rows(kept=None),
+        with_vectors,
+        words.documents if words else None,
+        words.matching if words else None,
+        note,
+        _describe_hits(corpus, merged[:limit], terms),
+    )
 
 
 def find_vectors(session: Session, corpus: Corpus) -> Vectors:
@@ -170,93 +295,69 @@ Place = tuple[str, int]
 
 def _rows_of(corpus: Corpus, near: Sequence[Near]) -> list[tuple[Place, float]]:
     """Return the places of documents, with their cosines."""
-    ids_by_shard: dict[str, set[bytes]] = {}
-    for hit in near:
-        ids_by_shard.setdefault(hit.shard, set()).add(hit.id)
     rows: dict[tuple[str, bytes], int] = {}
-    for shard, ids in ids_by_shard.items():
+    for shard in dict.fromkeys(hit.shard for hit in near):
+        ids = [hit.id for hit in near if hit.shard == shard]
         column = read_documents(corpus.inputs, shard, ["id"])["id"]
-        for row in pc.indices_nonzero(
-            pc.is_in(column, value_set=pa.array(sorted(ids), column.type))
-        ).to_pylist():
-            rows[shard, column[row].as_py()] = row
+        numbers = pc.index_in(pa.array(ids, column.type), value_set=column)
+        for id_, number in zip(ids, numbers.to_pylist(), strict=True):
+            rows[shard, id_] = number
     return [((hit.shard, rows[hit.shard, hit.id]), hit.cosine) for hit in near]
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A document in the merged list: its place, its score, and its rank and value in
-    each list, or None.
+    """A document in the merged list: its place, its score, and its rank in each
+    list.
     """
 
     place: Place
     score: float
-    meaning: tuple[int, float] | None
-    words: tuple[int, float] | None
+    meaning: MeaningRank | None
+    words: WordsRank | None
 
 
 def merge(near: Sequence[tuple[Place, float]], hits: Sequence[WordHit]) -> list[Merged]:
     """Merge both lists by the sum of 1 / (FUSION + rank); ties are broken by place."""
-    by_meaning = {place: (rank, cosine) for rank, (place, cosine) in enumerate(near, 1)}
+    by_meaning = {
+        place: MeaningRank(rank, round(cosine, 3))
+        for rank, (place, cosine) in enumerate(near, 1)
+    }
     by_words = {
-        (hit.shard, hit.row): (rank, hit.bm25) for rank, hit in enumerate(hits, 1)
+        (hit.shard, hit.row): WordsRank(rank, round(hit.bm25, 3))
+        for rank, hit in enumerate(hits, 1)
     }
     merged = []
     for place in {**by_meaning, **by_words}:
         meaning = by_meaning.get(place)
         words = by_words.get(place)
-        score = sum(
-            1 / (FUSION + ranked[0])
-            for ranked in (meaning, words)
-            if ranked is not None
-        )
+        score = sum(1 / (FUSION + ranked.rank) for ranked in (meaning, words) if ranked)
         merged.append(Merged(place, score, meaning, words))
     return sorted(merged, key=lambda entry: (-entry.score, entry.place))
 
 
 def _describe_hits(
     corpus: Corpus, merged: Sequence[Merged], terms: Sequence[str]
-) -> list[dict[str, Any]]:
+) -> list[SearchHit]:
     """Describe hits, in order."""
-    rows_by_shard: dict[str, list[int]] = {}
-    for shard, row in sorted(entry.place for entry in merged):
-        rows_by_shard.setdefault(shard, []).append(row)
-    documents: dict[Place, dict[str, Any]] = {}
-    for shard, rows in rows_by_shard.items():
+    merged_by_place = {entry.place: entry for entry in merged}
+    hits: dict[Place, SearchHit] = {}
+    for shard, rows in by_shard(merged_by_place).items():
         columns = corpus.read(shard, SHOWN, kept=None).take(pa.array(rows)).to_pylist()
         texts = read_document_rows(corpus.inputs, shard, rows, ["text"])[
             "text"
         ].to_pylist()
         for row, document, text in zip(rows, columns, texts, strict=True):
-            document["characters"] = len(text)
-            document["snippet"] = snippet(text, terms)
-            documents[shard, row] = document
-    hits = []
-    for entry in merged:
-        document = documents[entry.place]
-        hits.append(
-            {
-                **{name: document[name] for name in ("id", "source", "locator", "url")},
-                "score": round(entry.score, 6),
-                "meaning": _ranked(entry.meaning, "cosine"),
-                "words": _ranked(entry.words, "bm25"),
-                **{
-                    name: document[name]
-                    for name in (
-                        "kept",
-                        "dropped_by",
-                        "reason",
-                        "characters",
-                        "snippet",
-                    )
-                },
-            }
-        )
-    return hits
-
-
-def _ranked(ranked: tuple[int, float] | None, name: str) -> dict[str, Any] | None:
-    return None if ranked is None else {"rank": ranked[0], name: round(ranked[1], 3)}
+            entry = merged_by_place[shard, row]
+            hits[entry.place] = SearchHit(
+                **document,
+                score=round(entry.score, 6),
+                meaning=entry.meaning,
+                words=entry.words,
+                characters=len(text),
+                snippet=snippet(text, terms),
+            )
+    return [hits[entry.place] for entry in merged]
 
 
 def marked(text: str, words: Sequence[str]) -> list[tuple[str, bool]]:
@@ -266,67 +367,3 @@ def marked(text: str, words: Sequence[str]) -> list[tuple[str, bool]]:
         pieces += [(text[position : match.start()], False), (match[0], True)]
         position = match.end()
     return [piece for piece in [*pieces, (text[position:], False)] if piece[0]]
-
-
-def print_hits(results: Mapping[str, Any]) -> None:
-    """Print the documents, the best first."""
-    console = plain_console()
-    console.print(Text(described(results), style="bold"))
-    if results["note"]:
-        console.print(Text(results["note"], style="yellow"))
-    for number, hit in enumerate(results["hits"], 1):
-        console.print()
-        console.print(
-            Text.assemble(
-                (f"{number:>2}. ", "bold"),
-                hit["id"][:16],
-                "  ",
-                visible(hit["source"]),
-                "  ",
-                visible(hit["url"] or hit["locator"]),
-            ),
-            soft_wrap=True,
-        )
-        console.print(
-            Text(f"    {verdict(hit)}; {', '.join(ranks(hit))}", style="dim"),
-            soft_wrap=True,
-        )
-        console.print(Padding(Text(visible(hit["snippet"])), (0, 0, 0, 4)))
-
-
-def described(results: Mapping[str, Any]) -> str:
-    """Describe the extent of the search in a sentence."""
-    parts = []
-    if results["with_vectors"] is not None:
-        parts.append(f"{results['with_vectors']:,} by meaning")
-    if results["with_words"] is not None:
-        parts.append(
-            f"{results['with_words']:,} by words, of which "
-            f"{results['matching']:,} match"
-        )
-    return (
-        f"{len(results['hits'])} of {results['documents']:,} documents; searched "
-        f"{'; '.join(parts)}"
-    )
-
-
-def verdict(hit: Mapping[str, Any]) -> str:
-    """Return `kept`, or the step and rule that dropped the document."""
-    if hit["kept"]:
-        return "kept"
-    return f"dropped by {hit['dropped_by']}" + (
-        f": {hit['reason']}" if hit["reason"] else ""
-    )
-
-
-def ranks(hit: Mapping[str, Any]) -> list[str]:
-    """Return a document's score and rank in each list."""
-    meaning, words = hit["meaning"], hit["words"]
-    texts = []
-    if meaning:
-        texts.append(
-            f"cosine {meaning['cosine']:.3f} (number {meaning['rank']} by meaning)"
-        )
-    if words:
-        texts.append(f"BM25 {words['bm25']:.2f} (number {words['rank']} by words)")
-    return texts

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from gristmill.core.files import read_json, sha256_file
@@ -23,7 +23,7 @@ from gristmill.core.progress import (
     seconds_left,
 )
 from gristmill.core.store import StageFolder
-from gristmill.flows.planning.derived_settings import in_a_sentence
+from gristmill.flows.pages.terminal_tables import plain_table
 from gristmill.flows.report.report_facts import top_reasons
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
@@ -36,54 +36,97 @@ STYLES = {
     "missing": "dim",
     "corrupt": "red",
 }
-ACTIONS = {
-    "committed": "reuse",
-    "unfinished": "resume",
-    "running": "wait for",
-    "missing": "make",
-    "corrupt": "repair",
-}
 MINUTE, HOUR = 60, 3600
 """Seconds."""
+Record = Mapping[str, Any]
+"""Content of a run's `run.json`, see `flows/running/run_records.py`."""
 
 
-def stage_states(session: Session) -> list[dict[str, Any]]:
-    """Return one row per stage: state (committed, unfinished, running, missing,
-    corrupt), fingerprint, folder, details.
+@dataclass(frozen=True)
+class DocumentCounts:
+    """Documents that a stage read, kept, quarantined, and dropped by rule."""
+
+    read: int
+    kept: int
+    quarantined: int
+    dropped: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageState:
+    """State of a stage's output.
+
+    Attributes:
+        stage: name of the stage.
+        state: `committed`, `unfinished`, `running`, `missing` or `corrupt`.
+        fingerprint: first 16 digits of the fingerprint of the output.
+        folder: existing or future folder of the output.
+        kept_version: earlier version of the stage that made a kept output.
+        seconds: time that a committed output took to make.
+        bytes: size of the files of a committed output.
+        documents: documents of a committed output, if the stage reads documents.
+        owner: process that makes the output.
+        progress: of that process.
+        details: why the output is unfinished or corrupt.
     """
-    rows = []
-    for stage, node in session.plan.items():
-        folder = session.folder(stage)
-        state: str = folder.state()
-        owner = running_owner(folder.path / "lease") if state == "unfinished" else None
-        row: dict[str, Any] = {
-            "stage": stage,
-            "state": "running" if owner else state,
-            "fingerprint": node.fingerprint[:16],
-            "folder": str(folder.path),
-        }
-        if node.kept_version is not None:
-            row["kept_version"] = node.kept_version
-        if state == "committed":
-            manifest = folder.manifest()
-            row["seconds"] = manifest["seconds"]
-            row["bytes"] = sum(entry["bytes"] for entry in manifest["files"].values())
-            if "read" in (counts := manifest["summary"].get("counts") or {}):
-                row["documents"] = {
-                    key: counts.get(key, 0) for key in ("read", "kept", "quarantined")
-                }
-                row["documents"]["dropped"] = dict(counts.get("dropped", {}))
-        elif owner:
-            row["owner"] = f"process {owner['pid']} on {owner['host']}"
-            row["progress"] = read_progress(
-                folder.path / "lease", highest(folder.path / "lease")
+
+    stage: str
+    state: str
+    fingerprint: str
+    folder: str
+    kept_version: int | None = None
+    seconds: float | None = None
+    bytes: int | None = None
+    documents: DocumentCounts | None = None
+    owner: str | None = None
+    progress: Progress | None = None
+    details: str | None = None
+
+
+def stage_states(session: Session) -> list[StageState]:
+    """Return the state of every stage."""
+    return [_stage_state(session, stage) for stage in session.plan]
+
+
+def _stage_state(session: Session, stage: str) -> StageState:
+    node, folder = session.plan[stage], session.folder(stage)
+    row = StageState(
+        stage=stage,
+        state=folder.state(),
+        fingerprint=node.fingerprint[:16],
+        folder=str(folder.path),
+        kept_version=node.kept_version,
+    )
+    lease = folder.path / "lease"
+    if row.state == "committed":
+        manifest = folder.manifest()
+        counts = manifest["summary"].get("counts") or {}
+        return replace(
+            row,
+            seconds=manifest["seconds"],
+            bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
+            documents=DocumentCounts(
+                counts["read"],
+                counts.get("kept", 0),
+                counts.get("quarantined", 0),
+                dict(counts.get("dropped", {})),
             )
-        elif state == "unfinished":
-            row["details"] = _describe_interruption(folder)
-        elif state == "corrupt":
-            row["details"] = next(folder.damage(), "")
-        rows.append(row)
-    return rows
+            if "read" in counts
+            else None,
+        )
+    if row.state == "unfinished":
+        owner = running_owner(lease)
+        if owner is None:
+            return replace(row, details=_describe_interruption(folder))
+        return replace(
+            row,
+            state="running",
+            owner=f"process {owner['pid']} on {owner['host']}",
+            progress=read_progress(lease, highest(lease)),
+        )
+    if row.state == "corrupt":
+        return replace(row, details=next(folder.damage(), ""))
+    return row
 
 
 def _describe_interruption(folder: StageFolder) -> str:
@@ -103,16 +146,16 @@ def _describe_interruption(folder: StageFolder) -> str:
     return f"interrupted with {files} files written"
 
 
-def describe_running(row: Mapping[str, Any], now: float) -> str:
-    """Describe a row whose stage runs: `2 m 10 s: 120/400 steps, loss 3.21, about 5 m
-    left (process 7 on host)`.
+def describe_running(row: StageState, now: float) -> str:
+    """Describe a running stage: `2 m 10 s: 120/400 steps, loss 3.21, about 5 m left
+    (process 7 on host)`.
     """
-    progress: Progress = row["progress"]
+    progress = row.progress
     if not progress:
-        return str(row["owner"])
+        return str(row.owner)
     # A job with the name of its stage would appear twice on the line.
     job = progress.get("job", "")
-    if job == row.get("stage"):
+    if job == row.stage:
         job = ""
     parts = [describe_progress({**progress, "job": job})]
     remaining = seconds_left(progress)
@@ -123,8 +166,7 @@ def describe_running(row: Mapping[str, Any], now: float) -> str:
     details = ", ".join(part for part in parts if part)
     separator = ": " if details else ""
     return (
-        f"for {duration(now - progress['started'])}{separator}{details} "
-        f"({row['owner']})"
+        f"for {duration(now - progress['started'])}{separator}{details} ({row.owner})"
     )
 
 
@@ -138,125 +180,70 @@ def duration(seconds: float) -> str:
     return f"{total // HOUR} h {total % HOUR // MINUTE} m"
 
 
-def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
+def print_status(session: Session, rows: Sequence[StageState]) -> None:
     """Print the states of the stages as a table that fits the terminal."""
     console = plain_console()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("stage", "state", "fingerprint"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("seconds", justify="right", min_width=7)
-    table.add_column("MB", justify="right", min_width=6)
+    table = plain_table(
+        ("stage", False),
+        ("state", False),
+        ("fingerprint", False),
+        ("seconds", True),
+        ("MB", True),
+    )
     for row in rows:
         table.add_row(
-            row["stage"],
-            Text(row["state"], style=STYLES[row["state"]]),
-            row["fingerprint"][:8],
-            f"{row['seconds']:.1f}" if "seconds" in row else "",
-            f"{row['bytes'] / 1e6:.1f}" if "bytes" in row else "",
+            row.stage,
+            Text(row.state, style=STYLES[row.state]),
+            row.fingerprint[:8],
+            "" if row.seconds is None else f"{row.seconds:.1f}",
+            "" if row.bytes is None else f"{row.bytes / 1e6:.1f}",
         )
     console.print(table)
 
     stage_with_log = None
     for row in rows:
-        documents = row.get("documents", {})
-        if documents and documents["kept"] < documents["read"] / 2:
+        documents = row.documents
+        if documents is not None and documents.kept < documents.read / 2:
             reasons = ", ".join(
                 f"{rule} {number:,}"
                 for rule, number in top_reasons(
-                    documents["dropped"], documents["quarantined"]
+                    documents.dropped, documents.quarantined
                 )
             )
             losses = (
-                f"kept {documents['kept']:,} of {documents['read']:,} "
-                f"documents; dropped most by {reasons}"
+                f"kept {documents.kept:,} of {documents.read:,} documents; dropped "
+                f"most by {reasons}"
             )
-            console.print(Text(f"{row['stage']}: {losses}", style="yellow"))
-        if "details" in row or "owner" in row:
-            details = (
-                row["details"]
-                if "details" in row
-                else describe_running(row, time.time())
-            )
-            console.print(
-                Text(f"{row['stage']}: {details}", style=STYLES[row["state"]])
-            )
-            stage_with_log = stage_with_log or row["stage"]
-    console.print(Text(f"store: {session.store.root}", style="dim"), soft_wrap=True)
+            console.print(f"{row.stage}: {losses}", style="yellow")
+        details = row.details
+        if row.owner is not None:
+            details = describe_running(row, time.time())
+        if details is not None:
+            console.print(f"{row.stage}: {details}", style=STYLES[row.state])
+            stage_with_log = stage_with_log or row.stage
+    console.print(f"store: {session.store.root}", style="dim", soft_wrap=True)
     if stage_with_log is not None:
         console.print(
-            Text(f"log:   {session.command('logs', stage_with_log)}", style="dim"),
+            f"log:   {session.command('logs', stage_with_log)}",
+            style="dim",
             soft_wrap=True,
         )
 
 
-def print_plan(rows: list[dict[str, Any]]) -> None:
-    """Print the action for every stage, and the number of stages that would run."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("stage", "action", "fingerprint"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for row in rows:
-        action = Text(row["action"], style=STYLES[row["state"]])
-        table.add_row(row["stage"], action, row["fingerprint"][:8], row["reason"])
-    console = plain_console()
-    console.print(table)
-    for row in rows:
-        if "derived" in row:
-            console.print(Text(in_a_sentence(row["derived"])), soft_wrap=True)
-        if "warning" in row:
-            console.print(Text(row["warning"], style="yellow"), soft_wrap=True)
-        if checkpoint := row.get("continue_from"):
-            console.print(
-                Text(
-                    f"{row['stage']} would start at step 1, but could continue from "
-                    f"step {checkpoint['step']} of another training: --set "
-                    f"{row['stage']}.continue_from={checkpoint['checkpoint']}",
-                    style="yellow",
-                ),
-                soft_wrap=True,
-            )
-    for row in rows:
-        for code in row.get("code", ()):
-            console.print(
-                Text(f"{row['stage']} runs code of your own: {code}", style="dim"),
-                soft_wrap=True,
-            )
-    num_to_run = sum(row["action"] != "reuse" for row in rows)
-    num_cut_offs = sum("cut_off_after" in row for row in rows)
-    summary = f"{num_to_run} of {len(rows)} stages would run"
-    if not num_to_run:
-        summary = "nothing would run: all stages are committed"
-    elif num_cut_offs:
-        summary += (
-            f"; {num_cut_offs} of them are reused if the stages before them "
-            "give the same bytes"
-        )
-    console.print(Text(summary, style="dim"))
-
-
-def print_runs(records: list[dict[str, Any]]) -> None:
+def print_runs(records: Sequence[Record]) -> None:
     """Print the runs of a store, newest last."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("run", no_wrap=True, min_width=24)
-    table.add_column("state", no_wrap=True)
-    table.add_column("seconds", justify="right")
-    table.add_column("made / reused", justify="right")
+    table = plain_table(
+        ("run", False), ("state", False), ("seconds", True), ("made / reused", True)
+    )
     for record in records:
-        built = [
-            stage
-            for stage in record["stages"].values()
-            if stage.get("how") in ("Completed", "Resumed")
-        ]
-        reused = [
-            stage for stage in record["stages"].values() if stage.get("how") == "Cached"
-        ]
+        ways = Counter(stage.get("how") for stage in record["stages"].values())
         state = run_state(record)
         end = record.get("finished", time.time() if state == "running" else None)
         table.add_row(
             record["run"],
             state,
             "" if end is None else f"{end - record['started']:.0f}",
-            f"{len(built)} / {len(reused)}",
+            f"{ways['Completed'] + ways['Resumed']} / {ways['Cached']}",
         )
     console = plain_console()
     if not records:
@@ -268,7 +255,7 @@ def print_runs(records: list[dict[str, Any]]) -> None:
     console.print(table)
 
 
-def run_state(record: Mapping[str, Any]) -> str:
+def run_state(record: Record) -> str:
     """Return the state of a run: `killed` if its process is gone without recording an
     end.
     """
@@ -357,9 +344,9 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
 def _default_log_stage(session: Session) -> str:
     rows = stage_states(session)
     for states in (("running",), ("unfinished", "corrupt"), ("committed",)):
-        stages = [row["stage"] for row in rows if row["state"] in states]
+        stages = [row.stage for row in rows if row.state in states]
         if stages:
-            return str(stages[-1])
+            return stages[-1]
     raise NoLogError(
         f"nothing of {session.manifest_file} has been run in {session.store.root}; run "
         f"it with: {session.command('run')}"

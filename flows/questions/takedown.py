@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,16 @@ from gristmill.dataprep.llm.answer_store import forget_answers
 from gristmill.dataprep.llm.lineage import LINEAGE, descendants
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.flows.authoring.manifest_text import set_keys
-from gristmill.flows.questions.find_documents import committed_inputs
-from gristmill.flows.questions.training_reads import Reading, reading_of
+from gristmill.flows.pages.terminal_tables import plain_table
+from gristmill.flows.questions.find_documents import committed_inputs, is_hex
+from gristmill.flows.questions.trace_tables import (
+    SHOWN_STEPS,
+    print_hidden,
+)
+from gristmill.flows.questions.training_reads import reading_of
 from gristmill.flows.running.execute import ANSWERS
 from gristmill.flows.running.session import Session
+from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.recipes.named_recipes import manifest_file
@@ -54,6 +61,178 @@ TAKEN_DOWN = "documents.ids"
 SHOWN_NAMES = 3
 """Number of missing documents that an error names."""
 LIST_KEYS = ("id", "locator", "url")
+
+
+@dataclass(frozen=True)
+class ListedDocument:
+    """A document: its id, source, locator, and its shard in the output of `ingest`."""
+
+    id: str
+    source: str
+    locator: str
+    shard: str
+
+
+@dataclass(frozen=True)
+class ListedExample:
+    """A prompt or an example of a generated set of examples."""
+
+    id: str
+    set: str
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Steps of the checkpoints whose training read none of the documents, and of those
+    that know some.
+    """
+
+    clean: list[int]
+    affected: list[int]
+
+
+@dataclass(frozen=True)
+class TakedownFiles:
+    """Files of a take-down.
+
+    Attributes:
+        manifest: the manifest that continues without the documents; None if it has no
+            key for the list.
+        list: file with the ids.
+        checkpoint: folder of the last clean checkpoint; None if training must start
+            over.
+    """
+
+    manifest: str | None
+    list: str
+    checkpoint: str | None
+
+
+@dataclass(frozen=True)
+class Takedown:
+    """Effects of a take-down.
+
+    Attributes:
+        documents: documents of the list.
+        near_duplicates: their near-duplicates.
+        generated: documents written from them.
+        not_found: names of the list that match nothing.
+        examples: listed prompts, and examples derived from the documents.
+        excluded: ids of all that is taken down.
+        answers: number of answers of models about them.
+        unknown_answers: number of answers that name no document.
+        document_shards: shards of documents that hold them.
+        packed_shards: shards of the packed set that hold them.
+        rows: training rows that hold them.
+        validation_rows: source -> held-out rows that hold them.
+        first_step: the first step that reads them.
+        steps_done: number of steps trained so far.
+        trained: True if a step has read them.
+        checkpoints: steps of clean and of affected checkpoints.
+        last_clean: step of the last clean checkpoint.
+        models: affected trainings, and later stages made from them.
+    """
+
+    documents: list[ListedDocument]
+    near_duplicates: list[ListedDocument]
+    generated: list[ListedDocument]
+    not_found: list[str]
+    examples: list[ListedExample]
+    excluded: list[str]
+    answers: int
+    unknown_answers: int
+    document_shards: list[str]
+    packed_shards: list[str]
+    rows: list[int]
+    validation_rows: dict[str, list[int]]
+    first_step: int | None
+    steps_done: int
+    trained: bool
+    checkpoints: Checkpoints
+    last_clean: int | None
+    models: list[str]
+
+    def show(self, written: TakedownFiles | None, command: str) -> None:
+        """Print what the documents affect, and how to continue without them.
+
+        Args:
+            written: files of the take-down, if they were written.
+            command: runs the new manifest; empty without one.
+        """
+        console = plain_console()
+        num_documents = len(self.documents)
+        num_duplicates = len(self.near_duplicates)
+        num_generated = len(self.generated)
+        num_excluded = len(self.excluded)
+        written_from = ""
+        if num_generated:
+            pronoun = "it" if num_excluded - num_generated == 1 else "them"
+            written_from = f", {num_generated} written from {pronoun}"
+        console.print(
+            f"{num_documents} document{'s' * (num_documents != 1)}, "
+            f"{num_duplicates} near-duplicate{'s' * (num_duplicates != 1)}"
+            f"{written_from}; {num_excluded} to take down",
+            style="bold",
+        )
+        for documents in (self.documents, self.near_duplicates, self.generated):
+            for document in documents[:SHOWN_STEPS]:
+                mark = " " if document.id in self.excluded else "-"
+                console.print(
+                    f"{mark} {document.id[:16]}  {document.source}  {document.locator}"
+                )
+            print_hidden(console, len(documents))
+        for example in self.examples[:SHOWN_STEPS]:
+            console.print(f"  {example.id[:16]}  examples://{example.set}")
+        print_hidden(console, len(self.examples))
+        for name in self.not_found:
+            console.print(f"not found: {name}", style="yellow")
+
+        held_out = sum(map(len, self.validation_rows.values()))
+        steps = self.checkpoints
+        table = plain_table(("", False), ("", False))
+        for label, cell in (
+            ("document shards", ", ".join(self.document_shards)),
+            ("packed shards", ", ".join(self.packed_shards) or "none"),
+            ("rows", f"{len(self.rows)} of training, {held_out} held out"),
+            (
+                "first read by",
+                "no step" if self.first_step is None else f"step {self.first_step}",
+            ),
+            ("clean checkpoints", ", ".join(map(str, steps.clean)) or "none"),
+            (
+                "checkpoints that know them",
+                ", ".join(map(str, steps.affected)) or "none",
+            ),
+            ("models that know them", ", ".join(self.models) or "none"),
+            (
+                "answers of asked models",
+                f"{self.answers:,} kept{', forgotten now' if written else ''}",
+            ),
+        ):
+            table.add_row(label, cell)
+        console.print(table)
+        if self.unknown_answers:
+            console.print(
+                f"{self.unknown_answers:,} answers name no document; remove "
+                "STORE/answers to be sure",
+                style="yellow",
+            )
+        if written is None:
+            return
+        if not command:
+            sentence = (
+                f"their ids are in {written.list}; remove their texts from the "
+                "sources, and run again"
+            )
+        elif not self.steps_done:
+            sentence = f"continue without them: {command}"
+        elif written.checkpoint is None:
+            sentence = f"without them training starts over: {command}"
+        else:
+            sentence = (
+                f"without them training resumes from step {self.last_clean}: {command}"
+            )
+        console.print(sentence, style="green")
 
 
 class TakedownError(ValueError):
@@ -105,15 +284,11 @@ def _name_of_json(path: Path, number: int, text: str) -> str:
 
 def find_documents(
     inputs: Mapping[str, Path], names: Sequence[str]
-) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
-    """Find the documents that a list names.
+) -> tuple[dict[bytes, ListedDocument], list[str]]:
+    """Find the documents that a list names, by id, and the names that match none.
 
     A URL matches every document with it, as its locator (with or without a WARC record
     id) or in its metadata.
-
-    Returns:
-        id -> `source`, `locator` and `shard` (the document shard); and the names that
-        match no document.
     """
     ids = {bytes.fromhex(name): name for name in names if _is_id(name)}
     locators = sorted({name for name in names if not _is_id(name)})
@@ -124,7 +299,7 @@ def find_documents(
     columns = ["id", "source", "locator"]
     if urls:
         columns.append("metadata")
-    documents: dict[bytes, dict[str, Any]] = {}
+    documents: dict[bytes, ListedDocument] = {}
     matched_names: set[str] = set()
     for corpus, shard in corpus_shards(inputs):
         table = read_documents(corpus, shard, columns)
@@ -139,11 +314,9 @@ def find_documents(
         matches = pc.or_(matches, pc.is_in(plain_locators, value_set=locator_values))
         matches = pc.or_(matches, pc.is_in(table["url"], value_set=url_values))
         for row in table.filter(matches).to_pylist():
-            documents[row["id"]] = {
-                "source": row["source"],
-                "locator": row["locator"],
-                "shard": shard,
-            }
+            documents[row["id"]] = ListedDocument(
+                row["id"].hex(), row["source"], row["locator"], shard
+            )
             matched_names |= {
                 ids.get(row["id"], ""),
                 row["locator"],
@@ -164,9 +337,7 @@ def none_there(names: Sequence[str]) -> TakedownError:
 
 
 def _is_id(text: str) -> bool:
-    return len(text) == 2 * ID_BYTES and all(
-        character in "0123456789abcdefABCDEF" for character in text
-    )
+    return len(text) == 2 * ID_BYTES and is_hex(text)
 
 
 def near_duplicates(
@@ -177,14 +348,16 @@ def near_duplicates(
     """
     targets = set(documents)
     related: set[bytes] = set()
+    id_values = pa.array(list(targets), pa.binary(ID_BYTES))
     for step in annotation_stages(inputs):
         if not (inputs[step] / CLUSTERS).exists():
             continue
         clusters: set[bytes] = set()
         for shard in shard_names(inputs[INGEST]):
-            clusters.update(
-                read_matching_ids(inputs[step] / shard, targets)["cluster"].to_pylist()
-            )
+            # Annotation tables are not sorted by id.
+            table = read_table(inputs[step] / shard, ["id", "cluster"])
+            matches = pc.is_in(table["id"], value_set=id_values)
+            clusters.update(table["cluster"].filter(matches).to_pylist())
         members = read_matching(
             inputs[step] / CLUSTERS,
             "cluster",
@@ -196,43 +369,7 @@ def near_duplicates(
     return {id_ for id_ in related if id_ is not None and id_ not in targets}
 
 
-def _cluster_members(
-    inputs: Mapping[str, Path], step: str, documents: set[bytes]
-) -> set[bytes]:
-    """Return the members and survivors of the documents' clusters in one step,
-    including the documents.
-    """
-    clusters: set[bytes] = set()
-    for shard in shard_names(inputs[INGEST]):
-        rows = read_matching_ids(inputs[step] / shard, documents)
-        clusters |= {id_ for id_ in rows["cluster"].to_pylist() if id_ is not None}
-    members = read_matching(
-        inputs[step] / CLUSTERS,
-        "cluster",
-        [id_ for id_ in clusters if id_ is not None],
-        ["survivor", "member"],
-    )
-    return {
-        id_
-        for column in members.columns
-        for id_ in column.to_pylist()
-        if id_ is not None
-    }
-
-
-def read_matching_ids(path: Path, documents: set[bytes]) -> pa.Table:
-    """Read the `cluster` of some documents from an annotation table, which is not
-    sorted by id.
-    """
-    table = read_table(path, ["id", "cluster"])
-    return table.filter(
-        pc.is_in(table["id"], value_set=pa.array(list(documents), pa.binary(ID_BYTES)))
-    )
-
-
-def assess(
-    session: Session, names: Sequence[str], with_duplicates: bool
-) -> dict[str, Any]:
+def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> Takedown:
     """Assess the effects of a take-down: outputs that hold the documents, and
     checkpoints trained on them.
 
@@ -240,16 +377,6 @@ def assess(
         session: the opened manifest; if it trains, its mixture must be packed.
         names: ids, locators and URLs.
         with_duplicates: take their near-duplicates down too.
-
-    Returns:
-        `documents`, `near_duplicates` and `generated`, documents written from them
-        (each with id, source, locator, shard), `examples`: listed prompts and examples
-        derived from the documents (each with id and set), `not_found`, `excluded`
-        (ids), `answers` of models about them (and `unknown_answers`, see
-        `forget_answers`), and the effects: `document_shards`, `packed_shards`, `rows`,
-        `validation_rows` (per source), `first_step`, `steps_done`, `checkpoints`
-        (`clean`, `affected`), `last_clean` (a step or None), `models` (affected
-        trainings, and later stages made from them).
 
     Raises:
         TraceError: the mixture that this manifest trains on is not packed.
@@ -259,17 +386,10 @@ def assess(
     reading = reading_of(session) if PRETRAIN in session.plan else None
     packed = PackedSet(inputs[MIX]) if MIX in inputs else None
     documents, not_found = _find_if_ingested(inputs, names)
-    known_examples = {
-        id_
-        for id_, _ in in_sets(
-            session, [bytes.fromhex(id_) for id_ in not_found if _is_id(id_)]
-        )
-    }
-    not_found = [
-        id_
-        for id_ in not_found
-        if not _is_id(id_) or bytes.fromhex(id_) not in known_examples
-    ]
+    unknown_ids = [bytes.fromhex(name) for name in not_found if _is_id(name)]
+    known_examples = {id_ for id_, _ in in_sets(session, unknown_ids)}
+    known_names = {id_.hex() for id_ in known_examples}
+    not_found = [name for name in not_found if name.lower() not in known_names]
     if not documents and not known_examples:
         raise none_there(names)
     duplicate_ids = near_duplicates(inputs, documents) if documents else set()
@@ -277,42 +397,44 @@ def assess(
     removed = {**documents, **(duplicates if with_duplicates else {})}
     derived = descendants(inputs, {*removed, *known_examples})
     children, _ = _find_if_ingested(inputs, sorted(id_.hex() for id_ in derived))
-    excluded, examples = (
-        {**removed, **children},
-        in_sets(session, {*known_examples, *removed, *derived}),
-    )
+    excluded = {**removed, **children}
+    examples = in_sets(session, {*known_examples, *removed, *derived})
     rows, held_out = _rows_of(packed, list(excluded))
-    first = (
-        min(reading.steps_that_read(rows), default=None)
-        if reading is not None and len(rows)
-        else None
-    )
     ids = sorted(id_.hex() for id_ in {*excluded, *(id_ for id_, _ in examples)})
     answers = forget_answers(session.store.root / ANSWERS, ids, remove=False)
-    return {
-        "documents": _sorted_entries(documents),
-        "near_duplicates": _sorted_entries(duplicates),
-        "generated": _sorted_entries(children),
-        "not_found": not_found,
-        "examples": [{"id": id_.hex(), "set": name} for id_, name in examples],
-        "excluded": ids,
-        "answers": answers["answers"],
-        "unknown_answers": answers["unknown"],
-        "document_shards": sorted({entry["shard"] for entry in excluded.values()}),
-        "packed_shards": [] if packed is None else packed.shards_of(rows),
-        "rows": rows.tolist(),
-        "validation_rows": {
-            source: numbers.tolist()
-            for source, numbers in held_out.items()
-            if len(numbers)
-        },
-        **_state_of_training(session, reading, first, {name for _, name in examples}),
-    }
+    first_step, steps_done = None, 0
+    checkpoints: list[int] = []
+    if reading is not None:
+        steps_done, checkpoints = reading.steps_done(), reading.checkpoints()
+        if len(rows):
+            first_step = min(reading.steps_that_read(rows), default=None)
+    clean = [step for step in checkpoints if first_step is None or step < first_step]
+    is_trained = first_step is not None and first_step <= steps_done
+    return Takedown(
+        _by_id(documents),
+        _by_id(duplicates),
+        _by_id(children),
+        not_found,
+        [ListedExample(id_.hex(), name) for id_, name in examples],
+        ids,
+        answers["answers"],
+        answers["unknown"],
+        sorted({document.shard for document in excluded.values()}),
+        [] if packed is None else packed.shards_of(rows),
+        rows.tolist(),
+        held_out,
+        first_step,
+        steps_done,
+        is_trained,
+        Checkpoints(clean, [step for step in checkpoints if step not in clean]),
+        max(clean, default=None),
+        _affected_models(session, is_trained, {name for _, name in examples}),
+    )
 
 
 def _find_if_ingested(
     inputs: Mapping[str, Path], names: Sequence[str]
-) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
+) -> tuple[dict[bytes, ListedDocument], list[str]]:
     """Call `find_documents` if anything is ingested."""
     return (
         find_documents(inputs, names)
@@ -321,38 +443,31 @@ def _find_if_ingested(
     )
 
 
+def _by_id(documents: Mapping[bytes, ListedDocument]) -> list[ListedDocument]:
+    return [documents[id_] for id_ in sorted(documents)]
+
+
 def _rows_of(
     packed: PackedSet | None, documents: Sequence[bytes]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+) -> tuple[np.ndarray, dict[str, list[int]]]:
     """Return the training rows that hold some documents, and the held-out rows by
     source.
     """
+    held_out: dict[str, list[int]] = {}
     if packed is None:
-        return np.zeros(0, np.int64), {}
-    rows = np.unique(packed.rows_of_documents(documents)["row"].to_numpy())
-    held_out = {}
+        return np.zeros(0, np.int64), held_out
     for source in packed.manifest["validation"]:
         pieces = packed.validation_rows_of_documents(source, documents)
-        held_out[source] = np.unique(pieces["row"].to_numpy())
-    return rows, held_out
+        if len(pieces):
+            held_out[source] = np.unique(pieces["row"].to_numpy()).tolist()
+    return np.unique(packed.rows_of_documents(documents)["row"].to_numpy()), held_out
 
 
-def _sorted_entries(
-    documents: Mapping[bytes, Mapping[str, Any]],
-) -> list[dict[str, Any]]:
-    return [{"id": id_.hex(), **entry} for id_, entry in sorted(documents.items())]
-
-
-def _state_of_training(
-    session: Session, reading: Reading | None, first: int | None, sets: set[str]
-) -> dict[str, Any]:
-    steps_done = 0 if reading is None else reading.steps_done()
-    checkpoints = [] if reading is None else reading.checkpoints()
-    clean = [step for step in checkpoints if first is None or step < first]
-    is_tainted = first is not None and first <= steps_done
-    # Trainings that read the documents or the example sets, and all stages that depend
-    # on them.
-    affected = {PRETRAIN} if is_tainted else set()
+def _affected_models(session: Session, is_trained: bool, sets: set[str]) -> list[str]:
+    """Return the committed trainings that read the documents or the example sets, and
+    all stages that depend on them.
+    """
+    affected = {PRETRAIN} if is_trained else set()
     examples_read = set(map(output_name, sets))
     models = []
     for name, node in session.plan.items():
@@ -364,17 +479,7 @@ def _state_of_training(
             affected.add(name)
         if name in affected and session.committed(name) is not None:
             models.append(name)
-    return {
-        "first_step": first,
-        "steps_done": steps_done,
-        "trained": is_tainted,
-        "checkpoints": {
-            "clean": clean,
-            "affected": [step for step in checkpoints if step not in clean],
-        },
-        "last_clean": max(clean, default=None),
-        "models": models,
-    }
+    return models
 
 
 def in_sets(session: Session, ids: Iterable[bytes]) -> list[tuple[bytes, str]]:
@@ -393,7 +498,7 @@ def in_sets(session: Session, ids: Iterable[bytes]) -> list[tuple[bytes, str]]:
     return sorted(pairs)
 
 
-def write_takedown(session: Session, takedown: Mapping[str, Any]) -> dict[str, Any]:
+def write_takedown(session: Session, takedown: Takedown) -> TakedownFiles:
     """Write the list and the manifest that continues without these documents, keep the
     last clean checkpoint, and delete answers of models about them.
 
@@ -401,10 +506,6 @@ def write_takedown(session: Session, takedown: Mapping[str, Any]) -> dict[str, A
     checkpoint is linked (or copied) to STORE/takedown, where no training deletes it. A
     manifest without a mixture and without examples derived from the documents has no
     key for the list, so no new manifest is written.
-
-    Returns:
-        `manifest` (or None), `list`, and `checkpoint` (None if training must start
-        over).
 
     Raises:
         TakedownError: an output file exists with other content.
@@ -417,17 +518,17 @@ def write_takedown(session: Session, takedown: Mapping[str, Any]) -> dict[str, A
     if session.manifest.mix is not None:
         values[MIX, "exclude"] = list_file.name
         earlier_lists.append(session.manifest.mix.exclude)
-    for name in sorted({entry["set"] for entry in takedown["examples"]}):
+    for name in sorted({example.set for example in takedown.examples}):
         values["examples", name, "exclude"] = list_file.name
         earlier_lists.append(session.manifest.examples[name].exclude)
-    ids = set(takedown["excluded"])
+    ids = set(takedown.excluded)
     for path in earlier_lists:
         if path is not None:
             lines = map(str.strip, Path(path).read_text().splitlines())
             ids.update(line for line in lines if line and not line.startswith("#"))
     checkpoint = None
-    if takedown["last_clean"] is not None:
-        checkpoint = str(keep_checkpoint(session, takedown["last_clean"]))
+    if takedown.last_clean is not None:
+        checkpoint = str(keep_checkpoint(session, takedown.last_clean))
         values[PRETRAIN, "continue_from"] = checkpoint
     text = (
         set_keys(manifest_file(file).read_text(encoding="utf-8"), values)
@@ -438,13 +539,11 @@ def write_takedown(session: Session, takedown: Mapping[str, Any]) -> dict[str, A
     if text is not None:
         parse_manifest(text, str(manifest))
         write_once(manifest, text)
-    _remember(session.store.root, takedown["excluded"])
-    forget_answers(session.store.root / ANSWERS, takedown["excluded"], remove=True)
-    return {
-        "manifest": None if text is None else str(manifest),
-        "list": str(list_file),
-        "checkpoint": checkpoint,
-    }
+    _remember(session.store.root, takedown.excluded)
+    forget_answers(session.store.root / ANSWERS, takedown.excluded, remove=True)
+    return TakedownFiles(
+        None if text is None else str(manifest), str(list_file), checkpoint
+    )
 
 
 def forget_taken_down(root: Path, remove: bool) -> int:

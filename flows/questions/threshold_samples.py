@@ -1,9 +1,11 @@
-"""Sample documents on both sides of each rule's threshold, from stored measurements."""
+"""CutSample documents on both sides of each rule's threshold, from stored measurements."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from gristmill.dataprep.documents import column_names, shard_names
 from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest, rules_of
+from gristmill.flows.report.stage_summaries import Binned, StepSummary, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import prepare_step
 from gristmill.flows.stages.stage import imported
@@ -25,6 +28,58 @@ all.
 EXCERPT_CHARS = 160
 Found = tuple[float, str, int, float]
 """Distance to the threshold, shard, row, measured value."""
+
+
+@dataclass(frozen=True)
+class CutSample:
+    """A document next to a threshold.
+
+    Attributes:
+        id: 32 hexadecimal digits.
+        source: name of its source.
+        locator: file and record in the source.
+        excerpt: beginning of its text, on one line.
+        value: measured value that the rule bounds.
+    """
+
+    id: str
+    source: str
+    locator: str
+    excerpt: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Documents nearest to a threshold that fail its rule, and that pass."""
+
+    failing: list[CutSample] = field(default_factory=list)
+    passing: list[CutSample] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A rule that dropped documents.
+
+    Attributes:
+        rule: its label.
+        key: its setting.
+        statistic: the measured column that it bounds.
+        bound: the setting's value.
+        dropped: number of documents.
+        histogram: of the statistic, if its values were counted.
+        failing: documents nearest to the bound that fail the rule.
+        passing: documents nearest to the bound that pass.
+    """
+
+    rule: str
+    key: str
+    statistic: str
+    bound: float
+    dropped: int
+    histogram: Binned | None
+    failing: list[CutSample]
+    passing: list[CutSample]
 
 
 def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list[Rule]]:
@@ -49,14 +104,8 @@ def describe_cuts(
     session: Session,
     inputs: Mapping[str, Path],
     summaries: Mapping[str, Mapping[str, Any]],
-) -> list[dict[str, Any]]:
-    """Describe the rules that dropped most: bound, histogram of the statistic, and
-    documents next to the threshold.
-
-    Returns:
-        per rule: `rule`, `key`, `statistic`, `bound`, `dropped`, `histogram` (or None),
-        `failing`, `passing`.
-    """
+) -> list[Cut]:
+    """Describe the rules that dropped most documents, most first."""
     dropping = []
     for stage, rules in stored_rules(session, inputs).items():
         for rule in rules:
@@ -69,26 +118,29 @@ def describe_cuts(
     for _, stage, rule in dropping:
         rules_by_stage.setdefault(stage, []).append(rule)
 
-    samples: dict[str, dict[str, list[Found]]] = {}
+    nearest_places: dict[str, dict[str, list[Found]]] = {}
     shards = shard_names(inputs[INGEST])
     for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
         for stage, rules in rules_by_stage.items():
             verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
             for rule in rules:
-                sides = samples.setdefault(rule.label, {"failing": [], "passing": []})
+                sides = nearest_places.setdefault(
+                    rule.label, {"failing": [], "passing": []}
+                )
                 merge_nearest(sides, shard, nearest(verdicts, rule, SAMPLES), SAMPLES)
-    excerpts = show(inputs, samples)
+    samples = read_samples(inputs, nearest_places)
     return [
-        {
-            "rule": rule.label,
-            "key": rule.key,
-            "statistic": rule.statistic,
-            "bound": rule.bound,
-            "dropped": count,
-            "histogram": summaries[stage].get("histograms", {}).get(rule.statistic),
-            **excerpts[rule.label],
-        }
-        for count, stage, rule in dropping
+        Cut(
+            rule.label,
+            rule.key,
+            rule.statistic,
+            rule.bound,
+            dropped,
+            read_as(StepSummary, summaries[stage]).histograms.get(rule.statistic),
+            samples[rule.label].failing,
+            samples[rule.label].passing,
+        )
+        for dropped, stage, rule in dropping
     ]
 
 
@@ -107,39 +159,38 @@ def merge_nearest(
         sides[side] = sorted(merged)[:most]
 
 
-def show(
-    inputs: Mapping[str, Path], samples: Mapping[str, Mapping[str, Sequence[Found]]]
-) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Replace each sample by a description of its document: id, source, locator,
-    measured value, and the beginning of its text. Each shard is read once.
+def read_samples(
+    inputs: Mapping[str, Path], places: Mapping[str, Mapping[str, Sequence[Found]]]
+) -> dict[str, Samples]:
+    """Read the documents next to the threshold of each rule; each shard is read
+    once.
     """
-    places = set()
-    for sides in samples.values():
+    all_places = set()
+    for sides in places.values():
         for entries in sides.values():
-            places |= {(shard, row) for _, shard, row, _ in entries}
-    descriptions = {}
-    for shard, rows in by_shard(places).items():
+            all_places |= {(shard, row) for _, shard, row, _ in entries}
+    samples = {}
+    for shard, rows in by_shard(all_places).items():
         documents = read_document_rows(
             inputs, shard, rows, ["id", "source", "locator", "text"]
         ).to_pylist()
         for row, document in zip(rows, documents, strict=True):
-            descriptions[shard, row] = {
-                "id": document["id"].hex(),
-                "source": document["source"],
-                "locator": document["locator"],
-                "excerpt": " ".join(document["text"][: 4 * EXCERPT_CHARS].split())[
-                    :EXCERPT_CHARS
-                ],
-            }
+            words = document["text"][: 4 * EXCERPT_CHARS].split()
+            samples[shard, row] = partial(
+                CutSample,
+                document["id"].hex(),
+                document["source"],
+                document["locator"],
+                " ".join(words)[:EXCERPT_CHARS],
+            )
     return {
-        name: {
-            side: [
-                {**descriptions[shard, row], "value": value}
-                for _, shard, row, value in entries
-            ]
-            for side, entries in sides.items()
-        }
-        for name, sides in samples.items()
+        name: Samples(
+            **{
+                side: [samples[shard, row](value) for _, shard, row, value in entries]
+                for side, entries in sides.items()
+            }
+        )
+        for name, sides in places.items()
     }
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,15 @@ from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import (
     DocumentNotFoundError,
     committed_inputs,
+)
+from gristmill.flows.questions.trace_tables import (
+    CheckpointStep,
+    DocumentTrace,
+    ReadingComparison,
+    RecordedSteps,
+    RowDocument,
+    StepReads,
+    StepTrace,
 )
 from gristmill.flows.questions.training_reads import (
     EXAMPLE_IDS,
@@ -28,14 +37,15 @@ from gristmill.flows.questions.training_reads import (
     reading_of_folder,
 )
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.stages.registry import MIX, PRETRAIN
+from gristmill.flows.stages.registry import PRETRAIN
+from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.row_provenance import describe_documents
 from gristmill.train.loop.batch_plan import extend_digest
 
 
 def trace_step(
     session: Session, step: int, stage: str = PRETRAIN, rank: int | None = None
-) -> dict[str, Any]:
+) -> StepTrace:
     """Return the rows and documents of a training step.
 
     Args:
@@ -61,39 +71,30 @@ def trace_step(
     # Same split as train.loop.stream.micro_batches, which splits answers in
     # reinforcement learning.
     rows = rows[rank_share::num_shares] if answers is None else rows
-    trace: dict[str, Any] = {
-        "stage": stage,
-        "step": step,
-        "use": reading.use(step, reading.steps_done()),
-        "rank": rank,
-        "ranks": ranks,
-        "rows": rows.tolist(),
-        "checkpoints_after": [
-            example for example in reading.checkpoints() if example >= step
-        ],
-    }
+    trace = StepTrace(
+        stage,
+        step,
+        reading.use(step, reading.steps_done()),
+        rank,
+        ranks,
+        rows.tolist(),
+        [saved for saved in reading.checkpoints() if saved >= step],
+        answers=answers,
+    )
     if answers is not None:
-        return {
-            **trace,
-            "examples": [reading.examples[row][0] for row in rows.tolist()],
-            "answers": answers,
-        }
+        return replace(trace, examples=[reading.examples[row][0] for row in trace.rows])
     if reading.packed is None:
-        packed = [
-            (row, example) for row in rows.tolist() for example in reading.examples[row]
-        ]
-        return {
-            **trace,
-            "examples": [example for _, example in packed],
-            "rows_of_examples": [row for row, _ in packed],
-        }
-    inputs = committed_inputs(session, session.plan)
-    documents = documents_of_rows(reading, inputs, rows)
-    return {
-        **trace,
-        "tokens": sum(entry["tokens"] for entry in documents),
-        "documents": documents,
-    }
+        packed = [(row, id_) for row in trace.rows for id_ in reading.examples[row]]
+        return replace(
+            trace,
+            examples=[id_ for _, id_ in packed],
+            rows_of_examples=[row for row, _ in packed],
+        )
+    documents = documents_of_rows(
+        reading.packed, committed_inputs(session, session.plan), rows
+    )
+    tokens = sum(document.tokens for document in documents)
+    return replace(trace, tokens=tokens, documents=documents)
 
 
 def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, int]:
@@ -117,32 +118,27 @@ def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, i
 
 
 def documents_of_rows(
-    reading: Reading, inputs: Mapping[str, Path], rows: np.ndarray
-) -> list[dict[str, Any]]:
-    """Describe the documents in some rows with their tokens, rows and copies, most
-    tokens first.
-    """
-    assert reading.packed is not None
-    pieces = reading.packed.pieces(rows)
-    described = describe_documents(
-        reading.packed, inputs, set(pieces["id"].to_pylist())
-    )
+    packed: PackedSet, inputs: Mapping[str, Path], rows: np.ndarray
+) -> list[RowDocument]:
+    """Describe the documents in some rows, most tokens first."""
+    pieces = packed.pieces(rows)
+    origins = describe_documents(packed, inputs, set(pieces["id"].to_pylist()))
     groups = pieces.group_by("id").aggregate(
         [("length", "sum"), ("row", "distinct"), ("copy", "distinct")]
     )
     documents = [
-        {
-            **described[group["id"]],
-            "tokens": group["length_sum"],
-            "rows": sorted(group["row_distinct"]),
-            "copies": sorted(group["copy_distinct"]),
-        }
+        RowDocument(
+            **origins[group["id"]],
+            tokens=group["length_sum"],
+            rows=sorted(group["row_distinct"]),
+            copies=sorted(group["copy_distinct"]),
+        )
         for group in groups.to_pylist()
     ]
-    return sorted(documents, key=lambda entry: (-entry["tokens"], entry["id"]))
+    return sorted(documents, key=lambda document: (-document.tokens, document.id))
 
 
-def trace_document(session: Session, query: str) -> dict[str, Any]:
+def trace_document(session: Session, query: str) -> DocumentTrace:
     """Trace one document, or one example of the fine-tuning stages, through training.
 
     Args:
@@ -150,80 +146,69 @@ def trace_document(session: Session, query: str) -> dict[str, Any]:
         query: a document's id, its first digits, or its locator; or an example's id or
             its first digits.
 
-    Returns:
-        `kind` (document or example), `id`, `outcome` and its description; `steps` that
-        read it, each with its stage, `use` (read, or will read) and rows;
-        `checkpoints_after`: checkpoints whose training read it.
-
     Raises:
         DocumentNotFoundError: no document or example matches, or several do.
     """
     example = _trace_example(session, query)
     if example is not None:
-        inputs = committed_inputs(session, session.plan)
-        id_ = bytes.fromhex(example["id"])
-        family = {
-            "parents": parents(inputs, id_),
-            "children": descendants(inputs, [id_]),
-        }
-        if any(family.values()):
-            for relation, relatives in family.items():
-                example[relation] = sorted(relative.hex() for relative in relatives)
         return example
     document = history(session, query)
-    traced: dict[str, Any] = {
-        "kind": "document",
-        **{
-            key: document[key]
-            for key in ("id", "source", "locator", "shard", "row", "outcome")
-        },
-        "steps": [],
-        "checkpoints_after": [],
-    }
-    for relation in ("parents", "children"):
-        if relation in document:
-            traced[relation] = document[relation]
-    mix = document.get(MIX)
+    trace = DocumentTrace(
+        "document",
+        document.id,
+        document.outcome,
+        [],
+        [],
+        document.source,
+        document.locator,
+        document.shard,
+        document.row,
+        parents=document.parents,
+        children=document.children,
+    )
+    mix = document.mix
     if mix is None:
-        traced["stages"] = document["stages"]
-        return traced
-    traced |= {key: mix[key] for key in ("use", "reason", "tokens", "copies", "rows")}
-    if mix["use"] == "trained" and PRETRAIN in session.plan:
-        traced |= describe_reading(reading_of(session), mix["rows"])
-    return traced
+        return replace(trace, stages=document.stages)
+    trace = replace(
+        trace,
+        use=mix.use,
+        reason=mix.reason,
+        tokens=mix.tokens,
+        copies=mix.copies,
+        rows=mix.rows,
+    )
+    if mix.use != "trained" or PRETRAIN not in session.plan:
+        return trace
+    steps, checkpoints = describe_reading(reading_of(session), mix.rows)
+    return replace(trace, steps=steps, checkpoints_after=checkpoints)
 
 
-def describe_reading(reading: Reading, rows: Sequence[int]) -> dict[str, Any]:
+def describe_reading(
+    reading: Reading, rows: Sequence[int]
+) -> tuple[list[StepReads], list[CheckpointStep]]:
     """Return the steps that read some rows, and the checkpoints written after the first
     of them.
     """
     rows_by_step = reading.steps_that_read(np.array(sorted(set(rows)), dtype=np.int64))
-    done = reading.steps_done()
-    stage = reading.stage
+    if not rows_by_step:
+        return [], []
+    done, stage = reading.steps_done(), reading.stage
     steps = [
-        {
-            "stage": stage,
-            "step": step,
-            "use": reading.use(step, done),
-            "rows": rows_read,
-        }
+        StepReads(stage, step, reading.use(step, done), rows_read)
         for step, rows_read in rows_by_step.items()
     ]
-    checkpoints = []
-    if rows_by_step:
-        first = min(rows_by_step)
-        checkpoints = [
-            {"stage": stage, "step": step}
-            for step in reading.checkpoints()
-            if step >= first
-        ]
-    return {"steps": steps, "checkpoints_after": checkpoints}
+    first = min(rows_by_step)
+    return steps, [
+        CheckpointStep(stage, step) for step in reading.checkpoints() if step >= first
+    ]
 
 
-def _trace_example(session: Session, query: str) -> dict[str, Any] | None:
+def _trace_example(session: Session, query: str) -> DocumentTrace | None:
     """Trace a fine-tuning example; None if no stage has one with that id."""
     prefix = query.lower()
-    trace: dict[str, Any] | None = None
+    example: str | None = None
+    steps: list[StepReads] = []
+    checkpoints: list[CheckpointStep] = []
     for stage, node in session.plan.items():
         if node.stage.row_kind in (None, "documents"):
             continue
@@ -231,10 +216,9 @@ def _trace_example(session: Session, query: str) -> dict[str, Any] | None:
         if not any((data / name).exists() for name in (EXAMPLE_IDS, PROMPT_IDS)):
             continue
         reading = reading_of(session, stage)
-        ids = set(itertools.chain.from_iterable(reading.examples))
         hits = {
             id_
-            for id_ in ids
+            for id_ in itertools.chain.from_iterable(reading.examples)
             if id_ == prefix or (len(prefix) >= 4 and id_.startswith(prefix))
         }
         if len(hits) > 1:
@@ -244,22 +228,24 @@ def _trace_example(session: Session, query: str) -> dict[str, Any] | None:
             )
         if not hits:
             continue
-        (example,) = hits
-        rows = [
-            row for row, row_ids in enumerate(reading.examples) if example in row_ids
-        ]
-        described = describe_reading(reading, rows)
-        if trace is None:
-            trace = {
-                "kind": "example",
-                "id": example,
-                "outcome": "trained",
-                "steps": [],
-                "checkpoints_after": [],
-            }
-        trace["steps"] += described["steps"]
-        trace["checkpoints_after"] += described["checkpoints_after"]
-    return trace
+        (hit,) = hits
+        example = example or hit
+        rows = [row for row, ids in enumerate(reading.examples) if hit in ids]
+        steps_of_stage, checkpoints_of_stage = describe_reading(reading, rows)
+        steps += steps_of_stage
+        checkpoints += checkpoints_of_stage
+    if example is None:
+        return None
+    inputs, id_bytes = committed_inputs(session, session.plan), bytes.fromhex(example)
+    return DocumentTrace(
+        "example",
+        example,
+        "trained",
+        steps,
+        checkpoints,
+        parents=sorted(id_.hex() for id_ in parents(inputs, id_bytes)),
+        children=sorted(id_.hex() for id_ in descendants(inputs, [id_bytes])),
+    )
 
 
 def other_reading(session: Session, name: str) -> Reading:
@@ -284,17 +270,11 @@ def other_reading(session: Session, name: str) -> Reading:
     )
 
 
-def compare_readings(ours: Reading, theirs: Reading) -> dict[str, Any]:
+def compare_readings(ours: Reading, theirs: Reading) -> ReadingComparison:
     """Find the first step at which two pre-trainings read different tokens.
 
     The recorded digests of contents narrow the search to the steps between two records;
     there, rows are compared: by number if both read the same set, else token by token.
-
-    Returns:
-        `first_difference` (a step, or None if all common steps are equal),
-        `same_steps`, `steps` (of each), `same_set`, `recorded` (the last step at which
-        the records agree, and the first at which they differ), `attested` (of each:
-        True if its newest record matches its order, None without a record).
     """
     our_digests = _digests(ours)
     their_digests = _digests(theirs)
@@ -312,18 +292,15 @@ def compare_readings(ours: Reading, theirs: Reading) -> dict[str, Any]:
         if not _same_step(ours, theirs, step, same_set):
             first_difference = step
             break
-    return {
-        "first_difference": first_difference,
-        "same_steps": last if first_difference is None else first_difference - 1,
-        "steps": [ours.section.steps, theirs.section.steps],
-        "same_set": same_set,
-        "sets": [ours.fingerprint, theirs.fingerprint],
-        "recorded": {"agree": agree, "differ": differ},
-        "attested": [
-            _is_attested(ours, our_digests),
-            _is_attested(theirs, their_digests),
-        ],
-    }
+    return ReadingComparison(
+        first_difference,
+        last if first_difference is None else first_difference - 1,
+        (ours.section.steps, theirs.section.steps),
+        same_set,
+        (ours.fingerprint, theirs.fingerprint),
+        RecordedSteps(agree, differ),
+        (_is_attested(ours, our_digests), _is_attested(theirs, their_digests)),
+    )
 
 
 def _digests(reading: Reading) -> dict[int, str]:

@@ -1,92 +1,146 @@
-"""Terminal output of `gristmill trace` and `gristmill takedown`."""
+"""Answers of `gristmill trace`, and how they are printed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.flows.pages.terminal_tables import plain_table
 from gristmill.flows.questions.explain import (
+    KEPT,
     NOT_DRAWN,
     SHOWN_CHARS,
-    describe_values,
+    Judgement,
     shorten,
-    shorten_ids,
     shorten_text,
 )
+from gristmill.flows.questions.training_reads import Use
 from gristmill.flows.running.terminal import plain_console
 
 SHOWN_STEPS = 12
 
 
-def new_table(*columns: tuple[str, bool]) -> Table:
-    """Create a table without lines; columns are (name, True if numeric)."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, numeric in columns:
-        table.add_column(
-            name,
-            justify="right" if numeric else "left",
-            no_wrap=numeric,
-            overflow="fold",
-        )
-    return table
+@dataclass(frozen=True, kw_only=True)
+class TracedDocument:
+    """Origin and measurements of a document in training rows.
+
+    Attributes:
+        id: 32 hexadecimal digits.
+        source: name of its source.
+        locator: file and record in the source.
+        url: its address, if it has one.
+        quality: measured scores, by name.
+        language: language code, if measured.
+        cluster: id of its cluster of duplicates, if searched.
+        cluster_size: number of documents in the cluster.
+    """
+
+    id: str
+    source: str
+    locator: str
+    url: str | None = None
+    quality: dict[str, float] = field(default_factory=dict)
+    language: str | None = None
+    cluster: str | None = None
+    cluster_size: int | None = None
+
+    @property
+    def address(self) -> str:
+        """Its URL, or its locator without one."""
+        return self.url or self.locator
 
 
-def print_step(trace: Mapping[str, Any]) -> None:
-    """Print the rows and documents of a step."""
-    console = plain_console()
-    if "examples" in trace:
-        contents = f"{len(trace['examples'])} examples"
-    else:
-        contents = f"{trace['tokens']} tokens, {len(trace['documents'])} documents"
-    rank = (
-        "" if trace["rank"] is None else f" on rank {trace['rank']} of {trace['ranks']}"
-    )
-    console.print(
-        Text(
-            f"{trace['stage']} step {trace['step']} {trace['use']}{rank}: "
-            f"{len(trace['rows'])} rows, {contents}",
+@dataclass(frozen=True, kw_only=True)
+class RowDocument(TracedDocument):
+    """A document in some rows: its tokens there, the rows, and the numbers of its
+    copies.
+    """
+
+    tokens: int
+    rows: list[int]
+    copies: list[int]
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """Rows and documents of a training step.
+
+    Attributes:
+        stage: the training.
+        step: step, counted from 1.
+        use: `read` or `will read`.
+        rank: the rank that computes the rows; None for all ranks.
+        ranks: number of ranks.
+        rows: rows of the packed set, or of the examples.
+        checkpoints_after: steps of checkpoints whose training read these rows.
+        tokens: tokens of the documents; None in fine-tuning.
+        documents: documents in the rows, most tokens first.
+        examples: ids of the examples read by fine-tuning.
+        rows_of_examples: row of each example.
+        answers: answers of reinforcement learning to the prompts, rows of
+            `train/reinforcement/rollout_tables.py`; None for other trainings.
+    """
+
+    stage: str
+    step: int
+    use: Use
+    rank: int | None
+    ranks: int
+    rows: list[int]
+    checkpoints_after: list[int]
+    tokens: int | None = None
+    documents: list[RowDocument] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
+    rows_of_examples: list[int] = field(default_factory=list)
+    answers: list[dict[str, Any]] | None = None
+
+    def show(self) -> None:
+        """Print the trace like `gristmill trace --step`."""
+        console = plain_console()
+        contents = f"{len(self.examples)} examples"
+        if self.tokens is not None:
+            contents = f"{self.tokens} tokens, {len(self.documents)} documents"
+        rank = "" if self.rank is None else f" on rank {self.rank} of {self.ranks}"
+        console.print(
+            f"{self.stage} step {self.step} {self.use}{rank}: "
+            f"{len(self.rows)} rows, {contents}",
             style="bold",
         )
-    )
-    if "answers" in trace:
-        print_answers(console, trace)
-    elif "examples" in trace:
-        for row, example in zip(
-            trace["rows_of_examples"], trace["examples"], strict=True
-        ):
-            console.print(f"{row:>8}  {example}")
-    else:
-        _print_documents(console, trace["documents"])
+        if self.answers is not None:
+            print_answers(console, self.examples, self.answers)
+        elif self.tokens is None:
+            for row, example in zip(self.rows_of_examples, self.examples, strict=True):
+                console.print(f"{row:>8}  {example}")
+        else:
+            _print_documents(console, self.documents)
 
 
-def _print_documents(console: Console, documents: Sequence[Mapping[str, Any]]) -> None:
+def _print_documents(console: Console, documents: Sequence[RowDocument]) -> None:
     """Print two lines per document: its columns, and its whole locator, which `explain`
     takes.
     """
     rows = [["tokens", "source", "id", "quality", "cluster"]]
     for document in documents:
-        values = document.get("quality", {}).values()
         quality = " ".join(
             f"{value:.3g}" if isinstance(value, float) else str(value)
-            for value in values
+            for value in document.quality.values()
         )
-        size = document.get("cluster_size")
-        if size is None:
-            cluster = ""
-        elif size == 1:
+        cluster = ""
+        if document.cluster_size == 1:
             cluster = "alone"
-        else:
-            cluster = f"{document['cluster'][:8]} of {size}"
+        elif document.cluster and document.cluster_size:
+            cluster = f"{document.cluster[:8]} of {document.cluster_size}"
         rows.append(
             [
-                str(document["tokens"]),
-                document["source"],
-                document["id"][:16],
+                str(document.tokens),
+                document.source,
+                document.id[:16],
                 quality,
                 cluster,
             ]
@@ -99,46 +153,47 @@ def _print_documents(console: Console, documents: Sequence[Mapping[str, Any]]) -
         ]
         line = "  ".join(cells).rstrip()
         if number == 0:
-            console.print(Text(line, style="bold"), soft_wrap=True)
+            console.print(line, style="bold", soft_wrap=True)
             continue
-        document = documents[number - 1]
-        locator = document.get("url", document["locator"])
-        console.print(Text(line), soft_wrap=True)
-        console.print(Text(f"{'':{widths[0]}}  {locator}", style="dim"), soft_wrap=True)
+        address = documents[number - 1].address
+        console.print(line, soft_wrap=True)
+        console.print(f"{'':{widths[0]}}  {address}", style="dim", soft_wrap=True)
 
 
-def print_answers(console: Console, trace: Mapping[str, Any]) -> None:
+def print_answers(
+    console: Console, prompts: Sequence[str], answers: Sequence[dict[str, Any]]
+) -> None:
     """Print the prompts of a step, each with its answers and their rewards."""
-    if not trace["answers"]:
-        for example in trace["examples"]:
-            console.print(Text(f"  {example}"))
-        console.print(Text("their answers are not drawn yet", style="dim"))
+    if not answers:
+        for prompt in prompts:
+            console.print(f"  {prompt}")
+        console.print("their answers are not drawn yet", style="dim")
         return
-    for example, group in groupby(trace["answers"], key=lambda answer: answer["id"]):
-        answers = list(group)
-        right = ""
-        if answers[0]["right"] is not None:
+    for prompt, group in groupby(answers, key=lambda answer: answer["id"]):
+        answers_to_prompt = list(group)
+        first, right = answers_to_prompt[0], ""
+        if first["right"] is not None:
             # The end of a right answer holds its result.
-            text = answers[0]["right"]
+            text = first["right"]
             ending = (
                 text if len(text) <= SHOWN_CHARS else f"...{text[3 - SHOWN_CHARS :]}"
             )
             right = f"  right: {ending!r}"
         console.print(
             Text.assemble(
-                (f"{example[:16]}  ", "dim"),
-                (shorten_text(answers[0]["prompt"]), "bold"),
+                (f"{prompt[:16]}  ", "dim"),
+                (shorten_text(first["prompt"]), "bold"),
                 (right, "green"),
             )
         )
-        table = new_table(
+        table = plain_table(
             ("reward", True),
             ("advantage", True),
             ("tokens", True),
             ("", False),
             ("answer", False),
         )
-        for answer in answers:
+        for answer in answers_to_prompt:
             cell = Text()
             for tool_call in answer.get("used") or ():
                 line = shorten_text(
@@ -156,267 +211,294 @@ def print_answers(console: Console, trace: Mapping[str, Any]) -> None:
         console.print(table)
 
 
-def print_document(trace: Mapping[str, Any]) -> None:
-    """Print the outcome of a document or an example, and the steps that read it."""
-    console = plain_console()
-    if trace["kind"] == "example":
-        console.print(Text.assemble((trace["id"], "bold"), "  example"))
-    else:
+@dataclass(frozen=True)
+class StepUse:
+    """A training step, counted from 1, that has read (`read`) or `will read` a row."""
+
+    stage: str
+    step: int
+    use: Use
+
+
+@dataclass(frozen=True)
+class StepReads(StepUse):
+    """A training step and the rows that it reads."""
+
+    rows: list[int]
+
+
+@dataclass(frozen=True)
+class CheckpointStep:
+    """A checkpoint of a training, and its step."""
+
+    stage: str
+    step: int
+
+
+@dataclass(frozen=True)
+class DocumentTrace:
+    """Training steps that read a document, or an example of fine-tuning.
+
+    Attributes:
+        kind: `document` or `example`.
+        id: id of the document or example.
+        outcome: `kept` or `trained`, or the stage and rule that dropped it.
+        steps: steps that read it.
+        checkpoints_after: checkpoints whose training read it.
+        source, locator, shard, row: origin and place of a document.
+        use, reason, tokens, copies, rows: its use by the mixture, as in `MixtureUse`;
+            None without a mixture.
+        stages: verdicts of the stages, without a mixture.
+        parents: ids of the documents that it was generated from.
+        children: ids of the documents generated from it.
+    """
+
+    kind: Literal["document", "example"]
+    id: str
+    outcome: str
+    steps: list[StepReads]
+    checkpoints_after: list[CheckpointStep]
+    source: str | None = None
+    locator: str | None = None
+    shard: str | None = None
+    row: int | None = None
+    use: str | None = None
+    reason: str | None = None
+    tokens: int | None = None
+    copies: int | None = None
+    rows: list[int] | None = None
+    stages: list[Judgement] = field(default_factory=list)
+    parents: list[str] = field(default_factory=list)
+    children: list[str] = field(default_factory=list)
+
+    def show(self) -> None:
+        """Print the trace like `gristmill trace --document`."""
+        console = plain_console()
+        origin = "example"
+        if self.kind == "document":
+            origin = f"{self.source}  {self.locator}"
+        console.print(Text.assemble((self.id, "bold"), f"  {origin}"))
+        console.print(Text.assemble(("outcome  ", "bold"), self.describe_outcome()))
+        for judgement in self.stages[-1:]:
+            for line in judgement.lines():
+                console.print(f"      {line}", style="dim")
+        family = Table.grid(padding=(0, 2, 0, 0))
+        for relation, ids in (("parents", self.parents), ("children", self.children)):
+            if ids:
+                family.add_row(Text(relation, style="bold"), shorten(ids))
+        if family.row_count:
+            console.print(family)
+        if not self.steps:
+            return
+        table = plain_table(
+            ("stage", False), ("step", True), ("", False), ("rows", False)
+        )
+        for step in self.steps[:SHOWN_STEPS]:
+            table.add_row(step.stage, str(step.step), step.use, shorten(step.rows))
+        console.print(table)
+        print_hidden(console, len(self.steps))
+        after = [f"{saved.stage} {saved.step}" for saved in self.checkpoints_after]
         console.print(
             Text.assemble(
-                (trace["id"], "bold"), f"  {trace['source']}  {trace['locator']}"
+                ("checkpoints that know it  ", "bold"),
+                ", ".join(after) or "none is kept",
             )
         )
-    console.print(Text.assemble(("outcome  ", "bold"), describe_outcome(trace)))
-    for judged in trace.get("stages", [])[-1:]:
-        for line in describe_values(judged):
-            console.print(Text(f"      {line}", style="dim"))
-    family = Table.grid(padding=(0, 2, 0, 0))
-    for relation in ("parents", "children"):
-        if relation in trace:
-            family.add_row(Text(relation, style="bold"), shorten_ids(trace[relation]))
-    if family.row_count:
-        console.print(family)
-    if not trace["steps"]:
-        return
-    table = new_table(("stage", False), ("step", True), ("", False), ("rows", False))
-    for entry in trace["steps"][:SHOWN_STEPS]:
-        table.add_row(
-            entry["stage"], str(entry["step"]), entry["use"], shorten(entry["rows"])
-        )
-    console.print(table)
-    if len(trace["steps"]) > SHOWN_STEPS:
+
+    def describe_outcome(self) -> str:
+        """Describe the use by training in a sentence."""
+        if self.use == "not drawn":
+            return (
+                f"not drawn: {NOT_DRAWN.get(self.reason, self.reason)}; no step "
+                "reads it"
+            )
+        if self.use == "held out":
+            return (
+                f"held out, never trained: {self.tokens} tokens in validation "
+                f"rows {shorten(self.rows or [])}"
+            )
+        if self.outcome not in (KEPT, "trained"):
+            return f"{self.outcome}; no step reads it"
+        if not self.steps:
+            return "no step reads it"
+        num_read = sum(step.use == "read" for step in self.steps)
+        return f"{num_read} steps have read it, {len(self.steps) - num_read} will"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPlace(TracedDocument):
+    """A place of a passage in the training rows, and the document there.
+
+    Attributes:
+        row: row of the packed set.
+        start: its first token in the row.
+        offset: its first token in the document.
+        copy: number of the document's copy.
+        steps: steps that read the row.
+    """
+
+    row: int
+    start: int
+    offset: int
+    copy: int
+    steps: list[StepUse]
+
+
+@dataclass(frozen=True)
+class TextSpan:
+    """A passage of a text.
+
+    Attributes:
+        begin, end: its characters, [begin, end).
+        tokens: number of its tokens.
+        text: the passage.
+        count: number of its places in the training rows.
+        places: the first of them.
+    """
+
+    begin: int
+    end: int
+    tokens: int
+    text: str
+    count: int
+    places: list[TextPlace]
+
+
+@dataclass(frozen=True)
+class TextTrace:
+    """Passages of a text in the training rows.
+
+    Attributes:
+        characters: length of the text.
+        covered: number of characters in a passage.
+        shortest_span: tokens of the shortest passage searched for.
+        found: number of passages, of which none contains another.
+        spans: the longest of them.
+    """
+
+    characters: int
+    covered: int
+    shortest_span: int
+    found: int
+    spans: list[TextSpan]
+
+    def show(self) -> None:
+        """Print the passages like `gristmill trace --text`."""
+        console = plain_console()
+        share = "none"
+        if self.characters:
+            share = f"{self.covered / self.characters:.0%}"
         console.print(
-            Text(
-                f"... and {len(trace['steps']) - SHOWN_STEPS} more steps "
-                "(--json has them)",
-                style="dim",
-            )
-        )
-    after = [
-        f"{checkpoint['stage']} {checkpoint['step']}"
-        for checkpoint in trace["checkpoints_after"]
-    ]
-    console.print(
-        Text.assemble(
-            ("checkpoints that know it  ", "bold"), ", ".join(after) or "none is kept"
-        )
-    )
-
-
-def print_spans(matches: Mapping[str, Any]) -> None:
-    """Print the passages of a text that occur in the training rows, longest first."""
-    console = plain_console()
-    share = (
-        f"{matches['covered'] / matches['characters']:.0%}"
-        if matches["characters"]
-        else "none"
-    )
-    console.print(
-        Text(
-            f"{matches['found']} passage{'s' * (matches['found'] != 1)} of "
-            f"{matches['shortest_span']} tokens or "
-            f"more in the training rows, {share} of the text",
+            f"{self.found} passage{'s' * (self.found != 1)} of "
+            f"{self.shortest_span} tokens or more in the training rows, {share} "
+            "of the text",
             style="bold",
         )
-    )
-    for span in matches["spans"]:
-        console.print()
-        console.print(
-            Text(
-                f"{span['tokens']} tokens, characters {span['begin']} to "
-                f"{span['end']}, {span['count']:,} place{'s' * (span['count'] != 1)}",
-                style="bold",
-            )
-        )
-        text = span["text"]
-        if len(text) > SPAN_CHARS:
-            text = f"{text[: SPAN_CHARS // 2]} ... {text[-(SPAN_CHARS // 2) :]}"
-        console.print(Text(f"  {text!r}"), soft_wrap=True)
-        for place in span["places"]:
-            console.print(
-                Text(
-                    f"  {place['id'][:16]}  {place['source']}  "
-                    f"{place.get('url', place['locator'])}"
-                ),
-                soft_wrap=True,
-            )
-            readers = _describe_steps(place["steps"])
-            console.print(
-                Text(
-                    f"    row {place['row']} from token {place['start']}; {readers}",
-                    style="dim",
-                )
-            )
-        if span["count"] > len(span["places"]):
-            console.print(
-                Text(
-                    f"  ... and {span['count'] - len(span['places']):,} more",
-                    style="dim",
-                )
-            )
-    if matches["found"] > len(matches["spans"]):
-        num_hidden = matches["found"] - len(matches["spans"])
-        console.print(Text(f"\n... and {num_hidden:,} shorter passages", style="dim"))
+        for span in self.spans:
+            console.print()
+            _print_span(console, span)
+        if self.found > len(self.spans):
+            num_hidden = self.found - len(self.spans)
+            console.print(f"\n... and {num_hidden:,} shorter passages", style="dim")
 
 
 SPAN_CHARS = 240
 """Characters of a printed passage; longer ones lose their middle."""
 
 
-def _describe_steps(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the steps that read a row in a few words."""
-    if not steps:
-        return "no step reads it"
-    numbers = shorten([step["step"] for step in steps])
-    uses = {step["use"] for step in steps}
-    return (
-        f"{steps[0]['stage']} step{'s' * (len(steps) != 1)} {numbers} "
-        f"{' and '.join(sorted(uses))} it"
-    )
-
-
-def describe_outcome(trace: Mapping[str, Any]) -> str:
-    """Describe the use of a document by training in a sentence."""
-    use = trace.get("use")
-    if use == "not drawn":
-        return (
-            f"not drawn: {NOT_DRAWN.get(trace['reason'], trace['reason'])}; no "
-            "step reads it"
-        )
-    if use == "held out":
-        return (
-            f"held out, never trained: {trace['tokens']} tokens in validation "
-            f"rows {shorten(trace['rows'])}"
-        )
-    if trace["outcome"] not in ("kept", "trained"):
-        return f"{trace['outcome']}; no step reads it"
-    if not trace["steps"]:
-        return "no step reads it"
-    num_read = sum(step["use"] == "read" for step in trace["steps"])
-    return f"{num_read} steps have read it, {len(trace['steps']) - num_read} will"
-
-
-def print_takedown(
-    takedown: Mapping[str, Any], written: Mapping[str, Any] | None, command: str
-) -> None:
-    """Print the outputs, checkpoints and models that some documents affect, and how to
-    continue without them.
-    """
-    console = plain_console()
-    num_documents = len(takedown["documents"])
-    num_duplicates = len(takedown["near_duplicates"])
-    num_generated = len(takedown["generated"])
-    num_excluded = len(takedown["excluded"])
-    written_from = ""
-    if num_generated:
-        pronoun = "it" if num_excluded - num_generated == 1 else "them"
-        written_from = f", {num_generated} written from {pronoun}"
+def _print_span(console: Console, span: TextSpan) -> None:
     console.print(
-        Text(
-            f"{num_documents} document{'s' * (num_documents != 1)}, "
-            f"{num_duplicates} near-duplicate{'s' * (num_duplicates != 1)}"
-            f"{written_from}; {num_excluded} to take down",
-            style="bold",
-        )
+        f"{span.tokens} tokens, characters {span.begin} to {span.end}, "
+        f"{span.count:,} place{'s' * (span.count != 1)}",
+        style="bold",
     )
-    for title in ("documents", "near_duplicates", "generated"):
-        for entry in takedown[title][:SHOWN_STEPS]:
-            mark = " " if entry["id"] in takedown["excluded"] else "-"
-            console.print(
-                Text(
-                    f"{mark} {entry['id'][:16]}  {entry['source']}  {entry['locator']}"
-                )
-            )
-        _print_hidden(console, len(takedown[title]))
-    for entry in takedown["examples"][:SHOWN_STEPS]:
-        console.print(Text(f"  {entry['id'][:16]}  examples://{entry['set']}"))
-    _print_hidden(console, len(takedown["examples"]))
-    for name in takedown["not_found"]:
-        console.print(Text(f"not found: {name}", style="yellow"))
-
-    clean = takedown["checkpoints"]["clean"]
-    affected = takedown["checkpoints"]["affected"]
-    held_out = sum(len(rows) for rows in takedown["validation_rows"].values())
-    first_step = (
-        "no step"
-        if takedown["first_step"] is None
-        else f"step {takedown['first_step']}"
-    )
-    forgotten = "" if written is None else ", forgotten now"
-    table = new_table(("", False), ("", False))
-    table.add_row("document shards", ", ".join(takedown["document_shards"]))
-    table.add_row("packed shards", ", ".join(takedown["packed_shards"]) or "none")
-    table.add_row("rows", f"{len(takedown['rows'])} of training, {held_out} held out")
-    table.add_row("first read by", first_step)
-    table.add_row("clean checkpoints", ", ".join(map(str, clean)) or "none")
-    table.add_row("checkpoints that know them", ", ".join(map(str, affected)) or "none")
-    table.add_row("models that know them", ", ".join(takedown["models"]) or "none")
-    table.add_row("answers of asked models", f"{takedown['answers']:,} kept{forgotten}")
-    console.print(table)
-    if takedown["unknown_answers"]:
+    text = span.text
+    if len(text) > SPAN_CHARS:
+        text = f"{text[: SPAN_CHARS // 2]} ... {text[-(SPAN_CHARS // 2) :]}"
+    console.print(f"  {text!r}", soft_wrap=True)
+    for place in span.places:
         console.print(
-            Text(
-                f"{takedown['unknown_answers']:,} answers name no document; remove "
-                "STORE/answers to be sure",
-                style="yellow",
-            )
+            f"  {place.id[:16]}  {place.source}  {place.address}", soft_wrap=True
         )
-    if written is None:
-        return
-    if not command:
-        sentence = (
-            f"their ids are in {written['list']}; remove their texts from the "
-            "sources, and run again"
+        readers = "no step reads it"
+        if place.steps:
+            numbers = shorten([step.step for step in place.steps])
+            uses = " and ".join(sorted({step.use for step in place.steps}))
+            plural = "s" * (len(place.steps) != 1)
+            readers = f"{place.steps[0].stage} step{plural} {numbers} {uses} it"
+        console.print(
+            f"    row {place.row} from token {place.start}; {readers}", style="dim"
         )
-    elif not takedown["steps_done"]:
-        sentence = f"continue without them: {command}"
-    elif written["checkpoint"] is None:
-        sentence = f"without them training starts over: {command}"
-    else:
-        sentence = (
-            "without them training resumes from step "
-            f"{takedown['last_clean']}: {command}"
-        )
-    console.print(Text(sentence, style="green"))
+    if span.count > len(span.places):
+        num_hidden = span.count - len(span.places)
+        console.print(f"  ... and {num_hidden:,} more", style="dim")
 
 
-def _print_hidden(console: Console, number: int) -> None:
+def print_hidden(console: Console, number: int) -> None:
+    """Print how many entries of a list are not shown."""
     if number > SHOWN_STEPS:
         console.print(
-            Text(f"... and {number - SHOWN_STEPS} more (--json has them)", style="dim")
+            f"... and {number - SHOWN_STEPS} more (--json has them)", style="dim"
         )
 
 
-def print_comparison(names: Sequence[str], comparison: Mapping[str, Any]) -> None:
-    """Print the first step at which two trainings read different tokens."""
-    console = plain_console()
-    first = comparison["first_difference"]
-    if first is None:
-        shared = min(comparison["steps"])
-        console.print(
-            Text(
-                f"the same tokens in all {shared} steps that both have",
-                style="bold green",
+@dataclass(frozen=True)
+class RecordedSteps:
+    """Steps of two trainings whose recorded digests were compared: the last that agree,
+    and the first that differ.
+    """
+
+    agree: int | None
+    differ: int | None
+
+
+@dataclass(frozen=True)
+class ReadingComparison:
+    """First difference of what two pre-trainings read.
+
+    Attributes:
+        first_difference: the first step that reads other tokens; None if all common
+            steps are equal.
+        same_steps: number of equal steps before it.
+        steps: number of steps of each.
+        same_set: True if both read the same packed set.
+        sets: fingerprint of each packed set.
+        recorded: steps at which the records agree and differ.
+        attested: for each, True if its newest record matches its order; None without a
+            record.
+    """
+
+    first_difference: int | None
+    same_steps: int
+    steps: tuple[int, int]
+    same_set: bool
+    sets: tuple[str | None, str | None]
+    recorded: RecordedSteps
+    attested: tuple[bool | None, bool | None]
+
+    def show(self, names: Sequence[str]) -> None:
+        """Print the first step at which the trainings with these names differ."""
+        console = plain_console()
+        first = self.first_difference
+        if first is None:
+            verdict = f"the same tokens in all {min(self.steps)} steps that both have"
+            console.print(verdict, style="bold green")
+        else:
+            verdict = (
+                f"the same tokens up to step {first - 1}, different tokens from "
+                f"step {first} on"
             )
+            console.print(verdict, style="bold yellow")
+        table = plain_table(
+            ("", False), ("set", False), ("steps", True), ("record", False)
         )
-    else:
-        verdict = (
-            f"the same tokens up to step {first - 1}, different tokens from "
-            f"step {first} on"
-        )
-        console.print(Text(verdict, style="bold yellow"))
-    table = new_table(("", False), ("set", False), ("steps", True), ("record", False))
-    attestations = {
-        True: "matches its order",
-        False: "does NOT match its order",
-        None: "none yet",
-    }
-    for index, name in enumerate(names):
-        table.add_row(
-            name,
-            comparison["sets"][index][:16],
-            str(comparison["steps"][index]),
-            attestations[comparison["attested"][index]],
-        )
-    console.print(table)
+        attestations = {
+            True: "matches its order",
+            False: "does NOT match its order",
+            None: "none yet",
+        }
+        for name, set_, steps, attested in zip(
+            names, self.sets, self.steps, self.attested, strict=True
+        ):
+            table.add_row(name, (set_ or "")[:16], str(steps), attestations[attested])
+        console.print(table)

@@ -12,12 +12,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.trace import describe_reading
+from gristmill.flows.questions.trace_tables import (
+    StepUse,
+    TextPlace,
+    TextSpan,
+    TextTrace,
+)
 from gristmill.flows.questions.training_reads import TraceError, reading_of
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, PRETRAIN, TEXT_INDEX, TOKENIZER
@@ -44,20 +51,12 @@ class Span:
     places: np.ndarray
 
 
-def trace_text(session: Session, text: str) -> dict[str, Any]:
+def trace_text(session: Session, text: str) -> TextTrace:
     """Find the longest passages of a text that occur in the training rows.
 
     Args:
         session: the opened manifest.
         text: any text, such as the output of a model.
-
-    Returns:
-        `characters` of the text; `covered`: the number of them in a passage;
-        `shortest_span`; `found`: the number of passages, of which none contains
-        another; `spans`: the MOST_SPANS longest, each with `begin` and `end` (in
-        characters), `tokens`, `text`, `count` of its places, and the first `places`: a
-        description of the document, `row`, `start`, `offset` (of the passage within the
-        document, in tokens), `copy` and `steps`.
 
     Raises:
         TraceError: the training rows are not indexed.
@@ -83,23 +82,23 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
     places_of_spans = [first_places(span.places) for span in longest]
     places = sorted(set(itertools.chain.from_iterable(places_of_spans)))
     descriptions = _describe_places(session, packed, inputs, places)
-    return {
-        "characters": len(text),
-        "covered": int(covered.sum()),
-        "shortest_span": index.shortest,
-        "found": len(spans),
-        "spans": [
-            {
-                "begin": span.begin,
-                "end": span.end,
-                "tokens": span.tokens,
-                "text": text[span.begin : span.end],
-                "count": len(span.places),
-                "places": [descriptions[place] for place in span_places],
-            }
+    return TextTrace(
+        len(text),
+        int(covered.sum()),
+        index.shortest,
+        len(spans),
+        [
+            TextSpan(
+                span.begin,
+                span.end,
+                span.tokens,
+                text[span.begin : span.end],
+                len(span.places),
+                [descriptions[place] for place in span_places],
+            )
             for span, span_places in zip(longest, places_of_spans, strict=True)
         ],
-    }
+    )
 
 
 def find_spans(index: OpenIndex, tokenizer: Any, text: str) -> list[Span]:
@@ -140,9 +139,9 @@ def first_places(places: np.ndarray) -> list[int]:
 def _describe_places(
     session: Session,
     packed: PackedSet,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, Path],
     places: Sequence[int],
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, TextPlace]:
     """Return place -> its document as far as known, and the steps that read the row."""
     if not places:
         return {}
@@ -151,12 +150,13 @@ def _describe_places(
     packed.tokens(rows)  # verifies the checksums of these rows
     pieces = packed.pieces(rows).to_pylist()
     documents = describe_documents(packed, inputs, {piece["id"] for piece in pieces})
-    steps = dict[int, list[dict[str, Any]]]()
+    steps = dict[int, list[StepUse]]()
     if PRETRAIN in session.plan:
-        for step in describe_reading(reading_of(session), rows.tolist())["steps"]:
-            for row in step["rows"]:
+        reads, _ = describe_reading(reading_of(session), rows.tolist())
+        for step in reads:
+            for row in step.rows:
                 steps.setdefault(row, []).append(
-                    {key: step[key] for key in ("stage", "step", "use")}
+                    StepUse(step.stage, step.step, step.use)
                 )
     described = {}
     for place, row, start in zip(
@@ -168,12 +168,12 @@ def _describe_places(
             if candidate["row"] == row
             and candidate["start"] <= start < candidate["start"] + candidate["length"]
         )
-        described[place] = {
+        described[place] = TextPlace(
             **documents[piece["id"]],
-            "row": row,
-            "start": start,
-            "offset": piece["offset"] + start - piece["start"],
-            "copy": piece["copy"],
-            "steps": steps.get(row, []),
-        }
+            row=row,
+            start=start,
+            offset=piece["offset"] + start - piece["start"],
+            copy=piece["copy"],
+            steps=steps.get(row, []),
+        )
     return described

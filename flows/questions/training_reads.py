@@ -36,6 +36,7 @@ learning).
 ROWS_PER_SET = "rows-per-set.json"
 """Number of rows of each set, from which their order follows."""
 Use = Literal["read", "will read"]
+"""`read` if a step has been trained."""
 
 
 class TraceError(LookupError):

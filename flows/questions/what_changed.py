@@ -5,18 +5,22 @@ the store.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from rich.text import Text
 
 from gristmill.core.files import as_path, read_json
 from gristmill.core.secrets import mask_secrets
 from gristmill.core.stage_context import input_fingerprints
 from gristmill.core.store import IDENTITY, OutputManifest
-from gristmill.flows.planning.derived_settings import derived_keys
-from gristmill.flows.questions.status import ACTIONS, stage_states
+from gristmill.flows.pages.terminal_tables import plain_table
+from gristmill.flows.planning.derived_settings import derived_keys, in_a_sentence
+from gristmill.flows.questions.status import STYLES, StageState, stage_states
 from gristmill.flows.running.output_identities import settle_node
 from gristmill.flows.running.session import Session
+from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import Node, settle_plan
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.mixtures.manifest import Manifest, context_warnings
@@ -54,49 +58,132 @@ MOST_CHANGES = 4
 LONGEST_VALUE = 60
 
 
+ACTIONS = {
+    "committed": "reuse",
+    "unfinished": "resume",
+    "running": "wait for",
+    "missing": "make",
+    "corrupt": "repair",
+}
+
+
+@dataclass(frozen=True)
+class UsableCheckpoint:
+    """A checkpoint of another training that a training could continue from: its step
+    and folder.
+    """
+
+    step: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStage(StageState):
+    """Planned action for a stage.
+
+    Attributes:
+        action: `reuse`, `make`, `resume`, `wait for` or `repair`.
+        reason: reason of the action; empty if the output is reused unchanged.
+        cut_off_after: the earlier stage after which this one is not run, if that stage
+            reproduces the bytes of its nearest output.
+        continue_from: a checkpoint that the training could continue from.
+        warning: warning before the run; empty if there is none.
+        code: functions of the user's that the stage runs.
+        derived: settings of a pre-training derived from its size or depth.
+    """
+
+    action: str
+    reason: str
+    cut_off_after: str | None = None
+    continue_from: UsableCheckpoint | None = None
+    warning: str = ""
+    code: list[str] = field(default_factory=list)
+    derived: dict[str, Any] | None = None
+
+
 def explain_plan(
     session: Session, force: frozenset[str] = frozenset()
-) -> list[dict[str, Any]]:
-    """Return one row per stage: the `action` of a run and its `reason`; nothing is
-    written.
+) -> list[PlannedStage]:
+    """Return the action of a run for each stage, and its reason; nothing is written.
 
     Args:
         session: the opened manifest.
         force: stages to rebuild even if they are committed.
     """
-    rows = []
     warnings = context_warnings(session.manifest, trained_context(session.manifest))
     cut_offs = possible_cut_offs(session)
+    planned = []
     for row in stage_states(session):
-        stage = row["stage"]
-        action = ACTIONS[row["state"]]
-        reason = row.get("details") or row.get("owner", "")
-        if row["state"] == "missing":
+        stage, action = row.stage, ACTIONS[row.state]
+        reason = row.details or row.owner or ""
+        cut_off_after = continue_from = None
+        if row.state == "missing":
             reason = why_missing(session, stage)
-            if stage in cut_offs:
-                reason = f"{reason}; may be cut off after {cut_offs[stage]}"
-                row["cut_off_after"] = cut_offs[stage]
-            row |= continuable(session, stage)
-        elif row["state"] == "committed" and stage in force:
+            cut_off_after = cut_offs.get(stage)
+            if cut_off_after is not None:
+                reason = f"{reason}; may be cut off after {cut_off_after}"
+            continue_from = continuable(session, stage)
+        elif row.state == "committed" and stage in force:
             action, reason = "make", "forced"
-        elif row["state"] == "committed":
+        elif row.state == "committed":
             reason = made_otherwise(session, stage)
-        if action != "reuse" and stage in warnings:
-            row["warning"] = warnings[stage]
-        row["action"] = action
-        row["reason"] = reason
-        code = list(
-            dict.fromkeys(
-                function.describe() for function in code_in(session.plan[stage].config)
+        functions = code_in(session.plan[stage].config)
+        planned.append(
+            PlannedStage(
+                **vars(row),
+                action=action,
+                reason=reason,
+                cut_off_after=cut_off_after,
+                continue_from=continue_from,
+                warning="" if action == "reuse" else warnings.get(stage, ""),
+                code=list(dict.fromkeys(function.describe() for function in functions)),
+                derived=derived_keys(session.manifest) if stage == PRETRAIN else None,
             )
         )
-        if code:
-            row["code"] = code
-        derived = derived_keys(session.manifest) if stage == PRETRAIN else None
-        if derived is not None:
-            row["derived"] = derived
-        rows.append(row)
-    return rows
+    return planned
+
+
+def print_plan(planned: Sequence[PlannedStage]) -> None:
+    """Print the action for every stage, and the number of stages that would run."""
+    table = plain_table(
+        ("stage", False), ("action", False), ("fingerprint", False), ("why", False)
+    )
+    for row in planned:
+        action = Text(row.action, style=STYLES[row.state])
+        table.add_row(row.stage, action, row.fingerprint[:8], row.reason)
+    console = plain_console()
+    console.print(table)
+    for row in planned:
+        if row.derived is not None:
+            console.print(in_a_sentence(row.derived), soft_wrap=True)
+        if row.warning:
+            console.print(row.warning, style="yellow", soft_wrap=True)
+        if row.continue_from is not None:
+            console.print(
+                f"{row.stage} would start at step 1, but could continue from "
+                f"step {row.continue_from.step} of another training: --set "
+                f"{row.stage}.continue_from={row.continue_from.checkpoint}",
+                style="yellow",
+                soft_wrap=True,
+            )
+    for row in planned:
+        for code in row.code:
+            console.print(
+                f"{row.stage} runs code of your own: {code}",
+                style="dim",
+                soft_wrap=True,
+            )
+    num_to_run = sum(row.action != "reuse" for row in planned)
+    num_cut_offs = sum(row.cut_off_after is not None for row in planned)
+    summary = f"{num_to_run} of {len(planned)} stages would run"
+    if not num_to_run:
+        summary = "nothing would run: all stages are committed"
+    elif num_cut_offs:
+        summary += (
+            f"; {num_cut_offs} of them are reused if the stages before them "
+            "give the same bytes"
+        )
+    console.print(summary, style="dim")
 
 
 def trained_context(manifest: Manifest) -> int:
@@ -194,17 +281,16 @@ def possible_cut_offs(session: Session) -> dict[str, str]:
     }
 
 
-def continuable(session: Session, stage: str) -> dict[str, Any]:
-    """Find the latest checkpoint of another training that this one could continue from:
-    `continue_from` with its `step` and folder; empty if no checkpoint is usable, or the
-    manifest names one.
+def continuable(session: Session, stage: str) -> UsableCheckpoint | None:
+    """Find the latest checkpoint of another training that this one could continue from;
+    None if no checkpoint is usable, or the manifest names one.
 
     That training read the same rows, with the same model and kind of optimizer; the
     stage itself checks this again.
     """
     node, checkpoints = session.plan[stage], []
     if node.stage.training is None or node.config.get("continue_from") is not None:
-        return {}
+        return None
     recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
     for name, folder in session.store.outputs():
         description = folder.path / "stage.json"
@@ -227,10 +313,7 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
             for path in markers
         ]
     usable = [entry for entry in checkpoints if entry[0] < recipe["steps"]]
-    if not usable:
-        return {}
-    step, checkpoint = max(usable)
-    return {"continue_from": {"step": step, "checkpoint": checkpoint}}
+    return UsableCheckpoint(*max(usable)) if usable else None
 
 
 def made_otherwise(session: Session, stage: str) -> str:

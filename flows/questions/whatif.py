@@ -10,7 +10,7 @@ among the documents that earlier stages keep and whose score is known.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.documents import (
@@ -38,11 +37,14 @@ from gristmill.dataprep.whatif_thresholds import (
     nearest,
     short_name,
 )
+from gristmill.flows.pages.terminal_tables import plain_table
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.threshold_samples import (
+    CutSample,
     Found,
+    Samples,
     merge_nearest,
-    show,
+    read_samples,
     stored_rules,
 )
 from gristmill.flows.running.session import Session
@@ -57,8 +59,121 @@ NEIGHBOUR = 0.1
 """Relative distance of the neighbours of a threshold; at least 1 for integers."""
 MOST_IDLE = 60
 """Number of idle thresholds listed; rules by language create hundreds."""
-Sizes = dict[str, dict[str, float]]
-"""Source -> documents, bytes, tokens."""
+Counts = dict[str, np.ndarray]
+"""Source -> documents, bytes, tokens, and bytes of texts that were not tokenised."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Amount of text: documents, bytes, and tokens (None if unknown)."""
+
+    documents: int
+    bytes: int
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class RuleTallies:
+    """Documents that fail a rule, now and with the changed thresholds."""
+
+    now: Tally = field(default_factory=Tally)
+    then: Tally = field(default_factory=Tally)
+
+
+@dataclass(frozen=True)
+class ChangedCut:
+    """A changed threshold.
+
+    Attributes:
+        rule: label of its rule.
+        key: its setting.
+        statistic: the measured column that it bounds.
+        now: value of the setting; None if the rule is new.
+        then: changed value.
+        failing: documents nearest to the changed threshold that it drops.
+        passing: documents nearest to it that pass it and fail no other rule.
+    """
+
+    rule: str
+    key: str
+    statistic: str
+    now: Any
+    then: Any
+    failing: list[CutSample]
+    passing: list[CutSample]
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Documents that other thresholds would keep.
+
+    Attributes:
+        now: source -> size kept now.
+        then: source -> size that would be kept.
+        unseen: source -> size that would be kept but was not seen by later stages,
+            which may drop it.
+        rules: label of a rule -> documents that fail it.
+        cuts: changed thresholds.
+        tokens_known: True if tokens are counted.
+    """
+
+    now: dict[str, Size]
+    then: dict[str, Size]
+    unseen: dict[str, Size]
+    rules: dict[str, RuleTallies]
+    cuts: list[ChangedCut]
+    tokens_known: bool
+
+    def show(self) -> None:
+        """Print the comparison like `gristmill whatif --set`."""
+        console = plain_console()
+        _print_sizes(console, self)
+        _print_rules(console, self)
+        for cut in self.cuts:
+            console.print()
+            bounds = f"{_bound_text(cut.now)} -> {_bound_text(cut.then)}"
+            console.print(Text.assemble((cut.key, "bold"), f"  {bounds}"))
+            for samples, title, color in (
+                (cut.failing, "would be dropped, nearest to the cut first", "red"),
+                (cut.passing, "would pass, nearest to the cut first", "green"),
+            ):
+                if samples:
+                    console.print(title, style=color)
+                for sample in samples:
+                    _print_sample(console, sample)
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A threshold beside the present one, and the number of documents failing it."""
+
+    bound: float
+    failing: int
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Effect of a threshold.
+
+    Attributes:
+        rule: label of the rule.
+        key: key of the setting.
+        bound: value of the threshold.
+        seen: number of documents that the stage judged.
+        failing: number of them that fail the rule.
+        only: number of them that fail no other rule of the stage.
+        looser, stricter: the neighbouring thresholds; None for a bound that is not a
+            number, or 0.
+    """
+
+    rule: str
+    key: str
+    bound: Any
+    seen: int
+    failing: int
+    only: int
+    looser: Neighbour | None
+    stricter: Neighbour | None
 
 
 @dataclass(frozen=True)
@@ -81,10 +196,10 @@ class Comparison:
 
 @dataclass
 class _Totals:
-    now: Sizes = field(default_factory=dict)
-    then: Sizes = field(default_factory=dict)
-    unseen: Sizes = field(default_factory=dict)
-    rules: dict[str, dict[str, Tally]] = field(default_factory=dict)
+    now: Counts = field(default_factory=dict)
+    then: Counts = field(default_factory=dict)
+    unseen: Counts = field(default_factory=dict)
+    rules: dict[str, RuleTallies] = field(default_factory=dict)
     samples: dict[str, dict[str, list[Found]]] = field(default_factory=dict)
 
 
@@ -147,67 +262,70 @@ def _measured_inputs(session: Session) -> dict[str, Path]:
     return {name: inputs[name] for name in stages}
 
 
-def thresholds(session: Session) -> list[dict[str, Any]]:
+def thresholds(session: Session) -> list[Threshold]:
     """Count the documents that every threshold drops, and that its neighbours would
-    drop, of those its stage saw.
-
-    Returns:
-        per rule, in stage order: `rule`, `key`, `bound`, `seen` (documents), `failing`,
-        `only` (documents that fail no other rule of the stage), `looser` and `stricter`
-        (`bound`, `failing`; or None).
+    drop, of those its stage saw; in stage order.
 
     Raises:
         NotReplayableError: nothing is committed yet.
     """
     inputs = _measured_inputs(session)
-    counts: dict[str, dict[str, Any]] = {}
+    thresholds = []
     for stage, rules in stored_rules(session, inputs).items():
+        counts = np.zeros((len(rules), 5), np.int64)
         for shard in shard_names(inputs[INGEST]):
             verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
-            for rule in rules:
-                _count_failures(
-                    counts.setdefault(rule.label, _zero_counts(rule)), rule, verdicts
+            for index, rule in enumerate(rules):
+                counts[index] += _count_failures(rule, verdicts)
+        for rule, (seen, failing, only, *beside) in zip(
+            rules, counts.tolist(), strict=True
+        ):
+            looser, stricter = (
+                None if bound is None else Neighbour(bound, number)
+                for bound, number in zip(_neighbours(rule), beside, strict=True)
+            )
+            thresholds.append(
+                Threshold(
+                    rule.label,
+                    short_key(rule.key),
+                    rule.bound,
+                    seen,
+                    failing,
+                    only,
+                    looser,
+                    stricter,
                 )
-    return list(counts.values())
+            )
+    return thresholds
 
 
-def _zero_counts(rule: Rule) -> dict[str, Any]:
-    """Return the zero counts of a rule, with its neighbours."""
-    sides: dict[str, Any] = {"looser": None, "stricter": None}
-    if isinstance(rule.bound, int | float) and rule.bound:
-        size = NEIGHBOUR * abs(rule.bound)
-        step = (
-            max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
-        )
-        sign = 1 if rule.side == "max" else -1
-        sides = {
-            name: {"bound": round(rule.bound + direction * step, 10), "failing": 0}
-            for name, direction in (("looser", sign), ("stricter", -sign))
-        }
-    return {
-        "rule": rule.label,
-        "key": short_key(rule.key),
-        "bound": rule.bound,
-        "seen": 0,
-        "failing": 0,
-        "only": 0,
-        **sides,
-    }
+def _neighbours(rule: Rule) -> tuple[float | None, float | None]:
+    """Return the next looser and the next stricter bound of a rule."""
+    if not isinstance(rule.bound, int | float) or not rule.bound:
+        return None, None
+    size = NEIGHBOUR * abs(rule.bound)
+    step = max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
+    bounds = round(rule.bound - step, 10), round(rule.bound + step, 10)
+    return bounds if rule.side == "min" else bounds[::-1]
 
 
-def _count_failures(entry: dict[str, Any], rule: Rule, verdicts: Verdicts) -> None:
+def _count_failures(rule: Rule, verdicts: Verdicts) -> list[int]:
+    """Count the documents of a shard that the stage saw, that fail the rule, that fail
+    it alone, and that fail its looser and its stricter neighbour.
+    """
     tally, failed = verdicts.tallies[rule.label], verdicts.failed
-    entry["seen"] += len(verdicts.rows)
-    entry["failing"] += tally.failing
-    entry["only"] += tally.only
     # Documents dropped for a reason other than a threshold stay dropped.
     judged = verdicts.keep | np.any(list(failed.values()), axis=0)
     judged &= ~failed[rule.of_step(rule.unless)] if rule.unless else True
-    for side in ("looser", "stricter"):
-        if entry[side] is not None:
-            values, bound = verdicts.columns[rule.statistic], entry[side]["bound"]
-            fails = values > bound if rule.side == "max" else values < bound
-            entry[side]["failing"] += int((fails & judged).sum())
+    counts = [len(verdicts.rows), tally.failing, tally.only]
+    for bound in _neighbours(rule):
+        if bound is None:
+            counts.append(0)
+            continue
+        values = verdicts.columns[rule.statistic]
+        fails = values > bound if rule.side == "max" else values < bound
+        counts.append(int((fails & judged).sum()))
+    return counts
 
 
 def _replayable(
@@ -260,30 +378,25 @@ def _differing_keys(before: Session, after: Session) -> set[str]:
 def _flatten(
     value: Any, path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flatten(inner, (*path, key))
+        items = value.items()
     elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-        for index, inner in enumerate(value):
-            yield from _flatten(inner, (*path, index))
+        items = enumerate(value)
     else:
         yield path, value
+    for key, inner in items:
+        yield from _flatten(inner, (*path, key))
 
 
-def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[str, Any]:
+def replay(comparison: Comparison, samples: int, tokens: Path | None) -> WhatIf:
     """Judge every document again.
 
     Args:
         comparison: rules before and after.
-        samples: number of documents shown on each side of every changed threshold;
-            passing ones fail no other rule.
+        samples: number of documents shown on each side of every changed threshold.
         tokens: the committed output of `tokenize`, for exact numbers of tokens; None
             leaves them out.
-
-    Returns:
-        `now`, `then` and `unseen`: source -> documents, bytes, tokens; `rules`: per
-        rule its tallies before and after; `cuts`: per changed rule its bounds and the
-        documents on both sides.
     """
     totals = _Totals()
     changed = {rule.label: rule for rule in comparison.changed}
@@ -291,42 +404,49 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
         _replay_shard(comparison, shard, changed, samples, tokens, totals)
     # Texts that were not tokenised are estimated by the tokens per byte of their
     # source.
-    per_byte = {}
+    tokens_per_byte = None
     if tokens is not None:
-        for source, size in totals.now.items():
-            size.pop("estimated_bytes", None)
-            per_byte[source] = size["tokens"] / max(size["bytes"], 1)
-    for sizes in (totals.then, totals.unseen):
-        for source, size in sizes.items():
-            size["tokens"] += size.pop("estimated_bytes", 0.0) * per_byte.get(
-                source, 0.0
-            )
-    shown = show(comparison.inputs, totals.samples)
+        tokens_per_byte = {
+            source: num_tokens / max(num_bytes, 1)
+            for source, (_, num_bytes, num_tokens, _) in totals.now.items()
+        }
+    now, then, unseen = (
+        _sizes(counts, tokens_per_byte)
+        for counts in (totals.now, totals.then, totals.unseen)
+    )
+    samples_by_rule = read_samples(comparison.inputs, totals.samples)
     old_bounds = {
         rule.key: rule.bound for rules in comparison.before.values() for rule in rules
     }
-    cuts = [
-        {
-            "rule": rule.label,
-            "key": rule.key,
-            "statistic": rule.statistic,
-            "now": old_bounds.get(rule.key),
-            "then": rule.bound,
-            **shown.get(rule.label, {}),
-        }
-        for rule in changed.values()
-    ]
-    return {
-        "now": totals.now,
-        "then": totals.then,
-        "unseen": totals.unseen,
-        "rules": {
-            name: {side: vars(tally) for side, tally in sides.items()}
-            for name, sides in totals.rules.items()
-        },
-        "cuts": cuts,
-        "tokens_known": tokens is not None,
-    }
+    cuts = []
+    for rule in changed.values():
+        nearest_documents = samples_by_rule.get(rule.label, Samples())
+        cuts.append(
+            ChangedCut(
+                rule.label,
+                rule.key,
+                rule.statistic,
+                old_bounds.get(rule.key),
+                rule.bound,
+                nearest_documents.failing,
+                nearest_documents.passing,
+            )
+        )
+    return WhatIf(now, then, unseen, totals.rules, cuts, tokens is not None)
+
+
+def _sizes(
+    counts: Counts, tokens_per_byte: Mapping[str, float] | None
+) -> dict[str, Size]:
+    sizes = {}
+    for source, of_source in counts.items():
+        documents, num_bytes, tokens, untokenised = of_source.tolist()
+        if tokens_per_byte is None:
+            tokens = None
+        else:
+            tokens += round(untokenised * tokens_per_byte.get(source, 0.0))
+        sizes[source] = Size(documents, num_bytes, tokens)
+    return sizes
 
 
 def _replay_shard(
@@ -338,12 +458,7 @@ def _replay_shard(
     totals: _Totals,
 ) -> None:
     documents = read_documents(comparison.inputs, shard, ["source", "text"])
-    sources = np.array(documents["source"].cast(pa.string()).to_pylist(), object)
-    sizes = (
-        pc.binary_length(documents["text"])
-        .to_numpy(zero_copy_only=False)
-        .astype(np.int64)
-    )
+    sources = documents["source"].cast(pa.string()).to_numpy()
     now = then = np.ones(len(sources), bool)
     unseen = np.zeros(len(sources), bool)
     replayed: list[Verdicts] = []
@@ -360,12 +475,11 @@ def _replay_shard(
         unseen |= then & ~saw
         now, then = _narrow(now, old), _narrow(then, new) | (then & ~saw)
         for name in {*old.tallies, *new.tallies}:
-            sides = totals.rules.setdefault(name, {"now": Tally(), "then": Tally()})
-            for side, verdicts in (("now", old), ("then", new)):
+            tallies = totals.rules.setdefault(name, RuleTallies())
+            for total, verdicts in ((tallies.now, old), (tallies.then, new)):
                 tally = verdicts.tallies.get(name, Tally())
-                sides[side] = Tally(
-                    sides[side].failing + tally.failing, sides[side].only + tally.only
-                )
+                total.failing += tally.failing
+                total.only += tally.only
         replayed.append(new)
     for name, rule in changed.items():
         for verdicts in replayed:
@@ -375,13 +489,25 @@ def _replay_shard(
                 )
                 nearest_rows = nearest(verdicts, rule, samples, then[verdicts.rows])
                 merge_nearest(sides_of_cut, shard, nearest_rows, samples)
-    lengths = None if tokens is None else _tokens(tokens, shard, len(sources))
-    for part, mask in (
+    tokenised = np.zeros(len(sources), bool)
+    amounts = np.zeros((len(sources), 4), np.int64)
+    amounts[:, 0] = 1
+    amounts[:, 1] = pc.binary_length(documents["text"]).to_numpy()
+    if tokens is not None:
+        from gristmill.tokenize.encoding.encode import docs_name
+
+        table = read_table(tokens / docs_name(shard), ["row", "tokens"])
+        tokenised[table["row"].to_numpy()] = True
+        amounts[table["row"].to_numpy(), 2] = table["tokens"].to_numpy()
+    amounts[:, 3] = np.where(tokenised, 0, amounts[:, 1])
+    for counts, mask in (
         (totals.now, now),
         (totals.then, then & ~unseen),
         (totals.unseen, then & unseen),
     ):
-        _add_sizes(part, sources, sizes, lengths, mask)
+        for source in dict.fromkeys(sources[mask].tolist()):
+            count = counts.setdefault(source, np.zeros(4, np.int64))
+            count += amounts[mask & (sources == source)].sum(axis=0)
 
 
 def _narrow(kept: np.ndarray, verdicts: Verdicts) -> np.ndarray:
@@ -390,175 +516,118 @@ def _narrow(kept: np.ndarray, verdicts: Verdicts) -> np.ndarray:
     return kept & passed
 
 
-def _tokens(tokens: Path, shard: str, rows: int) -> np.ndarray:
-    """Return the tokens of a shard's documents, -1 for those that were not
-    tokenised.
-    """
-    from gristmill.tokenize.encoding.encode import docs_name
-
-    table = read_table(tokens / docs_name(shard), ["row", "tokens"])
-    lengths = np.full(rows, -1, np.int64)
-    lengths[table["row"].to_numpy()] = table["tokens"].to_numpy()
-    return lengths
-
-
-def _add_sizes(
-    totals: Sizes,
-    sources: np.ndarray,
-    sizes: np.ndarray,
-    lengths: np.ndarray | None,
-    mask: np.ndarray,
-) -> None:
-    for source in np.unique(sources[mask].astype(str)):
-        of_source = mask & (sources == source)
-        total = totals.setdefault(
-            source, {"documents": 0, "bytes": 0, "tokens": 0, "estimated_bytes": 0}
-        )
-        total["documents"] += int(of_source.sum())
-        total["bytes"] += int(sizes[of_source].sum())
-        if lengths is not None:
-            tokenised = of_source & (lengths >= 0)
-            total["tokens"] += int(lengths[tokenised].sum())
-            total["estimated_bytes"] += int(sizes[of_source & ~tokenised].sum())
-
-
 LEAST_EXCERPT = 12
 """Minimum number of characters of an excerpt worth printing."""
 
 
-def print_replay(result: Mapping[str, Any]) -> None:
-    """Print the comparison."""
-    console = plain_console()
-    _print_sizes(console, result)
-    _print_rules(console, result)
-    for cut in result["cuts"]:
-        console.print()
-        bounds = f"{_bound_text(cut['now'])} -> {_bound_text(cut['then'])}"
-        console.print(Text.assemble((cut["key"], "bold"), f"  {bounds}"))
-        for side, title, color in (
-            ("failing", "would be dropped, nearest to the cut first", "red"),
-            ("passing", "would pass, nearest to the cut first", "green"),
-        ):
-            if cut.get(side):
-                console.print(Text(title, style=color))
-            for sample in cut.get(side, []):
-                _print_sample(console, sample)
-
-
-def print_thresholds(counts: Sequence[Mapping[str, Any]], command: str) -> None:
+def print_thresholds(thresholds: Sequence[Threshold], command: str) -> None:
     """Print the documents that every threshold drops, most first, and those that its
     neighbours would drop.
     """
     console = plain_console()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("threshold", overflow="fold")
-    for name in ("fail", "only it", "looser", "stricter"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table(
+        ("threshold", False),
+        ("fail", True),
+        ("only it", True),
+        ("looser", True),
+        ("stricter", True),
+    )
     idle = []
-    for entry in sorted(counts, key=lambda entry: -entry["failing"]):
-        if not entry["failing"] and not (entry["stricter"] or {}).get("failing"):
-            idle.append(entry["key"])
+    for threshold in sorted(thresholds, key=lambda threshold: -threshold.failing):
+        neighbours = (threshold.looser, threshold.stricter)
+        if not threshold.failing and not (neighbours[1] and neighbours[1].failing):
+            idle.append(threshold.key)
             continue
-        neighbours = [entry["looser"], entry["stricter"]]
         table.add_row(
-            f"{entry['key']}={_bound_text(entry['bound'])}",
-            f"{entry['failing']:,}",
-            f"{entry['only']:,}",
+            f"{threshold.key}={_bound_text(threshold.bound)}",
+            f"{threshold.failing:,}",
+            f"{threshold.only:,}",
             *(
-                "" if side is None else f"{side['bound']:g}: {side['failing']:,}"
-                for side in neighbours
+                f"{neighbour.bound:g}: {neighbour.failing:,}" if neighbour else ""
+                for neighbour in neighbours
             ),
         )
     console.print(table)
     if idle:
         more = f", and {len(idle) - MOST_IDLE} others" if len(idle) > MOST_IDLE else ""
         console.print(
-            Text(
-                f"{len(idle)} more drop nothing, even with a bound that is a tenth "
-                f"stricter: {', '.join(idle[:MOST_IDLE])}{more}",
-                style="dim",
-            )
+            f"{len(idle)} more drop nothing, even with a bound that is a tenth "
+            f"stricter: {', '.join(idle[:MOST_IDLE])}{more}",
+            style="dim",
         )
     console.print(
-        Text(
-            "Counts of the documents that the stage saw; a document may fail several. "
-            f"To see what another threshold keeps in the end: {command}",
-            style="dim",
-        ),
+        "Counts of the documents that the stage saw; a document may fail several. "
+        f"To see what another threshold keeps in the end: {command}",
+        style="dim",
         soft_wrap=True,
     )
 
 
-def _print_sample(console: Console, sample: Mapping[str, Any]) -> None:
+def _print_sample(console: Console, sample: CutSample) -> None:
     """Print the measured value, the whole locator, which `explain` takes, and as much
     text as fits the line.
     """
     line = Text.assemble(
-        (f"{sample['value']:>9.4g}  ", "bold"),
-        (f"{sample['source']} {sample['locator']}", "dim"),
+        (f"{sample.value:>9.4g}  ", "bold"),
+        (f"{sample.source} {sample.locator}", "dim"),
     )
     room = console.width - len(line) - 2
     if room >= LEAST_EXCERPT:
-        excerpt = Text(f"  {sample['excerpt']}")
+        excerpt = Text(f"  {sample.excerpt}")
         excerpt.truncate(room + 2, overflow="ellipsis")
         line.append_text(excerpt)
     console.print(line, soft_wrap=True)
 
 
-def _print_sizes(console: Console, result: Mapping[str, Any]) -> None:
-    before, after = result["now"], result["then"]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("kept", no_wrap=True)
-    for name in ("now", "then", "change"):
-        table.add_column(name, justify="right", no_wrap=True)
-    units = ["documents", "bytes"]
-    if result["tokens_known"]:
-        units.append("tokens")
-    for unit in units:
-        now = sum(size[unit] for size in before.values())
-        then = sum(size[unit] for size in after.values())
-        change = f"{then - now:+,.0f} ({(then - now) / max(now, 1):+.2%})"
-        table.add_row(unit, f"{now:,.0f}", f"{then:,.0f}", change)
-    if len(before) > 1:
-        for source in sorted({*before, *after}):
-            now = before[source]["documents"] if source in before else 0
-            then = after[source]["documents"] if source in after else 0
+def _print_sizes(console: Console, result: WhatIf) -> None:
+    table = plain_table(
+        ("kept", False), ("now", True), ("then", True), ("change", True)
+    )
+    for unit in ("documents", "bytes", "tokens")[: 3 if result.tokens_known else 2]:
+        now, then = (
+            sum(getattr(size, unit) for size in sizes.values())
+            for sizes in (result.now, result.then)
+        )
+        change = f"{then - now:+,} ({(then - now) / max(now, 1):+.2%})"
+        table.add_row(unit, f"{now:,}", f"{then:,}", change)
+    if len(result.now) > 1:
+        nothing = Size(0, 0, 0)
+        for source in sorted({*result.now, *result.then}):
+            now = result.now.get(source, nothing).documents
+            then = result.then.get(source, nothing).documents
             table.add_row(f"  {source}", f"{now:,}", f"{then:,}", f"{then - now:+,}")
     console.print(table)
-    unseen = sum(size["documents"] for size in result["unseen"].values())
+    unseen = sum(size.documents for size in result.unseen.values())
     if unseen:
         console.print(
-            Text(
-                f"and {unseen:,} documents that later stages have not seen: they may "
-                "drop some of them",
-                style="yellow",
-            )
+            f"and {unseen:,} documents that later stages have not seen: they may "
+            "drop some of them",
+            style="yellow",
         )
 
 
-def _print_rules(console: Console, result: Mapping[str, Any]) -> None:
+def _print_rules(console: Console, result: WhatIf) -> None:
     """Print the rules of changed stages: number of documents that fail each, and that
     fail no other.
     """
-    changed_stages = {cut["rule"].partition("/")[0] for cut in result["cuts"]}
-    rows = []
-    for name, sides in result["rules"].items():
-        now, then = sides["now"], sides["then"]
-        if now != then or (
-            name.partition("/")[0] in changed_stages and then["failing"]
-        ):
-            counts = (now["failing"], then["failing"], now["only"], then["only"])
-            rows.append((-then["failing"], name, counts))
-    if not rows:
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("rule", overflow="fold")
-    for name in ("fail", "then", "only it", "then"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for _, name, counts in sorted(rows):
-        table.add_row(short_name(name), *(f"{count:,}" for count in counts))
-    console.print()
-    console.print(table)
+    changed_stages = {cut.rule.partition("/")[0] for cut in result.cuts}
+    table = plain_table(
+        ("rule", False),
+        ("fail", True),
+        ("then", True),
+        ("only it", True),
+        ("then", True),
+    )
+    for name, tallies in sorted(
+        result.rules.items(), key=lambda item: (-item[1].then.failing, item[0])
+    ):
+        now, then = tallies.now, tallies.then
+        if now != then or (name.partition("/")[0] in changed_stages and then.failing):
+            counts = (now.failing, then.failing, now.only, then.only)
+            table.add_row(short_name(name), *(f"{count:,}" for count in counts))
+    if table.row_count:
+        console.print()
+        console.print(table)
 
 
 def _bound_text(bound: Any) -> str:

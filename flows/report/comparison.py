@@ -17,7 +17,12 @@ from gristmill.flows.pages.page_elements import Figure, Page, Section, Table, se
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import curves
 from gristmill.flows.pages.terminal_tables import print_table
-from gristmill.flows.questions.compare import compare_runs, loss_curves
+from gristmill.flows.questions.compare import (
+    Pair,
+    RunComparison,
+    compare_runs,
+    loss_curves,
+)
 from gristmill.flows.running.terminal import plain_console
 
 Format = Callable[[Any], str]
@@ -26,21 +31,21 @@ ARROW = " -> "
 LONGEST_VALUE = 200
 
 
-def tables(comparison: Mapping[str, Any]) -> list[tuple[str, Table]]:
+def tables(comparison: RunComparison) -> list[tuple[str, Table]]:
     """A table, with its title, of every topic that at least one of the runs has."""
     changes = [
-        [row["key"], _value(row["first"]), _value(row["second"])]
-        for row in comparison["manifest"]
+        [change.key, _value(change.first), _value(change.second)]
+        for change in comparison.manifest
     ]
     outputs = [
         [
-            row["stage"],
+            row.stage,
             "the same"
-            if row["same"]
-            else pair(row["fingerprint"], lambda text: str(text)[:8]),
-            pair(row["seconds"], lambda seconds: f"{seconds:.1f}"),
+            if row.same
+            else pair(row.fingerprint, lambda text: str(text)[:8]),
+            pair(row.seconds, lambda seconds: f"{seconds:.1f}"),
         ]
-        for row in comparison["stages"]
+        for row in comparison.stages
     ]
     titled = [("Manifest", Table(["key", "first", "second"], changes))]
     titled.append(("Outputs", Table(["stage", "output", "seconds"], outputs, {2})))
@@ -48,10 +53,10 @@ def tables(comparison: Mapping[str, Any]) -> list[tuple[str, Table]]:
         header = [*keys, *(name for name, _, _ in columns)]
         rows = [
             [
-                *(row[key] for key in keys),
-                *(pair(row[key], form) for _, key, form in columns),
+                *(getattr(row, key) for key in keys),
+                *(pair(getattr(row, key), form) for _, key, form in columns),
             ]
-            for row in comparison[topic]
+            for row in getattr(comparison, topic)
         ]
         titled.append((title, Table(header, rows, set(range(len(keys), len(header))))))
     return titled
@@ -104,21 +109,21 @@ format.
 """
 
 
-def pair(values: Mapping[str, Any], form: Format) -> str:
+def pair(values: Pair, form: Format) -> str:
     """`a` if both are written alike, else `a -> b`."""
     first, second = (
-        NOTHING if values[side] is None else form(values[side])
-        for side in ("first", "second")
+        NOTHING if value is None else form(value)
+        for value in (values.first, values.second)
     )
     return first if first == second else f"{first}{ARROW}{second}"
 
 
-def print_comparison(comparison: Mapping[str, Any]) -> None:
+def print_comparison(comparison: RunComparison) -> None:
     """Print the comparison as tables that fit the terminal."""
     console = plain_console()
-    for side, run in zip(("first", "second"), comparison["runs"], strict=True):
-        console.print(f"{side + ':':7} {run['run']} ({run['state']})", soft_wrap=True)
-    if not comparison["manifest"]:
+    for side, run in zip(("first", "second"), comparison.runs, strict=True):
+        console.print(f"{side + ':':7} {run.run} ({run.state})", soft_wrap=True)
+    if not comparison.manifest:
         console.print(Text("Both have the same manifest.", style="dim"))
     for title, table in tables(comparison):
         print_table(console, table, title, highlight=ARROW)
@@ -139,7 +144,7 @@ def write_comparison(
     sections: list[Section] = [
         section for section in (*candidates, section_of("Losses", losses)) if section
     ]
-    page = Page(" and ".join(run["run"] for run in comparison["runs"]), sections)
+    page = Page(" and ".join(run.run for run in comparison.runs), sections)
     with atomic_write(out) as sink:
         sink.write(html_file(page).encode())
 

@@ -29,13 +29,11 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.pages.text_diff import Piece, differences
+from gristmill.flows.questions.document_samples import DocumentGroup, ShownDocument
+from gristmill.flows.questions.threshold_samples import Cut, CutSample
 from gristmill.flows.report.report_facts import (
-    Cut,
-    CutSample,
-    DocumentGroup,
     Facts,
     PairOfTexts,
-    ShownDocument,
     eaten_sources,
     ranked,
     top_reasons,
@@ -264,7 +262,7 @@ def _whole_document(document: ShownDocument) -> Details:
     spans = [Span(piece.text, piece.edit or "") for piece in document.pieces]
     original = "".join(span.text for span in spans if span.mark != "added")
     characters = f"{document.characters:,}"
-    parts: list[Part] = [*map(Note, document.said), Text(spans)]
+    parts: list[Part] = [*map(Note, document.verdict), Text(spans)]
     if len(original) < document.characters:
         command = f"`gristmill explain MANIFEST {document.id} --text`"
         text = f"The first {len(original):,} of {characters} characters"

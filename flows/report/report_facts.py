@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -19,12 +19,11 @@ from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
 from gristmill.dataprep.documents import column_names, read_annotations, shard_names
 from gristmill.dataprep.examples.kept_examples import NearDuplicate, least_alike
-from gristmill.flows.questions.document_samples import shown_documents
+from gristmill.flows.questions.document_samples import DocumentGroup, shown_documents
 from gristmill.flows.questions.find_documents import committed_inputs, documents_of
 from gristmill.flows.questions.spike_documents import spike_reports, with_origins
-from gristmill.flows.questions.threshold_samples import describe_cuts
+from gristmill.flows.questions.threshold_samples import Cut, describe_cuts
 from gristmill.flows.report.stage_summaries import (
-    Binned,
     Cluster,
     Evaluation,
     Kind,
@@ -101,62 +100,6 @@ class StageFacts:
     kept_version: int | None = None
     inputs: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CutSample:
-    """A document next to a cut, and its measured value."""
-
-    value: float
-    source: str
-    locator: str
-    excerpt: str
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A rule that bounds a measured value, and the documents next to the bound."""
-
-    rule: str
-    key: str
-    bound: float
-    statistic: str
-    dropped: int
-    histogram: Binned | None
-    failing: Sequence[CutSample]
-    passing: Sequence[CutSample]
-
-
-@dataclass(frozen=True)
-class TextPiece:
-    """A part of a text; `edit` says whether a step took it out or put it in."""
-
-    text: str
-    edit: Literal["removed", "added"] | None = None
-
-
-@dataclass(frozen=True)
-class ShownDocument:
-    """A document with the beginning of its text; `said` are lines about values that
-    dropped it.
-    """
-
-    id: str
-    source: str
-    locator: str
-    characters: int
-    said: Sequence[str]
-    pieces: Sequence[TextPiece]
-
-
-@dataclass(frozen=True)
-class DocumentGroup:
-    """Kept documents, or those that a rule of a step dropped, and some of them."""
-
-    step: str | None
-    rule: str | None
-    documents: int
-    shown: Sequence[ShownDocument]
 
 
 @dataclass(frozen=True)
@@ -381,10 +324,8 @@ def _document_facts(
         inputs = committed_inputs(session, session.plan)
         recipes = {name: node.recipe for name, node in session.plan.items()}
         _last_documents.facts = Facts(
-            cuts=read_as(list[Cut], describe_cuts(session, inputs, summaries)),
-            shown_documents=read_as(
-                list[DocumentGroup], shown_documents(recipes, inputs)
-            ),
+            cuts=describe_cuts(session, inputs, summaries),
+            shown_documents=shown_documents(recipes, inputs),
         )
         _last_documents.session, _last_documents.commits = session, commits
     return _last_documents.facts

@@ -16,7 +16,7 @@ from gristmill.core.files import atomic_write, write_json
 from gristmill.flows.pages.page_elements import Figure, Page, Section, Table
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import laws
-from gristmill.flows.questions.trace_tables import new_table
+from gristmill.flows.pages.terminal_tables import plain_table
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.sweeps.ladder import LadderResults
 from gristmill.flows.sweeps.scaling_law import ScalingLaw
@@ -51,7 +51,7 @@ def write_ladder(manifest_file: str, ladder: LadderResults) -> list[Path]:
 def print_ladder(ladder: LadderResults, console: Console | None = None) -> None:
     """Print a ladder as text."""
     console = console or plain_console()
-    table = new_table(*((name, column > 0) for column, name in enumerate(HEADER)))
+    table = plain_table(*((name, column > 0) for column, name in enumerate(HEADER)))
     for row in _rows(ladder):
         table.add_row(*row)
     console.print(table)

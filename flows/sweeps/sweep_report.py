@@ -23,7 +23,7 @@ from gristmill.flows.pages.page_elements import (
 )
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import predicted_and_measured, stacked_bars
-from gristmill.flows.questions.trace_tables import new_table
+from gristmill.flows.pages.terminal_tables import plain_table
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX
 from gristmill.flows.sweeps.results import (
@@ -81,7 +81,7 @@ def print_results(results: SweepResults, console: Console | None = None) -> None
     reads as another number.
     """
     console = console or plain_console()
-    grid = new_table(
+    grid = plain_table(
         ("mixture", True),
         ("bits/byte", True),
         ("source", False),

@@ -335,19 +335,18 @@ def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(
     complete_run = open_session(
         session.manifest_file, [], str(folder / "store"), None, False
     )
-    traced_documents = trace_step(complete_run, 1)["documents"]
-    assert {traced["locator"].partition("#")[0] for traced in traced_documents} <= {
+    traced_documents = trace_step(complete_run, 1).documents
+    assert {traced.locator.partition("#")[0] for traced in traced_documents} <= {
         "web.bin",
         "books_text_document.bin",
     }
-    document = history(complete_run, traced_documents[0]["id"], with_text=True)
-    assert document["locator"] == traced_documents[0]["locator"]
-    assert 1 in document["mix"]["steps"]
-    assert (
-        history(complete_run, traced_documents[0]["locator"])["id"]
-        == traced_documents[0]["id"]
-    )
-    assert "".join(piece["text"] for piece in document["text"])
+    first = traced_documents[0]
+    document = history(complete_run, first.id, with_text=True)
+    assert document.locator == first.locator
+    assert document.mix is not None
+    assert 1 in document.mix.steps
+    assert history(complete_run, first.locator).id == first.id
+    assert document.original_text
 
 
 @pytest.mark.slow
@@ -375,8 +374,8 @@ def test_documents_and_tokens_are_mixed_together(folder: Path) -> None:
         "own": 0.5,
         "web": 0.5,
     }
-    assert history(session, "web.bin#3")["source"] == "web"
-    assert history(session, "cleaned.jsonl#3")["source"] == "own"
+    assert history(session, "web.bin#3").source == "web"
+    assert history(session, "cleaned.jsonl#3").source == "own"
 
 
 MODEL = "name: a\nmodel: {path: m}\n"

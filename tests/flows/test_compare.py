@@ -13,6 +13,9 @@ from gristmill.core.files import write_json
 from gristmill.core.store import Store
 from gristmill.flows.cli.main import app
 from gristmill.flows.questions.compare import (
+    ChangedKey,
+    ComparedTraining,
+    Pair,
     UnknownRunError,
     compare_runs,
     find_run,
@@ -107,29 +110,24 @@ def store(tmp_path: Path) -> Store:
 
 def test_what_differs_and_what_is_the_same_is_told_apart(store: Store) -> None:
     comparison = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))
-    assert comparison["manifest"] == [
-        {"key": "pretrain.steps", "first": 10, "second": 20}
-    ]
-    assert [(row["stage"], row["same"]) for row in comparison["stages"]] == [
+    assert comparison.manifest == [ChangedKey("pretrain.steps", 10, 20)]
+    assert [(row.stage, row.same) for row in comparison.stages] == [
         ("ingest", True),
         ("dedup", True),
         ("mix", False),
         ("pretrain", False),
     ]
-    assert [(row["stage"], row["kept"]) for row in comparison["funnel"]] == [
-        ("ingest", {"first": 10, "second": 10}),
-        ("dedup", {"first": 7, "second": 7}),
+    assert [(row.stage, row.kept) for row in comparison.funnel] == [
+        ("ingest", Pair(10, 10)),
+        ("dedup", Pair(7, 7)),
     ]
-    (mixture,) = comparison["mixture"]
-    assert mixture["tokens"] == {"first": 1000, "second": 2000}
-    (training,) = comparison["training"]
-    assert training == {
-        "stage": "pretrain",
-        "steps": {"first": 10, "second": 20},
-        "first": {"first": 4.0, "second": 3.0},
-        "last": {"first": 3.1, "second": 2.05},
-    }
-    assert comparison["evaluation"] == []
+    (mixture,) = comparison.mixture
+    assert mixture.tokens == Pair(1000, 2000)
+    (training,) = comparison.training
+    assert training == ComparedTraining(
+        "pretrain", steps=Pair(10, 20), first=Pair(4.0, 3.0), last=Pair(3.1, 2.05)
+    )
+    assert comparison.evaluation == []
 
 
 def test_a_run_is_found_by_any_unmistakable_part_of_its_name(store: Store) -> None:
@@ -155,11 +153,10 @@ def test_a_run_is_found_by_any_unmistakable_part_of_its_name(store: Store) -> No
 def test_an_output_that_is_gone_leaves_its_figures_open(store: Store) -> None:
     folder = store.folder("pretrain", "toy", "f" * 64)
     (folder.data / "metrics.jsonl").unlink()
-    (row,) = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))[
-        "training"
-    ]
-    assert row["last"] == {"first": 3.1, "second": None}
-    assert pair(row["last"], lambda loss: f"{loss:.1f}") == "3.1 -> -"
+    comparison = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))
+    (row,) = comparison.training
+    assert row.last == Pair(3.1, None)
+    assert pair(row.last, lambda loss: f"{loss:.1f}") == "3.1 -> -"
 
 
 def test_lists_are_compared_entry_by_entry_and_preparing_steps_by_name() -> None:

@@ -109,12 +109,12 @@ def test_documents_on_which_they_disagree_come_with_each_verdict_and_value(
     comparison = compared(committed)
     assert comparison["disagreeing"] == len(comparison["examples"]) == 2
     by_rule = {
-        example["verdicts"]["dclm"].get("rule"): example
+        example["verdicts"]["dclm"]["rule"]: example
         for example in comparison["examples"]
     }
     block = by_rule["gopher_repetition/max_duplicate_5gram_char_ratio"]
     assert block["locator"].startswith("texts.jsonl")
-    assert block["verdicts"]["datatrove"] == {"keep": True}
+    assert block["verdicts"]["datatrove"]["keep"]
     assert block["verdicts"]["dclm"]["value"] == pytest.approx(120 / 540, rel=0.1)
     assert block["verdicts"]["dclm"]["bound"] == 0.15
     bullets = by_rule["gopher_quality/max_bullet_line_ratio"]

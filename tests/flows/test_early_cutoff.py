@@ -205,11 +205,11 @@ def test_a_forced_rerun_with_other_bytes_gets_an_identity_that_no_output_has(
 @pytest.mark.slow
 def test_plan_says_after_which_stage_a_run_may_be_cut_off(upgraded: Make) -> None:
     run(upgraded())
-    rows = {row["stage"]: row for row in explain_plan(session_of(upgraded(first=2)))}
-    assert "cut_off_after" not in rows["first"]
-    assert rows["second"]["cut_off_after"] == "first"
+    rows = {row.stage: row for row in explain_plan(session_of(upgraded(first=2)))}
+    assert rows["first"].cut_off_after is None
+    assert rows["second"].cut_off_after == "first"
     assert all(
-        "cut_off_after" not in row
+        row.cut_off_after is None
         for row in explain_plan(session_of(upgraded(first=2, second=2)))
     )
 
@@ -229,7 +229,7 @@ def test_an_output_is_kept_over_a_version_change_until_it_is_forced(
         "fingerprint": old.plan["first"].fingerprint,
         "kept": {"version": 1, "instead_of": 2},
     }
-    assert explain_plan(session_of(kept))[0]["kept_version"] == 1
+    assert explain_plan(session_of(kept))[0].kept_version == 1
     record.save()
     assert collect(kept.store, keep_runs=1, delete=True) == []
     assert run(upgraded(first=2)) == ["Cached", "Cached"]

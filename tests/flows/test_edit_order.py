@@ -228,17 +228,17 @@ def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order
         }
         explained = judgements(recipes, inputs, shard, range(len(expected)))
         for explanation, (document_id, text) in zip(explained, expected, strict=True):
-            assert [verdict["stage"] for verdict in explanation["stages"]] == order[
-                : len(explanation["stages"])
+            assert [verdict.stage for verdict in explanation.stages] == order[
+                : len(explanation.stages)
             ]
-            for verdict in explanation["stages"]:
-                edit_counts[verdict["stage"]] += "edits" in verdict
+            for verdict in explanation.stages:
+                edit_counts[verdict.stage] += verdict.edits is not None
             if text is not None:
-                assert (explanation["id"], explanation["characters"]) == (
+                assert (explanation.id, explanation.characters) == (
                     document_id.hex(),
                     len(text),
                 )
-                assert text.startswith(explanation["excerpt"])
+                assert text.startswith(explanation.excerpt)
         assert not [
             item for item in items for text in decoded.values() if item in text
         ], "items are left in the tokens"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -21,8 +20,12 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.edits import edits_array
 from gristmill.flows.questions.explain import (
+    Edit,
+    Edits,
+    EditSpan,
+    Judgement,
+    TextPiece,
     describe_edits,
-    describe_values,
     marked_text,
     print_text,
     short_number,
@@ -68,25 +71,22 @@ def test_edits_are_shown_in_the_text_that_their_stage_saw(tmp_path: Path) -> Non
             {"begin": 12, "end": 23, "text": "<EMAIL>"},
         ],
     )
-    assert cleaned == {
-        "number": 2,
-        "bytes_removed": 20,
-        "bytes_added": 7,
-        "first": [
-            {"removed": "Écrivez ", "added": ""},
-            {"removed": "bob@mail.or", "added": "<EMAIL>"},
-        ],
-    }
+    assert cleaned == Edits(
+        number=2,
+        bytes_removed=20,
+        bytes_added=7,
+        first=[Edit("Écrivez ", ""), Edit("bob@mail.or", "<EMAIL>")],
+    )
     later = describe_edits(
         inputs, "decontaminate", SHARD, 0, [{"begin": 3, "end": 10, "text": "you"}]
     )
-    assert later["first"] == [{"removed": "<EMAIL>", "added": "you"}]
-    lines = describe_values({"values": {}, "reason": None, "edits": cleaned})
+    assert later.first == [Edit("<EMAIL>", "you")]
+    lines = Judgement("clean", True, None, {}, edits=cleaned).lines()
     assert lines[0] == "edits: 2, 20 bytes removed, 7 added"
     assert lines[1] == "  'Écrivez ' -> (nothing)"
 
 
-def edited(text: bytes, edits: list[dict[str, Any]]) -> bytes:
+def edited(text: bytes, edits: list[EditSpan]) -> bytes:
     for edit in sorted(edits, key=lambda edit: edit["begin"], reverse=True):
         text = text[: edit["begin"]] + edit["text"].encode() + text[edit["end"] :]
     return text
@@ -97,7 +97,8 @@ def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_or
     data: st.DataObject,
 ) -> None:
     original = data.draw(st.text("abcdefgh", max_size=30))
-    text, stages = original.encode(), {}
+    text = original.encode()
+    stages: dict[str, list[EditSpan]] = {}
     for stage in ("clean", "dedup_lines", "decontaminate"):
         cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
         stages[stage] = [
@@ -111,17 +112,11 @@ def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_or
         lambda *where: {"text": table},
     ):
         pieces = marked_text({"ingest": Path("x")}, "part-0.parquet", 0, stages)
-    assert (
-        "".join(
-            piece["text"] for piece in pieces if piece["edit"] != "removed"
-        ).encode()
-        == text
-    )
-    assert (
-        "".join(piece["text"] for piece in pieces if piece["edit"] != "added")
-        == original
-    )
-    assert all(piece["stage"] in stages for piece in pieces if piece["edit"])
+    edited_pieces = [piece.text for piece in pieces if piece.edit != "removed"]
+    original_pieces = [piece.text for piece in pieces if piece.edit != "added"]
+    assert "".join(edited_pieces).encode() == text
+    assert "".join(original_pieces) == original
+    assert all(piece.stage in stages for piece in pieces if piece.edit)
 
 
 def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(
@@ -130,10 +125,10 @@ def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(
     print_text(
         plain_console(),
         [
-            {"text": "[bold] mail ", "edit": None, "stage": None},
-            {"text": "a@b.org", "edit": "removed", "stage": "clean"},
-            {"text": "<EMAIL>", "edit": "added", "stage": "clean"},
-            {"text": " now", "edit": None, "stage": None},
+            TextPiece("[bold] mail "),
+            TextPiece("a@b.org", "removed", "clean"),
+            TextPiece("<EMAIL>", "added", "clean"),
+            TextPiece(" now"),
         ],
     )
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -164,6 +159,6 @@ def test_rules_that_changed_nothing_are_left_out() -> None:
         "removed_word_ratio": 0.0,
         "words": 0,
     }
-    assert describe_values({"values": values, "reason": "clean/empty"}) == [
+    assert Judgement("clean", False, "clean/empty", values).lines() == [
         "clean_words 0, clean_email 2, removed_word_ratio 0, words 0"
     ]

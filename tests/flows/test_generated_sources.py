@@ -141,11 +141,11 @@ def test_children_are_documents_with_a_lineage_that_explain_licences_and_the_rep
     descendant_ids = descendants(inputs, [first["id"]])
     assert sum(document["id"] in descendant_ids for document in by_source["words"]) == 2
     explained = history(session, first["id"].hex())
-    assert set(explained["children"]) == {document.hex() for document in descendant_ids}
+    assert set(explained.children) == {document.hex() for document in descendant_ids}
     child = next(
         document for document in by_source["words"] if document["id"] in descendant_ids
     )
-    assert history(session, child["id"].hex())["parents"] == [first["id"].hex()]
+    assert history(session, child["id"].hex()).parents == [first["id"].hex()]
 
     assert session.manifest.licences == {
         "web": "CC-BY-4.0",
@@ -208,7 +208,7 @@ def test_a_child_of_several_parents_has_all_of_them_and_their_licences_and_is_fo
             json.loads(by_id[document]["metadata"])["licence"] for document in parents
         }
         assert set(metadata["licence"].split(" and ")) == parent_licences
-        assert history(session, child["id"].hex())["parents"] == parents
+        assert history(session, child["id"].hex()).parents == parents
         assert all(
             child["id"] in descendants(inputs, [bytes.fromhex(document)])
             for document in parents

@@ -96,7 +96,7 @@ def test_status_tells_committed_unfinished_running_and_missing_apart(
     session = session_of(runner)
 
     def states() -> list[str]:
-        return [row["state"] for row in stage_states(session)]
+        return [row.state for row in stage_states(session)]
 
     assert states() == ["missing", "missing"]
     runner.run_stage("first")

@@ -269,9 +269,9 @@ def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(
         for name in ("grown", "revised", "compared")
     }
     assessment = assess(session, [seed, "f" * 32], with_duplicates=False)
-    excluded_ids = {example["id"] for example in assessment["examples"]}
-    assert excluded_ids == set(assessment["excluded"])
-    assert assessment["not_found"] == ["f" * 32]
+    excluded_ids = {example.id for example in assessment.examples}
+    assert excluded_ids == set(assessment.excluded)
+    assert assessment.not_found == ["f" * 32]
     assert {
         example["id"] for example in records["compared"] if seed in example["parents"]
     } <= excluded_ids
@@ -285,10 +285,11 @@ def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(
         for example in records["revised"]
         if seed_ids & set(example["parents"])
     } <= excluded_ids
-    assert assessment["answers"] > 0
+    assert assessment.answers > 0
 
     takedown = write_takedown(session, assessment)
-    reduced_session = open_session(takedown["manifest"], [], str(session.store.root))
+    assert takedown.manifest is not None
+    reduced_session = open_session(takedown.manifest, [], str(session.store.root))
     assert reduced_session.manifest.examples["compared"].exclude is not None
     changed = {
         name
@@ -314,7 +315,7 @@ def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(
         if example["id"] not in excluded_ids
     )
     second_assessment = assess(session, [seed], with_duplicates=False)
-    assert second_assessment["answers"] == 0, "the answers were forgotten"
+    assert second_assessment.answers == 0, "the answers were forgotten"
 
 
 @pytest.mark.slow
@@ -322,12 +323,12 @@ def test_a_trained_example_names_what_it_was_made_from(session: Session) -> None
     folder = session.folder("examples-revised").data
     example = json.loads((folder / "revised.jsonl").read_text().splitlines()[0])
     traced = trace_document(session, example["id"])
-    assert (traced["kind"], traced["parents"], traced["children"]) == (
+    assert (traced.kind, traced.parents, traced.children) == (
         "example",
         [example["parents"][0]],
         [],
     )
-    assert {step["stage"] for step in traced["steps"]} == {"sft"}
+    assert {step.stage for step in traced.steps} == {"sft"}
 
 
 @pytest.mark.slow

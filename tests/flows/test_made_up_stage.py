@@ -16,7 +16,7 @@ import pytest
 
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.explain import history
-from gristmill.flows.questions.status import stage_states
+from gristmill.flows.questions.status import DocumentCounts, stage_states
 from gristmill.flows.questions.what_changed import explain_plan
 from gristmill.flows.questions.whatif import compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
@@ -119,7 +119,7 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
 ) -> None:
     session = opened(loud)
     assert list(session.plan) == ["ingest", "shouting"]
-    assert [row["reason"] for row in explain_plan(session)] == [
+    assert [row.reason for row in explain_plan(session)] == [
         "never made",
         "never made",
     ]
@@ -128,13 +128,10 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
     assert ran(session) == 0
     assert "shouting Cached" in capsys.readouterr().out
 
-    rows_by_stage = {row["stage"]: row for row in stage_states(session)}
-    assert rows_by_stage["shouting"]["documents"] == {
-        "read": 3,
-        "kept": 2,
-        "quarantined": 0,
-        "dropped": {"shouting/max_capital_share": 1},
-    }
+    rows_by_stage = {row.stage: row for row in stage_states(session)}
+    assert rows_by_stage["shouting"].documents == DocumentCounts(
+        read=3, kept=2, quarantined=0, dropped={"shouting/max_capital_share": 1}
+    )
     facts = gather_facts(session)
     assert [(row.stage, row.kept) for row in facts.funnel] == [
         ("ingest", 3),
@@ -145,12 +142,12 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
     assert "capital_share" in page
 
     explained = history(session, "web.jsonl#2")
-    assert explained["outcome"] == "dropped by shouting: shouting/max_capital_share"
-    (verdict,) = explained["stages"]
-    assert (verdict["threshold"], verdict["values"]) == (0.6, {"capital_share": 1.0})
+    assert explained.outcome == "dropped by shouting: shouting/max_capital_share"
+    (verdict,) = explained.stages
+    assert (verdict.threshold, verdict.values) == (0.6, {"capital_share": 1.0})
 
     (rule,) = thresholds(session)
-    assert (rule["key"], rule["bound"], rule["seen"], rule["failing"]) == (
+    assert (rule.key, rule.bound, rule.seen, rule.failing) == (
         "shouting.max_capital_share",
         0.6,
         3,
@@ -160,8 +157,8 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
         compare(session, opened(loud, "shouting.max_capital_share=0.3")), 1, None
     )
     assert (
-        stricter["now"]["web"]["documents"],
-        stricter["then"]["web"]["documents"],
+        stricter.now["web"].documents,
+        stricter.then["web"].documents,
     ) == (2, 1)
 
 

@@ -16,10 +16,10 @@ from gristmill.dataprep.whatif_thresholds import NotReplayableError
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.cli.main import app
 from gristmill.flows.questions.compare import compare_runs, find_run
-from gristmill.flows.questions.explain import history, print_history
-from gristmill.flows.questions.status import stage_states
+from gristmill.flows.questions.explain import Edit, history
+from gristmill.flows.questions.status import DocumentCounts, stage_states
 from gristmill.flows.questions.what_changed import explain_plan
-from gristmill.flows.questions.whatif import compare, thresholds
+from gristmill.flows.questions.whatif import Neighbour, compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
 from gristmill.flows.report.run_report import render_report
 from gristmill.flows.running.session import Session, open_session
@@ -83,67 +83,59 @@ def ran(session: Session) -> int:
     )
 
 
+def kept_by_annotate(session: Session) -> int | None:
+    """Return the number of documents that the stage kept."""
+    row = next(row for row in stage_states(session) if row.stage == "annotate")
+    return None if row.documents is None else row.documents.kept
+
+
 @pytest.mark.slow
 def test_own_steps_are_planned_run_explained_replayed_and_reported(
     own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = opened(own)
-    plan = {row["stage"]: row for row in explain_plan(session)}
+    plan = {row.stage: row for row in explain_plan(session)}
     assert list(plan) == ["ingest", "annotate", "edit", "long"]
-    (code,) = plan["annotate"]["code"]
+    (code,) = plan["annotate"].code
     assert code.startswith("./steps.py:count_word (sha256 ")
-    assert "code" not in plan["ingest"]
+    assert plan["ingest"].code == []
     assert ran(session) == 0
     assert "counting xyzzy" not in capsys.readouterr().out
 
-    documents_by_stage = {
-        row["stage"]: row["documents"] for row in stage_states(session)
-    }
-    assert documents_by_stage["annotate"] == {
-        "read": 5,
-        "kept": 3,
-        "quarantined": 0,
-        "dropped": {"annotate/max_magic": 2},
-    }
-    assert documents_by_stage["edit"] == {
-        "read": 3,
-        "kept": 3,
-        "quarantined": 0,
-        "dropped": {},
-    }
-    assert documents_by_stage["long"]["dropped"] == {"annotate/long_enough": 1}
+    documents_by_stage = {row.stage: row.documents for row in stage_states(session)}
+    assert documents_by_stage["annotate"] == DocumentCounts(
+        read=5, kept=3, quarantined=0, dropped={"annotate/max_magic": 2}
+    )
+    assert documents_by_stage["edit"] == DocumentCounts(3, 3, 0, {})
+    assert documents_by_stage["long"] == DocumentCounts(
+        read=3, kept=2, quarantined=0, dropped={"annotate/long_enough": 1}
+    )
 
     dropped = history(session, "web.jsonl#2")
-    assert dropped["outcome"] == "dropped by annotate: annotate/max_magic"
-    assert dropped["stages"][0]["threshold"] == 1
-    assert dropped["stages"][0]["values"] == {"magic": 3}
-    assert (
-        history(session, "web.jsonl#3")["outcome"]
-        == "dropped by long: annotate/long_enough"
-    )
+    assert dropped.outcome == "dropped by annotate: annotate/max_magic"
+    assert dropped.stages[0].threshold == 1
+    assert dropped.stages[0].values == {"magic": 3}
+    outcome = history(session, "web.jsonl#3").outcome
+    assert outcome == "dropped by long: annotate/long_enough"
     edited = history(session, "web.jsonl#1", with_text=True)
-    assert [
-        (edit["removed"], edit["added"])
-        for edit in edited["stages"][1]["edits"]["first"]
-    ] == [
-        ("  ", " "),
-        ("colour", "color"),
-    ]
-    print_history(edited)
+    edits = edited.stages[1].edits
+    assert edits is not None
+    assert edits.first == [Edit("  ", " "), Edit("colour", "color")]
+    edited.show()
     assert "a[-  -]{+ +}[-colour-]{+color+} that says xyzzy" in capsys.readouterr().out
 
     (rule,) = thresholds(session)
-    assert (rule["key"], rule["bound"], rule["seen"], rule["failing"]) == (
+    assert (rule.key, rule.bound, rule.seen, rule.failing) == (
         "annotate.max.magic",
         1,
         5,
         2,
     )
-    assert (rule["looser"]["bound"], rule["looser"]["failing"]) == (2, 1)
+    assert rule.looser == Neighbour(bound=2, failing=1)
     looser = replay_with(compare(session, opened(own, "annotate.max.magic=2")), 1, None)
     assert (
-        looser["now"]["web"]["documents"],
-        looser["unseen"]["web"]["documents"],
+        looser.now["web"].documents,
+        looser.unseen["web"].documents,
     ) == (2, 1)
 
     page = render_report(session, None).replace("<wbr>", "")
@@ -160,8 +152,8 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
     assert ran(opened(own)) == 0
     runs = [find_run(session.store, name) for name in ("last-1", "last")]
     changed = {
-        difference["key"]: (difference["first"], difference["second"])
-        for difference in compare_runs(session.store, *runs)["manifest"]
+        change.key: (change.first, change.second)
+        for change in compare_runs(session.store, *runs).manifest
     }
     assert set(changed) == {
         f"prepare.{name}.use" for name in ("annotate", "edit", "long")
@@ -197,7 +189,7 @@ def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothin
     (own.parent / "words.py").write_text(
         WORDS.replace("text.count", "text.lower().count")
     )
-    reasons = {row["stage"]: row["reason"] for row in explain_plan(opened(own))}
+    reasons = {row.stage: row.reason for row in explain_plan(opened(own))}
     assert reasons["ingest"] == ""
     assert reasons["annotate"] == "code changed: the code of ./steps.py:count_word"
     assert opened(own).plan["ingest"].fingerprint == before.plan["ingest"].fingerprint
@@ -207,7 +199,7 @@ def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothin
         .replace("magic", "count")
     )
     reason = next(
-        row["reason"] for row in explain_plan(opened(own)) if row["stage"] == "annotate"
+        row.reason for row in explain_plan(opened(own)) if row.stage == "annotate"
     )
     assert "./steps.py:count_word -> ./words.py:count" in reason
 
@@ -230,12 +222,7 @@ def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(
     assert "annotate: its process was killed" in capsys.readouterr().err
     assert ran(session) == 0
     assert "Resumed" in capsys.readouterr().out
-    assert (
-        next(row for row in stage_states(session) if row["stage"] == "annotate")[
-            "documents"
-        ]["kept"]
-        == 3
-    )
+    assert kept_by_annotate(session) == 3
 
 
 def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None:
@@ -350,10 +337,5 @@ def test_what_a_function_prints_breaks_nothing(
     (own.parent / "steps.py").write_text(loud)
     session = opened(own)
     assert ran(session) == 0
-    assert (
-        next(row for row in stage_states(session) if row["stage"] == "annotate")[
-            "documents"
-        ]["kept"]
-        == 3
-    )
+    assert kept_by_annotate(session) == 3
     assert os.path.exists(session.folder("long").path)

@@ -133,20 +133,20 @@ def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_thresh
     session = opened(folder)
     short_example = history(session, "chats.jsonl:3")
     assert (
-        short_example["outcome"]
+        short_example.outcome
         == "dropped by sft_prepare: filter: gopher_quality/min_words"
     )
-    assert (short_example["source"], short_example["excerpt"]) == (
+    assert (short_example.source, short_example.excerpt) == (
         "chats",
         "Why?\n\nBecause.",
     )
-    assert [(entry["stage"], entry["keep"]) for entry in short_example["stages"]] == [
+    assert [(verdict.stage, verdict.keep) for verdict in short_example.stages] == [
         ("sft_prepare: dedup", True),
         ("sft_prepare: filter", False),
     ]
-    assert short_example["stages"][1]["threshold"] == 3
+    assert short_example.stages[1].threshold == 3
     assert (
-        history(session, "chats.jsonl:4")["outcome"]
+        history(session, "chats.jsonl:4").outcome
         == "dropped by sft_prepare: decontaminate: "
         "decontaminate/max_contamination"
     )
@@ -155,7 +155,7 @@ def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_thresh
         for entry in survivors(session.folder("sft_prepare").data)["chats"]
         if entry["messages"][0]["content"] == "When?"
     )
-    assert history(session, kept_example["id"])["outcome"] == "kept"
+    assert history(session, kept_example["id"]).kept
     with pytest.raises(DocumentNotFoundError, match="nothing is ingested yet"):
         history(session, "elsewhere.jsonl:1")
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from gristmill.dataprep.whatif_thresholds import Tally
 from gristmill.flows.planning.plan_gpus import at_least, duration, size
-from gristmill.flows.questions.explain import print_history
-from gristmill.flows.questions.status import describe_running
-from gristmill.flows.questions.trace_tables import print_step
-from gristmill.flows.questions.whatif import print_replay
+from gristmill.flows.questions.explain import Explanation, Judgement
+from gristmill.flows.questions.status import StageState, describe_running
+from gristmill.flows.questions.threshold_samples import CutSample
+from gristmill.flows.questions.trace_tables import RowDocument, StepTrace
+from gristmill.flows.questions.whatif import ChangedCut, RuleTallies, Size, WhatIf
 
 LONG = "18f/2016-07-19-strategies-for-starting-your-own-writing-lab#1234567"
 
@@ -22,20 +24,12 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
 
 
-def step(**fields: Any) -> dict[str, Any]:
-    return {
-        "stage": "sft",
-        "step": 3,
-        "use": "read",
-        "rank": None,
-        "ranks": 1,
-        "rows": [33, 5],
-        **fields,
-    }
+def step(**fields: Any) -> StepTrace:
+    return StepTrace("sft", 3, "read", None, 1, [33, 5], [], **fields)
 
 
 def test_a_step_names_every_example_of_a_row_that_holds_several(capsys):
-    print_step(step(examples=["aa", "bb", "cc"], rows_of_examples=[33, 33, 5]))
+    step(examples=["aa", "bb", "cc"], rows_of_examples=[33, 33, 5]).show()
 
     assert capsys.readouterr().out.splitlines() == [
         "sft step 3 read: 2 rows, 3 examples",
@@ -46,30 +40,30 @@ def test_a_step_names_every_example_of_a_row_that_holds_several(capsys):
 
 
 def test_a_step_shows_each_locator_whole_below_its_columns(capsys):
-    print_step(
-        step(
-            tokens=384,
-            documents=[
-                {
-                    "tokens": 256,
-                    "source": "posts",
-                    "id": "0123456789abcdef0123",
-                    "locator": LONG,
-                    "cluster_size": 1,
-                },
-                {
-                    "tokens": 128,
-                    "source": "web",
-                    "id": "f" * 32,
-                    "locator": "a#1",
-                    "url": "http://a/",
-                    "quality": {"q": 0.5},
-                    "cluster_size": 3,
-                    "cluster": "c" * 32,
-                },
-            ],
-        )
-    )
+    documents = [
+        RowDocument(
+            id="0123456789abcdef0123",
+            source="posts",
+            locator=LONG,
+            cluster_size=1,
+            tokens=256,
+            rows=[33],
+            copies=[0],
+        ),
+        RowDocument(
+            id="f" * 32,
+            source="web",
+            locator="a#1",
+            url="http://a/",
+            quality={"q": 0.5},
+            cluster="c" * 32,
+            cluster_size=3,
+            tokens=128,
+            rows=[5],
+            copies=[0],
+        ),
+    ]
+    step(tokens=384, documents=documents).show()
 
     assert capsys.readouterr().out.splitlines()[1:] == [
         "tokens  source  id                quality  cluster",
@@ -81,29 +75,27 @@ def test_a_step_shows_each_locator_whole_below_its_columns(capsys):
 
 
 def test_a_history_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
-    print_history(
-        {
-            "id": "ab",
-            "source": "posts",
-            "locator": "a#1",
-            "characters": 9,
-            "shard": "part-0",
-            "row": 1,
-            "excerpt": "text",
-            "outcome": "dropped by filter",
-            "mix": None,
-            "stages": [
-                {"stage": "clean", "keep": True, "reason": "", "values": {}},
-                {
-                    "stage": "filter",
-                    "keep": False,
-                    "threshold": 0.13,
-                    "values": {"words": 655},
-                    "reason": "gopher_repetition/max_duplicate_7gram_char_ratio",
-                },
-            ],
-        }
-    )
+    Explanation(
+        id="ab",
+        source="posts",
+        locator="a#1",
+        metadata="{}",
+        characters=9,
+        excerpt="text",
+        shard="part-0",
+        row=1,
+        stages=[
+            Judgement("clean", True, "", {}),
+            Judgement(
+                "filter",
+                False,
+                "gopher_repetition/max_duplicate_7gram_char_ratio",
+                {"words": 655},
+                threshold=0.13,
+            ),
+        ],
+        outcome="dropped by filter",
+    ).show()
 
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[3:] == [
@@ -117,40 +109,23 @@ def test_a_history_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
 
 
 def test_a_sample_of_whatif_shows_its_locator_whole_and_the_text_that_fits(capsys):
-    sizes = {"posts": {"documents": 2, "bytes": 10.0}}
+    sizes = {"posts": Size(documents=2, bytes=10, tokens=None)}
     samples = [
-        {
-            "value": 399.0,
-            "source": "posts",
-            "locator": locator,
-            "excerpt": "It is a truth universally known",
-        }
+        CutSample("ab", "posts", locator, "It is a truth universally known", 399.0)
         for locator in (LONG, "a#1")
     ]
-    print_replay(
-        {
-            "now": sizes,
-            "then": sizes,
-            "tokens_known": False,
-            "unseen": {},
-            "rules": {
-                "gopher_repetition/max_duplicate_10gram_char_ratio": {
-                    "now": {"failing": 1, "only": 1},
-                    "then": {"failing": 2, "only": 1},
-                }
-            },
-            "cuts": [
-                {
-                    "rule": "filter/x",
-                    "key": "filter.x",
-                    "now": 50,
-                    "then": 400,
-                    "failing": samples,
-                    "passing": [],
-                }
-            ],
-        }
-    )
+    WhatIf(
+        now=sizes,
+        then=sizes,
+        unseen={},
+        rules={
+            "gopher_repetition/max_duplicate_10gram_char_ratio": RuleTallies(
+                now=Tally(failing=1, only=1), then=Tally(failing=2, only=1)
+            )
+        },
+        cuts=[ChangedCut("filter/x", "filter.x", "x", 50, 400, samples, [])],
+        tokens_known=False,
+    ).show()
 
     out = capsys.readouterr().out
     assert f"      399  posts {LONG}\n" in out
@@ -182,10 +157,13 @@ def test_small_sizes_times_and_costs_are_not_shown_as_nothing():
 
 
 def test_a_job_that_is_called_like_its_stage_is_named_once():
-    row = {
-        "stage": "filter",
-        "owner": "process 7 on host",
-        "progress": {
+    row = StageState(
+        stage="filter",
+        state="running",
+        fingerprint="",
+        folder="",
+        owner="process 7 on host",
+        progress={
             "started": 0.0,
             "at": 9.0,
             "job": "filter",
@@ -193,6 +171,6 @@ def test_a_job_that_is_called_like_its_stage_is_named_once():
             "total": 4,
             "unit": "shards",
         },
-    }
+    )
 
     assert describe_running(row, 9.0) == "for 9 s: 0/4 shards (process 7 on host)"

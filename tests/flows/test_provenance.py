@@ -22,6 +22,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.flows.questions.spike_documents import with_origins
 from gristmill.flows.questions.trace import compare_readings
+from gristmill.flows.questions.trace_tables import ReadingComparison, RecordedSteps
 from gristmill.flows.questions.training_reads import (
     Reading,
     TraceError,
@@ -238,28 +239,24 @@ def test_two_trainings_of_one_set_are_compared_row_by_row(tmp_path: Path) -> Non
         reading(tmp_path / "a", packed),
         reading(tmp_path / "b", packed, steps=9),
     )
-    assert compare_readings(training, longer) == {
-        "first_difference": None,
-        "same_steps": 6,
-        "steps": [6, 9],
-        "same_set": True,
-        "sets": [packed.fingerprint] * 2,
-        "recorded": {"agree": None, "differ": None},
-        "attested": [None, None],
-    }
+    assert compare_readings(training, longer) == ReadingComparison(
+        first_difference=None,
+        same_steps=6,
+        steps=(6, 9),
+        same_set=True,
+        sets=(packed.fingerprint, packed.fingerprint),
+        recorded=RecordedSteps(agree=None, differ=None),
+        attested=(None, None),
+    )
     other_batch = reading(
         tmp_path / "c",
         packed,
         batch_ramp=[{"until_step": 3, "global_batch_size": 4}],
         global_batch_size=5,
     )
-    assert compare_readings(training, other_batch)["first_difference"] == 4
-    assert (
-        compare_readings(training, reading(tmp_path / "d", packed, seed=2))[
-            "first_difference"
-        ]
-        == 1
-    )
+    assert compare_readings(training, other_batch).first_difference == 4
+    other_seed = reading(tmp_path / "d", packed, seed=2)
+    assert compare_readings(training, other_seed).first_difference == 1
 
 
 def test_sets_that_were_cut_into_other_shards_are_compared_by_their_tokens(
@@ -271,7 +268,7 @@ def test_sets_that_were_cut_into_other_shards_are_compared_by_their_tokens(
     comparison = compare_readings(
         training, reading(tmp_path / "b", packed_set(tmp_path / "changed", changed))
     )
-    assert (comparison["same_set"], comparison["first_difference"]) == (False, 5)
+    assert (comparison.same_set, comparison.first_difference) == (False, 5)
 
 
 def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_is_told(
@@ -299,16 +296,14 @@ def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_
             "gristmill.flows.questions.trace._is_attested", lambda reading, record: True
         )
         comparison = compare_readings(training, other_training)
-    assert (comparison["first_difference"], comparison["recorded"]) == (
-        4,
-        {"agree": 2, "differ": 4},
-    )
+    assert comparison.first_difference == 4
+    assert comparison.recorded == RecordedSteps(agree=2, differ=4)
     assert sorted(set(checked_steps)) == [3, 4]
-    assert compare_readings(training, other_training)["attested"] == [True, True]
+    assert compare_readings(training, other_training).attested == (True, True)
     (tmp_path / "b" / "work" / "metrics.jsonl").write_text(
         '{"step": 2, "rows_digest": "0"}\n'
     )
-    assert compare_readings(training, other_training)["attested"] == [True, False]
+    assert compare_readings(training, other_training).attested == (True, False)
 
 
 def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) -> None:

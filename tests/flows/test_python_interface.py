@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,7 +150,7 @@ def test_losses_are_a_table(run: gristmill.Run) -> None:
 
 def test_the_command_line_answers_the_same(run: gristmill.Run, project: Path) -> None:
     dropped = run.whatif({"filter.gopher_quality.min_words": 10}, samples=3)
-    assert dropped.found == on_the_command_line(
+    assert asdict(dropped) == on_the_command_line(
         run,
         project,
         "whatif",
@@ -157,20 +158,20 @@ def test_the_command_line_answers_the_same(run: gristmill.Run, project: Path) ->
         "3",
         "--set=filter.gopher_quality.min_words=10",
     )
-    document = dropped.cuts[0]["passing"][0]["id"]
-    assert run.explain(document).found == on_the_command_line(
+    document = dropped.cuts[0].passing[0].id
+    assert asdict(run.explain(document)) == on_the_command_line(
         run, project, "explain", document
     )
-    assert run.explain(document, text=True).found == on_the_command_line(
+    assert asdict(run.explain(document, text=True)) == on_the_command_line(
         run, project, "explain", document, "--text"
     )
-    assert run.trace(2).found == on_the_command_line(
+    assert asdict(run.trace(2)) == on_the_command_line(
         run, project, "trace", "--step", "2"
     )
-    assert run.trace_document(document).found == on_the_command_line(
+    assert asdict(run.trace_document(document)) == on_the_command_line(
         run, project, "trace", "--document", document
     )
-    assert [threshold.found for threshold in run.thresholds()] == on_the_command_line(
+    assert [asdict(threshold) for threshold in run.thresholds()] == on_the_command_line(
         run, project, "whatif"
     )
 
@@ -194,13 +195,13 @@ def test_a_run_that_ended_before_its_training_answers_as_the_command_line_does(
 
     for ended_run in (ended, gristmill.Store(run.path.parent.parent).run(ended.name)):
         step = ended_run.trace(5)
-        assert step.found == answer_of("trace", str(project), "--step", "5")
-        assert step.found["use"] == "will read"
-        document = step.documents[0]["id"]
-        assert ended_run.explain(document).found == answer_of(
+        assert asdict(step) == answer_of("trace", str(project), "--step", "5")
+        assert step.use == "will read"
+        document = step.documents[0].id
+        assert asdict(ended_run.explain(document)) == answer_of(
             "explain", str(project), document
         )
-        assert ended_run.trace_document(document).found == answer_of(
+        assert asdict(ended_run.trace_document(document)) == answer_of(
             "trace", str(project), "--document", document
         )
         assert "pretrain" not in ended_run.stages
@@ -210,7 +211,7 @@ def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(
     run: gristmill.Run, project: Path
 ) -> None:
     store = ["--store", str(run.path.parent.parent)]
-    document = run.trace(1).documents[0]["id"]
+    document = run.trace(1).documents[0].id
     id_file = project.with_name("list.txt")
     id_file.write_text(document)
     sections = (
@@ -264,20 +265,18 @@ def test_answers_are_objects(
     replay = run.whatif({"filter.gopher_quality.min_words": 345})
     assert 0 < replay.then["web"].documents < replay.now["web"].documents
     assert isinstance(replay.now["web"].tokens, int)
-    explained = run.explain(replay.cuts[0]["failing"][0]["id"])
+    explained = run.explain(replay.cuts[0].failing[0].id)
     assert explained.kept
     assert [verdict.stage for verdict in explained.stages] == [
         "filter",
         "dedup",
         "quality",
     ]
-    assert explained.metadata["author"].startswith("a")
+    assert json.loads(explained.metadata or "")["author"].startswith("a")
     assert all(verdict.keep and verdict.values for verdict in explained.stages)
     step = run.trace(1)
-    assert step.tokens == sum(document["tokens"] for document in step.documents) > 0
-    steps = {
-        entry["step"] for entry in run.trace_document(step.documents[0]["id"]).steps
-    }
+    assert step.tokens == sum(document.tokens for document in step.documents) > 0
+    steps = {entry.step for entry in run.trace_document(step.documents[0].id).steps}
     assert 1 in steps
     # The output is plain text in a notebook too.
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
@@ -302,9 +301,8 @@ def test_a_run_is_asked_by_its_record_when_manifest_and_sources_are_gone(
         original_run.manifest,
     )
     changed = {"filter.gopher_quality.min_words": 15}
-    assert reopened_run.whatif(changed).found == original_run.whatif(changed).found
     assert reopened_run.whatif(changed) == original_run.whatif(changed)
-    document = reopened_run.whatif(changed).cuts[0]["failing"][0]["id"]
+    document = reopened_run.whatif(changed).cuts[0].failing[0].id
     assert reopened_run.explain(document) == original_run.explain(document)
     assert reopened_run.documents().to_table() == original_run.documents().to_table()
     assert "min_words" in reopened_run.report().page
@@ -587,8 +585,8 @@ def test_a_stream_reads_what_the_trace_of_the_runs_training_says(
             for piece in entry["documents"]:
                 tokens[piece["id"], entry["source"]] += piece["length"]
         assert tokens == {
-            (entry["id"], entry["source"]): entry["tokens"]
-            for entry in traced.documents
+            (document.id, document.source): document.tokens
+            for document in traced.documents
         }
 
 

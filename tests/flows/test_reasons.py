@@ -7,7 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gristmill.flows.questions.what_changed import differences, explain_plan
+from gristmill.flows.questions.what_changed import (
+    UsableCheckpoint,
+    differences,
+    explain_plan,
+)
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.stage import TrainingStage
@@ -31,7 +35,7 @@ def finish(runner: Runner) -> Runner:
 
 def told(runner: Runner, *force: str) -> list[tuple[str, str]]:
     return [
-        (row["action"], row["reason"])
+        (row.action, row.reason)
         for row in explain_plan(session_of(runner), frozenset(force))
     ]
 
@@ -78,7 +82,7 @@ def test_what_another_manifest_made_is_compared_only_where_it_is_nearly_the_same
             session_of(runner),
             manifest=Manifest(name="other", sources={"a": Source(path="x")}),
         )
-        return str(explain_plan(session)[0]["reason"])
+        return explain_plan(session)[0].reason
 
     assert (
         told_to_another(n=2, **dict.fromkeys("abcde", 1)) == "config changed: n 1 -> 2"
@@ -126,7 +130,7 @@ def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_tha
         "optimizer": {"kind": "adamw", "eps": 0.1},
     }
 
-    def told_to(**changes: object) -> dict[str, object]:
+    def told_to(**changes: object) -> UsableCheckpoint | None:
         session = session_of(toy_runner(pretrain={**recipe, **changes}))
         node = session.plan["pretrain"]
         session.plan["pretrain"] = replace(
@@ -134,7 +138,7 @@ def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_tha
             stage=replace(node.stage, training=TrainingStage(Pretrain, "documents")),
         )
         (row,) = explain_plan(session)
-        return row
+        return row.continue_from
 
     unfinished = toy_runner(pretrain=recipe).folder("pretrain")
     unfinished.begin({"version": 1, "input_fingerprints": {}, "recipe": recipe})
@@ -142,16 +146,19 @@ def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_tha
         checkpoint = unfinished.work / "checkpoints" / f"step-{step:08d}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "complete.json").write_text("{}")
-    assert "continue_from" not in told_to()  # an unchanged training resumes by itself
-    plan_row = told_to(steps=200, schedule={"kind": "cosine"})
-    assert plan_row["continue_from"] == {"step": 80, "checkpoint": str(checkpoint)}
-    assert told_to(steps=60)["continue_from"]["step"] == 40  # type: ignore[index]
+    assert told_to() is None  # an unchanged training resumes by itself
+    assert told_to(steps=200, schedule={"kind": "cosine"}) == UsableCheckpoint(
+        step=80, checkpoint=str(checkpoint)
+    )
+    assert told_to(steps=60) == UsableCheckpoint(
+        step=40, checkpoint=str(checkpoint.with_name("step-00000040"))
+    )
     for changes in (
         {"seed": 2},
         {"optimizer": {"kind": "lion", "eps": 0.1}},
         {"steps": 30},
     ):
-        assert "continue_from" not in told_to(**changes)
+        assert told_to(**changes) is None
 
 
 @pytest.mark.slow

@@ -95,7 +95,9 @@ def test_the_funnel_the_status_and_the_report_tell_the_steps_apart(twice: Path) 
     }
     assert {row.stage: row.kept for row in gather_facts(session).funnel} == kept
     assert {
-        row["stage"]: row["documents"]["kept"] for row in stage_states(session)[:6]
+        row.stage: row.documents.kept
+        for row in stage_states(session)[:6]
+        if row.documents is not None
     } == kept
     page = render_report(session, None).replace("<wbr>", "")
     assert "filter-2: gopher_quality/min_words" in page
@@ -107,23 +109,22 @@ def test_a_document_is_explained_step_by_step_with_the_threshold_of_the_very_ste
 ) -> None:
     explained = history(opened(twice), "web.jsonl#2")
     assert [
-        (verdict["stage"], verdict["keep"], verdict.get("threshold"))
-        for verdict in explained["stages"]
+        (verdict.stage, verdict.keep, verdict.threshold) for verdict in explained.stages
     ] == [
         ("filter", True, None),
         ("dedup", True, None),
         ("clean", True, None),
         ("filter-2", False, 8),
     ]
-    assert explained["outcome"] == "dropped by filter-2: gopher_quality/min_words"
+    assert explained.outcome == "dropped by filter-2: gopher_quality/min_words"
 
 
 def test_what_if_moves_the_threshold_of_one_step_alone(twice: Path) -> None:
     session = opened(twice)
     bounds = {
-        rule["key"]: (rule["bound"], rule["failing"])
+        rule.key: (rule.bound, rule.failing)
         for rule in thresholds(session)
-        if rule["key"].endswith("min_words")
+        if rule.key.endswith("min_words")
     }
     assert bounds == {
         "filter.gopher_quality.min_words": (5, 1),
@@ -136,8 +137,8 @@ def test_what_if_moves_the_threshold_of_one_step_alone(twice: Path) -> None:
     ]
     prediction = replay(comparison, 0, None)
     assert (
-        prediction["now"]["web"]["documents"],
-        prediction["unseen"]["web"]["documents"],
+        prediction.now["web"].documents,
+        prediction.unseen["web"].documents,
     ) == (2, 1)
 
 

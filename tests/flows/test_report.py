@@ -25,6 +25,7 @@ from gristmill.dataprep.documents import (
 from gristmill.flows.orchestration.cards import document_lines, picture
 from gristmill.flows.pages.page_elements import Note, Section
 from gristmill.flows.questions.find_documents import documents_of
+from gristmill.flows.questions.threshold_samples import Cut, CutSample
 from gristmill.flows.report.document_sections import (
     cuts,
     document_sections,
@@ -43,7 +44,12 @@ from gristmill.flows.report.report_facts import (
     with_tokens,
 )
 from gristmill.flows.report.run_report import costs, stage_sections
-from gristmill.flows.report.stage_summaries import StageCounts, Tokenized, read_as
+from gristmill.flows.report.stage_summaries import (
+    Binned,
+    StageCounts,
+    Tokenized,
+    read_as,
+)
 from gristmill.flows.report.terminal_summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
 from gristmill.flows.stages.registry import STAGES
@@ -84,25 +90,16 @@ TOPICS: dict[str, Any] = {
         "filter": {"rules": {"gopher_quality/min_words": {"failing": 5, "only": 2}}}
     },
     "cuts": [
-        {
-            "rule": "gopher_quality/min_words",
-            "key": "filter.rules.gopher_quality.min_words",
-            "bound": 50,
-            "statistic": "words",
-            "dropped": 3,
-            "histogram": {"edges": [0, 50, 100], "counts": [0, 3, 4, 1]},
-            "failing": [
-                {
-                    "value": 49,
-                    "source": "a",
-                    "locator": "x<y",
-                    "excerpt": "nearly <b>enough</b>",
-                }
-            ],
-            "passing": [
-                {"value": 50, "source": "b", "locator": "z", "excerpt": "just enough"}
-            ],
-        }
+        Cut(
+            rule="gopher_quality/min_words",
+            key="filter.rules.gopher_quality.min_words",
+            statistic="words",
+            bound=50,
+            dropped=3,
+            histogram=Binned([0, 50, 100], [0, 3, 4, 1]),
+            failing=[CutSample("ab", "a", "x<y", "nearly <b>enough</b>", 49)],
+            passing=[CutSample("cd", "b", "z", "just enough", 50)],
+        )
     ],
 }
 FACTS = facts_of(**TOPICS)

@@ -27,11 +27,14 @@ from gristmill.flows.questions.document_samples import (
     KEPT_SHOWN,
     MOST_GROUPS,
     SHOWN_CHARACTERS,
+    DocumentGroup,
+    ShownDocument,
     shown_documents,
 )
+from gristmill.flows.questions.explain import TextPiece
 from gristmill.flows.report.document_sections import folded, whole_documents
 from gristmill.flows.report.report_facts import Facts
-from tests.flows.rendered import facts_of, html_of
+from tests.flows.rendered import html_of
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
 
@@ -123,37 +126,34 @@ def test_documents_of_every_source_and_rule_are_chosen_by_chance_and_the_same_ea
     inputs = committed(tmp_path, rows)
     kept, short, duplicates = shown_documents(RECIPES, inputs)
     assert [
-        (group["step"], group["rule"], group["documents"])
-        for group in (kept, short, duplicates)
+        (group.step, group.rule, group.documents) for group in (kept, short, duplicates)
     ] == [
         (None, None, 31),
         ("first", "first/min_words", 7),
         ("second", "exact_duplicate", 3),
     ]
-    assert [len(group["shown"]) for group in (kept, short, duplicates)] == [
+    assert [len(group.shown) for group in (kept, short, duplicates)] == [
         KEPT_SHOWN,
         DROPPED_SHOWN,
         DROPPED_SHOWN,
     ]
-    assert [group["source"] for group in kept["shown"]] == [
+    assert [group.source for group in kept.shown] == [
         "book",
         *["web"] * (KEPT_SHOWN - 1),
     ]
-    book, page, *_ = kept["shown"]
-    assert [len(piece["text"]) for piece in book["pieces"]] == [SHOWN_CHARACTERS]
-    assert book["characters"] == SHOWN_CHARACTERS + 5
+    book, page, *_ = kept.shown
+    assert [len(piece.text) for piece in book.pieces] == [SHOWN_CHARACTERS]
+    assert book.characters == SHOWN_CHARACTERS + 5
     pages = {
         document_id("web", f"{n}.txt", text).hex(): text
         for n, (_, text, *reasons) in enumerate(rows[:30])
     }
-    assert [group["id"] for group in kept["shown"][1:]] == sorted(pages)[
-        : KEPT_SHOWN - 1
-    ], "the smallest ids of both shards"
-    assert page["pieces"] == [{"text": pages[page["id"]], "edit": None, "stage": None}]
-    assert page["said"] == []
-    assert [group["said"] for group in short["shown"]] == [
-        ["threshold 3", "words 2"]
-    ] * 2
+    assert [group.id for group in kept.shown[1:]] == sorted(pages)[: KEPT_SHOWN - 1], (
+        "the smallest ids of both shards"
+    )
+    assert page.pieces == [TextPiece(pages[page.id])]
+    assert page.verdict == []
+    assert [group.verdict for group in short.shown] == [["threshold 3", "words 2"]] * 2
     assert shown_documents(RECIPES, inputs) == [kept, short, duplicates]
 
 
@@ -166,7 +166,7 @@ def test_only_the_rules_that_dropped_most_have_their_documents_shown(
         for n in range(rule + 1)
     ]
     groups = shown_documents(RECIPES, committed(tmp_path, rows))
-    assert [group["rule"] for group in groups] == [
+    assert [group.rule for group in groups] == [
         f"rule {rule:02}" for rule in range(MOST_GROUPS + 2, 2, -1)
     ]
 
@@ -187,35 +187,30 @@ def test_what_two_texts_share_for_long_is_folded_on_both_sides_alike() -> None:
 def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them() -> (
     None
 ):
-    kept = {
-        "id": "ab" * 16,
-        "source": "web",
-        "locator": "a<b",
-        "characters": 11,
-        "said": [],
-        "pieces": [
-            {"text": "mail ", "edit": None},
-            {"text": "me@x.y", "edit": "removed"},
-            {"text": "<EMAIL>", "edit": "added"},
+    kept = ShownDocument(
+        id="ab" * 16,
+        source="web",
+        locator="a<b",
+        characters=11,
+        verdict=[],
+        pieces=[
+            TextPiece("mail "),
+            TextPiece("me@x.y", "removed", "clean"),
+            TextPiece("<EMAIL>", "added", "clean"),
         ],
-    }
-    long = {
-        "id": "cd" * 16,
-        "source": "web",
-        "locator": "c",
-        "characters": 50,
-        "said": ["threshold 50", "words 3"],
-        "pieces": [{"text": "Nothing but this", "edit": None}],
-    }
-    facts = facts_of(
+    )
+    long = ShownDocument(
+        id="cd" * 16,
+        source="web",
+        locator="c",
+        characters=50,
+        verdict=["threshold 50", "words 3"],
+        pieces=[TextPiece("Nothing but this")],
+    )
+    facts = Facts(
         shown_documents=[
-            {"step": None, "rule": None, "documents": 1234, "shown": [kept]},
-            {
-                "step": "filter",
-                "rule": "gopher_quality/min_words",
-                "documents": 2,
-                "shown": [long],
-            },
+            DocumentGroup(None, None, 1234, [kept]),
+            DocumentGroup("filter", "gopher_quality/min_words", 2, [long]),
         ]
     )
     html = html_of(whole_documents(facts))

@@ -7,9 +7,8 @@ from __future__ import annotations
 import json
 import random
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +29,11 @@ from gristmill.flows.pages.page_elements import DotMap, MapPoint
 from gristmill.flows.questions.search import (
     FUSION,
     SearchError,
+    SearchHit,
+    SearchHits,
+    WordsRank,
     marked,
     merge,
-    print_hits,
     search,
 )
 from gristmill.flows.running.session import Session, open_session
@@ -98,8 +99,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return new_session
 
 
-def hits_of(answer: dict[str, Any]) -> list[str]:
-    return [hit["locator"] for hit in answer["hits"]]
+def hits_of(answer: SearchHits) -> list[str]:
+    return [hit.locator for hit in answer.hits]
 
 
 def test_by_meaning_the_nearest_of_all_vectors_come_in_their_order(
@@ -119,35 +120,35 @@ def test_by_meaning_the_nearest_of_all_vectors_come_in_their_order(
     )
     expected = sorted(zip(-cosines, candidate_texts, strict=True))
     answer = search(session, query, "meaning", 8)
-    assert (answer["by"], answer["with_vectors"], answer["with_words"]) == (
+    assert (answer.by, answer.with_vectors, answer.with_words) == (
         ["meaning"],
         len(candidate_texts),
         None,
     )
-    measured = [hit["meaning"]["cosine"] for hit in answer["hits"]]
+    measured = [hit.meaning.cosine for hit in answer.hits if hit.meaning]
     assert np.allclose(measured, [-cosine for cosine, _ in expected[:8]], atol=2e-3)
-    first = answer["hits"][0]
-    assert (first["locator"], first["kept"], first["dropped_by"]) == (
+    first = answer.hits[0]
+    assert (first.locator, first.kept, first.dropped_by) == (
         "long",
         False,
         "short",
     )
-    assert first["reason"] == "gopher_quality/max_words"
-    assert first["words"] is None
+    assert first.reason == "gopher_quality/max_words"
+    assert first.words is None
 
 
 def test_by_words_all_documents_are_looked_through(session: Session) -> None:
     answer = search(session, '"w1 w2"', "words", 50)
-    assert (answer["by"], answer["documents"], answer["with_words"]) == (
+    assert (answer.by, answer.documents, answer.with_words) == (
         ["words"],
         len(texts()),
         len(texts()),
     )
     expected = {key for key, text in texts().items() if "w1 w2 " in f"{text} "}
     assert set(hits_of(answer)) == expected
-    assert answer["matching"] == len(expected)
-    tiny = next(hit for hit in answer["hits"] if hit["locator"] == "tiny")
-    assert (tiny["kept"], tiny["dropped_by"], tiny["snippet"]) == (
+    assert answer.matching == len(expected)
+    tiny = next(hit for hit in answer.hits if hit.locator == "tiny")
+    assert (tiny.kept, tiny.dropped_by, tiny.snippet) == (
         False,
         "filter",
         "w1 w2",
@@ -156,15 +157,15 @@ def test_by_words_all_documents_are_looked_through(session: Session) -> None:
 
 def test_both_lists_are_merged_by_their_ranks(session: Session) -> None:
     answer = search(session, "w3 w4 w5", limit=300)
-    assert answer["by"] == ["meaning", "words"]
-    for hit in answer["hits"]:
-        ranks = [hit[way]["rank"] for way in ("meaning", "words") if hit[way]]
-        assert hit["score"] == pytest.approx(
+    assert answer.by == ["meaning", "words"]
+    for hit in answer.hits:
+        ranks = [ranked.rank for ranked in (hit.meaning, hit.words) if ranked]
+        assert hit.score == pytest.approx(
             sum(1 / (FUSION + rank) for rank in ranks), abs=1e-6
         )
-    scores = [hit["score"] for hit in answer["hits"]]
+    scores = [hit.score for hit in answer.hits]
     assert scores == sorted(scores, reverse=True)
-    assert sum(bool(hit["meaning"] and hit["words"]) for hit in answer["hits"]) > 5
+    assert sum(bool(hit.meaning and hit.words) for hit in answer.hits) > 5
     near = [(("a", 1), 0.9), (("b", 0), 0.8)]
     words = [WordHit("b", 0, 5.0), WordHit("c", 2, 4.0)]
     assert [merged_hit.place for merged_hit in merge(near, words)] == [
@@ -193,12 +194,12 @@ def test_without_vectors_a_sentence_says_how_to_get_meaning(
         == 0
     )
     answer = search(session_without_vectors, "w3 w4")
-    assert answer["by"] == ["words"]
-    assert answer["note"].startswith(
+    assert answer.by == ["words"]
+    assert answer.note.startswith(
         "searched by words alone: no step stored vectors; to search by meaning add a "
         "step"
     )
-    assert len(answer["hits"]) == 10
+    assert len(answer.hits) == 10
     with pytest.raises(SearchError, match="add a step `cluster` or `dedup_semantic`"):
         search(session_without_vectors, "w3 w4", "meaning")
 
@@ -210,8 +211,8 @@ def test_another_model_in_the_same_place_is_not_asked(session: Session) -> None:
         answer = search(session, "w3 w4")
     finally:
         readme.unlink()
-    assert "is not the one that cluster computed its vectors with" in answer["note"]
-    assert answer["by"] == ["words"]
+    assert "is not the one that cluster computed its vectors with" in answer.note
+    assert answer.by == ["words"]
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
@@ -222,7 +223,7 @@ def test_nothing_to_look_for_is_refused(session: Session, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["zebra", "?!", "\x00", "\N{SNOWMAN}" * 300])
 def test_what_is_nowhere_is_not_found(session: Session, text: str) -> None:
-    assert search(session, text)["hits"] == []
+    assert search(session, text).hits == []
 
 
 def test_the_command_and_the_python_interface_answer_the_same(session: Session) -> None:
@@ -236,17 +237,16 @@ def test_the_command_and_the_python_interface_answer_the_same(session: Session) 
         "3",
     ]
     answer = search(session, "w3 w4 w5", limit=3)
-    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout) == answer
+    printed_json = CliRunner().invoke(app, [*command, "--json"]).stdout
+    assert json.loads(printed_json) == asdict(answer)
     run = gristmill.Store(session.store.root).runs[0]
-    python_answer = run.search("w3 w4 w5", limit=3)
-    assert python_answer.found == answer
-    assert python_answer.hits == answer["hits"]
+    assert run.search("w3 w4 w5", limit=3) == answer
     printed = CliRunner().invoke(app, command).stdout
     assert (
         f"3 of {len(texts())} documents; searched {len(texts()) - 1} by meaning"
         in printed
     )
-    assert answer["hits"][0]["id"][:16] in printed
+    assert answer.hits[0].id[:16] in printed
     wrong = CliRunner().invoke(app, [*command, "--by", "smell"])
     assert wrong.exit_code == 2
 
@@ -320,27 +320,21 @@ def test_a_hit_is_indented_as_far_as_it_goes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    print_hits(
-        {
-            "note": None,
-            "documents": 9,
-            "with_vectors": None,
-            "with_words": 9,
-            "matching": 1,
-            "hits": [
-                {
-                    "id": "ab" * 16,
-                    "source": "web",
-                    "url": None,
-                    "locator": "a.txt",
-                    "kept": True,
-                    "meaning": None,
-                    "words": {"bm25": 1.0, "rank": 1},
-                    "snippet": "the mill grinds " * 8,
-                }
-            ],
-        }
+    hit = SearchHit(
+        id="ab" * 16,
+        source="web",
+        locator="a.txt",
+        url=None,
+        score=0.02,
+        meaning=None,
+        words=WordsRank(rank=1, bm25=1.0),
+        kept=True,
+        dropped_by=None,
+        reason=None,
+        characters=128,
+        snippet="the mill grinds " * 8,
     )
+    SearchHits("mill", ["words"], 9, None, 9, 1, None, [hit]).show()
     lines = capsys.readouterr().out.rstrip().splitlines()
     snippets = lines[lines.index(" 1. abababababababab  web  a.txt") + 2 :]
     assert len(snippets) >= 4

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -15,7 +14,7 @@ from starlette.testclient import TestClient
 from gristmill.flows.browse.browse_server import make_app
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.cli.launch import launch
-from gristmill.flows.questions.explain import history
+from gristmill.flows.questions.explain import Judgement, history
 from gristmill.flows.report.run_report import render_report
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
@@ -75,19 +74,20 @@ def test_explain_says_for_which_document_and_with_which_cosine_another_went(
     ]
     (dropped_key,) = {"first", "other order"} - {kept_key}
     verdict = _dropped(session, dropped_key)
-    assert verdict["reason"] == "semantic_duplicate"
-    assert verdict["values"]["duplicate_of"] == history(session, kept_key)["id"]
-    assert verdict["values"]["cosine"] == 1.0
+    assert verdict is not None
+    assert verdict.reason == "semantic_duplicate"
+    assert verdict.values["duplicate_of"] == history(session, kept_key).id
+    assert verdict.values["cosine"] == 1.0
     assert not _dropped(session, "else")
 
 
-def _dropped(session: Session, key: str) -> dict[str, Any]:
-    judged = [
+def _dropped(session: Session, key: str) -> Judgement | None:
+    verdict = next(
         verdict
-        for verdict in history(session, key)["stages"]
-        if verdict["stage"] == "dedup_semantic"
-    ]
-    return {} if judged[0]["keep"] else judged[0]
+        for verdict in history(session, key).stages
+        if verdict.stage == "dedup_semantic"
+    )
+    return None if verdict.keep else verdict
 
 
 def test_the_report_has_the_reason_the_clusters_and_the_model(session: Session) -> None:
@@ -104,14 +104,14 @@ def test_the_report_names_the_domains_and_draws_them(session: Session) -> None:
     judged = {
         key: next(
             cluster_verdict
-            for cluster_verdict in history(session, key)["stages"]
-            if cluster_verdict["stage"] == "cluster"
+            for cluster_verdict in history(session, key).stages
+            if cluster_verdict.stage == "cluster"
         )
         for key in ("first", "else")
         if not _dropped(session, key)
     }
     assert {
-        cluster_verdict["values"]["domain"] for cluster_verdict in judged.values()
+        cluster_verdict.values["domain"] for cluster_verdict in judged.values()
     } <= {0, 1}
 
 

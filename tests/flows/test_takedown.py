@@ -85,7 +85,7 @@ def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(
     documents, missing = find_documents(
         inputs, [IDS[3].hex().upper(), "https://a.example/x", "b.jsonl#9", "0" * 32]
     )
-    assert {name: entry["shard"] for name, entry in documents.items()} == {
+    assert {id_: document.shard for id_, document in documents.items()} == {
         IDS[0]: "part-0.parquet",
         IDS[1]: "part-0.parquet",
         IDS[3]: "part-1.parquet",

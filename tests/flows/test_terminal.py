@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.flows.questions.status import print_plan
+from gristmill.flows.questions.what_changed import PlannedStage, print_plan
 from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.terminal_summary import print_next
 from gristmill.flows.running.events import (
@@ -116,13 +116,14 @@ def test_names_of_stages_have_a_column_as_wide_as_the_longest(
 def test_why_a_stage_would_run_is_printed_with_its_lists(capsys) -> None:
     print_plan(
         [
-            {
-                "stage": "sft",
-                "action": "make",
-                "state": "missing",
-                "fingerprint": "0" * 16,
-                "reason": "targets [] -> [q_proj]",
-            }
+            PlannedStage(
+                stage="sft",
+                state="missing",
+                fingerprint="0" * 16,
+                folder="",
+                action="make",
+                reason="targets [] -> [q_proj]",
+            )
         ]
     )
     assert "targets [] -> [q_proj]" in " ".join(capsys.readouterr().out.split())

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +111,14 @@ def test_spans_cut_out_of_documents_at_the_borders_of_words_are_found_whole(
             continue
         begin = rng.randrange(len(words) - 10)
         span = " ".join(words[begin : begin + 10])
-        (traced_span,) = trace_text(traced, span)["spans"]
+        (traced_span,) = trace_text(traced, span).spans
         assert (
-            traced_span["text"].strip(),
-            traced_span["begin"] <= 1,
-            traced_span["end"],
+            traced_span.text.strip(),
+            traced_span.begin <= 1,
+            traced_span.end,
         ) == (span, True, len(span))
-        assert traced_span["tokens"] >= 8
-        places = {(place["id"], place["row"]) for place in traced_span["places"]}
+        assert traced_span.tokens >= 8
+        places = {(place.id, place.row) for place in traced_span.places}
         assert (piece["id"].hex(), piece["row"]) in places
         planted += 1
     assert planted > 10
@@ -137,9 +138,9 @@ def test_spans_cut_out_at_any_character_are_found_but_for_the_words_at_their_end
         begin = rng.randrange(len(text) - 60)
         span = text[begin : begin + 60]
         inner_words = " ".join(span.split(" ")[1:-1])
-        longest = trace_text(traced, f"0000 {span}")["spans"][0]
-        assert inner_words in longest["text"]
-        assert longest["text"].strip() in text
+        longest = trace_text(traced, f"0000 {span}").spans[0]
+        assert inner_words in longest.text
+        assert longest.text.strip() in text
         planted += 1
     assert planted > 10
 
@@ -150,17 +151,15 @@ def test_a_place_says_document_address_row_and_the_steps_that_read_it(
     piece = next(candidate for candidate in pieces(traced) if candidate["length"] > 40)
     span = tokenizer.decode(piece["tokens"][5:35].tolist())
     answer = trace_text(traced, span)
-    place = next(
-        place for place in answer["spans"][0]["places"] if place["row"] == piece["row"]
-    )
-    assert place["id"] == piece["id"].hex()
-    assert place["url"].startswith(f"https://{place['source']}.example/")
-    assert 0 <= place["offset"] - piece["offset"] <= 10
-    assert place["start"] - piece["start"] == place["offset"] - piece["offset"]
-    assert place["steps"]
-    for step in place["steps"]:
-        assert step["use"] == "will read"
-        assert piece["row"] in trace_step(traced, step["step"])["rows"]
+    place = next(place for place in answer.spans[0].places if place.row == piece["row"])
+    assert place.id == piece["id"].hex()
+    assert place.address.startswith(f"https://{place.source}.example/")
+    assert 0 <= place.offset - piece["offset"] <= 10
+    assert place.start - piece["start"] == place.offset - piece["offset"]
+    assert place.steps
+    for step in place.steps:
+        assert step.use == "will read"
+        assert piece["row"] in trace_step(traced, step.step).rows
 
 
 def test_passages_come_longest_first_and_the_rest_of_the_text_is_not_covered(
@@ -176,13 +175,11 @@ def test_passages_come_longest_first_and_the_rest_of_the_text_is_not_covered(
     ]
     text = " 0123456789 ?!? ".join(tokenizer.decode(tokens) for tokens, _ in ends)
     answer = trace_text(traced, text)
-    sizes = [span["tokens"] for span in answer["spans"]]
+    sizes = [span.tokens for span in answer.spans]
     assert sizes == sorted(sizes, reverse=True)
     assert (len(sizes), sizes[0] >= 39) == (3, True)
-    assert 0 < answer["covered"] < answer["characters"] == len(text)
-    assert all(
-        span["text"] == text[span["begin"] : span["end"]] for span in answer["spans"]
-    )
+    assert 0 < answer.covered < answer.characters == len(text)
+    assert all(span.text == text[span.begin : span.end] for span in answer.spans)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +196,7 @@ def test_passages_come_longest_first_and_the_rest_of_the_text_is_not_covered(
 )
 def test_a_text_that_is_nowhere_has_no_passages(traced: Session, text: str) -> None:
     answer = trace_text(traced, text)
-    assert (answer["found"], answer["covered"], answer["spans"]) == (0, 0, [])
+    assert (answer.found, answer.covered, answer.spans) == (0, 0, [])
 
 
 def test_of_very_many_passages_the_longest_are_described(
@@ -213,7 +210,7 @@ def test_of_very_many_passages_the_longest_are_described(
     answer = trace_text(
         traced, " 0123456789 ?!? ".join(tokenizer.decode(tokens) for tokens in some)
     )
-    assert len(answer["spans"]) == MOST_SPANS < answer["found"]
+    assert len(answer.spans) == MOST_SPANS < answer.found
 
 
 def test_the_command_reads_a_file_and_standard_input_alike(
@@ -238,7 +235,7 @@ def test_the_command_reads_a_file_and_standard_input_alike(
     assert (
         json.loads(of_file.stdout)
         == json.loads(of_input.stdout)
-        == trace_text(traced, text)
+        == asdict(trace_text(traced, text))
     )
     printed = run.invoke(app, [*command, str(tmp_path / "said.txt")]).stdout
     assert "passages of 8 tokens or more in the training rows" in printed.replace(
@@ -265,9 +262,10 @@ def test_an_answer_of_a_chat_is_traced_as_a_file_is_and_from_python_too(
         "(the training rows are not indexed yet; run: "
     )
     python_answer = gristmill.Store(traced.store.root).run().trace_text(text)
-    assert python_answer.covered == trace_text(traced, text)["covered"]
-    assert [traced_span["text"] for traced_span in python_answer.spans] == [
-        traced_span["text"] for traced_span in trace_text(traced, text)["spans"]
+    passages = trace_text(traced, text)
+    assert python_answer.covered == passages.covered
+    assert [span.text for span in python_answer.spans] == [
+        span.text for span in passages.spans
     ]
     python_answer.show()
     assert "will read it" in capsys.readouterr().out

@@ -20,7 +20,9 @@ from gristmill.core.progress import (
     seconds_left,
 )
 from gristmill.flows.questions.status import (
+    DocumentCounts,
     NoLogError,
+    StageState,
     describe_running,
     duration,
     find_log,
@@ -63,10 +65,11 @@ def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(
             return
         row = stage_states(session)[1]
         followed_lines.append(
-            f"{row['state']}: {describe_progress(row['progress']) or 'nothing yet'}"
+            f"{row.state}: {describe_progress(row.progress or {}) or 'nothing yet'}"
         )
         if len(followed_lines) == 1:
-            assert describe_running(row, row["progress"]["started"] + 130).startswith(
+            assert row.progress is not None
+            assert describe_running(row, row.progress["started"] + 130).startswith(
                 "for 2 m 10 s"
             )
             assert find_log(session, None, None).name == "1.log"
@@ -95,7 +98,14 @@ def test_the_pace_of_a_job_gives_the_time_that_is_left() -> None:
     }
     assert seconds_left(progress) == 60.0
     assert describe_progress(progress) == "20/50 steps, loss 3.25, 81,234 tokens/s"
-    row = {"owner": "process 7 on here", "progress": progress}
+    row = StageState(
+        stage="pretrain",
+        state="running",
+        fingerprint="",
+        folder="",
+        owner="process 7 on here",
+        progress=progress,
+    )
     assert describe_running(row, 130.0) == (
         "for 2 m 10 s: 20/50 steps, loss 3.25, 81,234 tokens/s, about 50 s left "
         "(process 7 on here)"
@@ -199,12 +209,9 @@ def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
     runner.run_stage("first")
     session = session_of(runner)
     rows = stage_states(session)
-    assert rows[0]["documents"] == {
-        "read": 28,
-        "kept": 8,
-        "quarantined": 1,
-        "dropped": {"rules/short": 12, "b": 7},
-    }
+    assert rows[0].documents == DocumentCounts(
+        read=28, kept=8, quarantined=1, dropped={"rules/short": 12, "b": 7}
+    )
     print_status(session, rows)
     output = capsys.readouterr().out
     expected_line = (

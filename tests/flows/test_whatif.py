@@ -4,8 +4,8 @@ stricter value.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -25,6 +25,8 @@ from gristmill.dataprep.whatif_thresholds import rules_of
 from gristmill.flows.questions.whatif import (
     MOST_IDLE,
     Comparison,
+    Neighbour,
+    Threshold,
     print_thresholds,
     replay,
     thresholds,
@@ -77,9 +79,7 @@ def filtered(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, P
     return inputs
 
 
-def listed(
-    folder: Path, shards: list[list[tuple[int, float]]]
-) -> dict[str, dict[str, Any]]:
+def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, Threshold]:
     """Return the thresholds of `filtered` documents by key."""
     inputs = filtered(folder, shards)
     rules = rules_of(
@@ -92,7 +92,7 @@ def listed(
             return_value={"filter": rules},
         ),
     ):
-        return {threshold["key"]: threshold for threshold in thresholds(None)}  # type: ignore[arg-type]
+        return {threshold.key: threshold for threshold in thresholds(None)}  # type: ignore[arg-type]
 
 
 ROWS = st.lists(
@@ -111,24 +111,22 @@ def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
     rows = [row for shard in shards for row in shard]
     words = thresholds_by_key["filter.gopher_quality.min_words"]
     lengths = thresholds_by_key["filter.gopher_quality.max_mean_word_length"]
-    assert (words["bound"], words["looser"]["bound"], words["stricter"]["bound"]) == (
-        50,
-        45,
-        55,
+    assert (words.bound, lengths.bound) == (50, 10)
+    short, long = (
+        {bound: sum(number < bound for number, _ in rows) for bound in (45, 50, 55)},
+        {bound: sum(length > bound for _, length in rows) for bound in (11, 10, 9)},
     )
-    assert (
-        lengths["bound"],
-        lengths["looser"]["bound"],
-        lengths["stricter"]["bound"],
-    ) == (10, 11, 9)
-    assert [
-        part["failing"] for part in (words["looser"], words, words["stricter"])
-    ] == [sum(number < bound for number, _ in rows) for bound in (45, 50, 55)]
-    assert [
-        part["failing"] for part in (lengths["looser"], lengths, lengths["stricter"])
-    ] == [sum(length > bound for _, length in rows) for bound in (11, 10, 9)]
-    assert words["only"] == sum(number < 50 and length <= 10 for number, length in rows)
-    assert words["seen"] == len(rows)
+    assert (words.failing, lengths.failing) == (short[50], long[10])
+    assert (words.looser, words.stricter) == (
+        Neighbour(45, short[45]),
+        Neighbour(55, short[55]),
+    )
+    assert (lengths.looser, lengths.stricter) == (
+        Neighbour(11, long[11]),
+        Neighbour(9, long[9]),
+    )
+    assert words.only == sum(number < 50 and length <= 10 for number, length in rows)
+    assert words.seen == len(rows)
 
 
 def test_samples_that_another_rule_drops_would_not_pass(tmp_path: Path) -> None:
@@ -147,10 +145,10 @@ def test_samples_that_another_rule_drops_would_not_pass(tmp_path: Path) -> None:
         for section in (SECTION, looser)
     )
     result = replay(Comparison(inputs, current_rules, looser_rules), 10, None)
-    (cut,) = result["cuts"]
-    assert [sample["value"] for sample in cut["passing"]] == [45.0, 47.0]
-    assert [sample["value"] for sample in cut["failing"]] == [30.0]
-    assert result["then"]["web"]["documents"] == 2
+    (cut,) = result.cuts
+    assert [sample.value for sample in cut.passing] == [45.0, 47.0]
+    assert [sample.value for sample in cut.failing] == [30.0]
+    assert result.then["web"].documents == 2
 
 
 def test_the_list_can_be_typed_as_settings(
@@ -181,10 +179,10 @@ def test_the_list_can_be_typed_as_settings(
 def test_of_hundreds_of_thresholds_that_drop_nothing_some_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    idle = {"bound": 1, "failing": 0, "only": 0, "looser": None, "stricter": None}
+    idle = Threshold("", "", 1, 0, 0, 0, None, None)
     print_thresholds(
         [
-            {**idle, "key": f"filter.by_language.x.k{number}"}
+            replace(idle, key=f"filter.by_language.x.k{number}")
             for number in range(MOST_IDLE + 5)
         ],
         "whatif",
