@@ -8,6 +8,7 @@ manifest, or of data that has changed since, can be compared too.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
@@ -31,7 +32,7 @@ from gristmill.mixtures.prepare import name_steps, written_steps
 from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.user_code import name_code
 
-LAST = "last"
+FROM_LAST = re.compile(r"last(?:-(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -146,14 +147,15 @@ def find_run(store: Store, name: str) -> Record:
         raise UnknownRunError(
             f"{store.root} has no runs yet; start one with: gristmill run MANIFEST"
         )
-    offset = 0 if name == LAST else name.removeprefix(f"{LAST}-")
-    if str(offset).isdecimal() and (name == LAST or name.startswith(f"{LAST}-")):
-        if int(offset) >= len(records):
+    from_last = FROM_LAST.fullmatch(name)
+    if from_last:
+        offset = int(from_last[1] or 0)
+        if offset >= len(records):
             raise UnknownRunError(
                 f"{name}: there are only {len(records)} runs in "
                 f"{store.root}; see: gristmill runs"
             )
-        return records[-1 - int(offset)]
+        return records[-1 - offset]
     matches = [record for record in records if record["run"] == name]
     matches = matches or [record for record in records if name in record["run"]]
     if len(matches) == 1:
@@ -170,17 +172,12 @@ def facts_of(store: Store, record: Record) -> Facts:
     """Return the facts of a run, as in `gather_facts`; topics whose output is not
     committed are empty.
     """
-    folders = {
-        stage: store.folder(
-            stage, record["name"], record["stages"][stage]["fingerprint"]
-        )
-        for stage in stages_of(record)
-    }
-    folders = {
-        stage: folder
-        for stage, folder in folders.items()
-        if folder.state() == "committed"
-    }
+    folders = {}
+    for stage in stages_of(record):
+        fingerprint = record["stages"][stage]["fingerprint"]
+        folder = store.folder(stage, record["name"], fingerprint)
+        if folder.state() == "committed":
+            folders[stage] = folder
     manifests = {stage: folder.manifest() for stage, folder in folders.items()}
     summaries = {stage: manifest["summary"] for stage, manifest in manifests.items()}
     facts = Facts(

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import (
-    ID_BYTES,
     annotation_stages,
     read_annotations,
     read_table,
@@ -36,8 +35,8 @@ SHOWN_CHARACTERS = 10_000
 """Characters after which a text is cut."""
 Group = tuple[str | None, str | None]
 """The step and the rule that dropped a document; (None, None) for kept documents."""
-Place = tuple[int, str, int]
-"""Random key, shard and row of a document."""
+Place = tuple[bytes, str, int]
+"""Id, shard and row of a document."""
 
 
 @dataclass(frozen=True)
@@ -134,40 +133,35 @@ def _groups(
     sample of places.
     """
     documents = read_table(inputs[INGEST] / shard, ["id", "source"])
-    kept = np.ones(len(documents), bool)
+    steps, rules = np.full((2, len(documents)), None, object)
     for step in annotation_stages(inputs):
         judged = read_annotations(
             inputs, shard, step, ["keep", "reason"], documents["id"]
         )
         dropped = pc.fill_null(pc.invert(judged["keep"]), False).to_numpy()
-        kept &= ~dropped
-        reasons = judged["reason"].cast(pa.string())
-        for reason in pc.unique(reasons.filter(pa.array(dropped))).to_pylist():
-            of_rule = dropped & pc.equal(reasons, reason).fill_null(False).to_numpy()
-            yield from _by_source(
-                (step, reason), documents, np.flatnonzero(of_rule), shard
-            )
-    yield from _by_source((None, None), documents, np.flatnonzero(kept), shard)
-
-
-def _by_source(
-    group: Group, documents: pa.Table, rows: np.ndarray, shard: str
-) -> Iterable[tuple[Group, str, int, list[Place]]]:
-    of_group = documents.take(pa.array(rows))
-    ids = of_group["id"].combine_chunks()
-    keys = np.frombuffer(ids.buffers()[1], ">u8")[ids.offset * ID_BYTES // 8 :][
-        : len(rows) * ID_BYTES // 8 : 2
-    ]
-    for source in pc.unique(of_group["source"].cast(pa.string())).to_pylist():
-        places = np.flatnonzero(
-            pc.equal(of_group["source"].cast(pa.string()), source).to_numpy()
-        )
-        first = places[np.argsort(keys[places], kind="stable")[:KEPT_SHOWN]]
+        steps[dropped] = step
+        rules[dropped] = judged["reason"].cast(pa.string()).to_numpy()[dropped]
+    table = pa.table(
+        {
+            "step": pa.array(steps, pa.string()),
+            "rule": pa.array(rules, pa.string()),
+            "source": documents["source"].cast(pa.string()),
+            "row": np.arange(len(documents)),
+        }
+    )
+    groups = (
+        table.take(pc.sort_indices(documents["id"]))
+        .group_by(["step", "rule", "source"], use_threads=False)
+        .aggregate([("row", "list")])
+    )
+    for group in groups.to_pylist():
+        rows = group["row_list"]
+        ids = documents["id"].take(pa.array(rows[:KEPT_SHOWN])).to_pylist()
         yield (
-            group,
-            source,
-            len(places),
-            [(int(keys[place]), shard, int(rows[place])) for place in first],
+            (group["step"], group["rule"]),
+            group["source"],
+            len(rows),
+            [(id_, shard, row) for id_, row in zip(ids, rows, strict=False)],
         )
 
 

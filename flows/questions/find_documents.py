@@ -113,8 +113,7 @@ def find_document(inputs: Mapping[str, Path], query: str) -> Place:
         )
     if len(hits) > 1:
         listing = []
-        for place in hits[:SHOWN_HITS]:
-            corpus_of_hit, shard_of_hit, row = place
+        for corpus_of_hit, shard_of_hit, row in hits[:SHOWN_HITS]:
             document = (
                 read_documents(corpus_of_hit, shard_of_hit, ["id", "source"])
                 .slice(row, 1)

@@ -189,11 +189,10 @@ def _refuse_foreign_files(folder: Path, section: Documents, out: str) -> None:
 
 def _remove_leftovers(folder: Path, section: Documents) -> None:
     """Remove temporary files of a killed attempt."""
-    for name in (f"{NAMES[section.format][0]}-*", *OWN_FILES):
-        for leftover in (
-            folder.glob(f"{name}{TEMPORARY_MARK}*") if is_local(folder) else ()
-        ):
-            leftover.unlink()
+    if is_local(folder):
+        for name in (f"{NAMES[section.format][0]}-*", *OWN_FILES):
+            for leftover in folder.glob(f"{name}{TEMPORARY_MARK}*"):
+                leftover.unlink()
 
 
 def _check_counts(

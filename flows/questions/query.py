@@ -22,6 +22,7 @@ from rich.text import Text
 from gristmill.core.files import atomic_write
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.where_sql import CONFINED
+from gristmill.flows.pages.terminal_tables import plain_table
 from gristmill.flows.running.terminal import plain_console, visible
 
 VIEW = "documents"
@@ -136,13 +137,9 @@ def print_answer(answer: Answer) -> None:
     too many columns.
     """
     console = plain_console()
-    rows: list[tuple[Any, ...]] = []
-    hidden_rows = 0
-    for row in answer.rows():
-        if len(rows) < SHOWN_ROWS:
-            rows.append(row)
-        else:
-            hidden_rows += 1
+    all_rows = answer.rows()
+    rows = list(itertools.islice(all_rows, SHOWN_ROWS))
+    hidden_rows = sum(1 for _ in all_rows)
     _print_rows(console, answer.columns, rows)
     if hidden_rows:
         console.print(
@@ -168,16 +165,11 @@ def _print_rows(
                 grid.add_row(Text(name, style="dim"), Text(shown(value)))
             console.print(grid)
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    header = []
     for index, name in enumerate(columns):
-        values = [row[index] for row in rows if row[index] is not None]
-        is_numeric = bool(rows) and all(
-            isinstance(value, int | float) and not isinstance(value, bool)
-            for value in values
-        )
-        table.add_column(
-            visible(name), justify="right" if is_numeric else "left", overflow="fold"
-        )
+        kinds = {type(row[index]) for row in rows} - {type(None)}
+        header.append((visible(name), bool(rows) and kinds <= {int, float}))
+    table = plain_table(*header)
     for row in rows:
         table.add_row(*(Text(shown(value)) for value in row))
     console.print(table)

@@ -109,7 +109,7 @@ def _stage_state(session: Session, stage: str) -> StageState:
                 counts["read"],
                 counts.get("kept", 0),
                 counts.get("quarantined", 0),
-                dict(counts.get("dropped", {})),
+                counts.get("dropped", {}),
             )
             if "read" in counts
             else None,

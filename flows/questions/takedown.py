@@ -292,27 +292,25 @@ def find_documents(
     """
     ids = {bytes.fromhex(name): name for name in names if _is_id(name)}
     locators = sorted({name for name in names if not _is_id(name)})
-    urls = [locator for locator in locators if "://" in locator]
+    has_urls = any("://" in locator for locator in locators)
     id_values = pa.array(list(ids), pa.binary(ID_BYTES))
     locator_values = pa.array(locators, pa.string())
-    url_values = pa.array(urls, pa.string())
     columns = ["id", "source", "locator"]
-    if urls:
+    if has_urls:
         columns.append("metadata")
     documents: dict[bytes, ListedDocument] = {}
     matched_names: set[str] = set()
     for corpus, shard in corpus_shards(inputs):
         table = read_documents(corpus, shard, columns)
         table = table.append_column(
-            "url", urls_of(table) if urls else pa.nulls(len(table), pa.string())
+            "url", urls_of(table) if has_urls else pa.nulls(len(table), pa.string())
         )
         plain_locators = pc.replace_substring_regex(
             table["locator"], RECORD_ID.pattern, ""
         )
         matches = pc.is_in(table["id"], value_set=id_values)
-        matches = pc.or_(matches, pc.is_in(table["locator"], value_set=locator_values))
-        matches = pc.or_(matches, pc.is_in(plain_locators, value_set=locator_values))
-        matches = pc.or_(matches, pc.is_in(table["url"], value_set=url_values))
+        for column in (table["locator"], plain_locators, table["url"]):
+            matches = pc.or_(matches, pc.is_in(column, value_set=locator_values))
         for row in table.filter(matches).to_pylist():
             documents[row["id"]] = ListedDocument(
                 row["id"].hex(), row["source"], row["locator"], shard
@@ -356,17 +354,17 @@ def near_duplicates(
         for shard in shard_names(inputs[INGEST]):
             # Annotation tables are not sorted by id.
             table = read_table(inputs[step] / shard, ["id", "cluster"])
-            matches = pc.is_in(table["id"], value_set=id_values)
-            clusters.update(table["cluster"].filter(matches).to_pylist())
+            is_target = pc.is_in(table["id"], value_set=id_values)
+            clusters.update(table["cluster"].filter(is_target).to_pylist())
         members = read_matching(
             inputs[step] / CLUSTERS,
             "cluster",
-            [id_ for id_ in clusters if id_ is not None],
+            list(clusters - {None}),
             ["survivor", "member"],
         )
         for column in members.columns:
             related.update(column.to_pylist())
-    return {id_ for id_ in related if id_ is not None and id_ not in targets}
+    return related - targets - {None}
 
 
 def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> Takedown:

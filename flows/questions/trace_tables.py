@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +22,7 @@ from gristmill.flows.questions.explain import (
 )
 from gristmill.flows.questions.training_reads import Use
 from gristmill.flows.running.terminal import plain_console
+from gristmill.train.reinforcement.rollout_tables import AnswerRow
 
 SHOWN_STEPS = 12
 
@@ -83,8 +84,8 @@ class StepTrace:
         documents: documents in the rows, most tokens first.
         examples: ids of the examples read by fine-tuning.
         rows_of_examples: row of each example.
-        answers: answers of reinforcement learning to the prompts, rows of
-            `train/reinforcement/rollout_tables.py`; None for other trainings.
+        answers: answers of reinforcement learning to the prompts
+            (`train.reinforcement.rollout_tables`); None for other trainings.
     """
 
     stage: str
@@ -98,7 +99,7 @@ class StepTrace:
     documents: list[RowDocument] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
     rows_of_examples: list[int] = field(default_factory=list)
-    answers: list[dict[str, Any]] | None = None
+    answers: list[AnswerRow] | None = None
 
     def show(self) -> None:
         """Print the trace like `gristmill trace --step`."""
@@ -161,7 +162,7 @@ def _print_documents(console: Console, documents: Sequence[RowDocument]) -> None
 
 
 def print_answers(
-    console: Console, prompts: Sequence[str], answers: Sequence[dict[str, Any]]
+    console: Console, prompts: Sequence[str], answers: Sequence[AnswerRow]
 ) -> None:
     """Print the prompts of a step, each with its answers and their rewards."""
     if not answers:

@@ -79,7 +79,7 @@ def trace_text(session: Session, text: str) -> TextTrace:
     for span in spans:
         covered[span.begin : span.end] = True
     longest = sorted(spans, key=lambda span: (-span.tokens, span.begin))[:MOST_SPANS]
-    places_of_spans = [first_places(span.places) for span in longest]
+    places_of_spans = [np.sort(span.places)[:MOST_PLACES].tolist() for span in longest]
     places = sorted(set(itertools.chain.from_iterable(places_of_spans)))
     descriptions = _describe_places(session, packed, inputs, places)
     return TextTrace(
@@ -128,14 +128,6 @@ def find_spans(index: OpenIndex, tokenizer: Any, text: str) -> list[Span]:
     return maximal
 
 
-def first_places(places: np.ndarray) -> list[int]:
-    """Return the MOST_PLACES lowest places, ascending."""
-    if len(places) > MOST_PLACES:
-        places = np.partition(places, MOST_PLACES)[:MOST_PLACES]
-    ascending: list[int] = np.sort(places).tolist()
-    return ascending
-
-
 def _describe_places(
     session: Session,
     packed: PackedSet,
@@ -145,8 +137,7 @@ def _describe_places(
     """Return place -> its document as far as known, and the steps that read the row."""
     if not places:
         return {}
-    numbers, starts = np.divmod(np.array(places, np.int64), packed.sequence_length)
-    rows = np.unique(numbers)
+    rows = np.unique(np.array(places, np.int64) // packed.sequence_length)
     packed.tokens(rows)  # verifies the checksums of these rows
     pieces = packed.pieces(rows).to_pylist()
     documents = describe_documents(packed, inputs, {piece["id"] for piece in pieces})
@@ -159,9 +150,8 @@ def _describe_places(
                     StepUse(step.stage, step.step, step.use)
                 )
     described = {}
-    for place, row, start in zip(
-        places, numbers.tolist(), starts.tolist(), strict=True
-    ):
+    for place in places:
+        row, start = divmod(place, packed.sequence_length)
         piece = next(
             candidate
             for candidate in pieces

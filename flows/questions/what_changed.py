@@ -166,7 +166,6 @@ def print_plan(planned: Sequence[PlannedStage]) -> None:
                 style="yellow",
                 soft_wrap=True,
             )
-    for row in planned:
         for code in row.code:
             console.print(
                 f"{row.stage} runs code of your own: {code}",
@@ -333,7 +332,7 @@ def made_otherwise(session: Session, stage: str) -> str:
     return f"made with {', '.join(changes)}" if changes else ""
 
 
-def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]:
+def differences(manifest: OutputManifest, node: Node) -> dict[str, list[str]]:
     """Return the differences of a committed output from a node of the plan, as
     sentences by kind: config, files, code, input.
     """

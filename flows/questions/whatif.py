@@ -459,6 +459,7 @@ def _replay_shard(
 ) -> None:
     documents = read_documents(comparison.inputs, shard, ["source", "text"])
     sources = documents["source"].cast(pa.string()).to_numpy()
+    rows = np.arange(len(sources))
     now = then = np.ones(len(sources), bool)
     unseen = np.zeros(len(sources), bool)
     replayed: list[Verdicts] = []
@@ -470,10 +471,10 @@ def _replay_shard(
             comparison.before[stage],
             comparison.after[stage],
         )
-        saw = np.zeros(len(sources), bool)
-        saw[old.rows] = True
+        saw = np.isin(rows, old.rows)
         unseen |= then & ~saw
-        now, then = _narrow(now, old), _narrow(then, new) | (then & ~saw)
+        now = now & np.isin(rows, old.rows[old.keep])
+        then = then & (np.isin(rows, new.rows[new.keep]) | ~saw)
         for name in {*old.tallies, *new.tallies}:
             tallies = totals.rules.setdefault(name, RuleTallies())
             for total, verdicts in ((tallies.now, old), (tallies.then, new)):
@@ -508,12 +509,6 @@ def _replay_shard(
         for source in dict.fromkeys(sources[mask].tolist()):
             count = counts.setdefault(source, np.zeros(4, np.int64))
             count += amounts[mask & (sources == source)].sum(axis=0)
-
-
-def _narrow(kept: np.ndarray, verdicts: Verdicts) -> np.ndarray:
-    passed = np.zeros(len(kept), bool)
-    passed[verdicts.rows[verdicts.keep]] = True
-    return kept & passed
 
 
 LEAST_EXCERPT = 12
