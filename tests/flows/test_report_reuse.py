@@ -5,6 +5,7 @@ own.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from gristmill.core.store import StageFolder
 from gristmill.flows.pages import pictures
 from gristmill.flows.pages.page_elements import Page
 from gristmill.flows.pages.page_html import html_file
+from gristmill.flows.questions.threshold_samples import Cut
 from gristmill.flows.report import prerender, report_facts, run_report
 from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.running.events import StageFinished
@@ -113,19 +115,11 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    cut = {
-        "rule": "min_words",
-        "key": "",
-        "statistic": "words",
-        "bound": 3,
-        "histogram": None,
-        "failing": [],
-        "passing": [],
-    }
+    cut = Cut("rule", "key", "words", 50, 0, None, [], [])
     monkeypatch.setattr(
         report_facts,
         "describe_cuts",
-        lambda *arguments: (calls.append(1), [{**cut, "dropped": len(calls)}])[1],
+        lambda *arguments: (calls.append(1), [replace(cut, dropped=len(calls))])[1],
     )
     monkeypatch.setattr(report_facts, "shown_documents", lambda *arguments: [])
     monkeypatch.setattr(report_facts, "committed_inputs", lambda session, plan: {})
