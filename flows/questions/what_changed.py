@@ -16,7 +16,11 @@ from gristmill.core.secrets import mask_secrets
 from gristmill.core.stage_context import input_fingerprints
 from gristmill.core.store import IDENTITY, OutputManifest
 from gristmill.flows.pages.terminal_tables import plain_table
-from gristmill.flows.planning.derived_settings import derived_keys, in_a_sentence
+from gristmill.flows.planning.derived_settings import (
+    DerivedSettings,
+    derived_keys,
+    in_a_sentence,
+)
 from gristmill.flows.questions.status import STYLES, StageState, stage_states
 from gristmill.flows.running.output_identities import settle_node
 from gristmill.flows.running.session import Session
@@ -98,7 +102,7 @@ class PlannedStage(StageState):
     continue_from: UsableCheckpoint | None = None
     warning: str = ""
     code: list[str] = field(default_factory=list)
-    derived: dict[str, Any] | None = None
+    derived: DerivedSettings | None = None
 
 
 def explain_plan(
