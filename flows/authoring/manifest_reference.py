@@ -267,6 +267,7 @@ def _one_kind(part: Any) -> str:
         float: "number",
         bool: "true or false",
         Any: "any",
+        object: "any",
     }
     return names.get(part, str(part))
 
