@@ -432,11 +432,12 @@ class PackedSet:
         )
 
     def _boundaries_of(self, entry: ShardEntry) -> Boundaries:
-        name = boundaries_name(entry["file"])
-        if name not in self._bounds:
+        file = entry["file"]
+        if file not in self._bounds:
+            name = boundaries_name(file)
             path = self._shards.here(name, entry["beside"][name])
-            self._bounds[name] = read_boundaries(path, entry["rows"])
-        return self._bounds[name]
+            self._bounds[file] = read_boundaries(path, entry["rows"])
+        return self._bounds[file]
 
 
 def all_pieces(folder: Path, file: str) -> pa.Table:

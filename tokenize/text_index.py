@@ -154,9 +154,20 @@ def run(
         out,
     )
     partitions = 1 << partition_bits
+    tasks, first = [], 0
+    for shard in packed.shards:
+        last = first + shard["rows"]
+        tasks.append(
+            Task(
+                shard["file"].removesuffix(".bin"),
+                {"first": first, "last": last},
+                shard["rows"] * packed.sequence_length * packed.dtype.itemsize,
+            )
+        )
+        first = last
     _, sent = run_shuffle(
         GRAMS,
-        _shards(packed),
+        tasks,
         partial(send_places, plan=plan),
         context,
         {GRAMS: partitions},
@@ -180,22 +191,6 @@ def run(
         },
     )
     return IndexSummary(places, partitions)
-
-
-def _shards(packed: PackedSet) -> list[Task]:
-    """One task per shard of training rows."""
-    tasks, first = [], 0
-    for entry in packed.shards:
-        last = first + entry["rows"]
-        tasks.append(
-            Task(
-                entry["file"].removesuffix(".bin"),
-                {"first": first, "last": last},
-                entry["rows"] * packed.sequence_length * packed.dtype.itemsize,
-            )
-        )
-        first = last
-    return tasks
 
 
 def send_places(task: Task, plan: Plan) -> Generator[Sent, None, Done]:

@@ -100,11 +100,18 @@ def train(
     else:
         splitter = make_pre_tokenizer(pretokenizer)
     for token in special_tokens:
-        _check_special(
-            token,
-            token.replace(" ", BLANK) if model == "sentencepiece_bpe" else token,
-            splitter,
-        )
+        spelt = token.replace(" ", BLANK) if model == "sentencepiece_bpe" else token
+        why = ""
+        if token in SPECIAL_TOKENS:
+            why = "every tokenizer here has it"
+        # Merges stay within pre-tokens: they cannot spell a token that is split.
+        elif len(splitter.pre_tokenize_str(spelt)) < 2:
+            why = "text could be encoded as that token"
+        if why:
+            raise VocabularyError(
+                f"tokenizer.special_tokens: {token!r}: {why}; write another like "
+                "<|name|>"
+            )
     if model == "sentencepiece_bpe":
         return _train_sentencepiece_bpe(
             sample, vocab_size, special, character_coverage or CHARACTER_COVERAGE
@@ -120,21 +127,6 @@ def train(
             transition_point or TRANSITION_POINT,
         )
     return _train_bpe(sample, vocab_size, special, splitter)
-
-
-def _check_special(token: str, spelt: str, splitter: PreTokenizer) -> None:
-    """Check that pre-tokenization splits a special token: merges stay within pre-tokens
-    and cannot spell it.
-    """
-    if token in SPECIAL_TOKENS or len(splitter.pre_tokenize_str(spelt)) < 2:
-        why = (
-            "every tokenizer here has it"
-            if token in SPECIAL_TOKENS
-            else "text could be encoded as that token"
-        )
-        raise VocabularyError(
-            f"tokenizer.special_tokens: {token!r}: {why}; write another like <|name|>"
-        )
 
 
 def _texts(sample: TokenizerSample) -> Iterator[str]:
