@@ -607,8 +607,7 @@ def test_memory_of_training_is_within_the_documented_bound(
     )
     assert measurement is not None
     assert (
-        measurement.memory * vocabularies.MEGA / vocabularies.LEARNT_BYTES
-        < max_ratio
+        measurement.memory * vocabularies.MEGA / vocabularies.LEARNT_BYTES < max_ratio
     )
     assert (
         f"up to {max_ratio}"

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import array_bytes, as_path, atomic_write, write_json
+from gristmill.core.files import (
+    array_bytes,
+    as_path,
+    atomic_write,
+    json_object,
+    write_json,
+)
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, balance
 from gristmill.dataprep.documents import (
@@ -92,7 +98,7 @@ def counts_name(shard: str) -> str:
     return f"{shard.removesuffix('.parquet')}.token_counts.npy"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenReport:
     """Fit of a tokenizer to the documents: `report.json`.
 
@@ -106,10 +112,10 @@ class TokenReport:
     sources: Mapping[str, GroupTokens]
     vocabulary: VocabularyUse
     encoder: str
-    languages: Mapping[str, GroupTokens] | None
+    languages: Mapping[str, GroupTokens] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizeSummary(TokenReport):
     """Summary of the stage.
 
@@ -183,10 +189,7 @@ def run(
         encoder=describe_encoder(tokenizer),
         languages=describe_groups(languages) if languages else None,
     )
-    described = asdict(report)
-    if not languages:
-        del described["languages"]
-    write_json(out / REPORT_FILE, described)
+    write_json(out / REPORT_FILE, json_object(report))
     tokens = {name: group.tokens for name, group in report.sources.items()}
     return TokenizeSummary(
         **vars(report),
