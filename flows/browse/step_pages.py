@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -28,6 +28,7 @@ from gristmill.flows.browse.addresses import (
 )
 from gristmill.flows.browse.browse_elements import (
     id_span,
+    neighbours,
     numbered_links,
     tabs,
     value_text,
@@ -51,6 +52,8 @@ from gristmill.flows.pages.page_elements import (
     Span,
     Table,
     Text,
+    page_of,
+    table,
 )
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.trace import trace_document, trace_step
@@ -58,6 +61,7 @@ from gristmill.flows.questions.trace_tables import DocumentTrace, RowDocument
 from gristmill.flows.questions.training_reads import Reading, TraceError, reading_of
 from gristmill.flows.stages.registry import MIX
 from gristmill.train.data.preference_rows import EXAMPLES
+from gristmill.train.reinforcement.rollout_tables import AnswerRow
 
 STEPS_ON_PAGE = 100
 BEGINNING_TOKENS = 64
@@ -91,9 +95,20 @@ def _reading(run: BrowsedRun, stage: str) -> Reading:
     return reading_of(run.session, stage)
 
 
-def _records_by_step(reading: Reading) -> dict[int, dict[str, Any]]:
+@dataclass(frozen=True)
+class ExamplePlace:
+    """A piece of an example in a row of fine-tuning, and the beginning of its text."""
+
+    id: str
+    stage: str
+    row: int
+    tokens: int
+    beginning: str
+
+
+def _records_by_step(reading: Reading) -> dict[int, dict[str, object]]:
     """The record of each step; measurements after it stand in a line of their own."""
-    records: dict[int, dict[str, Any]] = {}
+    records: dict[int, dict[str, object]] = {}
     for line in reading.metrics():
         if "step" in line:
             records[line["step"]] = {**records.get(line["step"], {}), **line}
@@ -108,59 +123,48 @@ def training_page(run: BrowsedRun, query: Training) -> Page | str:
     if query.step is not None:
         return address(TRAINING_PAGE, stage, query.step)
     title = f"Steps of {stage}"
-    parts: list[Part] = [
-        tabs([(name, address(TRAINING_PAGE, name)) for name in trainings(run)], stage)
-    ]
+    stages = [(name, address(TRAINING_PAGE, name)) for name in trainings(run)]
     try:
         reading = _reading(run, stage)
     except TraceError as error:
-        return Page(title, parts=[*parts, Note(str(error), "warning")])
+        return page_of(title, tabs(stages, stage), Note(str(error), "warning"))
     checkpoints = ", ".join(map(str, reading.checkpoints()))
     suffix = f"; checkpoints at {checkpoints}" if checkpoints else ""
-    step_form = Form(
-        address(TRAINING_PAGE, stage),
-        [Field("step", "step", is_number=True, is_required=True)],
-        [Button("Go")],
-    )
-    parts += [
-        Note(
-            f"{reading.steps_done():,} of {reading.section.steps:,} steps are "
-            f"trained{suffix}."
-        ),
-        step_form,
-    ]
-    recorded = list(_records_by_step(reading).values())
-    lines = recorded[query.after : query.after + STEPS_ON_PAGE]
-    if not lines:
-        first = Link("step 1", address(TRAINING_PAGE, stage, 1))
-        text = "No step is recorded yet; what each will read is known all the same: "
-        return Page(title, parts=[*parts, Note([text, first, "."], "plain")])
+    steps = f"{reading.steps_done():,} of {reading.section.steps:,} steps"
+    step = Field("step", "step", is_number=True, is_required=True)
+    recorded = _records_by_step(reading)
+    lines = list(recorded.items())[query.after : query.after + STEPS_ON_PAGE]
     names = [
         name
         for name in MEASURES
-        if any(isinstance(line.get(name), int | float) for line in lines)
+        if any(isinstance(line.get(name), int | float) for _, line in lines)
     ]
-    rows: list[list[Inline]] = [
+    rows = [
         [
-            Link(str(line["step"]), address(TRAINING_PAGE, stage, line["step"])),
+            Link(str(number), address(TRAINING_PAGE, stage, number)),
             *(value_text(line.get(name)) for name in names),
         ]
-        for line in lines
+        for number, line in lines
     ]
-    header = ["step", *(MEASURES[name] for name in names)]
-    table = Table(
-        header,
-        rows,
-        set(range(len(header))),
-        {"loss": "mean over the tokens of the step"},
+    columns = dict.fromkeys(["step", *(MEASURES[name] for name in names)], ">")
+    meanings = {"loss": "mean over the tokens of the step"}
+    first = Link("step 1", address(TRAINING_PAGE, stage, 1))
+    nothing = "No step is recorded yet; what each will read is known all the same: "
+    return page_of(
+        title,
+        tabs(stages, stage),
+        Note(f"{steps} are trained{suffix}."),
+        Form(address(TRAINING_PAGE, stage), [step], [Button("Go")]),
+        table(columns, rows, meanings)
+        if rows
+        else Note([nothing, first, "."], "plain"),
+        page_links(
+            len(recorded),
+            query.after,
+            STEPS_ON_PAGE,
+            lambda after: address(TRAINING_PAGE, stage, after=after),
+        ),
     )
-    links = page_links(
-        len(recorded),
-        query.after,
-        STEPS_ON_PAGE,
-        lambda after: address(TRAINING_PAGE, stage, after=after),
-    )
-    return Page(title, parts=[*parts, table, links])
 
 
 def step_page(run: BrowsedRun, query: OneStep) -> Page:
@@ -187,7 +191,13 @@ def step_page(run: BrowsedRun, query: OneStep) -> Page:
     checkpoints = ", ".join(map(str, traced.checkpoints_after))
     sentence += f"; checkpoints at {checkpoints} know them." if checkpoints else "."
     parts: list[Part] = [
-        Links(_neighbours(query, reading.section.steps)),
+        neighbours(
+            "step",
+            query.step,
+            range(1, reading.section.steps + 1),
+            Link(query.stage, address(TRAINING_PAGE, query.stage)),
+            lambda step: address(TRAINING_PAGE, query.stage, step),
+        ),
         Note(sentence, "plain"),
     ]
     values = [
@@ -219,61 +229,34 @@ def step_page(run: BrowsedRun, query: OneStep) -> Page:
     return Page(f"Step {query.step} of {query.stage}", parts=parts)
 
 
-def _neighbours(query: OneStep, steps: int) -> list[Inline]:
-    stage, step = query.stage, query.step
-    links: list[Inline] = [Link(stage, address(TRAINING_PAGE, stage))]
-    if step > 1:
-        links.insert(
-            0,
-            Link(f"← step {step - 1}", address(TRAINING_PAGE, stage, step - 1), "prev"),
-        )
-    if step < steps:
-        links.append(
-            Link(f"step {step + 1} →", address(TRAINING_PAGE, stage, step + 1), "next")
-        )
-    return links
-
-
 def _documents(documents: Sequence[RowDocument]) -> Table:
     """Documents of a step: tokens, source, place, measured values, and duplicates if
     any has some.
     """
-    has_duplicates = any((document.cluster_size or 1) > 1 for document in documents)
+    sizes = [document.cluster_size or 1 for document in documents]
+    has_duplicates = max(sizes, default=1) > 1
     rows = []
-    for document in documents:
+    for document, size in zip(documents, sizes, strict=True):
         measured = [
             f"{name} {value_text(value)}" for name, value in document.quality.items()
         ]
         measured += [document.language] if document.language else []
         link = Link(document.address, address(DOCUMENTS, document.id))
-        row: list[Inline] = [
-            f"{document.tokens:,}",
-            document.source,
-            link,
-            " ".join(measured),
-        ]
-        if has_duplicates:
-            size = document.cluster_size or 1
-            row.append(f"{size:,}" if size > 1 else "")
-        rows.append(row)
-    header = [
-        "tokens",
-        "source",
-        "document",
-        "measured",
-        *(["duplicates"] if has_duplicates else []),
-    ]
+        row = [document.tokens, document.source, link, " ".join(measured)]
+        rows.append([*row, *([size if size > 1 else None] if has_duplicates else [])])
+    columns = {"tokens": ",", "source": "", "document": "", "measured": ""}
+    columns |= {"duplicates": ","} if has_duplicates else {}
     meanings = {
         "tokens": "in the rows of the step",
         "measured": "by the steps that judged it",
         "duplicates": "documents of its cluster",
     }
-    return Table(header, rows, {0, 4}, meanings)
+    return table(columns, rows, meanings)
 
 
 def _examples(run: BrowsedRun, ids: Sequence[str]) -> Listing:
     """Examples, each with the beginning of the first of its rows."""
-    beginnings = {place["id"]: place["begins"] for place in reversed(_places(run, ids))}
+    beginnings = {place.id: place.beginning for place in reversed(_places(run, ids))}
     entries = [
         Entry(
             Link(id_span(example), address(EXAMPLES_PAGE, example)),
@@ -284,77 +267,56 @@ def _examples(run: BrowsedRun, ids: Sequence[str]) -> Listing:
     return Listing("", entries)
 
 
-def _places(run: BrowsedRun, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Pieces of examples in the rows of fine-tuning: id, stage, row, tokens, and
-    beginning.
-    """
+def _places(run: BrowsedRun, ids: Sequence[str]) -> list[ExamplePlace]:
     places = []
+    keys = [bytes.fromhex(example) for example in ids]
     for stage in run.packed_sets():
         packed = run.packed(stage)
         if packed.has_ledger:  # documents, not examples
             continue
-        pieces = packed.rows_of_documents(
-            [bytes.fromhex(example) for example in ids]
-        ).to_pylist()
-        tokens = packed.read(
-            np.array([piece["row"] for piece in pieces], dtype=np.int64)
-        )
-        for index, piece in enumerate(pieces):
-            begin, end = (
-                piece["start"],
-                piece["start"] + min(piece["length"], BEGINNING_TOKENS),
-            )
-            places.append(
-                {
-                    "id": piece["id"].hex(),
-                    "stage": stage,
-                    "row": piece["row"],
-                    "tokens": piece["length"],
-                    "begins": run.tokenizer().decode(tokens[index, begin:end].tolist()),
-                }
-            )
+        pieces = packed.rows_of_documents(keys)
+        tokens = packed.read(pieces["row"].to_numpy().astype(np.int64))
+        for ids_of_row, piece in zip(tokens, pieces.to_pylist(), strict=True):
+            end = piece["start"] + min(piece["length"], BEGINNING_TOKENS)
+            text = run.tokenizer().decode(ids_of_row[piece["start"] : end].tolist())
+            id_, length = piece["id"].hex(), piece["length"]
+            places.append(ExamplePlace(id_, stage, piece["row"], length, text))
     return places
 
 
-def _prompts(answers: Sequence[Mapping[str, Any]]) -> list[Part]:
+def _prompts(answers: Sequence[AnswerRow]) -> list[Part]:
     """The prompts of a step of reinforcement learning, each with its answers."""
     parts: list[Part] = []
     for example, group in groupby(answers, key=lambda answer: answer["id"]):
         answers_to_it = list(group)
         first = answers_to_it[0]
-        link = Link(id_span(str(example)), address(EXAMPLES_PAGE, str(example)))
+        link = Link(id_span(example), address(EXAMPLES_PAGE, example))
         parts += [Heading(link), Text([Span(first["prompt"])])]
         if first["right"] is not None:
             parts.append(Note([f"right: {first['right']}"]))
         rows = [_answer_row(answer) for answer in answers_to_it]
+        columns = {"reward": ">", "advantage": ">", "tokens": ">", "answer": ""}
         meanings = {"reward": "of the answer, weighted", "tokens": "of the answer"}
-        parts.append(
-            Table(
-                ["reward", "advantage", "tokens", "answer"], rows, {0, 1, 2}, meanings
-            )
-        )
+        parts.append(table(columns, rows, meanings))
     return parts
 
 
-def _answer_row(answer: Mapping[str, Any]) -> list[Inline]:
+def _answer_row(answer: AnswerRow) -> list[object]:
     calls: list[Inline] = []
     for call in answer["used"] or []:
-        calls += [
-            Span(f"{call['name']} {call['arguments']}", "code"),
-            f" → {call['answer']} ",
-        ]
-    tokens = f"{answer['tokens']:,}{'' if answer['ended'] else ', cut'}"
+        name = Span(f"{call['name']} {call['arguments']}", "code")
+        calls += [name, f" → {call['answer']} "]
     return [
         value_text(answer["reward"]),
         value_text(answer["advantage"]),
-        tokens,
+        f"{answer['tokens']:,}{'' if answer['ended'] else ', cut'}",
         [*calls, answer["answer"]],
     ]
 
 
 def traced_example(
     run: BrowsedRun, id_: str
-) -> tuple[DocumentTrace, list[dict[str, Any]]]:
+) -> tuple[DocumentTrace, list[ExamplePlace]]:
     """The trace of an example and its places in rows.
 
     Raises:
@@ -389,13 +351,10 @@ def example_page(run: BrowsedRun, query: OneDocument) -> Page:
     if places:
         entries = []
         for place in places:
-            link = Link(
-                f"row {place['row']} of {place['stage']}",
-                address(ROWS_PAGE, place["stage"], place["row"]),
-            )
-            entries.append(
-                Entry(link, [Span(place["begins"])], f"{place['tokens']:,} tokens")
-            )
+            row = address(ROWS_PAGE, place.stage, place.row)
+            link = Link(f"row {place.row} of {place.stage}", row)
+            tokens = f"{place.tokens:,} tokens"
+            entries.append(Entry(link, [Span(place.beginning)], tokens))
         sections.append(Section("Rows that hold it", [Listing("", entries)]))
     links: list[Inline] = []
     for step in traced.steps[:MOST_SHOWN]:
@@ -426,8 +385,9 @@ def _record(run: BrowsedRun, example: str) -> str | None:
     for stage in run.packed_sets():
         path = run.folder(stage).data / EXAMPLES
         if path.exists():
-            table = read_table(path, ["id", "record"])
-            hits = table.filter(pc.equal(table["id"], example))["record"].to_pylist()
+            records = read_table(path, ["id", "record"])
+            is_hit = pc.equal(records["id"], example)
+            hits = records.filter(is_hit)["record"].to_pylist()
             if hits:
                 return json.dumps(json.loads(hits[0]), indent=1, ensure_ascii=False)
     return None
