@@ -62,11 +62,11 @@ class Taught:
     def part(self, which: slice) -> Taught:
         """Slice of the tokens."""
         return Taught(
-            *(
+            *(  # type: ignore[arg-type]
                 None if tensor is None else tensor[which]
                 for tensor in (self.logps, self.ids, self.rest)
             )
-        )  # type: ignore[arg-type]
+        )
 
     def to(self, device: torch.device) -> Taught:
         """Copy to a device."""
