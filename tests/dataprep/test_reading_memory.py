@@ -31,12 +31,13 @@ from gristmill.core.processes import peak_resident_bytes
 from gristmill.dataprep.reading import compression, readers
 from gristmill.dataprep.reading.records import Reading, Rejected
 from gristmill.dataprep.reading.sources import find_files
+from gristmill.mixtures.sources import Source
 import gristmill.dataprep.reading.warc, pyarrow
 compression.MAX_RECORD_BYTES = int(sys.argv[2])
-(small,) = find_files("s", {"path": sys.argv[3]}).files
+(small,) = find_files("s", Source.model_validate({"path": sys.argv[3]})).files
 list(readers.read_records(small, Reading()))
 before = peak_resident_bytes()
-(file,) = find_files("s", {"path": sys.argv[1]}).files
+(file,) = find_files("s", Source.model_validate({"path": sys.argv[1]})).files
 errors = [item.error for item in readers.read_records(file, Reading()) if isinstance(item, Rejected)]
 child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 print(json.dumps({"bytes": peak_resident_bytes() - before, "child": child, "errors": errors}))
