@@ -35,7 +35,8 @@ class Node:
     Attributes:
         stage: its description.
         fingerprint: identifier of its output.
-        recipe: part of the manifest that is in the fingerprint.
+        recipe: part of the manifest that is in the fingerprint. Like `config` and
+            `settings` it may hold credentials, so none of them is in the `repr`.
         config: argument of its function.
         inputs: name of a stage of the plan -> its fingerprint, in the order of the
             pipeline.
@@ -51,12 +52,12 @@ class Node:
 
     stage: Stage
     fingerprint: str
-    recipe: Mapping[str, Any]
-    config: Mapping[str, Any]
+    recipe: Mapping[str, Any] = field(repr=False)
+    config: Mapping[str, Any] = field(repr=False)
     inputs: Mapping[str, str] = field(default_factory=dict)
     edits: tuple[str, ...] = ()
     called: str = ""
-    settings: Judging | None = None
+    settings: Judging | None = field(default=None, repr=False)
     alias: str = ""
     kept_version: int | None = None
 
