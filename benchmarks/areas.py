@@ -19,7 +19,7 @@ from typing import Any
 import typer
 
 from benchmarks.measuring import Row
-from gristmill.core.files import atomic_write
+from gristmill.core.files import write_text
 from gristmill.mixtures.base import Options
 
 AREAS = {
@@ -206,8 +206,7 @@ def print_rows(
     for name in AREAS[area]:
         rows += printed(measuring(name)(**options), as_json)
     if markdown is not None:
-        with atomic_write(markdown) as sink:
-            sink.write(in_markdown(area, measured_on, rows).encode())
+        write_text(markdown, in_markdown(area, measured_on, rows))
 
 
 def print_floors(as_json: bool) -> bool:

@@ -84,10 +84,9 @@ def rows(documents: int = DOCUMENTS, folder: Path | None = None) -> Iterator[Row
                 None,
                 "s",
                 f"{usage.cpu_seconds:.1f} s of processor time; "
-                f"{run.work_bytes / 1e6:,.0f} MB in {run.work_files} "
-                f"files while it works, {run.out_bytes / 1e6:,.0f} MB in "
-                f"{run.out_files} files when it is done; "
-                f"{usage.mapped_bytes / 1e6:,.0f} MB mapped",
+                f"{run.work_bytes / 1e6:,.0f} MB in {run.work_files} files while it "
+                f"works, {run.out_bytes / 1e6:,.0f} MB in {run.out_files} files when "
+                f"it is done; {usage.mapped_bytes / 1e6:,.0f} MB mapped",
             )
         yield from look_up_rows(root, note)
 
@@ -149,7 +148,7 @@ def _write_lines(path: Path, texts: np.ndarray, words: pa.Array) -> int:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process and its children used.
+    """Time and memory of a process and its children.
 
     Attributes:
         all_bytes: most memory of all processes that no file backs.
@@ -195,9 +194,8 @@ def measure(folder: Path, step: str) -> Usage:
     printed = (folder / f"{step}.log").read_text(errors="replace")
     if process.returncode != 0 or all_bytes > LIMIT_BYTES:
         raise MemoryError(
-            f"{step} under a limit of {LIMIT_BYTES} bytes took {all_bytes} "
-            "and ended with exit "
-            f"code {process.returncode}; its last lines:\n{printed[-2000:]}"
+            f"{step} under a limit of {LIMIT_BYTES} bytes took {all_bytes} and ended "
+            f"with exit code {process.returncode}; its last lines:\n{printed[-2000:]}"
         )
     return Usage(
         all_bytes,

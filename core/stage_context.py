@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, Required, TypedDict
+from typing import TYPE_CHECKING, Protocol, Required, TypedDict
 
 from gristmill.core.files import as_path
 from gristmill.mixtures.engine import BeamEngine, TrainingEngine
+
+if TYPE_CHECKING:
+    from gristmill.core.store import StageFingerprint
 
 EVENT_PREFIX = "@gristmill "
 """Prefix of JSON events in a stage process's output; all other lines are log."""
@@ -27,13 +30,6 @@ class StageInput(TypedDict):
 
     stage: str
     folder: str
-
-
-class InputFingerprint(TypedDict):
-    """Input of an output: the stage that made it, and its fingerprint."""
-
-    stage: str
-    fingerprint: str
 
 
 class StageDescription(TypedDict, total=False):
@@ -59,7 +55,7 @@ class StageDescription(TypedDict, total=False):
     run: Required[str]
     config: Required[dict[str, object]]
     inputs: Required[list[StageInput]]
-    input_fingerprints: list[InputFingerprint]
+    input_fingerprints: list[StageFingerprint]
     trained: list[str]
     origins: dict[str, str]
     engine: Required[dict[str, object]]
@@ -76,7 +72,7 @@ def read_inputs(description: StageDescription) -> dict[str, Path]:
     return {stage: as_path(folder) for stage, folder in folders.items()}
 
 
-def input_fingerprints(entries: Iterable[InputFingerprint]) -> dict[str, str]:
+def input_fingerprints(entries: Iterable[StageFingerprint]) -> dict[str, str]:
     """Stage -> fingerprint of each input of an output, in order."""
     return {entry["stage"]: entry["fingerprint"] for entry in entries}
 

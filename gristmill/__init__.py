@@ -161,7 +161,8 @@ _MODULES = {
     "flows.questions.search": "MeaningRank SearchError SearchHit SearchHits WordsRank",
     "flows.questions.status": "DocumentCounts StageState",
     "flows.questions.threshold_samples": "CutSample",
-    "flows.questions.trace_tables": "CheckpointStep DocumentTrace RowDocument StepReads "
+    "flows.questions.trace_tables": "CheckpointStep DocumentTrace RowDocument "
+    "StepReads "
     "StepTrace StepUse TextPlace TextSpan TextTrace TracedDocument",
     "flows.questions.training_reads": "TraceError",
     "flows.questions.what_changed": "PlannedStage UsableCheckpoint",
@@ -176,7 +177,7 @@ _MODULES = {
     "train.data.row_stream": "RowStream StreamError stream",
     "train.loop.resuming": "OtherRowsError",
 }
-"""Where the public names are defined; the imports above say the same to type
+"""Module of each public name; the imports above say the same to type
 checkers.
 """
 _PLACES = {

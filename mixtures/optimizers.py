@@ -116,7 +116,8 @@ class Optimizer(BuiltInOrOwn):
     scale (Liu et al. 2025), AdamW for embeddings, output and norms. `normuon`: the same
     with rows of equal size (Li et al. 2025). `dion`: the same at low rank (Ahn et al.
     2025). `soap_muon`: the same after whitening in the eigenbasis of the gradients'
-    covariance (Vyas et al. 2025). `ademamix`: AdamW with a second, much slower mean (Pagliardini et al. 2024).
+    covariance (Vyas et al. 2025). `ademamix`: AdamW with a second, much slower mean
+    (Pagliardini et al. 2024).
     """
     learning_rate: PositiveFloat = 1e-3
     """Learning rate at the peak of the schedule. Adafactor's is relative: it is
@@ -126,9 +127,9 @@ class Optimizer(BuiltInOrOwn):
     """
     betas: tuple[Fraction, Fraction] | None = None
     """Decay rates of the running means of gradients and of their squares; each kind's
-    published values if absent (adamw, adamw8bit, muon, normuon, dion, soap_muon: 0.9 and 0.95;
-    ademamix: 0.9 and 0.999; lion: 0.9 and 0.99; sophia: 0.96 and 0.99). Not for
-    Adafactor.
+    published values if absent (adamw, adamw8bit, muon, normuon, dion, soap_muon: 0.9
+    and 0.95; ademamix: 0.9 and 0.999; lion: 0.9 and 0.99; sophia: 0.96 and 0.99). Not
+    for Adafactor.
     """
     eps: PositiveFloat = 1e-8
     """Constant added to the root of the second mean (adamw, adamw8bit, muon's

@@ -23,7 +23,7 @@ from gristmill.dataprep.text.hashing import first_bytes, load64
 from gristmill.dataprep.text.kernels import inner_kernel, kernel, pointer
 
 ALL_THERE, NO_SUCH_ROW, DAMAGED = -1, -2, -3
-"""What `gather_mapped` returns instead of a shard's number."""
+"""Returned by `gather_mapped` instead of a shard's number."""
 
 
 def by_shard(

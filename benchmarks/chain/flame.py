@@ -21,7 +21,7 @@ from zlib import crc32
 
 from benchmarks.chain.our_chain import Chain
 from benchmarks.measuring import Row, row
-from gristmill.core.files import atomic_write
+from gristmill.core.files import write_text
 
 SAMPLES_PER_SECOND = 50
 LEAST_SHARE = 0.003
@@ -91,8 +91,7 @@ def draw_flame(chain: Chain, path: Path) -> Row:
     chain.run("--no-ui", command=(program, "record", *options, "--", sys.executable))
     root = fold(read_samples(folded.read_text(encoding="utf-8", errors="replace")))
     drawn = list(draw(root))
-    with atomic_write(path) as sink:
-        sink.write("\n".join(page(root, drawn)).encode())
+    write_text(path, "\n".join(page(root, drawn)))
     return row(
         "chain_flame",
         len(drawn),

@@ -174,7 +174,7 @@ def read_batches(
 
 
 class Peer(TypedDict):
-    """What mosaic_peer.py prints."""
+    """Output of mosaic_peer.py."""
 
     rows_per_second: float
     start_seconds: float

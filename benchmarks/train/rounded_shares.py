@@ -59,7 +59,9 @@ def rows() -> Iterator[Row]:
 
 
 class Rounded(TypedDict):
-    """A model's rounded matrices in a process: their bytes, and a hash of its logits."""
+    """A model's rounded matrices in a process: their bytes, and a hash of its
+    logits.
+    """
 
     bytes: int
     logits: str

@@ -97,7 +97,8 @@ def rows() -> Iterator[Row]:
             yield row("sft_vs_trl", speed["packed"], None, "tokens/s", note)
             yield row("sft_vs_trl_packed", speed["packed"], None, "tokens/s", note)
             return
-        # 3.67 and 1.93, 2.20 over padded rows; of preferences below 1.93: 2026-11-21, 2 cores.
+        # 3.67 and 1.93, 2.20 over padded rows; of preferences below 1.93: 2026-11-21, 2
+        # cores.
         yield row(
             "sft_vs_trl",
             speed["packed"],

@@ -1,9 +1,10 @@
 """Stage `examples`: a language model writes a set of examples for tuning, from its
 prompts or from new ones.
 
-    NAME.jsonl           examples, by id, each with its `Generation`, as `read_set` reads
-    quarantine.jsonl     prompts that the endpoint refused, with its error
-    lineage.parquet      parents of examples and prompts (`lineage.py`): from a record of
+    NAME.jsonl           examples, by id, each with its `Generation`, as `read_set`
+    reads quarantine.jsonl     prompts that the endpoint refused, with its error
+    lineage.parquet      parents of examples and prompts (`lineage.py`): from a record
+    of
                          another set to its prompt, from a prompt to new prompts, from a
                          prompt to its examples
 

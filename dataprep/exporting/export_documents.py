@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.core.files import array_bytes, atomic_write, write_json
+from gristmill.core.files import array_bytes, atomic_write, write_json, write_text
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import TEXT, Corpus
@@ -225,8 +225,7 @@ def export_documents(
     exported = _exported(corpus, section, columns, measure_results, files, identity)
     _check_conservation(exported, cuts)
     if section.format == "hf":
-        with atomic_write(out / "README.md") as sink:
-            sink.write(card(about, section, exported).encode())
+        write_text(out / "README.md", card(about, section, exported))
         write_json(out / "croissant.json", croissant(about, section, exported))
     description = asdict(exported)
     if identity is None:

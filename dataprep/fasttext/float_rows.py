@@ -97,23 +97,23 @@ def set_floats(typing: Any, target: Any, size: Any) -> Any:
 
 
 @inner_kernel
-def dot_floats(one: int, other: int, size: int) -> np.float32:
+def dot_floats(first: int, second: int, size: int) -> np.float32:
     """Dot product of `size` numbers at two addresses."""
     total = np.float32(0)
     while size >= 16:
-        total += _dot_16(one, other)
-        one = one + 64
-        other = other + 64
+        total += _dot_16(first, second)
+        first = first + 64
+        second = second + 64
         size = size - 16
     while size >= 4:
-        total += _dot_4(one, other)
-        one = one + 16
-        other = other + 16
+        total += _dot_4(first, second)
+        first = first + 16
+        second = second + 16
         size = size - 4
     while size > 0:
-        total += _dot_1(one, other)
-        one = one + 4
-        other = other + 4
+        total += _dot_1(first, second)
+        first = first + 4
+        second = second + 4
         size = size - 1
     return total
 

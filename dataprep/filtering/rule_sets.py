@@ -103,13 +103,24 @@ def measure(
     for name, section in of_sources.items():
         sources = pa.array(list(rule_sources[name]), pa.string())
         judged = pc.is_in(rows["source"].cast(pa.string()), value_set=sources)
-        places = judged.to_numpy().astype(bool)
-        for column, values in _measure_all(
-            rows.filter(judged), {name: section}
-        ).items():
-            measured[column] = np.full(len(rows), np.nan)
-            measured[column][places] = values
+        measured |= spread(
+            _measure_all(rows.filter(judged), {name: section}),
+            judged.to_numpy().astype(bool),
+        )
     return measured
+
+
+def spread(columns: Columns, is_measured: np.ndarray) -> dict[str, np.ndarray]:
+    """Return columns of some rows as float64 of all rows, NaN for the others.
+
+    Args:
+        is_measured: bool of shape (n,), the rows that the columns have.
+    """
+    spread_columns = {}
+    for name, values in columns.items():
+        spread_columns[name] = np.full(len(is_measured), np.nan)
+        spread_columns[name][is_measured] = values
+    return spread_columns
 
 
 def _measure_all(

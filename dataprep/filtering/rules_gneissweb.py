@@ -1,5 +1,5 @@
-"""Statistics of GneissWeb's heuristics for English (Gohari et al. 2025; recipes/GneissWeb
-of data-prep-kit). NaN for texts in other languages.
+"""Statistics of GneissWeb's heuristics for English (Gohari et al. 2025;
+recipes/GneissWeb of data-prep-kit). NaN for texts in other languages.
 
 - readability: McAlpine's EFLAW score as textstat computes it (`mcalpine_eflaw`), which
   data-prep-kit calls: (words + words of at most three code points) / sentences, rounded
@@ -25,7 +25,7 @@ from gristmill.core.files import as_path
 from gristmill.dataprep.conservation import SHARE_EDGES
 from gristmill.dataprep.fasttext.fasttext_backend import model_at
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
-from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet
+from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet, spread
 from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.unicode_tables import SPACE, WORD, code_point_flags, decode
@@ -45,6 +45,19 @@ def measure(rows: pa.Table, section: GneissWeb) -> Columns:
     """Measure the columns of the rule set `gneissweb` of n rows: float64 of shape
     (n,).
     """
+    is_english = np.array(
+        [
+            language is None or parse_label(language).code == "en"
+            for language in rows["language"].to_pylist()
+        ],
+        bool,
+    )
+    return spread(
+        _measure_english(rows.filter(pa.array(is_english)), section), is_english
+    )
+
+
+def _measure_english(rows: pa.Table, section: GneissWeb) -> Columns:
     data, offsets = text_buffers(rows["text"])
     readability = np.empty(len(rows))
     _measure_texts(data, offsets, code_point_flags(), readability)
@@ -64,21 +77,11 @@ def measure(rows: pa.Table, section: GneissWeb) -> Columns:
     lowest, highest = np.where(
         in_category[:, None], section.category_token_range, section.token_range
     ).T
-    columns = {
+    return {
         "readability": readability,
         "tokens_per_character": density,
         "gneissweb_votes": (readability < limit)
         + ((lowest <= density) & (density <= highest)).astype(np.float64),
-    }
-    is_english = np.array(
-        [
-            language is None or parse_label(language).code == "en"
-            for language in rows["language"].to_pylist()
-        ],
-        bool,
-    )
-    return {
-        name: np.where(is_english, values, np.nan) for name, values in columns.items()
     }
 
 

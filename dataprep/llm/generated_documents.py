@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.files import atomic_write
+from gristmill.core.files import atomic_write, write_text
 from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import (
@@ -270,10 +270,10 @@ class _Source:
         check_conservation(counts, self.context.stage)
         errors = [error for result in results for error in result["errors"]]
         if errors:
-            with atomic_write(self.out / "quarantine" / f"{self.name}.jsonl") as sink:
-                sink.write(
-                    "".join(json.dumps(error) + "\n" for error in errors).encode()
-                )
+            write_text(
+                self.out / "quarantine" / f"{self.name}.jsonl",
+                "".join(json.dumps(error) + "\n" for error in errors),
+            )
         check_quarantine(counts, self.section.max_quarantined, self.context.stage)
         sample = sorted(
             (row for result in results for row in result["sample"]),
@@ -516,10 +516,8 @@ class _Source:
         folder = self.out / self.name
         path = folder / f"{Path(task.name).stem}.jsonl"
         kept = self.lineage / f"{Path(task.name).stem}.json"
-        with atomic_write(path) as sink:
-            sink.write("".join(f"{line}\n" for line in lines).encode())
-        with atomic_write(kept) as sink:
-            sink.write(json.dumps(edges).encode())
+        write_text(path, "".join(f"{line}\n" for line in lines))
+        write_text(kept, json.dumps(edges))
         sample.sort()
         return Done(
             [path, kept],

@@ -40,8 +40,8 @@ def data_files(folder: DatasetFolder, split: str | None) -> list[str]:
         tasks = list(table.scan().plan_files())
     except Exception as error:  # each store and file format has its own errors
         raise DatasetError(
-            f"cannot be listed by its {newest}: {' '.join(str(error).split())}; a table "
-            "that was moved must be rewritten there"
+            f"cannot be listed by its {newest}: {' '.join(str(error).split())}; a "
+            "table that was moved must be rewritten there"
         ) from error
     root = _without_scheme(table.location())
     names = []

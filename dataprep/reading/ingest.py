@@ -88,7 +88,7 @@ class ChangedInputError(SourceError):
 
 @dataclass(frozen=True)
 class SourceReport:
-    """What was read of a source.
+    """Records and damage of a source.
 
     Attributes:
         path: as in the manifest.

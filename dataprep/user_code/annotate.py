@@ -86,7 +86,7 @@ TYPES: Mapping[pa.DataType, Callable[[pa.DataType], bool]] = {
 MOST_TEXT_BYTES = 100_000
 """Maximum size of a value: a column describes a document and is not a second text."""
 Returned = Mapping[str, Any]
-"""What a function returned: a value or an array by column."""
+"""Result of a function: a value or an array by column."""
 LIKE = 1e-6
 """Relative tolerance between two calls: sums over batches of different sizes are
 rounded differently.

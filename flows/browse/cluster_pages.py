@@ -245,8 +245,8 @@ def _pair_parts(
     sentence: list[Inline] = ["These two are equal."]
     if kept_text is None or kept_text != dropped_text:
         value = Span(value_text(pair[similarity]), "strong")
-        found = f", found by {pair['linked_by']}."
-        sentence = [f"{SIMILARITIES[similarity]} of these two: ", value, found]
+        linked_by = f", found by {pair['linked_by']}."
+        sentence = [f"{SIMILARITIES[similarity]} of these two: ", value, linked_by]
     if pair["decided_by"]:
         values = f" decided: {pair['survivor_value']} against {pair['member_value']}."
         sentence += [" ", Span(pair["decided_by"], "code"), values]

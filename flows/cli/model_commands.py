@@ -194,7 +194,7 @@ def generate(
     A prompt that cannot be completed gets an `error` in its line, and the exit code is
     1.
     """
-    from gristmill.core.files import atomic_write
+    from gristmill.core.files import write_text
     from gristmill.flows.models.generate import (
         PromptsError,
         as_jsonl,
@@ -220,8 +220,7 @@ def generate(
     if out is None:
         typer.echo(text, nl=False)
     else:
-        with atomic_write(out) as sink:
-            sink.write(text.encode())
+        write_text(out, text)
     speed = (
         f"{generated.tokens} tokens, "
         f"{generated.tokens / max(generated.seconds, 1e-9):.0f} per second"
@@ -235,9 +234,9 @@ def generate(
     if generated.failed:
         number, reason = next(iter(generated.failed.items()))
         fail(
-            f"{len(generated.failed)} of {len(generated.completions)} prompts could not be "
-            "completed; their lines have the "
-            f"reason in `error`. The first, line {number}: {reason}",
+            f"{len(generated.failed)} of {len(generated.completions)} prompts could "
+            "not be completed; their lines have the reason in `error`. The first, line "
+            f"{number}: {reason}",
             1,
         )
 

@@ -640,7 +640,7 @@ def report(
     """Write a report of the committed stages as one self-contained file: HTML or
     Markdown.
     """
-    from gristmill.core.files import atomic_write
+    from gristmill.core.files import write_text
     from gristmill.core.secrets import mask_known
     from gristmill.flows.pages.markdown import markdown_page
     from gristmill.flows.pages.page_html import html_file
@@ -667,8 +667,7 @@ def report(
             fail(str(error), EXIT_USAGE)
     else:
         text = render_report(session, None, write)
-    with atomic_write(target) as sink:
-        sink.write(mask_known(text).encode())
+    write_text(target, mask_known(text))
     typer.echo(out)
 
 

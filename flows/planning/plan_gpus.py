@@ -660,9 +660,8 @@ def _print_forms(console: Console, plan: GpuPlan) -> None:
     if best.cost is not None:
         prices = plan.prices
         cost = (
-            f", {at_least(best.cost, 2)} {prices.currency} at "
-            f"{prices.per_gpu_hour:g} per GPU and hour "
-            f"(table of {prices.as_of}; your own: --prices)"
+            f", {at_least(best.cost, 2)} {prices.currency} at {prices.per_gpu_hour:g} "
+            f"per GPU and hour (table of {prices.as_of}; your own: --prices)"
         )
     console.print(
         f"{duration(best.hours)}, {at_least(best.gpu_hours, 2)} GPU-hours{cost}"

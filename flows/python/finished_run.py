@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
 from gristmill.core import store as outputs
-from gristmill.core.files import atomic_write, read_json
+from gristmill.core.files import read_json, write_text
 from gristmill.core.secrets import mask_known
 from gristmill.core.stage_context import input_fingerprints
 from gristmill.flows.python.manifest_builder import Manifest, overrides_of
@@ -84,8 +84,7 @@ class Report:
 
     def save(self, path: str | Path) -> Path:
         """Write the report to a file, and return its path."""
-        with atomic_write(Path(path)) as sink:
-            sink.write(self.page.encode())
+        write_text(Path(path), self.page)
         return Path(path)
 
     def _repr_html_(self) -> str:

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
-from gristmill.core.files import DEFAULT_STORE, atomic_write, is_local
+from gristmill.core.files import DEFAULT_STORE, is_local, write_text
 from gristmill.core.secrets import remember_secrets
 from gristmill.core.store import MANIFESTS, Store
 from gristmill.mixtures import manifest as schema
@@ -227,8 +227,7 @@ def _yaml(value: Any, **style: Any) -> str:
 
 def _save(content: Mapping[str, Any], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(file) as sink:
-        sink.write(_yaml(content).encode())
+    write_text(file, _yaml(content))
 
 
 def _plain(value: Any) -> Any:

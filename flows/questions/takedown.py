@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import atomic_write
+from gristmill.core.files import write_text
 from gristmill.dataprep.corpus import RECORD_ID, urls_of
 from gristmill.dataprep.documents import (
     ID_BYTES,
@@ -559,10 +559,10 @@ def _taken_down(root: Path) -> set[str]:
 
 def _remember(root: Path, ids: Iterable[str]) -> None:
     (root / "takedown").mkdir(parents=True, exist_ok=True)
-    with atomic_write(root / "takedown" / TAKEN_DOWN) as sink:
-        sink.write(
-            "".join(f"{id_}\n" for id_ in sorted({*_taken_down(root), *ids})).encode()
-        )
+    write_text(
+        root / "takedown" / TAKEN_DOWN,
+        "".join(f"{id_}\n" for id_ in sorted({*_taken_down(root), *ids})),
+    )
 
 
 def keep_checkpoint(session: Session, step: int, folder: str = "takedown") -> Path:
@@ -599,5 +599,4 @@ def write_once(path: Path, text: str) -> None:
     """Write a file; raise TakedownError if it exists with other content."""
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise TakedownError(f"{path} exists with other content; move it away first")
-    with atomic_write(path) as sink:
-        sink.write(text.encode())
+    write_text(path, text)

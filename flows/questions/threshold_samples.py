@@ -1,4 +1,6 @@
-"""CutSample documents on both sides of each rule's threshold, from stored measurements."""
+"""CutSample documents on both sides of each rule's threshold, from stored
+measurements.
+"""
 
 from __future__ import annotations
 

@@ -390,9 +390,8 @@ class TextTrace:
         if self.characters:
             share = f"{self.covered / self.characters:.0%}"
         console.print(
-            f"{self.found} passage{'s' * (self.found != 1)} of "
-            f"{self.shortest_span} tokens or more in the training rows, {share} "
-            "of the text",
+            f"{self.found} passage{'s' * (self.found != 1)} of {self.shortest_span} "
+            f"tokens or more in the training rows, {share} of the text",
             style="bold",
         )
         for span in self.spans:

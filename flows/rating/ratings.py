@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Literal, NotRequired, TypedDict
 
-from gristmill.core.files import atomic_write
+from gristmill.core.files import write_text
 from gristmill.dataprep.examples.conversations import Message
 from gristmill.flows.rating.answer_pairs import AnswerPair
 
@@ -204,5 +204,4 @@ def write_settled(ratings: Sequence[Rating], path: Path) -> None:
     lines = [
         json.dumps(pair, ensure_ascii=False) + "\n" for pair in settled_pairs(ratings)
     ]
-    with atomic_write(path) as sink:
-        sink.write("".join(lines).encode())
+    write_text(path, "".join(lines))

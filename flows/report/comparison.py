@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from gristmill.core.files import atomic_write
+from gristmill.core.files import write_text
 from gristmill.core.store import Store
 from gristmill.flows.pages.page_elements import Figure, Page, Section, Table, section_of
 from gristmill.flows.pages.page_html import html_file
@@ -145,8 +145,7 @@ def write_comparison(
         section for section in (*candidates, section_of("Losses", losses)) if section
     ]
     page = Page(" and ".join(run.run for run in comparison.runs), sections)
-    with atomic_write(out) as sink:
-        sink.write(html_file(page).encode())
+    write_text(out, html_file(page))
 
 
 def _value(value: Any) -> str:

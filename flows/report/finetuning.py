@@ -76,7 +76,7 @@ def preparation(facts: Facts, name: str) -> Section | None:
         for set_name, counts in step.sets.items()
     ]
     matches = [match for step in summary.steps for match in step.matches[:MOST_SHOWN]]
-    found = leaked_items(matches, "evaluation set", "example")
+    leaked = leaked_items(matches, "evaluation set", "example")
     numbers = ("records", "quarantined", "beyond the limit", "dropped", "kept")
     leak_columns = {"items": ",", "long enough": ",", "found in examples": ","}
     step_columns = {"read": ",", "kept": ",", "dropped most by": ""}
@@ -86,7 +86,7 @@ def preparation(facts: Facts, name: str) -> Section | None:
         table({"step": "", "judges": "", **step_columns}, steps),
         table({"evaluation set": "", **leak_columns}, leaks),
         [part for step in summary.steps for part in comparisons(step)],
-        Details("Items of evaluation sets in examples", [found]) if matches else None,
+        Details("Items of evaluation sets in examples", [leaked]) if matches else None,
         near_duplicates(facts.near_duplicates.get(name, ())),
     )
 
@@ -239,7 +239,10 @@ def masks(facts: Facts, name: str = "sft_data") -> Section | None:
             for text, is_trained in sample.spans
         ]
         parts += [Note(f"{sample.set}, example {sample.example}"), Text(spans)]
-    note = f"{describe_rows(facts, summary)}. Marked text is trained on; the rest is context."
+    note = (
+        f"{describe_rows(facts, summary)}. Marked text is trained on; the rest is "
+        "context."
+    )
     return section_of("Fine-tuning data", table(columns, rows), Note(note), parts)
 
 

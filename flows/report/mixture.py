@@ -349,7 +349,7 @@ def packing_rows(facts: Facts) -> list[PackingRow]:
 
 
 def waste_of(costs: PackingCosts) -> Waste:
-    """What a packing cuts, drops and pads."""
+    """Shares that a packing cuts, drops and pads."""
     read = max(costs.tokens + costs.dropped_tokens, 1)
     return Waste(
         costs.split_documents / max(costs.documents, 1),

@@ -19,7 +19,7 @@ from markupsafe import escape
 
 import gristmill.flows.pages as pages
 import gristmill.flows.questions as questions
-from gristmill.core.files import atomic_write, canonical_json
+from gristmill.core.files import canonical_json, write_text
 from gristmill.core.secrets import mask_known, mask_secrets
 from gristmill.flows.pages.page_elements import (
     Details,
@@ -87,8 +87,7 @@ def write_report(session: Session, record: RunRecord) -> Path:
     else:
         note = str(escape(run_note(record.content)))
         text = NOTE.sub(lambda match: match[1] + note + match[2], earlier, count=1)
-    with atomic_write(path) as sink:
-        sink.write(mask_known(text).encode())
+    write_text(path, mask_known(text))
     return path
 
 

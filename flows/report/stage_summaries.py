@@ -224,7 +224,7 @@ class Diversity:
 
 @dataclass(frozen=True)
 class Separation:
-    """How well a classifier separates documents at a cut."""
+    """Precision and recall of a classifier at a cut."""
 
     cut: float
     f1: float

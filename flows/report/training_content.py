@@ -86,9 +86,8 @@ def training_content(session: Session) -> Page:
     corpus = committed_corpus(session)
     language = "language" if "language" in corpus.schema.names else "NULL"
     sql = (
-        f"SELECT source, {language} AS language, licence, count(*), "
-        "sum(strlen(text)), count(url) FROM documents WHERE kept GROUP BY ALL "
-        "ORDER BY ALL"
+        f"SELECT source, {language} AS language, licence, count(*), sum(strlen(text)), "
+        "count(url) FROM documents WHERE kept GROUP BY ALL ORDER BY ALL"
     )
     with ask(corpus, sql) as answer:
         groups = [Group(*row) for row in answer.rows()]

@@ -143,8 +143,8 @@ class StageFailed(StageEvent):
 
 RunEvent = RunStarted | RunNotice | RunRecorded | RunEnded | StageEvent
 Subscriber = Callable[[RunEvent], None]
-"""Receives the events of a run, some of them from a thread that must not block. It cannot
-change the run.
+"""Receives the events of a run, some of them from a thread that must not block. It
+cannot change the run.
 """
 
 

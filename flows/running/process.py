@@ -223,8 +223,8 @@ class StageProcess:
         )
 
     def stop(self) -> None:
-        """End the group: SIGTERM, wait, SIGKILL. Subscribers get an event if it does not
-        end within `QUIET_SECONDS`.
+        """End the group: SIGTERM, wait, SIGKILL. Subscribers get an event if it does
+        not end within `QUIET_SECONDS`.
         """
         self._signal(signal.SIGTERM)
         start = time.monotonic()

@@ -13,12 +13,12 @@ from gristmill.flows.stages.stage import (
     Display,
     MeasuredColumns,
     Problems,
-    Recipe,
     Requirements,
     Stage,
     always,
     documents,
 )
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.evaluation import Documents
 from gristmill.mixtures.manifest import Manifest
 

@@ -7,10 +7,10 @@ from gristmill.flows.stages.sections import step_recipe, without
 from gristmill.flows.stages.stage import (
     Configured,
     Display,
-    Recipe,
     Stage,
 )
 from gristmill.flows.stages.trainings import data_needs, made_sets, whole
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 

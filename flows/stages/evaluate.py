@@ -19,11 +19,11 @@ from gristmill.flows.stages.stage import (
     Library,
     MeasuredColumns,
     Problems,
-    Recipe,
     Requirements,
     Stage,
     only,
 )
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.evaluation import GIVEN, QUESTION, ModelToxicity, RedTeam
 from gristmill.mixtures.manifest import MODELS, Manifest
 from gristmill.mixtures.steps.asked_model import HOW

@@ -11,11 +11,11 @@ from gristmill.flows.stages.stage import (
     Display,
     MeasuredColumns,
     Problems,
-    Recipe,
     Requirements,
     Stage,
 )
 from gristmill.flows.stages.trainings import model_before
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix import uses_own_weights
 

@@ -14,11 +14,10 @@ from gristmill.flows.stages.stage import (
     MeasuredColumns,
     PrepareStep,
     Problems,
-    Recipe,
     Requirements,
     Stage,
 )
-from gristmill.mixtures.base import Judging
+from gristmill.mixtures.base import Judging, Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.filter import RULES_LANGUAGE, Filter
 from gristmill.mixtures.steps.langid import LanguageId

@@ -20,11 +20,11 @@ from gristmill.flows.stages.stage import (
     Display,
     MeasuredColumns,
     Problems,
-    Recipe,
     Requirements,
     Stage,
     always,
 )
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.generated_source import Generate, generation_order
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.asked_model import HOW

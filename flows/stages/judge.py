@@ -8,10 +8,10 @@ from gristmill.flows.stages.stage import (
     MeasuredColumns,
     PrepareStep,
     Problems,
-    Recipe,
     Requirements,
     Stage,
 )
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.asked_model import HOW
 from gristmill.mixtures.steps.judge import Judge, Question

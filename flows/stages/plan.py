@@ -20,10 +20,9 @@ from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.sections import step_recipe
 from gristmill.flows.stages.stage import (
     Configured,
-    Recipe,
     Stage,
 )
-from gristmill.mixtures.base import Judging
+from gristmill.mixtures.base import Judging, Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import INGEST
 

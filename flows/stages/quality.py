@@ -13,10 +13,10 @@ from gristmill.flows.stages.stage import (
     MeasuredColumns,
     PrepareStep,
     Problems,
-    Recipe,
     Requirements,
     Stage,
 )
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.quality import Quality
 from gristmill.mixtures.yaml_text import did_you_mean

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from gristmill.flows.stages.stage import (
     Configured,
-    Recipe,
 )
 from gristmill.flows.stages.trainings import model_before, torchrun_stage
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
 
 

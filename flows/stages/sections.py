@@ -10,10 +10,9 @@ from typing import Any
 
 from gristmill.flows.stages.stage import (
     Configured,
-    Recipe,
     Stage,
 )
-from gristmill.mixtures.base import RECIPE, Judging, Section, outside_paths
+from gristmill.mixtures.base import RECIPE, Judging, Recipe, Section, outside_paths
 from gristmill.mixtures.manifest import Manifest
 
 

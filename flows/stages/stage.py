@@ -2,8 +2,8 @@
 `registry.py`.
 
 A step of `prepare` sets its `name`, `version`, `run` and `step`; any other stage sets
-`configure` and `needs` instead of `step`. All other attributes have defaults that suit a
-stage without special needs.
+`configure` and `needs` instead of `step`. All other attributes have defaults that suit
+a stage without special needs.
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from gristmill.mixtures.base import Judging
+from gristmill.mixtures.base import Judging, Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import INGEST
 
 if TYPE_CHECKING:
     from gristmill.mixtures.training import Training
 
-Recipe = dict[str, Any]
-"""Settings that can change a stage's output, as JSON; or the further arguments of its
-function.
-"""
 Configured = tuple[Recipe, Recipe]
-"""The recipe, and the further arguments of the function."""
+"""The recipe, and the further arguments of the function, in the same form."""
 Configure = Callable[[Manifest, bool], Configured | None]
-"""(manifest, True to hash the content of outside files) -> the configuration, or None if
-the manifest disables the stage.
+"""(manifest, True to hash the content of outside files) -> the configuration, or None
+if the manifest disables the stage.
 """
 Needs = Callable[[Manifest], list[str]]
 """Names of the stages that a stage reads; disabled ones are ignored."""

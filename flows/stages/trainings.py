@@ -27,12 +27,12 @@ from gristmill.flows.stages.stage import (
     Preflight,
     PrepareStep,
     Problems,
-    Recipe,
     Requirements,
     Stage,
     TrainingStage,
     always,
 )
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.engine import Trackers
 from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
 from gristmill.mixtures.optimizers import OPTIMIZERS

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.core.files import atomic_write, write_json
+from gristmill.core.files import write_json, write_text
 from gristmill.flows.pages.page_elements import Figure, Page, Section, Table
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import laws
@@ -43,8 +43,7 @@ def write_ladder(manifest_file: str, ladder: LadderResults) -> list[Path]:
     json_file = file.with_name(f"{file.stem}-ladder.json")
     html_file = file.with_name(f"{file.stem}-ladder.html")
     write_json(json_file, asdict(ladder))
-    with atomic_write(html_file) as sink:
-        sink.write(ladder_page(file.name, ladder).encode())
+    write_text(html_file, ladder_page(file.name, ladder))
     return [json_file, html_file]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.core.files import atomic_write, write_json
+from gristmill.core.files import write_json, write_text
 from gristmill.flows.authoring.manifest_text import set_keys
 from gristmill.flows.pages.page_elements import (
     Figure,
@@ -50,15 +50,13 @@ def write_results(manifest_file: str, results: SweepResults) -> list[Path]:
     json_file = file.with_name(f"{file.stem}-sweep.json")
     html_file = file.with_name(f"{file.stem}-sweep.html")
     write_json(json_file, asdict(results))
-    with atomic_write(html_file) as sink:
-        sink.write(as_html(file.name, results).encode())
+    write_text(html_file, as_html(file.name, results))
     if results.suggestion is None:
         return [json_file, html_file]
     suggested_file = file.with_name(f"{file.stem}-suggested.yaml")
     text = suggested_text(manifest_file, results.suggestion.weights)
     parse_manifest(text, str(suggested_file))
-    with atomic_write(suggested_file) as sink:
-        sink.write(text.encode())
+    write_text(suggested_file, text)
     return [json_file, html_file, suggested_file]
 
 

@@ -42,7 +42,9 @@ Run = Callable[..., tuple[Path, dict[str, Any]]]
 def run(
     write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm: Path
 ) -> Run:
-    """Run the stage: (name, shards, **settings of BeamEngine) -> output folder, summary."""
+    """Run the stage: (name, shards, **settings of BeamEngine) -> output folder,
+    summary.
+    """
 
     def run(
         name: str, shards: Sequence[Any], **context: Any

@@ -244,8 +244,8 @@ Run = Callable[..., tuple[Path, dict[str, Any]]]
 
 @pytest.fixture
 def run(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> Run:
-    """Run the stage: (name, shards, settings, **settings of BeamEngine) -> output folder,
-    summary.
+    """Run the stage: (name, shards, settings, **settings of BeamEngine) -> output
+    folder, summary.
     """
 
     def run(

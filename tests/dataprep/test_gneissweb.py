@@ -85,7 +85,10 @@ def test_readability_counted_by_hand() -> None:
     """15 words, of which `The by the and Yes it is old` are short, in two sentences:
     `Indeed.` is too short to count.
     """
-    text = "The mill by the river grinds corn, and it's well-known. Indeed. Yes, it is old."
+    text = (
+        "The mill by the river grinds corn, and it's well-known. Indeed. Yes, it "
+        "is old."
+    )
     assert measured([text, ""])["readability"].to_pylist() == [(15 + 8) / 2, 0.0]
 
 
@@ -153,3 +156,19 @@ def test_text_in_a_category_has_wider_limits(
 def test_other_languages_are_not_judged() -> None:
     columns = measured(["wordy " * 99], languages="de")
     assert all(math.isnan(values[0].as_py()) for values in columns.columns)
+
+
+def test_english_rows_keep_their_places_among_others() -> None:
+    texts = ["The mill grinds corn all day. It stops at night.", "", "Nur ein Satz."]
+    rows = pa.table(
+        {
+            "text": pa.array(texts * 2, pa.large_string()),
+            "language": pa.array(["de", "en", None, "en", "fr", "en"], pa.string()),
+        }
+    )
+    columns = measure(rows, Rules.model_validate({"gneissweb": {}}))
+    alone = [measured([text])["readability"][0].as_py() for text in texts]
+    np.testing.assert_array_equal(
+        columns["readability"],
+        [np.nan, alone[1], alone[2], alone[0], np.nan, alone[2]],
+    )

@@ -24,6 +24,7 @@ from gristmill.core.files import (
     read_json,
     sha256_file,
     write_json,
+    write_text,
 )
 from gristmill.core.stage_context import Context
 from gristmill.mixtures import tokenizer as sections
@@ -291,12 +292,10 @@ def write_tokenizer(
     if isinstance(chat, OwnFormatter):
         write_json(out / FORMATTER_FILE, chat.model_dump(mode="json"))
     else:
-        with atomic_write(out / "chat_template.jinja") as sink:
-            sink.write(chat.encode())
+        write_text(out / "chat_template.jinja", chat)
     with atomic_write(out / "token_bytes.npy") as sink:
         sink.write(array_bytes(count_token_bytes(tokenizer)))
-    with atomic_write(out / TOKENIZER_FILE) as sink:
-        sink.write(tokenizer.to_str(pretty=True).encode())
+    write_text(out / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
 
 
 def load(folder: Path) -> TextTokenizer:

@@ -31,7 +31,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.core.files import atomic_write, is_local, sha256_file, write_json
+from gristmill.core.files import (
+    atomic_write,
+    is_local,
+    sha256_file,
+    write_json,
+    write_text,
+)
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.exporting import formats
@@ -170,14 +176,13 @@ def export_tokens(
         ],
     }
     write_json(out / f"{prefix}.json", export)
-    with atomic_write(out / f"README.{form}.md") as sink:
-        sink.write(readme(form, packed.manifest["tokenizer"], dtype).encode())
-    with atomic_write(out / f"{prefix}.sha256") as sink:
-        sink.write(
-            "".join(
-                f"{digest}  {name}\n" for name, digest in sorted(checksums.items())
-            ).encode()
-        )
+    write_text(
+        out / f"README.{form}.md", readme(form, packed.manifest["tokenizer"], dtype)
+    )
+    write_text(
+        out / f"{prefix}.sha256",
+        "".join(f"{digest}  {name}\n" for name, digest in sorted(checksums.items())),
+    )
     return {**export, "sha256": checksums}
 
 

@@ -32,6 +32,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.reading.ingest import ChangedInputError
+from gristmill.dataprep.reading.pythondocs import ListedFile
 from gristmill.dataprep.reading.records import metadata_json
 from gristmill.mixtures.base import Judging
 from gristmill.mixtures.sources import TokenSource
@@ -45,7 +46,6 @@ from gristmill.tokenize.importing.foreign_formats import (
     runs_of,
 )
 from gristmill.tokenize.importing.token_files import (
-    ListedFile,
     token_files,
     token_listing,
 )

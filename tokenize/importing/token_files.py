@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import TypedDict
 
 from gristmill.core.files import as_path, is_local, sha256_file
+from gristmill.dataprep.reading.pythondocs import ListedFile
 from gristmill.dataprep.reading.sources import Found, SourceError, find_at
 from gristmill.mixtures.sources import TokenSource
 from gristmill.tokenize.importing.foreign_formats import (
@@ -31,17 +31,6 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 }
 """Format -> endings of the files that are read of a folder."""
 HEAD_BYTES = 16
-
-
-class ListedFile(TypedDict):
-    """A file of a token source, as its fingerprint has it."""
-
-    path: str
-    """Relative to the source's path."""
-    size: int
-    """Bytes."""
-    stamp: str
-    """Changes with the content."""
 
 
 def token_listing(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from gristmill.core.files import atomic_write, write_json
+from gristmill.core.files import atomic_write, write_json, write_text
 from gristmill.mixtures.posttraining import Lora
 from gristmill.train.adapters.lora import DOWN, is_adapter, merged
 
@@ -118,6 +118,5 @@ def settle_adapters(
     for name, weights in tensors.items():
         folder = out / name.replace("model", "adapter", 1)
         save_adapter(folder, lora, weights, base_name(start))
-        with atomic_write(folder / "README.md") as sink:
-            sink.write(readme(lora, base_name(start)).encode())
+        write_text(folder / "README.md", readme(lora, base_name(start)))
     return {name: merged(weights, lora) for name, weights in tensors.items()}

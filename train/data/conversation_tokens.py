@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import numpy as np
 
-from gristmill.core.files import atomic_write, read_json, sha256_file, write_json
+from gristmill.core.files import (
+    read_json,
+    sha256_file,
+    write_json,
+    write_text,
+)
 from gristmill.dataprep.examples.conversations import Example, Message, Tool
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, read_formatter
@@ -578,8 +583,7 @@ def write_example_ids(
         examples: space-separated ids of each row.
         rows_per_set: rows of each set, which define the order of the rows.
     """
-    with atomic_write(folder / EXAMPLE_IDS) as sink:
-        sink.write("".join(f"{example}\n" for example in examples).encode())
+    write_text(folder / EXAMPLE_IDS, "".join(f"{example}\n" for example in examples))
     write_json(folder / ROWS_PER_SET, list(rows_per_set))
 
 

@@ -5,7 +5,8 @@ An answer labelled desirable or undesirable, without a pair, is one row, after t
 of its set. Each row is one conversation, prompt included, with a loss mask over its
 answer; the sets follow one another. Beside the rows are
 
-    examples.parquet    one row per example: id, set (its number in packed.json), row (its
+    examples.parquet    one row per example: id, set (its number in packed.json), row
+    (its
                         first), rows (2 for a pair, 1 for an answer), label (of an
                         answer: true if desirable), and the source record as JSON
     made-of.json        inputs that the rows depend on, by name

@@ -316,8 +316,8 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
         attempt.record.go_back(rollback)
     job.context.warn(
         f"{spikes.rollback_after} bad steps in a row from step {first_bad_step} on: "
-        f"rolled back from step {rollback['from_step']} to step {target}; the rows read "
-        "since are not read again"
+        f"rolled back from step {rollback['from_step']} to step {target}; the rows "
+        "read since are not read again"
     )
 
 

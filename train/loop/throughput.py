@@ -32,7 +32,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """What the speed of a training is compared with (MFU).
+    """Bounds that the speed of a training is compared with (MFU).
 
     Attributes:
         peak_flops: of one device, if known.

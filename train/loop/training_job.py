@@ -33,7 +33,7 @@ nothing is measured after that step.
 
 @dataclass(frozen=True)
 class Learner:
-    """What a training changes, and the objective that it minimises.
+    """Model that a training changes, and the objective that it minimises.
 
     Attributes:
         objective: rows and loss.

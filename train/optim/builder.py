@@ -1,4 +1,4 @@
-"""What the modules of optimizers share: the form of their `build`, and parameter groups."""
+"""Form of `build` in the modules of optimizers, and their parameter groups."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.core.files import atomic_write, canonical_json
+from gristmill.core.files import canonical_json, write_text
 from gristmill.dataprep.examples.conversations import Example
 from gristmill.dataprep.examples.read_examples import (
     RecordCounts,
@@ -246,8 +246,7 @@ def fingerprint_of_prompts(prompts: Sequence[Prompt]) -> str:
 
 def write_prompt_ids(path: Path, prompts: Sequence[Prompt]) -> None:
     """Write the ids of the training prompts, one per line."""
-    with atomic_write(path) as sink:
-        sink.write("".join(f"{prompt.example['id']}\n" for prompt in prompts).encode())
+    write_text(path, "".join(f"{prompt.example['id']}\n" for prompt in prompts))
 
 
 @dataclass(frozen=True)

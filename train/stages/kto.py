@@ -240,10 +240,10 @@ def warn_of_imbalance(desirable: np.ndarray, section: Dpo, context: Context) -> 
     if not 1 / MOST_IMBALANCE <= share <= MOST_IMBALANCE:
         context.warn(
             f"dpo: {counts['desirable']:,} desirable answers with the weight "
-            f"{section.desirable_weight:g} against {counts['undesirable']:,} undesirable ones with "
-            f"{section.undesirable_weight:g} are {share:.2f} to 1, where Ethayarajh et "
-            "al. 2024 (equation 8) ask for 1 to 1.33: set dpo.desirable_weight or "
-            "dpo.undesirable_weight"
+            f"{section.desirable_weight:g} against {counts['undesirable']:,} "
+            f"undesirable ones with {section.undesirable_weight:g} are {share:.2f} to "
+            "1, where Ethayarajh et al. 2024 (equation 8) ask for 1 to 1.33: set "
+            "dpo.desirable_weight or dpo.undesirable_weight"
         )
 
 

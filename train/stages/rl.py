@@ -1,5 +1,5 @@
-"""Stage `rl`: reinforcement learning from rewards of sampled answers, by GRPO or PPO, or
-from a teacher's opinion of them.
+"""Stage `rl`: reinforcement learning from rewards of sampled answers, by GRPO or PPO,
+or from a teacher's opinion of them.
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training;
 `prompts.txt`, the ids of the training prompts; `answers.parquet`, all answers used for

@@ -210,11 +210,10 @@ def read_teacher(key: str, folder: Path, chat: Chat) -> Shape:
     ):
         token = differing[0]
         raise TeacherError(
-            f"{key}: {folder / TOKENIZER_FILE} gives {len(differing)} "
-            "tokens another id than the run's tokenizer does, among them "
-            f"{json.dumps(token)} ({theirs.get(token)}, not {ours.get(token)}); a "
-            "teacher needs the same vocabulary: give its tokenizer as tokenizer.path, "
-            "or take another teacher"
+            f"{key}: {folder / TOKENIZER_FILE} gives {len(differing)} tokens another "
+            f"id than the run's tokenizer does, among them {json.dumps(token)} "
+            f"({theirs.get(token)}, not {ours.get(token)}); a teacher needs the same "
+            "vocabulary: give its tokenizer as tokenizer.path, or take another teacher"
         )
     return shape
 
