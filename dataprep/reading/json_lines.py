@@ -111,26 +111,29 @@ def _as_columns(documents: list[Record]) -> Records:
 def _from_line(
     item: Input, reading: Reading, number: int, line: bytes
 ) -> Record | Page | Rejected | Dropped:
-    replaced = 0
+    locator = f"{item.name}#{number}"
     row = _exact_row(line, reading)
-    if row is None:
-        try:
-            text, replaced = _line_text(line, reading)
-            row = parse_json(text)
-        except ValueError as error:
-            if isinstance(line, Unended):
-                return Rejected(
-                    number,
-                    f"the file is cut off in its last line: {error}",
-                    excerpt(line),
-                    lost=None,
-                )
-            return Rejected(number, str(error), excerpt(line))
-        if not isinstance(row, dict):
+    if row is not None:
+        record = from_row(reading, number, row, locator, 0)
+        if not isinstance(record, Rejected):
+            return record  # excerpts of the others show all digits of numbers
+    try:
+        text, replaced = _line_text(line, reading)
+        row = parse_json(text)
+    except ValueError as error:
+        if isinstance(line, Unended):
             return Rejected(
-                number, f"a JSON object was expected, not {kind(row)}", excerpt(line)
+                number,
+                f"the file is cut off in its last line: {error}",
+                excerpt(line),
+                lost=None,
             )
-    return from_row(reading, number, row, f"{item.name}#{number}", replaced)
+        return Rejected(number, str(error), excerpt(line))
+    if not isinstance(row, dict):
+        return Rejected(
+            number, f"a JSON object was expected, not {kind(row)}", excerpt(line)
+        )
+    return from_row(reading, number, row, locator, replaced)
 
 
 def _exact_row(line: bytes, reading: Reading) -> Fields | None:

@@ -134,6 +134,7 @@ OTHERS = [
     '{"text": "a", "id": 1.5}',
     '{"text": "a", "id": {"a": 1}}',
     '{"a": {"b": "inner"}, "a.b": ""}',
+    '{"text": "", "n": [-9223372036854775809]}',
     "\ufeff{}",
     json.dumps({"text": "x", **{f"key {number}": number for number in range(64)}}),
 ]
