@@ -120,7 +120,7 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
             "documents/s",
             f"{CLUSTERS} clusters of {min(sizes):,} to {max(sizes):,}, and of "
             f"{min(clusters.plain_result):,} to {max(clusters.plain_result):,} "
-            f"documents; ours learns from {clusters.summary['sample']:,} of them, and "
+            f"documents; ours learns from {clusters.summary.sample:,} of them, and "
             "draws a map",
             floor=1.1,
         )
