@@ -64,6 +64,7 @@ def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_set(folder)
+        read_epoch(folder, 0, 1)  # imports torch
         before = mosaic_peer.anonymous_bytes()
         read_epoch(folder, 0)
         memory = mosaic_peer.anonymous_bytes() - before
