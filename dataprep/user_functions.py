@@ -137,6 +137,11 @@ def call_own(
         return limit.call(function, *arguments, **named)
 
 
+def wrong(own: Own, what: str) -> OwnCodeError:
+    """Make an error such as `steps.py, line 3: count_word returned nothing`."""
+    return OwnCodeError(f"{own.use.place}: {own.use.name} {what}")
+
+
 def check_call(
     own: OwnFunction,
     function: Callable[..., Any],
@@ -150,7 +155,7 @@ def check_call(
     Raises:
         OwnCodeError: the signature does not match.
     """
-    signature = _signature(function)
+    signature = call_signature(function)
     if signature is not None:
         check_signature(own, signature, given, options, method)
 
@@ -159,11 +164,11 @@ def taken_by_name(function: Callable[..., Any], names: Sequence[str]) -> list[st
     """Names of the arguments that a function takes by name; all if its signature is
     unknown.
     """
-    signature = _signature(function)
+    signature = call_signature(function)
     return [name for name in names if signature is None or takes_name(signature, name)]
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+def call_signature(function: Callable[..., Any]) -> inspect.Signature | None:
     """Signature of a callable; None for built-ins without one."""
     try:
         return inspect.signature(function)

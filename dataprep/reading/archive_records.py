@@ -30,7 +30,7 @@ class Form:
     Attributes:
         name: for messages.
         begin: start of a record, specific enough to be rare in content.
-        ends: possible ends of a header; the first match counts.
+        end: end of a header.
         length: header field with the content's length, in a lower-case header.
         separators: bytes after a record.
         are_specific: True if separators are rare at the position that a wrong length
@@ -39,7 +39,7 @@ class Form:
 
     name: str
     begin: re.Pattern[bytes]
-    ends: tuple[bytes, ...]
+    end: re.Pattern[bytes]
     length: re.Pattern[bytes]
     separators: tuple[bytes, ...]
     are_specific: bool
@@ -55,7 +55,7 @@ class Form:
 WARC = Form(
     "WARC",
     re.compile(rb"WARC/\d\.\d+[ \t]*\r?\n[A-Za-z-]+[ \t]*:"),
-    (b"\n\r\n", b"\n\n"),
+    re.compile(rb"\n\r?\n"),
     re.compile(rb"\ncontent-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r?\n"),
     (b"\r\n\r\n", b"\n\n"),
     True,
@@ -65,7 +65,7 @@ ARC = Form(
     re.compile(
         rb"[a-z][a-z0-9+.-]*:[^\r\n]{0,65536}? [0-9a-fA-F.:]{3,45} \d{8,17} [^\r\n]{0,4096}?\d+[ \t]*\r?\n"
     ),
-    (b"\n",),
+    re.compile(rb"\n"),
     re.compile(rb" (\d{1,18})[ \t]*\r?\n\Z"),
     (b"\n", b"\r\n"),
     False,
@@ -155,7 +155,9 @@ def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
         return Gap(f"{damaged}: a record has no valid length", header)
     length = int(declared[1])
     if length > compression.MAX_RECORD_BYTES:
-        if not _skip(stream, length):
+        while length and (skipped := stream.read(min(length, compression.READ_BYTES))):
+            length -= len(skipped)
+        if length:
             return Gap(f"{damaged}: it ends in the middle of a record", header)
         _skip_newlines(stream)
         return Stored(header, None)
@@ -173,22 +175,12 @@ def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
 
 def _header(stream: DecodedStream, form: Form) -> bytes | None:
     """Next header, including its end."""
-    head = stream.peek(HEADER_BYTES)
-    end = _header_end(head, form)
-    if end < 0:
-        head = stream.peek(MOST_HEADER_BYTES)
-        end = _header_end(head, form)
-    return head[:end] if end >= 0 and form.begin.match(head) else None
-
-
-def _header_end(head: bytes, form: Form) -> int:
-    """End of a header; -1 if it is incomplete."""
-    end = -1
-    for mark in form.ends:
-        position = head.find(mark, 0, end if end >= 0 else len(head))
-        if position >= 0:
-            end = position + len(mark)
-    return end
+    for size in (HEADER_BYTES, MOST_HEADER_BYTES):
+        head = stream.peek(size)
+        end = form.end.search(head)
+        if end is not None:
+            return head[: end.end()] if form.begin.match(head) else None
+    return None
 
 
 def _is_followed(stream: DecodedStream, form: Form, block: bytes) -> bool:
@@ -219,13 +211,6 @@ def _is_followed(stream: DecodedStream, form: Form, block: bytes) -> bool:
 def _skip_newlines(stream: DecodedStream) -> None:
     while (begin := stream.peek(FOLLOWING_BYTES)) and begin[0] in b"\r\n":
         stream.read(len(begin) - len(begin.lstrip(b"\r\n")))
-
-
-def _skip(stream: DecodedStream, size: int) -> bool:
-    """Skip so many bytes; False if the content ends before."""
-    while size and (skipped := stream.read(min(size, compression.READ_BYTES))):
-        size -= len(skipped)
-    return not size
 
 
 def _skip_to_header(stream: DecodedStream, form: Form) -> None:

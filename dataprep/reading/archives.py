@@ -146,14 +146,10 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
     name_counts: Counter[str] = Counter()
     with item.path.open("rb") as stream:
         try:
-            archive = zipfile.ZipFile(stream)
-        except (zipfile.BadZipFile, OSError, *_MALFORMED_ERRORS) as error:
-            _raise_storage_error(error)
-            yield Rejected(
-                1,
-                f"the zip archive is damaged or cut off: {one_line(error)}",
-                lost=None,
-            )
+            with _damage_of("the zip archive is damaged or cut off"):
+                archive = zipfile.ZipFile(stream)
+        except CorruptFileError as error:
+            yield Rejected(1, str(error), lost=None)
             return
         with archive:
             for member in archive.infolist():
@@ -172,13 +168,8 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
 @contextmanager
 def _checked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Any]:
     """Open a member; any error of its content is a CorruptFileError."""
-    try:
+    with _damage_of("the member cannot be read"):
         stream = archive.open(member)
-    except (zipfile.BadZipFile, OSError, *_MALFORMED_ERRORS) as error:
-        _raise_storage_error(error)
-        raise CorruptFileError(
-            f"the member cannot be read: {one_line(error)}"
-        ) from error
     with stream:
         yield _CheckedStream(stream)
 
@@ -188,22 +179,22 @@ class _CheckedStream:
     stream: Any
 
     def read(self, size: int) -> bytes:
-        try:
+        with _damage_of("the member is damaged"):
             content: bytes = self.stream.read(size)
-        except (zipfile.BadZipFile, OSError, *_MALFORMED_ERRORS) as error:
-            _raise_storage_error(error)
-            raise CorruptFileError(
-                f"the member is damaged: {one_line(error)}"
-            ) from error
         return content
 
 
-def _raise_storage_error(error: Exception) -> None:
-    """Re-raise an error of the storage. Errors of a damaged archive have no errno, or
-    EINVAL from a seek before the start.
+@contextmanager
+def _damage_of(problem: str) -> Iterator[None]:
+    """Raise CorruptFileError for errors of the archive, but not of the storage: errors
+    of a damaged archive have no errno, or EINVAL from a seek before the start.
     """
-    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-        raise error
+    try:
+        yield
+    except (zipfile.BadZipFile, OSError, *_MALFORMED_ERRORS) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        raise CorruptFileError(f"{problem}: {one_line(error)}") from error
 
 
 def _member_records(

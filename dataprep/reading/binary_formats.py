@@ -15,81 +15,60 @@ class BinaryFormat:
         extensions: of the files.
         library: Python library for a user's reader; empty if there is none.
         conversion: alternative, such as `convert it with pdftotext`.
-        magic: the bytes at the start of a file (the `file` utility's database); empty
+        magic: the bytes at the start of a file (the `file` utility's database); None
             if other files, or texts, may start so.
     """
 
     name: str
     extensions: tuple[str, ...]
-    library: str = ""
-    conversion: str = ""
-    magic: bytes = b""
+    library: str
+    conversion: str
+    magic: bytes | None
 
 
-BINARY_FORMATS = (
-    BinaryFormat("PDF", (".pdf",), "pypdf", "convert it with pdftotext", b"%PDF-"),
+_MAGICS = {
+    "PDF": b"%PDF-",
+    "rich text": b"{\\rtf",
+    "DjVu": b"AT&TFORM",
+    "Avro": b"Obj\x01",
+    "SQLite": b"SQLite format 3\x00",
+    "HDF5": b"\x89HDF\r\n\x1a\n",
+    "7-Zip": b"7z\xbc\xaf\x27\x1c",
+    "RAR": b"Rar!\x1a\x07",
+}
+_TABLE = """
+PDF               | .pdf | pypdf | convert it with pdftotext
+Word              | .docx | python-docx | convert it with pandoc --to plain
+Word 97           | .doc | | convert it with libreoffice --convert-to txt
+OpenDocument text | .odt | odfpy | convert it with pandoc --to plain
+rich text         | .rtf | striprtf | convert it with pandoc --to plain
+EPUB              | .epub | ebooklib | convert it with pandoc --to plain
+Kindle            | .mobi .azw3 | | convert it with ebook-convert
+DjVu              | .djvu | | convert it with djvutxt
+PostScript        | .ps .eps | | convert it with ps2ascii
+Excel             | .xlsx | openpyxl | save it as CSV
+Excel 97          | .xls | xlrd | save it as CSV
+PowerPoint        | .pptx | python-pptx | convert it with libreoffice --convert-to pdf and pdftotext
+ORC               | .orc | pyarrow.orc | write it as Parquet
+Avro              | .avro | fastavro | write it as Parquet
+SQLite            | .sqlite .sqlite3 .db | sqlite3 | write it as Parquet
+DuckDB            | .duckdb | duckdb | write it as Parquet
+HDF5              | .h5 .hdf5 | h5py | write it as Parquet
+TFRecord          | .tfrecord | tfrecord | write it as Parquet
+7-Zip             | .7z | | unpack it with 7z x
+RAR               | .rar | | unpack it with unrar x
+image             | .png .jpg .jpeg .tif .tiff .gif .webp | pytesseract | read it with tesseract
+audio             | .mp3 .wav .flac .ogg .m4a | whisper | transcribe it with whisper
+video             | .mp4 .mkv .webm .avi .mov | whisper | transcribe it with whisper
+"""
+"""Name, extensions, library and conversion of each format; see BinaryFormat."""
+BINARY_FORMATS = tuple(
     BinaryFormat(
-        "Word", (".docx",), "python-docx", "convert it with pandoc --to plain"
-    ),
-    BinaryFormat(
-        "Word 97", (".doc",), "", "convert it with libreoffice --convert-to txt"
-    ),
-    BinaryFormat(
-        "OpenDocument text", (".odt",), "odfpy", "convert it with pandoc --to plain"
-    ),
-    BinaryFormat(
-        "rich text",
-        (".rtf",),
-        "striprtf",
-        "convert it with pandoc --to plain",
-        b"{\\rtf",
-    ),
-    BinaryFormat("EPUB", (".epub",), "ebooklib", "convert it with pandoc --to plain"),
-    BinaryFormat("Kindle", (".mobi", ".azw3"), "", "convert it with ebook-convert"),
-    BinaryFormat("DjVu", (".djvu",), "", "convert it with djvutxt", b"AT&TFORM"),
-    BinaryFormat("PostScript", (".ps", ".eps"), "", "convert it with ps2ascii"),
-    BinaryFormat("Excel", (".xlsx",), "openpyxl", "save it as CSV"),
-    BinaryFormat("Excel 97", (".xls",), "xlrd", "save it as CSV"),
-    BinaryFormat(
-        "PowerPoint",
-        (".pptx",),
-        "python-pptx",
-        "convert it with libreoffice --convert-to pdf and pdftotext",
-    ),
-    BinaryFormat("ORC", (".orc",), "pyarrow.orc", "write it as Parquet"),
-    BinaryFormat("Avro", (".avro",), "fastavro", "write it as Parquet", b"Obj\x01"),
-    BinaryFormat(
-        "SQLite",
-        (".sqlite", ".sqlite3", ".db"),
-        "sqlite3",
-        "write it as Parquet",
-        b"SQLite format 3\x00",
-    ),
-    BinaryFormat("DuckDB", (".duckdb",), "duckdb", "write it as Parquet"),
-    BinaryFormat(
-        "HDF5", (".h5", ".hdf5"), "h5py", "write it as Parquet", b"\x89HDF\r\n\x1a\n"
-    ),
-    BinaryFormat("TFRecord", (".tfrecord",), "tfrecord", "write it as Parquet"),
-    BinaryFormat("7-Zip", (".7z",), "", "unpack it with 7z x", b"7z\xbc\xaf\x27\x1c"),
-    BinaryFormat("RAR", (".rar",), "", "unpack it with unrar x", b"Rar!\x1a\x07"),
-    BinaryFormat(
-        "image",
-        (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", ".webp"),
-        "pytesseract",
-        "read it with tesseract",
-    ),
-    BinaryFormat(
-        "audio",
-        (".mp3", ".wav", ".flac", ".ogg", ".m4a"),
-        "whisper",
-        "transcribe it with whisper",
-    ),
-    BinaryFormat(
-        "video",
-        (".mp4", ".mkv", ".webm", ".avi", ".mov"),
-        "whisper",
-        "transcribe it with whisper",
-    ),
+        name, tuple(extensions.split()), library, conversion, _MAGICS.get(name)
+    )
+    for name, extensions, library, conversion in (
+        map(str.strip, line.split("|")) for line in _TABLE.strip().splitlines()
+    )
 )
 _OF_EXTENSION = {
     extension: form for form in BINARY_FORMATS for extension in form.extensions

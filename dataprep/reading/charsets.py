@@ -26,13 +26,13 @@ HEAD_BYTES = 1 << 18
 """Start of a page, up to its body, that is searched next: a parser restarts at a
 declaration there (HTML, 13.2.3.5).
 """
-_BYTE_ORDER_MARKS = (  # UTF-32's mark starts with UTF-16's, so it comes first
-    (codecs.BOM_UTF8, UTF8),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
+_BYTE_ORDER_MARKS = {  # UTF-32's mark starts with UTF-16's, so it comes first
+    UTF8: codecs.BOM_UTF8,
+    "utf-32-le": codecs.BOM_UTF32_LE,
+    "utf-32-be": codecs.BOM_UTF32_BE,
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+}
 MOST_MARK_BYTES = 4
 _SUPERSETS = {
     "gbk": "gb18030",
@@ -51,18 +51,7 @@ KEEP_BAD = "gristmill.keep_bad"
 U+FFFD of the Encoding standard.
 """
 Errors = Literal["replace", "strict"]
-_WITH_CONTROLS = (
-    "cp874",
-    "cp1250",
-    "cp1251",
-    "cp1252",
-    "cp1253",
-    "cp1254",
-    "cp1255",
-    "cp1256",
-    "cp1257",
-    "cp1258",
-)
+_WITH_CONTROLS = ("cp874", *(f"cp{number}" for number in range(1250, 1259)))
 _CONTROLS = {0xDC80 + number: 0x80 + number for number in range(32)}
 _BAD = re.compile("[\udc00-\udcff]")
 _LOW_CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f]")
@@ -125,19 +114,20 @@ def decode(
     for codec in tried:
         if (text := _try(content, codec)) is not None:
             return Decoded(text, codec)
-    if _is_damaged_utf8(content):
+    # a page with few invalid bytes, which a guess would garble
+    damaged = content.decode(UTF8, "replace")
+    if _is_mostly_right(damaged, damaged.count("\ufffd")):
         return _decode_as(content, UTF8, errors)
-    replacing = [
+    sound = [
         candidate
         for codec in tried
         if (candidate := _decode_replacing(content, codec, errors)) is not None
+        and len(_LOW_CONTROL.findall(candidate.text))
+        <= most_replaced(len(candidate.text))
     ]
-    sound = [candidate for candidate in replacing if not _is_binary(candidate)]
-    likely = next(
-        (candidate for candidate in sound if _is_mostly_right(candidate)), None
-    )
-    if likely is not None:
-        return likely
+    for candidate in sound:
+        if _is_mostly_right(candidate.text, candidate.replaced):
+            return candidate
     guess = _guess_codec(content)
     if (
         guess is not None
@@ -156,7 +146,12 @@ def decode(
 def marked_codec(content: bytes) -> str | None:
     """Codec of the byte order mark at the start, or None."""
     return next(
-        (codec for mark, codec in _BYTE_ORDER_MARKS if content.startswith(mark)), None
+        (
+            codec
+            for codec, mark in _BYTE_ORDER_MARKS.items()
+            if content.startswith(mark)
+        ),
+        None,
     )
 
 
@@ -170,29 +165,22 @@ def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
         parts: of the content; other items between them are passed on.
     """
     begin = b""
+    others = []
     for part in parts:
-        if not isinstance(part, bytes):
-            yield from filter(None, [begin])
-            yield part
-            yield from parts
-            return
-        begin += part
-        if len(begin) >= MOST_MARK_BYTES:
+        if isinstance(part, bytes):
+            begin += part
+        else:
+            others.append(part)
+        if others or len(begin) >= MOST_MARK_BYTES:
             break
-    codec = marked_codec(begin)
-    if codec is None:
-        yield from filter(None, [begin])
-        yield from parts
-        return
-    begin = begin.removeprefix(
-        next(mark for mark, mark_codec in _BYTE_ORDER_MARKS if mark_codec == codec)
-    )
+    codec = marked_codec(begin) or UTF8
+    begin = begin.removeprefix(_BYTE_ORDER_MARKS[codec])
+    content = chain(filter(None, [begin]), others, parts)
     if codec == UTF8:
-        yield from filter(None, [begin])
-        yield from parts
+        yield from content
         return
     decoder = codecs.getincrementaldecoder(codec)(KEEP_BAD)
-    for part in chain([begin], parts):
+    for part in content:
         if isinstance(part, bytes):
             yield decoder.decode(part).encode(UTF8, "surrogatepass")
         else:
@@ -203,25 +191,14 @@ def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
 
 def _decode_as(content: bytes, codec: str, errors: Errors) -> Decoded:
     """Decode with a certain codec."""
-    mark = next(
-        (
-            mark
-            for mark, mark_codec in _BYTE_ORDER_MARKS
-            if mark_codec == codec and content.startswith(mark)
-        ),
-        b"",
-    )
+    body = content.removeprefix(_BYTE_ORDER_MARKS.get(codec, b""))
     try:
-        return Decoded(
-            content.removeprefix(mark).decode(codec), codecs.lookup(codec).name
-        )
+        return Decoded(body.decode(codec), codecs.lookup(codec).name)
     except UnicodeDecodeError as error:
-        if (
-            decoded := _decode_replacing(content.removeprefix(mark), codec, errors)
-        ) is not None:
+        if (decoded := _decode_replacing(body, codec, errors)) is not None:
             return decoded
         name = "UTF-8" if codec == UTF8 else codec
-        position = error.start + len(mark)
+        position = error.start + len(content) - len(body)
         raise UndecodableError(
             f"not valid {name}: byte 0x{content[position]:02x} at position {position}"
         ) from error
@@ -263,28 +240,17 @@ def replace_bad(text: str, codec: str) -> tuple[str, int]:
 def _keep_bad(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
-    wide = (
-        error.encoding.lower()
-        .replace("_", "-")
-        .startswith(("utf-", "utf8", "utf16", "utf32"))
-    )
-    return chr(
-        0xDC00 + error.object[error.start]
-    ), error.end if wide else error.start + 1
+    is_wide = error.encoding.lower().startswith("utf")
+    bad = chr(0xDC00 + error.object[error.start])
+    return bad, error.end if is_wide else error.start + 1
 
 
 codecs.register_error(KEEP_BAD, _keep_bad)
 
 
-def _is_mostly_right(decoded: Decoded) -> bool:
+def _is_mostly_right(text: str, replaced: int) -> bool:
     """True if most characters beyond ASCII were decoded."""
-    return (
-        len(_BEYOND_ASCII.findall(decoded.text)) - decoded.replaced > decoded.replaced
-    )
-
-
-def _is_binary(decoded: Decoded) -> bool:
-    return len(_LOW_CONTROL.findall(decoded.text)) > most_replaced(len(decoded.text))
+    return len(_BEYOND_ASCII.findall(text)) > 2 * replaced
 
 
 def _declared_codecs(content: bytes, charset: str, html: bool) -> Iterator[str]:
@@ -320,15 +286,6 @@ def known_codec(label: str) -> str | None:
 
     codec = map_encoding_to_html5(label.strip().strip("\"'"), fallback_utf8=False)
     return None if codec is None else _SUPERSETS.get(codec, codec)
-
-
-def _is_damaged_utf8(content: bytes) -> bool:
-    """True if most of the content beyond ASCII is UTF-8: a page with few invalid bytes,
-    which a guess would garble.
-    """
-    text = content.decode(UTF8, "replace")
-    damaged = text.count("\ufffd")
-    return len(_BEYOND_ASCII.findall(text)) - damaged > damaged
 
 
 def _guess_codec(content: bytes) -> str | None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
 
@@ -108,24 +109,10 @@ class Openable(Protocol):
         ...
 
 
-class _Decoder(Protocol):
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    @property
-    def needs_input(self) -> bool: ...
-    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
-
-
 def _zstd_decoder() -> Any:
     import zstandard
 
     return zstandard.ZstdDecompressor().decompressobj()
-
-
-def _xz_decoder() -> Any:
-    return lzma.LZMADecompressor(memlimit=MAX_RECORD_BYTES)
 
 
 # zlib.decompressobj: 15 bits of window, +16 for the gzip wrapper
@@ -138,7 +125,7 @@ _DECODERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(_GZIP_WINDOW_BITS),
     ".bz2": bz2.BZ2Decompressor,
     ".zst": _zstd_decoder,
-    ".xz": _xz_decoder,
+    ".xz": lambda: lzma.LZMADecompressor(memlimit=MAX_RECORD_BYTES),
 }
 COMPRESSIONS = (*_DECODERS, ".lz4")
 _MAGICS = {
@@ -149,15 +136,6 @@ _MAGICS = {
 }
 """First bytes of a member, stream or frame (RFC 1952, RFC 8878; bzip2 and xz have no
 RFC).
-"""
-_PROBE_BYTES = {
-    ".gz": FEED_BYTES,
-    ".bz2": FEED_BYTES,
-    ".zst": ZSTD_BYTES,
-    ".xz": FEED_BYTES,
-}
-"""Stored bytes that must decode after a magic number, which other data may contain by
-chance.
 """
 _KEPT_BYTES = 16 << 20
 """Bytes of the current member in which the next one is searched after damage: a decoder
@@ -220,34 +198,23 @@ def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
             pass  # read the member again, with zlib
     skip = member.decoded
     with path.open("rb") as stream:
-        for part in _decode_carefully(stream, compression, member.offset):
+        if not compression:
+            yield from iter(partial(stream.read, READ_BYTES), b"")
+            return
+        for part in (
+            _decode_lz4(stream)
+            if compression == ".lz4"
+            else _decode(stream, compression, member.offset)
+        ):
             if isinstance(part, Damage):
-                yield replace(
-                    part,
-                    decoded=max(
-                        part.decoded,
-                        member.decoded if part.offset == member.offset else 0,
-                    ),
-                )
+                is_current = part.offset == member.offset
+                decoded = max(part.decoded, member.decoded if is_current else 0)
+                yield replace(part, decoded=decoded)
                 skip = 0
                 continue
             if skip < len(part):
                 yield part[skip:]
             skip = max(skip - len(part), 0)
-
-
-def _decode_carefully(
-    stream: ByteStream, compression: str, begin: int
-) -> Iterator[bytes | Damage]:
-    if compression:
-        yield from (
-            _decode_lz4(stream)
-            if compression == ".lz4"
-            else _decode(stream, compression, begin)
-        )
-        return
-    while chunk := stream.read(READ_BYTES):
-        yield chunk
 
 
 @dataclass
@@ -372,7 +339,8 @@ class _StoredBytes:
         there is none.
         """
         magic = _MAGICS[compression]
-        probe_bytes = _PROBE_BYTES[compression]
+        # data may contain a magic number by chance, so some bytes after it must decode
+        probe_bytes = _step_bytes(compression)
         window = b"".join(self._kept) + self._waiting
         first = self.end + len(self._waiting) - len(window)
         position = max(self.member + 1 - first, 0)
@@ -390,7 +358,8 @@ class _StoredBytes:
                 position += 1
                 continue
             if at_end:
-                _take_back(self._stream, peeked)
+                if isinstance(self._stream, Metered):
+                    self._stream.read_bytes -= peeked
                 return False
             chunk = self._stream.read(READ_BYTES)
             at_end = not chunk
@@ -403,19 +372,21 @@ class _StoredBytes:
             position = max(self.member + 1 - first, 0)
 
 
-def _take_back(stream: ByteStream, size: int) -> None:
-    """Subtract bytes that were only peeked at from a meter."""
-    if isinstance(stream, Metered):
-        stream.read_bytes -= size
+def _step_bytes(compression: str) -> int:
+    return ZSTD_BYTES if compression == ".zst" else FEED_BYTES
+
+
+def _most_decoded(compression: str) -> tuple[int, ...]:
+    """Most bytes decoded at once, for decoders that have such a limit. gzip expands by
+    a factor of at most 1,032; a few bytes of bz2 and xz may expand to any size.
+    """
+    return (READ_BYTES,) if compression in (".bz2", ".xz") else ()
 
 
 def _decodes(compression: str, data: bytes) -> bool:
     """True if a member may start with these bytes."""
-    decoder = _DECODERS[compression]()
     try:
-        decoder.decompress(data) if compression == ".zst" else decoder.decompress(
-            data, READ_BYTES
-        )
+        _DECODERS[compression]().decompress(data, *_most_decoded(compression))
     except Exception:  # noqa: BLE001 - zlib.error, OSError, LZMAError or ZstdError, depending on the library
         return False
     return True
@@ -424,9 +395,7 @@ def _decodes(compression: str, data: bytes) -> bool:
 def _decode(
     stream: ByteStream, compression: str, begin: int
 ) -> Iterator[bytes | Damage]:
-    stored = _StoredBytes(
-        stream, FEED_BYTES if compression != ".zst" else ZSTD_BYTES, begin
-    )
+    stored = _StoredBytes(stream, _step_bytes(compression), begin)
     while (damage := (yield from _decode_members(stored, compression))) is not None:
         if not stored.pass_to_next(compression):
             yield damage
@@ -440,7 +409,8 @@ def _decode_members(
     """Yield the content of members; returns the first damage, or None at the end of the
     file.
     """
-    decoder: _Decoder | None = None
+    most_decoded = _most_decoded(compression)
+    decoder = None
     decoded = 0
     while data := stored.read():
         while data:
@@ -452,13 +422,18 @@ def _decode_members(
                 stored.begin(len(data))
                 decoder = _DECODERS[compression]()
                 decoded = 0
-            try:
-                for piece in _steps(decoder, data, compression):
-                    decoded += len(piece)
-                    if piece:
-                        yield piece
-            except CorruptFileError as error:
-                return Damage(str(error), stored.member, None, decoded)
+            is_complete = False
+            while not is_complete:
+                try:
+                    piece = decoder.decompress(data, *most_decoded)
+                except Exception as error:  # noqa: BLE001 - each library has its own errors
+                    message = f"{compression} data is damaged: {error}"
+                    return Damage(message, stored.member, None, decoded)
+                decoded += len(piece)
+                if piece:
+                    yield piece
+                is_complete = not most_decoded or decoder.eof or decoder.needs_input
+                data = b""
             if not decoder.eof:
                 break
             data = decoder.unused_data
@@ -515,47 +490,16 @@ def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
                 return
 
 
-def _steps(decoder: _Decoder, data: bytes, compression: str) -> Iterator[bytes]:
-    """Decode some compressed bytes, at most READ_BYTES at once if the decoder has an
-    output limit.
-
-    gzip expands by a factor of at most 1,032; a few bytes of bz2 and xz may expand to
-    any size.
-    """
-    has_limit = isinstance(decoder, bz2.BZ2Decompressor | lzma.LZMADecompressor)
-    while True:
-        try:
-            decoded = (
-                decoder.decompress(data, READ_BYTES)
-                if has_limit
-                else decoder.decompress(data)
-            )
-        except Exception as error:
-            # zlib.error, OSError or ZstdError: each library has its own
-            raise CorruptFileError(f"{compression} data is damaged: {error}") from error
-        yield decoded
-        if not has_limit or decoder.eof or decoder.needs_input:
-            return
-        data = b""
-
-
-def read_blocks(
-    path: Openable, compression: str
-) -> Iterator[bytes | RecordTooLongError | Damage]:
-    r"""Yield a file's lines in blocks of about BLOCK_BYTES: complete lines with their
-    ends (`\n`).
-
-    A line that is too long is replaced by its error, lines that cannot be decoded by a
-    Damage, which also cuts the line before it. A last line without an end is an
-    `Unended`. Files with a byte order mark of another encoding are transcoded to UTF-8.
-    """
-    yield from blocks_of(utf8_parts(read_parts(path, compression)))
-
-
 def blocks_of(
     parts: Iterable[bytes | Damage],
 ) -> Iterator[bytes | RecordTooLongError | Damage]:
-    """Split pieces of text into blocks of lines; see `read_blocks`."""
+    r"""Split the pieces of a file's text into blocks of about BLOCK_BYTES: complete
+    lines with their ends (`\n`).
+
+    A line that is too long is replaced by its error, lines that cannot be decoded by a
+    Damage, which also cuts the line before it. A last line without an end is an
+    `Unended`.
+    """
     block: list[bytes] = []
     partial_line: list[bytes] = []
     block_bytes = partial_bytes = 0
@@ -613,13 +557,13 @@ def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
 def read_lines(
     path: Openable, compression: str
 ) -> Iterator[bytes | RecordTooLongError]:
-    r"""Yield a file's lines, split at `\n`, without their ends; otherwise like
-    `read_blocks`.
+    r"""Yield a file's lines, split at `\n`, without their ends; see `blocks_of`. Files
+    with a byte order mark of another encoding are transcoded to UTF-8.
 
     Raises:
         CorruptFileError: at the first damage, after the complete lines before it.
     """
-    return split_blocks(read_blocks(path, compression))
+    return split_blocks(blocks_of(utf8_parts(read_parts(path, compression))))
 
 
 def split_blocks(
@@ -715,44 +659,12 @@ class DecodedStream:
     def __exit__(self, *error: object) -> None:
         self._chunks.close()
 
-    def read(self, size: int = -1) -> bytes:
-        """Read at most `size` bytes, fewer only at the end; everything if `size` is
-        negative.
-        """
-        end = self._start + size
-        if size >= 0 and end <= len(self._buffer):
-            content = self._buffer[self._start : end]
-            self._start, self._position = end, self._position + size
-            return content
-        parts: list[bytes] = []
-        remaining = size if size >= 0 else float("inf")
-        while remaining > 0:
-            if self._start == len(self._buffer) and not self._fill():
-                break
-            part = self._buffer[
-                self._start : self._start
-                + int(min(remaining, len(self._buffer) - self._start))
-            ]
-            parts.append(part)
-            self._start += len(part)
-            remaining -= len(part)
-        content = b"".join(parts)
+    def read(self, size: int) -> bytes:
+        """Read at most `size` bytes, fewer only at the end."""
+        content = self.peek(size)
+        self._start += len(content)
         self._position += len(content)
         return content
-
-    def readline(self, size: int) -> bytes:
-        """Read a line with its end, or its first `size` bytes; empty at the end."""
-        parts: list[bytes] = []
-        remaining = size
-        while remaining > 0 and (self._start < len(self._buffer) or self._fill()):
-            end = self._buffer.find(b"\n", self._start, self._start + remaining) + 1
-            part = self._buffer[self._start : end or self._start + remaining]
-            parts.append(part)
-            self._start += len(part)
-            remaining = 0 if end else remaining - len(part)
-        line = b"".join(parts)
-        self._position += len(line)
-        return line
 
     def peek(self, size: int) -> bytes:
         """Next `size` bytes, without consuming them; fewer only at the end."""
@@ -784,11 +696,6 @@ class DecodedStream:
     def tell(self) -> int:
         """Decoded bytes read so far."""
         return self._position
-
-    def _fill(self) -> bool:
-        self._buffer = self._next()
-        self._start = 0
-        return bool(self._buffer)
 
     def _next(self) -> bytes:
         """Next non-empty part; empty at the end and at damage."""

@@ -23,11 +23,9 @@ from gristmill.dataprep.reading.charsets import (
 )
 from gristmill.dataprep.reading.compression import DecodedStream, RecordTooLongError
 from gristmill.dataprep.reading.records import (
-    Dropped,
     Input,
-    Page,
+    Read,
     Reading,
-    Record,
     Rejected,
     excerpt,
     from_row,
@@ -39,9 +37,7 @@ SNIFFED_BYTES = 1 << 20
 """Start of the file from which `encoding: auto` is detected."""
 
 
-def read_csv(
-    item: Input, reading: Reading
-) -> Iterator[Record | Page | Rejected | Dropped]:
+def read_csv(item: Input, reading: Reading) -> Iterator[Read]:
     """Read one record per row, numbered from 1 without the header; empty lines are
     skipped.
 
@@ -114,10 +110,11 @@ def _skip_line(stream: DecodedStream) -> None:
     """Skip the rest of the row that damage truncated: it may have as many fields as a
     complete row.
     """
-    while (line := stream.readline(compression.READ_BYTES)) and not line.endswith(
-        b"\n"
-    ):
-        continue
+    while chunk := stream.read(compression.READ_BYTES):
+        _, line_end, rest = chunk.partition(b"\n")
+        if line_end:
+            stream.push_back(rest)
+            return
 
 
 @dataclass
@@ -230,7 +227,7 @@ def _record(
     header: list[str],
     row: list[str] | _BrokenRow,
     codec: str,
-) -> Record | Page | Rejected | Dropped:
+) -> Read:
     if isinstance(row, _BrokenRow):
         return Rejected(number, row.error, lost=row.lost)
     row_excerpt = excerpt(", ".join(row))

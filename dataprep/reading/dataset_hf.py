@@ -24,8 +24,6 @@ _ALIASES = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 """Words in file names that mean a split (datasets, data_files.py: SPLIT_KEYWORDS)."""
-_NO_DATA = (".json",)
-"""JSON files describe a dataset; its rows are in `.jsonl`."""
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
 
 
@@ -72,13 +70,28 @@ def split_files(
                 f"has no split {split!r}; it was saved with the one split {saved_split}"
             )
         return _saved_files(names, read, "")
+    # JSON files describe a dataset; its rows are in `.jsonl`
     data = sorted(
-        name for name in names if is_data(name) and not name.endswith(_NO_DATA)
+        name for name in names if is_data(name) and not name.endswith(".json")
     )
-    configured = _card_patterns(names, read)
-    if configured is not None:
-        return _files_by_patterns(data, configured, split)
-    return _files_by_name(data, split)
+    patterns = _card_patterns(names, read)
+    if patterns is None:
+        return _files_by_name(data, split)
+    if split not in patterns:
+        raise NoSplitError(
+            f"has no split {split!r}; README.md names {', '.join(patterns)}"
+        )
+    matches = [
+        name
+        for name in data
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns[split])
+    ]
+    if not matches:
+        raise NoSplitError(
+            f"has no file for split {split!r}: nothing matches "
+            f"{', '.join(patterns[split])}"
+        )
+    return matches
 
 
 def _saved_files(
@@ -158,26 +171,6 @@ def _data_files(configs: Sequence[Fields]) -> dict[str, list[str]] | None:
 
 def _as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
-
-
-def _files_by_patterns(
-    data: Sequence[str], patterns: dict[str, list[str]], split: str
-) -> list[str]:
-    if split not in patterns:
-        raise NoSplitError(
-            f"has no split {split!r}; README.md names {', '.join(patterns)}"
-        )
-    matches = [
-        name
-        for name in data
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns[split])
-    ]
-    if not matches:
-        raise NoSplitError(
-            f"has no file for split {split!r}: nothing matches "
-            f"{', '.join(patterns[split])}"
-        )
-    return matches
 
 
 def _files_by_name(data: Sequence[str], split: str) -> list[str]:

@@ -236,11 +236,9 @@ class ShardWriter:
     """Records without text, by reason."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Items that are not documents, by kind; outside the ledger."""
-    replaced: dict[str, int] = field(
-        default_factory=lambda: {"records": 0, "places": 0}
-    )
+    replaced: Counter[str] = field(default_factory=lambda: Counter(records=0, places=0))
     """Records with invalid bytes, and the number of their U+FFFD."""
-    too_long: dict[str, int] = field(default_factory=lambda: {"records": 0, "bytes": 0})
+    too_long: Counter[str] = field(default_factory=lambda: Counter(records=0, bytes=0))
     """Records with a text beyond `max_document_bytes`, and the bytes of these texts."""
     skipped_candidates: Counter[str] = field(default_factory=Counter)
     """Skipped items of a kind that may be a document."""
@@ -296,7 +294,15 @@ class ShardWriter:
         elif isinstance(record, Rejected):
             self._reject(file, record)
         elif isinstance(record, Dropped):
-            self._drop(file, record)
+            self.dropped[record.reason] += 1
+            row = {
+                "source": self.source,
+                "file": _place(file, record.part),
+                "record": record.number,
+                "locator": record.locator,
+                "reason": record.reason,
+            }
+            self._note(self._drops, row)
         elif isinstance(record, Skipped):
             self.skipped[record.reason] += 1
             if record.candidate:
@@ -310,14 +316,19 @@ class ShardWriter:
         locator = record.locator.encode("utf-8")
         text = record.text.encode("utf-8")
         if len(text) > self.max_document_bytes:
-            self._reject_long(file, record, len(text))
+            self.too_long.update(records=1, bytes=len(text))
+            error = (
+                f"{excerpt(record.locator)}: the text has {len(text):,} bytes, more "
+                f"than ingest.max_document_bytes = {self.max_document_bytes:,}; split "
+                "it, or raise that"
+            )
+            self._reject(file, Rejected(record.number, error, excerpt(record.text)))
             return
         self._documents.append(
             (hash_document(self._source, locator, text), locator, text, record.metadata)
         )
         if record.replaced:
-            self.replaced["records"] += 1
-            self.replaced["places"] += record.replaced
+            self.replaced.update(records=1, places=record.replaced)
         self._count(1, len(text))
 
     def _keep_all(self, file: str, records: Records) -> None:
@@ -326,37 +337,21 @@ class ShardWriter:
             for record in records:
                 self.add(file, record)
             return
-        number = (
-            len(records)
-            if self.limit is None
-            else min(len(records), self.limit - self.kept)
-        )
+        number = len(records)
+        if self.limit is not None:
+            number = min(number, self.limit - self.kept)
         ids = hash_documents(self._source, records.locators, records.texts)
         ends = np.cumsum(sizes[:number])
         begin = 0
         self._settle()
         while begin < number:
             before = int(ends[begin - 1]) if begin else 0
-            filling = (
-                int(
-                    np.searchsorted(
-                        ends, before + self.shard_bytes - self._buffered_bytes
-                    )
-                )
-                + 1
-            )
+            full = before + self.shard_bytes - self._buffered_bytes
+            filling = int(np.searchsorted(ends, full)) + 1
             end = min(number, filling, begin + MAX_SHARD_ROWS - self._buffered_rows)
-            self._columns.append(
-                [
-                    column.slice(begin, end - begin)
-                    for column in (
-                        ids,
-                        records.locators,
-                        records.texts,
-                        records.metadata,
-                    )
-                ]
-            )
+            part = records.part(begin, end)
+            columns = [part.locators, part.texts, part.metadata]
+            self._columns.append([ids.slice(begin, end - begin), *columns])
             self._count(end - begin, int(ends[end - 1]) - before)
             begin = end
 
@@ -370,12 +365,7 @@ class ShardWriter:
                 pa.string(),
             )
             columns = zip(*self._documents, strict=True)
-            self._columns.append(
-                [
-                    pa.array(column, column_type)
-                    for column, column_type in zip(columns, types, strict=True)
-                ]
-            )
+            self._columns.append([*map(pa.array, columns, types)])
             self._documents = []
 
     def _count(self, documents: int, size: int) -> None:
@@ -409,16 +399,6 @@ class ShardWriter:
         )
         return {**counts, "sources": {self.source: counts}}
 
-    def _reject_long(self, file: str, record: Record, size: int) -> None:
-        self.too_long["records"] += 1
-        self.too_long["bytes"] += size
-        error = (
-            f"{excerpt(record.locator)}: the text has {size:,} bytes, more than "
-            "ingest.max_document_bytes = "
-            f"{self.max_document_bytes:,}; split it, or raise that"
-        )
-        self._reject(file, Rejected(record.number, error, excerpt(record.text)))
-
     def _reject(self, file: str, record: Rejected) -> None:
         row = QuarantinedRecord(
             source=self.source,
@@ -450,19 +430,6 @@ class ShardWriter:
             self.whole[kind].update(
                 number=1, records=end.records, bytes=end.stored_bytes
             )
-
-    def _drop(self, file: str, record: Dropped) -> None:
-        self.dropped[record.reason] += 1
-        self._note(
-            self._drops,
-            {
-                "source": self.source,
-                "file": _place(file, record.part),
-                "record": record.number,
-                "locator": record.locator,
-                "reason": record.reason,
-            },
-        )
 
     def _note(self, rows: _Rows, row: Mapping[str, object]) -> None:
         rows.held.append(row)

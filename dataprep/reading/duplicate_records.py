@@ -17,7 +17,7 @@ remove these rows from their shards, with one shard in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -112,29 +112,10 @@ def shards_of(out: Path, source: str, results: Sequence[ReadFiles]) -> list[Path
     ]
 
 
-def count_partitions(documents: int) -> int:
-    """Number of partitions for the ids of so many documents."""
-    return min(max(-(-NOTE_BYTES * documents // SORTED_BYTES), 1), MOST_PARTITIONS)
-
-
 class IdsPayload(OfShard):
     """Payload of a task that sends the ids of a shard."""
 
     path: str
-
-
-class GroupPayload(TypedDict):
-    """Payload of a task that removes repeated documents."""
-
-    group: int
-    """Number of a group of shards."""
-
-
-class Groups(TypedDict):
-    """Result of finding the repeated rows of a partition."""
-
-    groups: list[int]
-    """Groups of shards with some."""
 
 
 class Removed(TypedDict):
@@ -142,9 +123,9 @@ class Removed(TypedDict):
 
     documents: int
     text_bytes: int
+    emptied_shards: int
     first: str
     """Locator of the first one."""
-    emptied_shards: int
 
 
 def send_ids(name: str, num_partitions: int, task: Task[IdsPayload]) -> Sending:
@@ -191,7 +172,7 @@ def settle_repeats(
     """
     if not shards:
         return None
-    number = count_partitions(documents)
+    number = min(max(-(-NOTE_BYTES * documents // SORTED_BYTES), 1), MOST_PARTITIONS)
     sorting = _alone(context, NOTE_BYTES * documents)
     tasks = [
         Task(shard.stem, IdsPayload(path=str(shard), shard=place))
@@ -214,16 +195,15 @@ def settle_repeats(
     if not groups:
         return None
     folder = context.work / f"{job}-dropped"
+    ledgers = [dropped_file(folder, group) for group in groups]
     # may be from an earlier attempt, with shards that have been written again since
-    for group in groups:
-        dropped_file(folder, group).unlink(missing_ok=True)
-    drop = partial(
-        drop_repeats, [str(shard) for shard in shards], rows[job], str(folder), refuse
-    )
+    for file in ledgers:
+        file.unlink(missing_ok=True)
+    drop = partial(drop_repeats, [*map(str, shards)], rows[job], str(folder), refuse)
     size = sum(shard.stat().st_size for shard in shards)
     results = run_tasks(
         f"{job}-drop",
-        [Task(f"{group:05d}", GroupPayload(group=group)) for group in groups],
+        [Task(f"{group:05d}", {"partition": group}) for group in groups],
         drop,
         _alone(context, size),
         direct=True,
@@ -242,7 +222,7 @@ def settle_repeats(
             "unique as `id_field`, leave it out, list every WARC file once, or keep "
             "the first of each with `on_repeat: keep_first`"
         )
-    _write_ledger(ledger, source, [dropped_file(folder, group) for group in groups])
+    _write_ledger(ledger, source, ledgers)
     return repeats
 
 
@@ -257,7 +237,7 @@ def _num_groups(shards: int) -> int:
 
 def find_repeats(
     name: str, shards: int, ids: Shuffled, task: PartitionTask
-) -> Sending[Groups]:
+) -> Sending[dict[str, list[int]]]:
     """Find the rows of a partition whose id is in an earlier shard or row; send `shard`
     and `row` of each.
 
@@ -289,7 +269,7 @@ def drop_repeats(
     found: Shuffled,
     folder: str,
     refuse: bool,
-    task: Task[GroupPayload],
+    task: PartitionTask,
 ) -> Done[Removed]:
     """Remove the repeated documents from a group of shards.
 
@@ -300,7 +280,7 @@ def drop_repeats(
         refuse: only count them.
         task: for a group.
     """
-    rows = found.read(task.payload["group"])
+    rows = found.read(task.payload["partition"])
     shard, row = (rows[name].to_numpy() for name in ("shard", "row"))
     order = sort_rows(shard, row)
     shard = shard[order]
@@ -320,7 +300,7 @@ def drop_repeats(
             write_table(path, table.take(pa.array(kept)))
         elif not refuse:
             path.unlink()
-    target = dropped_file(as_path(folder), task.payload["group"])
+    target = dropped_file(as_path(folder), task.payload["partition"])
     table = pa.table({"locator": pa.chunked_array(locators)})
     with atomic_write(target) as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
@@ -345,23 +325,21 @@ def _write_ledger(path: Path, source: str, files: Sequence[Path]) -> None:
             sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True
         ) as writer,
     ):
-        buffered = pa.chunked_array([], pa.string())
-        for number, file in enumerate(files, start=1):
-            locators = open_batches(file).read_all()["locator"]
-            buffered = pa.chunked_array([*buffered.chunks, *locators.chunks])
-            while len(buffered) >= ROW_GROUP_ROWS or (
-                number == len(files) and len(buffered)
-            ):
-                writer.write_table(
-                    _dropped_rows(source, buffered[:ROW_GROUP_ROWS]), ROW_GROUP_ROWS
-                )
-                buffered = buffered[ROW_GROUP_ROWS:]
+        for group in _row_groups(files):
+            number = len(group)
+            constants = ([source] * number, [""] * number, [0] * number)
+            rows = [*constants, group.combine_chunks(), [REPEATED] * number]
+            writer.write_table(pa.table(rows, schema=DROPPED_SCHEMA), ROW_GROUP_ROWS)
 
 
-def _dropped_rows(source: str, locators: pa.ChunkedArray) -> pa.Table:
-    number = len(locators)
-    constants = ([source] * number, [""] * number, [0] * number)
-    return pa.table(
-        [*constants, locators.combine_chunks(), [REPEATED] * number],
-        schema=DROPPED_SCHEMA,
-    )
+def _row_groups(files: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
+    """Locators of files in groups of ROW_GROUP_ROWS."""
+    locators = pa.chunked_array([], pa.string())
+    for file in files:
+        added = open_batches(file).read_all()["locator"]
+        locators = pa.chunked_array([*locators.chunks, *added.chunks])
+        while len(locators) >= ROW_GROUP_ROWS:
+            yield locators[:ROW_GROUP_ROWS]
+            locators = locators[ROW_GROUP_ROWS:]
+    if len(locators):
+        yield locators

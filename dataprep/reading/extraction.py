@@ -18,9 +18,8 @@ import logging
 import resource
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
-from typing import BinaryIO, TypedDict
+from typing import TypedDict
 from unicodedata import normalize
 
 from gristmill.dataprep.reading.charsets import (
@@ -44,27 +43,15 @@ Extractor = Callable[[str, Options], tuple[str, dict[str, object]]]
 """Function from HTML and options to a text and its metadata."""
 
 
-class ExtractorSettings(TypedDict):
-    """Settings of the process."""
-
-    extractor: str
-    options: Options
-    seconds: float
-    """Processor time per page."""
-    memory_bytes: int
-
-
-class PageHeader(TypedDict):
-    """Header of a page, before its bytes; see `records.Page`."""
-
-    encoding: str
-    charset: str
-    errors: Errors
-
-
 class ExtractorAnswer(TypedDict, total=False):
-    """One of the answers of the process: it is ready; the fields of `Extracted`; the
-    error of a page; or the page took too much memory, and the process ends.
+    """One of the answers of the process.
+
+    Attributes:
+        ready: the process has started.
+        text, metadata: of a page; the text is empty if it has none.
+        replaced: number of U+FFFD put for invalid bytes.
+        error: of a page.
+        memory: the page took too much memory, and the process ends.
     """
 
     ready: bool
@@ -75,16 +62,6 @@ class ExtractorAnswer(TypedDict, total=False):
     memory: bool
 
 
-@dataclass(frozen=True)
-class Extracted:
-    """Text of a page (empty if it has none) and its metadata."""
-
-    text: str
-    metadata: Mapping[str, object]
-    replaced: int = 0
-    """Number of U+FFFD put for invalid bytes."""
-
-
 def extract(
     content: bytes,
     encoding: str,
@@ -92,7 +69,7 @@ def extract(
     extractor: Extractor,
     options: Options,
     errors: Errors = "replace",
-) -> Extracted:
+) -> ExtractorAnswer:
     """Decode a page and extract its main text.
 
     Args:
@@ -111,7 +88,11 @@ def extract(
     metadata["charset"] = charset or declared_in_page(content)
     if decoded.encoding != UTF8:
         metadata["encoding"] = decoded.encoding
-    return Extracted(text.strip(), metadata, decoded.replaced)
+    return {
+        "text": text.strip(),
+        "metadata": metadata,
+        "replaced": decoded.replaced,
+    }
 
 
 def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, object]]:
@@ -182,58 +163,34 @@ def find_extractor(name: str) -> Extractor:
 
 def main() -> None:
     """Answer until the requests end. The only argument is JSON, see `Guard._start`."""
-    settings: ExtractorSettings
     settings, pages, answers = begin()
     logging.disable()  # libraries log about each page; errors are part of the answers
     extractor = find_extractor(settings["extractor"])
+    options: Options = settings["options"]
     # imports, before the limits apply
-    extract(WARM_UP, "utf-8", "", extractor, settings["options"])
+    extract(WARM_UP, "utf-8", "", extractor, options)
     limit_resource(resource.RLIMIT_AS, settings["memory_bytes"])
-    _answer(answers, {"ready": True})
-    while (page_header := read_frame(pages)) is not None and (
-        content := read_frame(pages)
-    ) is not None:
-        signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
-        answer = _extract(
-            json.loads(page_header), content, extractor, settings["options"]
-        )
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _answer(answers, answer)
-        if "memory" in answer:
+    answer: ExtractorAnswer = {"ready": True}
+    while "memory" not in answer:
+        answers.write(frame(answer))
+        answers.flush()
+        page_header, content = read_frame(pages), read_frame(pages)
+        if page_header is None or content is None:
             return
-
-
-def _extract(
-    page_header: PageHeader, content: bytes, extractor: Extractor, options: Options
-) -> ExtractorAnswer:
-    try:
-        extracted = extract(
-            content,
-            page_header["encoding"],
-            page_header["charset"],
-            extractor,
-            options,
-            page_header["errors"],
-        )
-        return {
-            "text": extracted.text,
-            "metadata": extracted.metadata,
-            "replaced": extracted.replaced,
-        }
-    except UndecodableError as error:
-        return {"error": str(error)}
-    except MemoryError:
-        return {"memory": True}
-    except Exception as error:  # noqa: BLE001 - any error loses only this page
-        return {
-            "error": f"the extractor failed: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
-        }
-
-
-def _answer(sink: BinaryIO, answer: ExtractorAnswer) -> None:
-    sink.write(frame(answer))
-    sink.flush()
+        header = json.loads(page_header)
+        signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
+        try:
+            answer = extract(content, extractor=extractor, options=options, **header)
+        except UndecodableError as error:
+            answer = {"error": str(error)}
+        except MemoryError:
+            answer = {"memory": True}
+        except Exception as error:  # noqa: BLE001 - any error loses only this page
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            answer = {"error": f"the extractor failed: {message}"}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    answers.write(frame(answer))
+    answers.flush()
 
 
 if __name__ == "__main__":

@@ -44,7 +44,6 @@ from gristmill.dataprep.reading.document_shards import (
     estimate_losses,
 )
 from gristmill.dataprep.reading.duplicate_records import (
-    Repeats,
     settle_repeats,
     shards_of,
 )
@@ -60,7 +59,7 @@ from gristmill.dataprep.reading.sources import (
     SourceListing,
     find_files,
 )
-from gristmill.dataprep.reading.table_guard import TableReader
+from gristmill.dataprep.reading.tables import TableReader
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.sources import GENERATE, Ingest, OwnReader, Paragraphs, Source
 from gristmill.mixtures.user_code import OwnCodeError
@@ -187,8 +186,17 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
     unsteady = list(try_readers(sources, listings))
     tasks = plan(sources, listings, section.shard_bytes)
     process = partial(ingest_task, str(out), section)
-    in_threads = context.beam.workers <= THREADS and _is_read_in_kernels(
-        sources, listings
+    files = [file for listing in listings.values() for file in listing.files]
+    # Little input of JSON lines only is read mostly without the GIL: processes would
+    # take longer to start.
+    in_threads = (
+        context.beam.workers <= THREADS
+        and all(file.format == "jsonl" for file in files)
+        and sum(file.size for file in files) <= THREAD_BYTES
+        and all(
+            source.read is None and source.extract in (None, "none")
+            for source in sources.values()
+        )
     )
     results = run_tasks("read", tasks, process, context, holds_gil=not in_threads)
     totals = {
@@ -201,7 +209,12 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
     losses = estimate_losses(results)
     warnings = [
         *unsteady,
-        *_ignored_files(listings),
+        *(
+            f"source {name!r}: its folder also holds files that are not read: "
+            + "; ".join([_counts_in_words(listing.ignored), *answers(listing.ignored)])
+            for name, listing in listings.items()
+            if listing.ignored
+        ),
         *(warning for result in results for warning in result["warnings"]),
         *_reading_warnings(totals, section.max_document_bytes),
         *(loss.describe() for loss in losses[:SHOWN_DAMAGED]),
@@ -212,7 +225,23 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
     counts = balance(
         results, section.max_quarantined, context.stage, lost, out / "quarantine"
     )
-    repeats = _settle_repeats(out, sources, listings, results, counts, context)
+    repeats = []
+    for number, (name, source) in enumerate(sources.items()):
+        # Other records have a path and a number instead of their own ids.
+        if source.id_field is not None or any(
+            "warc" in (file.format, file.members) or file.members == "auto"
+            for file in listings[name].files
+        ):
+            repeat = settle_repeats(
+                name,
+                shards_of(out, name, results),
+                counts["sources"][name]["kept"],
+                f"repeats-{number:05d}",
+                source.on_repeat == "fail",
+                out / "dropped" / f"repeated-{number:05d}.parquet",
+                context,
+            )
+            repeats += [] if repeat is None else [repeat]
     for repeat in repeats:
         context.warn(repeat.describe())
     emptied = {repeat.source: repeat.emptied_shards for repeat in repeats}
@@ -258,19 +287,14 @@ def check_unchanged(
         return
     before = {entry["path"]: entry for entry in planned}
     now = {file.name: file for file in listing.files}
-    changed = sorted(before.keys() ^ now.keys())
+    changed = before.keys() ^ now.keys()
     for path in before.keys() & now.keys():
-        hashed = before[path]["stamp"].startswith("sha256:")
-        if before[path]["size"] != now[path].size or not (
-            hashed or before[path]["stamp"] == now[path].stamp
-        ):
-            changed.append(path)
+        stamp = before[path]["stamp"]
+        is_same = stamp.startswith("sha256:") or stamp == now[path].stamp
+        if before[path]["size"] != now[path].size or not is_same:
+            changed.add(path)
     if changed:
-        again = (
-            f", or mend {listing.by} if it lists others at every call"
-            if listing.by
-            else ""
-        )
+        again = f", or mend {listing.by}, which listed them" if listing.by else ""
         raise ChangedInputError(
             f"source {name!r}: {len(changed)} files changed since the run was planned, "
             f"first {min(changed)}; run again{again}"
@@ -294,21 +318,30 @@ def plan(
     for name, source in sorted(sources.items()):
         reading = reading_of(source)
         listing = listings[name]
-        for files in _groups(
-            listing.files, shard_bytes, is_single=source.limit is not None
-        ):
+        group: list[SourceFile] = []
+        size = 0
+        for place, file in enumerate(listing.files, start=1):
+            group.append(file)
+            following = listing.files[place : place + 1]
+            size += file.size
+            is_split = source.limit is None and any(
+                size + entry.size > shard_bytes or entry.format == "python"
+                for entry in following
+            )
+            if following and not is_split:
+                continue
             payload = IngestPayload(
                 source=name,
-                files=[asdict(file) for file in files],
+                files=[asdict(entry) for entry in group],
                 reading=asdict(reading),
                 extract_options=source.extract_options.model_dump(),
                 limit=source.limit,
             )
             if source.read:
                 payload["read"] = source.read.model_dump(mode="json")
-            tasks.append(
-                Task(f"{len(tasks):05d}", payload, sum(file.size for file in files))
-            )
+            tasks.append(Task(f"{len(tasks):05d}", payload, size))
+            group = []
+            size = 0
     return tasks
 
 
@@ -325,26 +358,6 @@ def reading_of(source: Source) -> Reading:
         source.encoding_errors,
         chapters,
     )
-
-
-def _groups(
-    files: Sequence[SourceFile], shard_bytes: int, is_single: bool
-) -> Iterator[list[SourceFile]]:
-    group: list[SourceFile] = []
-    group_bytes = 0
-    for file in files:
-        if (
-            group
-            and not is_single
-            and (group_bytes + file.size > shard_bytes or file.format == "python")
-        ):
-            yield group
-            group = []
-            group_bytes = 0
-        group.append(file)
-        group_bytes += file.size
-    if group:
-        yield group
 
 
 def ingest_task(
@@ -393,11 +406,10 @@ def ingest_task(
                 if writer.is_full:
                     break
             if writer.read == before:
-                exception = (
-                    " but what is skipped" if writer.skipped.total() > skipped else ""
-                )
+                has_skipped = writer.skipped.total() > skipped
                 warnings.append(
-                    f"source {source!r}: {file.name} holds no records{exception}"
+                    f"source {source!r}: {file.name} holds no records"
+                    + (" but what is skipped" if has_skipped else "")
                 )
             if writer.is_full:
                 break
@@ -469,36 +481,28 @@ def _check_every_source(
         part = counts.get(name, SourceCounts())
         if part.get("kept"):
             continue
-        first_rejected = next(
-            (
+        quarantined, read = part.get("quarantined"), part.get("read")
+        problem = "its files hold no records"
+        if quarantined:
+            first = next(
                 row
                 for result in results
                 for row in result["quarantined"]
                 if row["source"] == name
-            ),
-            None,
-        )
-        example = (
-            f"; the first: {first_rejected['file']}, record "
-            f"{first_rejected['record']}: {first_rejected['error']}"
-            if first_rejected
-            else ""
-        )
+            )
+            problem = (
+                f"{quarantined} of {read} records could not be read; the first: "
+                f"{first['file']}, record {first['record']}: {first['error']}"
+            )
+        elif read:
+            problem = f"its {read} records hold no text"
         empty = sum(part.get("dropped", {}).values())
         skipped = [
             f"{number} x {kind}"
             for kind, number in totals[name].get("skipped", {}).items()
         ]
         raise SourceError(
-            f"source {name!r}: no documents came out of {source.path}: "
-            + (
-                f"{part['quarantined']} of {part['read']} records could not be "
-                f"read{example}"
-                if part.get("quarantined")
-                else f"its {part['read']} records hold no text"
-                if part.get("read")
-                else "its files hold no records"
-            )
+            f"source {name!r}: no documents came out of {source.path}: {problem}"
             + (f"; {empty} pages had no text" if empty else "")
             + (f"; skipped: {', '.join(skipped)}" if skipped else "")
             + "; correct the source or remove it"
@@ -543,66 +547,5 @@ def _reading_warnings(
             )
 
 
-def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
-    return [
-        f"source {name!r}: its folder also holds files that are not read: "
-        + "; ".join(
-            [
-                ", ".join(
-                    f"{count} {ending}" for ending, count in listing.ignored.items()
-                ),
-                *answers(listing.ignored),
-            ]
-        )
-        for name, listing in listings.items()
-        if listing.ignored
-    ]
-
-
-def _is_read_in_kernels(
-    sources: Mapping[str, Source], listings: Mapping[str, SourceListing]
-) -> bool:
-    """True for little input of JSON lines only, read mostly without the GIL: processes
-    would take longer to start.
-    """
-    files = [file for listing in listings.values() for file in listing.files]
-    is_plain = all(
-        source.read is None and source.extract in (None, "none")
-        for source in sources.values()
-    )
-    return (
-        is_plain
-        and all(file.format == "jsonl" for file in files)
-        and sum(file.size for file in files) <= THREAD_BYTES
-    )
-
-
-def _settle_repeats(
-    out: Path,
-    sources: Mapping[str, Source],
-    listings: Mapping[str, SourceListing],
-    results: Sequence[ReadFiles],
-    counts: Counts,
-    context: Context,
-) -> list[Repeats]:
-    """Drop or reject repeated records of sources that may have them."""
-    repeats_of_sources = []
-    for number, (name, source) in enumerate(sources.items()):
-        # Other records have a path and a number instead of their own ids.
-        has_own_ids = source.id_field is not None or any(
-            "warc" in (file.format, file.members) or file.members == "auto"
-            for file in listings[name].files
-        )
-        if has_own_ids:
-            repeats_of_sources.append(
-                settle_repeats(
-                    name,
-                    shards_of(out, name, results),
-                    counts["sources"][name]["kept"],
-                    f"repeats-{number:05d}",
-                    source.on_repeat == "fail",
-                    out / "dropped" / f"repeated-{number:05d}.parquet",
-                    context,
-                )
-            )
-    return [repeats for repeats in repeats_of_sources if repeats is not None]
+def _counts_in_words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {extension}" for extension, count in counts.items())

@@ -34,7 +34,7 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
 def json_blocks(
     path: Openable, compression: str
 ) -> Iterator[bytes | RecordTooLongError | Damage]:
-    """Yield the lines of a JSON file in blocks, like `read_blocks`; for an array, a
+    """Yield the lines of a JSON file in blocks, like `blocks_of`; for an array, a
     line per element.
 
     Raises:
@@ -46,15 +46,11 @@ def json_blocks(
     start = b""
     for part in parts:
         begin.append(part)
-        if isinstance(part, Damage):
-            break
-        start += part
-        if start.strip():
+        start += part if isinstance(part, bytes) else b""
+        if isinstance(part, Damage) or start.strip():
             break
     content = chain(begin, parts)
-    if is_array(start):
-        return _array_blocks(content)
-    return blocks_of(content)
+    return _array_blocks(content) if is_array(start) else blocks_of(content)
 
 
 def is_array(start: bytes) -> bool:
@@ -84,10 +80,10 @@ def _array_blocks(
         yield from elements.add(part)
         if elements.behind is not None:
             break
-    if elements.behind is None:
+    else:
         yield from elements.scan()
-    if elements.behind is None:
-        raise CorruptFileError("the JSON array has no end: the file is cut off")
+        if elements.behind is None:
+            raise CorruptFileError("the JSON array has no end: the file is cut off")
     yield from blocks_of(chain([elements.behind], parts))
 
 

@@ -11,32 +11,34 @@ yielded before it ended.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import io
 import json
 import os
 import pickle
-import shutil
 import signal
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
 
-from gristmill.core.files import as_path, is_local
-from gristmill.core.processes import kill_child
+from gristmill.core.files import as_path
 from gristmill.dataprep.reading import guarded
 from gristmill.dataprep.reading.compression import READ_BYTES, DecodedStream, Metered
-from gristmill.dataprep.reading.guarded import frame, read_frame
+from gristmill.dataprep.reading.guarded import (
+    SLEEP_FACTOR,
+    EndedError,
+    GuardedProcess,
+    frame,
+    local_copy,
+    read_frame,
+)
 from gristmill.dataprep.reading.records import (
-    Dropped,
     Page,
     Read,
     Reading,
-    Record,
     Rejected,
     excerpt,
     from_row,
@@ -45,15 +47,17 @@ from gristmill.dataprep.reading.records import (
     one_line,
     with_end,
 )
-from gristmill.dataprep.user_functions import blame, load_function, load_own
+from gristmill.dataprep.user_functions import (
+    blame,
+    call_signature,
+    load_function,
+    load_own,
+    wrong,
+)
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.sources import OwnListing, OwnReader
 from gristmill.mixtures.user_code import Own, OwnCodeError
 
-SLEEP_FACTOR = 6
-"""Wall-clock limit of a call, as a multiple of its CPU limit."""
-THIS_MODULE = "gristmill.dataprep.reading.own_sources"
-READ, LIST = "read", "list"
 BUFFER_BYTES = 1 << 16
 """Buffered answers: a switch between two processes costs as much as some hundred of
 them.
@@ -74,13 +78,6 @@ class ListedEntry(TypedDict, total=False):
     name: str
 
 
-class ListRequest(TypedDict):
-    """Request for a listing."""
-
-    path: str
-    """Of the source."""
-
-
 class ReadRequest(TypedDict):
     """Request for the records of a file.
 
@@ -96,22 +93,6 @@ class ReadRequest(TypedDict):
     at_once: bool
 
 
-class OwnSettings(TypedDict):
-    """Settings of the process.
-
-    Attributes:
-        what: READ or LIST.
-        seconds: processor time per record, or of the listing.
-    """
-
-    what: str
-    seconds: float
-
-
-class _EndedError(Exception):
-    """The process ended without an answer."""
-
-
 @dataclass
 class _Meter:
     """Stored bytes of a file that the process has read."""
@@ -120,11 +101,8 @@ class _Meter:
 
 
 @dataclass
-class OwnProcess:
-    """A process with one user function, started at the first request and killed by the
-    context manager.
-
-    To be used by the thread that created it (Linux ends the process with that thread).
+class OwnProcess(GuardedProcess):
+    """A process with one user function, started at the first request.
 
     Attributes:
         own: the function.
@@ -133,13 +111,6 @@ class OwnProcess:
 
     own: OwnReader | OwnListing
     takes: str = ""
-    _child: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> OwnProcess:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._kill()
 
     def files(self, path: str) -> list[ListedEntry]:
         """Entries of a listing, in its order.
@@ -152,15 +123,9 @@ class OwnProcess:
                 paths.
         """
         try:
-            return [
-                entry
-                for answer_kind, entry in self._answers(ListRequest(path=path))
-                if answer_kind == "file"
-            ]
-        except _EndedError as error:
-            raise OwnCodeError(
-                f"{self.own.use.place}: {self.own.use.name} {error}"
-            ) from error
+            return [entry for _, entry in self._answers({"path": path})]
+        except EndedError as error:
+            raise wrong(self.own, str(error)) from error
 
     def records(
         self, name: str, location: str, compression: str, size: int, reading: Reading
@@ -182,69 +147,60 @@ class OwnProcess:
             OSError: the storage failed.
         """
         self.start()
-        meter = _Meter() if self.takes == "stream" else None
-        with (
-            _as_file(location)
-            if self.takes == "path"
-            else contextlib.nullcontext(location) as place
-        ):
-            request = ReadRequest(
-                name=name,
-                location=place,
-                compression=compression,
-                reading=asdict(reading),
-                at_once=False,
+        meter = _Meter()
+        is_stream = self.takes == "stream"
+        with nullcontext(location) if is_stream else local_copy(location) as place:
+            request: ReadRequest = {
+                "name": name,
+                "location": str(place),
+                "compression": compression,
+                "reading": asdict(reading),
+                "at_once": False,
+            }
+            yield from with_end(
+                self._records(request, meter), size, meter if is_stream else None
             )
-            yield from with_end(self._records(request, meter or _Meter()), size, meter)
 
     def _records(self, request: ReadRequest, meter: _Meter) -> Iterator[Read]:
-        num_yielded = 0
+        number = 0
         for is_unbuffered in (False, True):
+            answers = self._answers({**request, "at_once": is_unbuffered})
             try:
-                for number, (answer_kind, read_bytes, content) in enumerate(
-                    self._answers({**request, "at_once": is_unbuffered}), 1
+                for answer_kind, meter.read_bytes, content in islice(
+                    answers, number, None
                 ):
-                    if number > num_yielded:
-                        num_yielded = number
-                        meter.read_bytes = read_bytes
-                        yield (
-                            content
-                            if answer_kind == "record"
-                            else Rejected(number, content, lost=None)
-                        )
-                return
-            except _EndedError as error:
-                if is_unbuffered:
-                    yield Rejected(
-                        num_yielded + 1,
-                        f"{self.own.use.place}: {self.own.use.name} {error}",
-                        lost=None,
+                    number += 1
+                    yield (
+                        content
+                        if answer_kind == "record"
+                        else Rejected(number, content, lost=None)
                     )
+                return
+            except EndedError as error:
+                if is_unbuffered:
+                    message = str(wrong(self.own, str(error)))
+                    yield Rejected(number + 1, message, lost=None)
 
-    def _answers(self, request: ListRequest | ReadRequest) -> Iterator[Answer]:
+    def _answers(self, request: Mapping[str, object]) -> Iterator[Answer]:
         """Yield the answers to a request; kills the process unless all were read.
-        Raises _EndedError if the process ended.
+        Raises EndedError if the process ended.
         """
         is_complete = False
         try:
             self.start()
-            self._send(frame(request))
+            self.send(request)
             while not is_complete:
-                answer = self._answer()
+                answer: Answer = pickle.loads(self.receive())
                 if answer[0] == "refused":
                     raise OwnCodeError(answer[1])
                 if answer[0] == "errno":
-                    raise (
-                        OSError(answer[2])
-                        if answer[1] is None
-                        else OSError(*answer[1:])
-                    )
+                    raise OSError(*answer[1:])
                 is_complete = answer[0] == "end"
                 if not is_complete:
                     yield answer
         finally:
             if not is_complete:
-                self._kill()
+                self.kill()
 
     def start(self) -> None:
         """Start the process and load the code, if not running.
@@ -254,76 +210,29 @@ class OwnProcess:
         """
         if self._child is not None:
             return
-        task = READ if isinstance(self.own, OwnReader) else LIST
-        settings = OwnSettings(what=task, seconds=self.own.time_limit_seconds)
-        self._child = guarded.start(THIS_MODULE, settings)
-        self._send(
-            frame(self.own.model_dump_json(exclude={"time_limit_seconds"}).encode())
+        reads = isinstance(self.own, OwnReader)
+        seconds = self.own.time_limit_seconds
+        unit = "one record" if reads else "its listing"
+        key = "(`time_limit_seconds`)"
+        self.begin(
+            "gristmill.dataprep.reading.own_sources",
+            {"reads": reads, "seconds": seconds},
+            {
+                signal.SIGPROF: f"took more than {seconds:g} s of processor time for "
+                f"{unit} {key}",
+                signal.SIGALRM: f"gave nothing for {SLEEP_FACTOR * seconds:g} s {key}",
+            },
         )
+        self.send(self.own.model_dump_json(exclude={"time_limit_seconds"}).encode())
         try:
-            status, content = self._answer()
-        except _EndedError as error:
-            self._kill()
-            raise OwnCodeError(
-                f"{self.own.use.file} {error} while it was loaded"
-            ) from error
+            status, content = pickle.loads(self.receive())
+        except EndedError as error:
+            status = "refused"
+            content = f"{self.own.use.file} {error} while it was loaded"
         if status == "refused":
-            self._kill()
+            self.kill()
             raise OwnCodeError(content)
         self.takes = content
-
-    def _send(self, content: bytes) -> None:
-        assert self._child is not None
-        assert self._child.stdin is not None
-        # the process ended, which the missing answer reports
-        with contextlib.suppress(BrokenPipeError):
-            self._child.stdin.write(content)
-            self._child.stdin.flush()
-
-    def _answer(self) -> Answer:
-        assert self._child is not None
-        assert self._child.stdout is not None
-        content = read_frame(self._child.stdout)  # type: ignore[arg-type]
-        if content is None:
-            raise _EndedError(self._obituary(self._child.wait()))
-        answer: Answer = pickle.loads(content)
-        return answer
-
-    def _obituary(self, status: int) -> str:
-        unit = "one record" if isinstance(self.own, OwnReader) else "its listing"
-        seconds = self.own.time_limit_seconds
-        key = "(`time_limit_seconds`)"
-        if status == -signal.SIGPROF:
-            return f"took more than {seconds:g} s of processor time for {unit} {key}"
-        if status == -signal.SIGALRM:
-            return f"gave nothing for {SLEEP_FACTOR * seconds:g} s {key}"
-        return (
-            f"crashed (signal {-status})"
-            if status < 0
-            else f"ended its process (status {status})"
-        )
-
-    def _kill(self) -> None:
-        if self._child is not None:
-            kill_child(self._child)
-            self._child = None
-
-
-@contextlib.contextmanager
-def _as_file(location: str) -> Iterator[str]:
-    """Yield a local path: the file itself, or a temporary copy of a remote file with
-    the same name.
-    """
-    path = as_path(location)
-    if is_local(path):
-        # a file:// URL has its path in `path`
-        yield getattr(path, "path", "") or str(path)
-        return
-    with tempfile.TemporaryDirectory(prefix="gristmill-read-") as folder:
-        copy = Path(folder) / path.name
-        with path.open("rb") as stream, copy.open("wb") as sink:
-            shutil.copyfileobj(stream, sink, READ_BYTES)
-        yield str(copy)
 
 
 # Code below runs in the child process.
@@ -331,7 +240,6 @@ def _as_file(location: str) -> Iterator[str]:
 
 def main() -> None:
     """Load the function, then answer requests until their stream ends."""
-    settings: OwnSettings
     settings, requests, output = guarded.begin()
     answers = open(output.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)  # noqa: SIM115 - closed at exit
     with open(os.devnull) as null_device:
@@ -343,32 +251,25 @@ def main() -> None:
         if at_once:
             answers.flush()
 
-    user_function = Own.model_validate_json(read_frame(requests) or b"")
+    own = Own.model_validate_json(read_frame(requests) or b"")
     limited = _TimeLimited(settings["seconds"])
+    user_function: _Reader | _Listing
     try:
         with limited:
-            call, takes = (
-                _reader(user_function)
-                if settings["what"] == READ
-                else _listing(user_function)
-            )
+            user_function = (_Reader if settings["reads"] else _Listing)(own, limited)
     except OwnCodeError as error:
         answer("refused", str(error))
         return
-    answer("ready", takes)
+    answer("ready", user_function.takes)
     while (request := read_frame(requests)) is not None:
         details = json.loads(request)
         try:
-            for values in (
-                _read(user_function, call, takes, details, limited)
-                if settings["what"] == READ
-                else _list(user_function, call, takes, details, limited)
-            ):
+            for values in user_function.answers(details):
                 answer(*values, at_once=details.get("at_once", False))
         except OwnCodeError as error:
             answer("refused", str(error))
         except OSError as error:
-            answer("errno", error.errno, str(error))
+            answer("errno", *filter(None, (error.errno, str(error))))
         else:
             answer("end")
 
@@ -390,49 +291,9 @@ class _TimeLimited:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _reader(user_function: Own) -> tuple[Callable[..., Any], str]:
-    """Load a reader; returns it with its argument, `path` or `stream`."""
-    call = load_own(user_function, "path or stream")
-    parameters = _parameters(user_function)
-    first = next(
-        (
-            parameter
-            for parameter in parameters
-            if parameter.name not in user_function.options
-        ),
-        None,
-    )
-    if first is None or first.name in ("path", "stream"):
-        return call, "path" if first is None else first.name
-    hint = str(first.annotation)
-    if "Path" in hint or "IO" in hint:
-        return call, "path" if "Path" in hint else "stream"
-    raise OwnCodeError(
-        f"{user_function.use.place}: the first parameter of {user_function.use.name} "
-        f"is called {first.name!r}; call it `path` (the file as it is stored) or "
-        "`stream` (its bytes, decompressed), or give it the type hint Path or BinaryIO"
-    )
-
-
-def _listing(user_function: Own) -> tuple[Callable[..., Any], str]:
-    """Load a listing; returns it with `path` if it takes the source's path, else an
-    empty string.
-    """
-    takes = (
-        "path"
-        if any(parameter.name == "path" for parameter in _parameters(user_function))
-        else ""
-    )
-    return load_own(user_function, *([takes] if takes else [])), takes
-
-
-def _parameters(user_function: Own) -> list[inspect.Parameter]:
-    try:
-        return list(
-            inspect.signature(load_function(user_function.use)).parameters.values()
-        )
-    except (TypeError, ValueError):  # a built-in without a signature
-        return []
+def _parameters(own: Own) -> list[inspect.Parameter]:
+    signature = call_signature(load_function(own.use))
+    return [] if signature is None else list(signature.parameters.values())
 
 
 class _Decoded(io.RawIOBase):
@@ -455,42 +316,6 @@ class _Decoded(io.RawIOBase):
         return len(content)
 
 
-def _read(
-    user_function: Own,
-    call: Callable[..., Any],
-    takes: str,
-    request: ReadRequest,
-    limited: _TimeLimited,
-) -> Iterator[Answer]:
-    """Yield (`record`, stored bytes read so far, Read) for each record, and (`failed`,
-    bytes, error) if reading cannot continue.
-    """
-    reading = Reading(**request["reading"])
-    name = request["name"]
-    if takes == "path":
-        for number, item in enumerate(
-            _items(user_function, call, Path(request["location"]), limited), start=1
-        ):
-            yield _answer_of(user_function, reading, name, number, item, 0)
-        return
-    metered = Metered(as_path(request["location"]))
-    with DecodedStream(metered, request["compression"]) as stream:
-        raw = _Decoded(stream)
-        for number, item in enumerate(
-            _items(user_function, call, io.BufferedReader(raw), limited), start=1
-        ):
-            if isinstance(item, _Failed):
-                if raw.failure is not None:
-                    raise raw.failure
-                if stream.error is not None:
-                    break
-            yield _answer_of(
-                user_function, reading, name, number, item, metered.read_bytes
-            )
-        if stream.error is not None:
-            yield "failed", metered.read_bytes, str(stream.error)
-
-
 @dataclass(frozen=True)
 class _Failed:
     """Error that ended a reader before its file."""
@@ -506,37 +331,129 @@ class _Item:
     place: str
 
 
-def _items(
-    user_function: Own, call: Callable[..., Any], argument: Any, limited: _TimeLimited
-) -> Iterator[_Item | _Failed]:
-    try:
-        with limited:
-            iterable = call(argument)
-            if isinstance(iterable, str | bytes | Mapping) or not isinstance(
-                iterable, Iterable
-            ):
-                raise OwnCodeError(
-                    f"{user_function.use.place}: {user_function.use.name} gives "
-                    f"{_described(iterable)}, not records one by "
-                    'one; write: yield {"text": ...}'
-                )
-            records = iter(iterable)
-        while True:
-            with limited:
-                value = next(records, _END)
-            if value is _END:
-                return
-            running = getattr(iterable, "gi_frame", None)
-            yield _Item(
-                value,
-                f"{user_function.use.file}, line {running.f_lineno}"
-                if running
-                else user_function.use.place,
+class _Reader:
+    """A user's reader; `takes` is its argument, `path` or `stream`."""
+
+    def __init__(self, own: Own, limited: _TimeLimited) -> None:
+        self._own = own
+        self._limited = limited
+        self._call = load_own(own, "path or stream")
+        first = next(
+            (
+                parameter
+                for parameter in _parameters(own)
+                if parameter.name not in own.options
+            ),
+            None,
+        )
+        self.takes = "path" if first is None else first.name
+        if first is None or first.name in ("path", "stream"):
+            return
+        hint = str(first.annotation)
+        if "Path" not in hint and "IO" not in hint:
+            raise OwnCodeError(
+                f"{own.use.place}: the first parameter of {own.use.name} is called "
+                f"{first.name!r}; call it `path` (the file as it is stored) or "
+                "`stream` (its bytes, decompressed), or give it the type hint Path or "
+                "BinaryIO"
             )
-    except OwnCodeError:
-        raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the function ends its file
-        yield _Failed(one_line_of(user_function, error))
+        self.takes = "path" if "Path" in hint else "stream"
+
+    def answers(self, request: ReadRequest) -> Iterator[Answer]:
+        """Yield (`record`, stored bytes read so far, Read) for each record, and
+        (`failed`, bytes, error) if reading cannot continue.
+        """
+        reading = Reading(**request["reading"])
+        name = request["name"]
+        if self.takes == "path":
+            items = self._items(Path(request["location"]))
+            for number, item in enumerate(items, start=1):
+                yield self._answer(reading, number, f"{name}#{number}", item, 0)
+            return
+        metered = Metered(as_path(request["location"]))
+        with DecodedStream(metered, request["compression"]) as stream:
+            raw = _Decoded(stream)
+            items = self._items(io.BufferedReader(raw))
+            for number, item in enumerate(items, start=1):
+                if isinstance(item, _Failed):
+                    if raw.failure is not None:
+                        raise raw.failure
+                    if stream.error is not None:
+                        break
+                yield self._answer(
+                    reading, number, f"{name}#{number}", item, metered.read_bytes
+                )
+            if stream.error is not None:
+                yield "failed", metered.read_bytes, str(stream.error)
+
+    def _items(self, argument: Any) -> Iterator[_Item | _Failed]:
+        try:
+            with self._limited:
+                iterable = self._call(argument)
+                if not _is_many(iterable):
+                    raise wrong(
+                        self._own,
+                        f"gives {_described(iterable)}, not records one by one; write: "
+                        'yield {"text": ...}',
+                    )
+                records = iter(iterable)
+            while True:
+                with self._limited:
+                    value = next(records, _END)
+                if value is _END:
+                    return
+                running = getattr(iterable, "gi_frame", None)
+                yield _Item(
+                    value,
+                    f"{self._own.use.file}, line {running.f_lineno}"
+                    if running
+                    else self._own.use.place,
+                )
+        except OwnCodeError:
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the function ends its file
+            yield _Failed(one_line_of(self._own, error))
+
+    def _answer(
+        self,
+        reading: Reading,
+        number: int,
+        locator: str,
+        item: _Item | _Failed,
+        read_bytes: int,
+    ) -> Answer:
+        if isinstance(item, _Failed):
+            return "failed", read_bytes, item.error
+        value = item.value
+        record: Read
+        if isinstance(value, BaseException):
+            record = Rejected(
+                number,
+                one_line_of(self._own, value)
+                if value.__traceback__
+                else f"{type(value).__name__}: {one_line(value)} ({item.place})",
+            )
+        elif not isinstance(value, Mapping):
+            error = (
+                f"a record is a mapping with {reading.text!r}, not {_described(value)}"
+            )
+            record = Rejected(number, f"{item.place}: {error}", excerpt(str(value)))
+        else:
+            try:
+                record = from_row(reading, number, value, locator)
+                if isinstance(record, Page):  # its metadata is pickled
+                    metadata = json.loads(metadata_json(record.metadata))
+                    record = replace(record, metadata=metadata)
+            except (TypeError, ValueError, RecursionError) as error:
+                # metadata that is not JSON
+                record = Rejected(
+                    number,
+                    f"the record cannot be kept: {one_line(error)}",
+                    excerpt(str(value)),
+                )
+            if isinstance(record, Rejected):
+                record = replace(record, error=f"{item.place}: {record.error}")
+        return "record", read_bytes, record
 
 
 _END = object()
@@ -547,105 +464,52 @@ def one_line_of(own: Own, error: BaseException) -> str:
     return " ".join(blame(own.use, error).split())
 
 
-def _answer_of(
-    user_function: Own,
-    reading: Reading,
-    name: str,
-    number: int,
-    item: _Item | _Failed,
-    read_bytes: int,
-) -> Answer:
-    if isinstance(item, _Failed):
-        return "failed", read_bytes, item.error
-    return (
-        "record",
-        read_bytes,
-        _record(user_function, reading, number, f"{name}#{number}", item),
-    )
+class _Listing:
+    """A user's listing; `takes` is `path` if it takes the source's path, else empty."""
 
+    def __init__(self, own: Own, limited: _TimeLimited) -> None:
+        self._own = own
+        self._limited = limited
+        names = [parameter.name for parameter in _parameters(own)]
+        self.takes = "path" if "path" in names else ""
+        self._call = load_own(own, *filter(None, [self.takes]))
 
-def _record(
-    user_function: Own, reading: Reading, number: int, locator: str, item: _Item
-) -> Record | Page | Rejected | Dropped:
-    """Convert a yielded value to a document or a rejected record."""
-    value = item.value
-    if isinstance(value, BaseException):
-        message = f"{type(value).__name__}: {one_line(value)} ({item.place})"
-        return Rejected(
-            number,
-            one_line_of(user_function, value) if value.__traceback__ else message,
-        )
-    if not isinstance(value, Mapping):
-        return Rejected(
-            number,
-            f"{item.place}: a record is a mapping with {reading.text!r}, not "
-            f"{_described(value)}",
-            excerpt(str(value)),
-        )
-    try:
-        record = from_row(reading, number, value, locator)
-        if isinstance(record, Page):  # its metadata is pickled to the parent process
-            return replace(record, metadata=json.loads(metadata_json(record.metadata)))
-    except (TypeError, ValueError, RecursionError) as error:
-        # metadata that is not JSON
-        return Rejected(
-            number,
-            f"{item.place}: the record cannot be kept: {one_line(error)}",
-            excerpt(str(value)),
-        )
-    return (
-        replace(record, error=f"{item.place}: {record.error}")
-        if isinstance(record, Rejected)
-        else record
-    )
+    def answers(self, request: Mapping[str, str]) -> Iterator[Answer]:
+        """Yield (`file`, entry) for each file."""
+        try:
+            with self._limited:
+                listing = (
+                    self._call(as_path(request["path"])) if self.takes else self._call()
+                )
+                entries = list(listing) if _is_many(listing) else None
+        except (Exception, SystemExit) as error:
+            raise OwnCodeError(one_line_of(self._own, error)) from error
+        if entries is None:
+            raise wrong(self._own, f"gives {_described(listing)}, not paths one by one")
+        for number, entry in enumerate(entries, start=1):
+            yield "file", self._entry(number, entry)
 
-
-def _list(
-    user_function: Own,
-    call: Callable[..., Any],
-    takes: str,
-    request: ListRequest,
-    limited: _TimeLimited,
-) -> Iterator[Answer]:
-    """Yield (`file`, entry) for each file."""
-    try:
-        with limited:
-            listing = call(as_path(request["path"])) if takes else call()
-            is_many = isinstance(listing, Iterable) and not isinstance(
-                listing, str | bytes | Mapping
-            )
-            entries = list(listing) if is_many else [listing]
-    except (Exception, SystemExit) as error:
-        raise OwnCodeError(one_line_of(user_function, error)) from error
-    if not is_many:
+    def _entry(self, number: int, entry: Any) -> ListedEntry:
+        if isinstance(entry, str | os.PathLike):
+            return {"path": os.fspath(entry)}
+        if (
+            isinstance(entry, Mapping)
+            and isinstance(entry.get("path"), str)
+            and isinstance(entry.get("size", 0), int)
+            and isinstance(entry.get("name", ""), str)
+            and set(entry) <= ListedEntry.__optional_keys__
+        ):
+            listed: Any = dict(entry)
+            return listed
         raise OwnCodeError(
-            f"{user_function.use.place}: {user_function.use.name} gives "
-            f"{_described(listing)}, not paths one by one"
+            f"{self._own.use.place}: entry {number} of {self._own.use.name} is "
+            f"{_described(entry)}; each is a path or URL, or a mapping with `path`, "
+            "and if wanted `size` (bytes) and `name`"
         )
-    for number, entry in enumerate(entries, start=1):
-        yield "file", _entry(user_function, number, entry)
 
 
-def _entry(user_function: Own, number: int, entry: Any) -> ListedEntry:
-    if isinstance(entry, str | os.PathLike):
-        return {"path": os.fspath(entry)}
-    has_valid_keys = (
-        isinstance(entry, Mapping)
-        and isinstance(entry.get("path"), str)
-        and set(entry) <= ListedEntry.__optional_keys__
-    )
-    if (
-        has_valid_keys
-        and isinstance(entry.get("size", 0), int)
-        and isinstance(entry.get("name", ""), str)
-    ):
-        listed: Any = dict(entry)
-        return listed
-    raise OwnCodeError(
-        f"{user_function.use.place}: entry {number} of {user_function.use.name} is "
-        f"{_described(entry)}; each is a path "
-        "or URL, or a mapping with `path`, and if wanted `size` (bytes) and `name`"
-    )
+def _is_many(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 
 def _described(value: Any) -> str:

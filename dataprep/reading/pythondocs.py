@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 from gristmill.dataprep.examples.conversations import Example, Message
 
+T = TypeVar("T")
 DOCS = "python-docs://"
 STDLIB = "python-stdlib://"
 CONTENT_VERSION = 1
@@ -73,9 +74,14 @@ def python_parts(path: str) -> list[str]:
 
 def python_documents(path: str, part: str) -> Iterator[PythonDocument]:
     """Documents of one part of `python-docs://` or `python-stdlib://`, in a fixed
-    order.
+    order; texts below MIN_CHARACTERS are left out.
     """
-    return _PARTS[path][part]()
+    for locator, text, about in _PARTS[path][part]():
+        if isinstance(text, Exception):
+            form = "UTF-8" if locator.startswith("dist/") else "Python"
+            yield PythonDocument(locator, "", error=f"not valid {form}: {text}")
+        elif len(text) >= MIN_CHARACTERS:
+            yield PythonDocument(locator, text, about)
 
 
 class ListedFile(TypedDict):
@@ -161,31 +167,19 @@ def read_code(path: Path) -> str:
         return stream.read()
 
 
-def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+def docstrings(
+    name: str, node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+) -> Iterator[tuple[str, str, str]]:
     """Docstrings of a module and its classes and functions: (name, signature,
     docstring), in source order.
     """
-    module_docstring = ast.get_docstring(tree)
-    if module_docstring:
-        yield module, "", module_docstring
-    yield from _member_docstrings(module, tree.body)
-
-
-def _member_docstrings(
-    prefix: str, body: list[ast.stmt]
-) -> Iterator[tuple[str, str, str]]:
-    for node in body:
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        name = f"{prefix}.{node.name}"
-        text = ast.get_docstring(node)
-        signature = (
-            "" if isinstance(node, ast.ClassDef) else f"({ast.unparse(node.args)})"
-        )
-        if text:
-            yield name, signature, text
-        if isinstance(node, ast.ClassDef):
-            yield from _member_docstrings(name, node.body)
+    text = ast.get_docstring(node)
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    if text:
+        yield name, f"({ast.unparse(node.args)})" if is_function else "", text
+    for child in () if is_function else node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from docstrings(f"{name}.{child.name}", child)
 
 
 def module_name(relative: str) -> str:
@@ -193,98 +187,76 @@ def module_name(relative: str) -> str:
     return relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _topics() -> Iterator[PythonDocument]:
+_Text = tuple[str, str | Exception, Mapping[str, str]]
+"""Locator, text or error, and metadata of a document."""
+
+
+def _try(read: Callable[..., T], *arguments: object) -> T | Exception:
+    """Call a function that reads a file; errors of its content are returned."""
+    try:
+        return read(*arguments)
+    except (SyntaxError, ValueError) as error:
+        return error
+
+
+def _topics() -> Iterator[_Text]:
     try:
         from pydoc_data.topics import topics
     except ImportError:  # some distributions of Python lack it
         return
     for name in sorted(topics):
-        yield from _if_long_enough(f"topics/{name}", inspect.cleandoc(topics[name]), {})
+        yield f"topics/{name}", inspect.cleandoc(topics[name]), {}
 
 
-def _module_docs() -> Iterator[PythonDocument]:
+def _library_docstrings(module: str, path: Path) -> list[tuple[str, str, str]]:
+    return list(docstrings(module, ast.parse(read_code(path))))
+
+
+def _module_docs() -> Iterator[_Text]:
     for relative, path in standard_library_files():
         module = module_name(relative)
-        try:
-            entries = list(docstrings(module, ast.parse(read_code(path))))
-        except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-            yield PythonDocument(
-                f"stdlib/{relative}", "", error=f"not valid Python: {error}"
-            )
+        entries = _try(_library_docstrings, module, path)
+        if isinstance(entries, Exception):
+            yield f"stdlib/{relative}", entries, {}
             continue
         sections = []
         for name, signature, text in entries:
             section = f"{name}{signature}\n\n{text}"
             if name != module and len(text) >= LONG_DOCSTRING_CHARACTERS:
-                yield PythonDocument(
-                    f"stdlib/{relative}:{name.removeprefix(module + '.')}", section
-                )
+                inner = name.removeprefix(f"{module}.")
+                yield f"stdlib/{relative}:{inner}", section, {}
             else:
                 sections.append(section)
-        yield from _if_long_enough(f"stdlib/{relative}", "\n\n\n".join(sections), {})
+        yield f"stdlib/{relative}", "\n\n\n".join(sections), {}
 
 
-def _distribution_docs() -> Iterator[PythonDocument]:
+def _description(distribution: metadata.Distribution) -> str:
+    # Parsed here, as an import of the package importlib_metadata changes the result of
+    # `.metadata`.
+    message = email.message_from_string(distribution.read_text("METADATA") or "")
+    return str(message.get_payload() or "")
+
+
+def _distribution_docs() -> Iterator[_Text]:
     for name, distribution in installed_distributions():
-        document_metadata = {"version": distribution.version}
-        try:
-            # Parsed here, as an import of the package importlib_metadata changes the
-            # result of `.metadata`.
-            payload = email.message_from_string(
-                distribution.read_text("METADATA") or ""
-            ).get_payload()
-        except UnicodeDecodeError as error:
-            yield PythonDocument(
-                f"dist/{name}/METADATA", "", error=f"not valid UTF-8: {error}"
-            )
-        else:
-            yield from _if_long_enough(
-                f"dist/{name}/METADATA", str(payload or ""), document_metadata
-            )
-        yield from _licences(name, distribution, document_metadata)
+        about = {"version": distribution.version}
+        yield f"dist/{name}/METADATA", _try(_description, distribution), about
+        for file in sorted(distribution.files or [], key=str):
+            _, inside, relative_path = str(file).partition(".dist-info/")
+            path = Path(str(file.locate()))
+            if inside and _LICENCE_NAME.search(file.name) and path.is_file():
+                locator = f"dist/{name}/{relative_path}"
+                yield locator, _try(path.read_text, "utf-8"), about
 
 
-def _licences(
-    name: str, distribution: metadata.Distribution, document_metadata: dict[str, str]
-) -> Iterator[PythonDocument]:
-    for file in sorted(distribution.files or [], key=str):
-        _, inside, relative_path = str(file).partition(".dist-info/")
-        path = Path(str(file.locate()))
-        if not inside or not _LICENCE_NAME.search(file.name) or not path.is_file():
-            continue
-        try:
-            text = path.read_text("utf-8")
-        except UnicodeDecodeError as error:
-            yield PythonDocument(
-                f"dist/{name}/{relative_path}", "", error=f"not valid UTF-8: {error}"
-            )
-            continue
-        yield from _if_long_enough(
-            f"dist/{name}/{relative_path}", text, document_metadata
-        )
-
-
-def _standard_library_code() -> Iterator[PythonDocument]:
+def _standard_library_code() -> Iterator[_Text]:
     for relative, path in standard_library_files():
-        try:
-            text = read_code(path)
-        except (SyntaxError, UnicodeDecodeError) as error:
-            yield PythonDocument(
-                f"stdlib/{relative}", "", error=f"not valid Python: {error}"
-            )
-            continue
-        if not _GENERATED.search(text[:500]):
-            yield from _if_long_enough(f"stdlib/{relative}", text, {})
+        text = _try(read_code, path)
+        if isinstance(text, Exception) or not _GENERATED.search(text[:500]):
+            yield f"stdlib/{relative}", text, {}
 
 
-def _if_long_enough(
-    locator: str, text: str, document_metadata: dict[str, str]
-) -> Iterator[PythonDocument]:
-    if len(text) >= MIN_CHARACTERS:
-        yield PythonDocument(locator, text, document_metadata)
-
-
-_PARTS: dict[str, dict[str, Callable[[], Iterator[PythonDocument]]]] = {
+_PARTS: dict[str, dict[str, Callable[[], Iterator[_Text]]]] = {
     DOCS: {
         "distributions": _distribution_docs,
         "docstrings": _module_docs,
@@ -352,12 +324,10 @@ def _pairs() -> list[tuple[str, str]]:
 def _public_docstrings() -> Iterator[tuple[str, str, str]]:
     for relative, path in standard_library_files():
         module = module_name(relative)
-        try:
-            tree = ast.parse(read_code(path))
-        except (SyntaxError, ValueError):
-            # not valid Python; reading python-docs:// as a source reports it
-            continue
-        for name, signature, text in docstrings(module, tree):
+        entries = _try(_library_docstrings, module, path)
+        if isinstance(entries, Exception):
+            continue  # reading python-docs:// as a source reports it
+        for name, signature, text in entries:
             if not any(part.startswith("_") for part in name.split(".")):
                 kind = (
                     "module" if name == module else "function" if signature else "class"

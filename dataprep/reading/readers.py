@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.reading import compression
@@ -25,13 +26,11 @@ from gristmill.dataprep.reading.csv_rows import read_csv
 from gristmill.dataprep.reading.json_lines import read_jsonl
 from gristmill.dataprep.reading.pythondocs import python_documents
 from gristmill.dataprep.reading.records import (
-    Dropped,
     Ended,
     Input,
     Page,
     Read,
     Reading,
-    Record,
     Records,
     Rejected,
     chosen_metadata,
@@ -40,8 +39,7 @@ from gristmill.dataprep.reading.records import (
     with_end,
 )
 from gristmill.dataprep.reading.sources import SourceFile, member_format
-from gristmill.dataprep.reading.table_guard import TableReader
-from gristmill.dataprep.reading.tables import read_table
+from gristmill.dataprep.reading.tables import TableReader, read_table
 from gristmill.dataprep.reading.warc import read_warc
 from gristmill.dataprep.text.chapters import chapters, heading_of, paragraph_runs
 
@@ -92,113 +90,72 @@ def read_file(
     path = as_path(file.location)
     meter = None if file.format in _RANDOM_ACCESS else meter or Metered(path)
     item = Input(file.name, meter or path, file.compression)
-    with TableReader() if tables is None else nullcontext(tables) as reader:
-        yield from with_end(_records(file, item, reading, reader), file.size, meter)
-
-
-def _records(
-    file: SourceFile, item: Input, reading: Reading, tables: TableReader
-) -> Iterator[Read]:
-    if file.format in _TABLES:
-        yield from read_table(item, reading, file.format, tables)
-        return
-    if file.format not in _ARCHIVES:
-        yield from _READERS[file.format](item, reading)
-        return
 
     def read_member(member: Input, reading: Reading) -> Iterator[Read] | None:
         extension, packed = compression.split_compression(member.name)
         form = member_format(extension, file.members)
-        if form not in _MEMBER_FORMATS:
+        if form not in _READERS:
             return None
         return _READERS[form](Input(member.name, member.path, packed), reading)
 
-    yield from _ARCHIVES[file.format](item, reading, read_member)
+    with TableReader() if tables is None else nullcontext(tables) as reader:
+        if file.format in _ARCHIVES:
+            records = _ARCHIVES[file.format](item, reading, read_member)
+        elif file.format in _READERS:
+            records = _READERS[file.format](item, reading)
+        else:
+            records = read_table(item, reading, file.format, reader)
+        yield from with_end(records, file.size, meter)
 
 
-def _read_text(item: Input, reading: Reading) -> Iterator[Record | Rejected | Dropped]:
-    """Read a file as one document, or as several if it is split; drops a byte order
-    mark and keeps newlines.
+def _read_document(item: Input, reading: Reading, html: bool) -> Iterator[Read]:
+    """Read a file as one page, or as the documents of a text, several if it is split;
+    drops a byte order mark and keeps newlines.
     """
-    content = _whole(item)
-    if isinstance(content, Rejected):
-        yield content
+    try:
+        content = read_whole(item.path, item.compression)
+    except (CorruptFileError, RecordTooLongError) as error:
+        yield Rejected(1, str(error))
+        return
+    binary = format_of_content(content)
+    if binary or not content:
+        yield Rejected(1, how_to_read(binary) if binary else "empty file")
+        return
+    encoding = reading.encoding or (AUTO if html else None)
+    errors = reading.encoding_errors
+    if html and reading.extract != "none":
+        yield Page(1, item.name, content, encoding or AUTO, errors=errors)
         return
     try:
-        decoded = decode(content, reading.encoding, errors=reading.encoding_errors)
+        decoded = decode(content, encoding, html=html, errors=errors)
     except UndecodableError as error:
         yield Rejected(1, str(error), excerpt(content))
         return
     metadata = {} if decoded.encoding == UTF8 else {"encoding": decoded.encoding}
-    if reading.split is None:
-        yield make_record(
-            1,
-            item.name,
-            decoded.text,
-            chosen_metadata(metadata, reading),
-            decoded.replaced,
-        )
+    text = decoded.text
+    if html or reading.split is None:
+        chosen = chosen_metadata(metadata, reading)
+        yield make_record(1, item.name, text, chosen, decoded.replaced)
         return
+    by_chapter = reading.split == "chapters"
     parts = (
-        chapters(decoded.text)
+        chapters(text)
         if reading.split == "chapters"
-        else paragraph_runs(decoded.text, reading.split)
+        else paragraph_runs(text, reading.split)
     )
     for number, part in enumerate(parts, start=1):
-        heading = heading_of(part) if reading.split == "chapters" else None
-        replaced = part.count("\N{REPLACEMENT CHARACTER}") if decoded.replaced else 0
+        if by_chapter:
+            metadata["heading"] = heading_of(part) or ""
         yield make_record(
             number,
             f"{item.name}#{number}",
             part,
-            chosen_metadata(metadata | {"heading": heading}, reading),
-            replaced,
+            chosen_metadata(metadata, reading),
+            part.count("\N{REPLACEMENT CHARACTER}") if decoded.replaced else 0,
         )
 
 
-def _read_html(
-    item: Input, reading: Reading
-) -> Iterator[Record | Page | Rejected | Dropped]:
-    """Read a file as one page."""
-    content = _whole(item)
-    if isinstance(content, Rejected):
-        yield content
-        return
-    if reading.extract != "none":
-        yield Page(
-            1,
-            item.name,
-            content,
-            reading.encoding or AUTO,
-            errors=reading.encoding_errors,
-        )
-        return
-    try:
-        decoded = decode(
-            content, reading.encoding or AUTO, html=True, errors=reading.encoding_errors
-        )
-    except UndecodableError as error:
-        yield Rejected(1, str(error), excerpt(content))
-        return
-    metadata = {} if decoded.encoding == UTF8 else {"encoding": decoded.encoding}
-    yield make_record(
-        1, item.name, decoded.text, chosen_metadata(metadata, reading), decoded.replaced
-    )
-
-
-def _whole(item: Input) -> bytes | Rejected:
-    try:
-        content = read_whole(item.path, item.compression)
-    except (CorruptFileError, RecordTooLongError) as error:
-        return Rejected(1, str(error))
-    if not content:
-        return Rejected(1, "empty file")
-    if binary := format_of_content(content):
-        return Rejected(1, how_to_read(binary))
-    return content
-
-
-def _read_python(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
+def _read_python(file: SourceFile) -> Iterator[Read]:
     for number, document in enumerate(
         python_documents(file.location, file.name), start=1
     ):
@@ -211,14 +168,12 @@ def _read_python(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
 
 
 _READERS: dict[str, Callable[[Input, Reading], Iterator[Read]]] = {
-    "text": _read_text,
-    "html": _read_html,
+    "text": partial(_read_document, html=False),
+    "html": partial(_read_document, html=True),
     "jsonl": read_jsonl,
     "csv": read_csv,
     "warc": read_warc,
 }
-_TABLES = ("parquet", "arrow")
-_MEMBER_FORMATS = ("text", "html", "jsonl", "csv", "warc")
 """Formats read sequentially, which are supported in archives."""
 _RANDOM_ACCESS = ("parquet", "arrow", "zip")
 """Formats read in random order, so that the bytes read do not tell the progress."""

@@ -17,7 +17,6 @@ import pyarrow as pa
 from gristmill.dataprep.reading.charsets import (
     AUTO,
     UTF8,
-    Decoded,
     Errors,
     UndecodableError,
     decode,
@@ -138,24 +137,17 @@ class Records:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[Record]:
-        columns = (
-            self.numbers.tolist(),
-            *(
-                column.to_pylist()
-                for column in (self.locators, self.texts, self.metadata)
-            ),
-        )
+        columns = self.numbers.tolist(), *(part.to_pylist() for part in self._arrays)
         return (Record(*row) for row in zip(*columns, strict=True))
+
+    @property
+    def _arrays(self) -> tuple[pa.Array, ...]:
+        return self.locators, self.texts, self.metadata
 
     def part(self, begin: int, end: int) -> Records:
         """Slice of the documents, without a copy."""
-        return Records(
-            self.numbers[begin:end],
-            *(
-                column.slice(begin, end - begin)
-                for column in (self.locators, self.texts, self.metadata)
-            ),
-        )
+        arrays = (column.slice(begin, end - begin) for column in self._arrays)
+        return Records(self.numbers[begin:end], *arrays)
 
 
 @dataclass(frozen=True)
@@ -280,11 +272,7 @@ def with_end(
         )
         if isinstance(record, Rejected) and record.lost != 0 and record.part == part:
             error = record.error
-            lost = (
-                None
-                if None in (lost, record.lost)
-                else (lost or 0) + (record.lost or 0)
-            )
+            lost = None if lost is None or record.lost is None else lost + record.lost
     yield Ended(
         number,
         stored_bytes,
@@ -313,18 +301,16 @@ def make_record(
             excerpt(text),
         )
     record = Record(number, locator, text, metadata_json(metadata), replaced)
-    # O(1) for strings
-    if text.isascii() and locator.isascii() and record.metadata.isascii():
-        return record
-    for field_name, value in (
-        ("text", text),
-        ("id", locator),
-        ("metadata", record.metadata),
-    ):
-        if (lone := _lone_surrogate(value)) is not None:
+    for name, value in (("text", text), ("id", locator), ("metadata", record.metadata)):
+        if value.isascii():  # O(1)
+            continue
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            lone = f"\\u{ord(value[error.start]):04x}"
             return Rejected(
                 number,
-                f"{field_name} has a lone surrogate {lone}, which UTF-8 cannot hold",
+                f"{name} has a lone surrogate {lone}, which UTF-8 cannot hold",
                 excerpt(text),
             )
     return record
@@ -343,124 +329,80 @@ def from_row(
     Args:
         replaced: number of U+FFFD already put for invalid bytes of the row.
     """
-    text = field_of(row, reading.text)
-    if text is None and not has_field(row, reading.text):
-        return Rejected(
-            number,
-            f"no field {reading.text!r}; the fields are "
-            f"{excerpt(', '.join(map(str, row))) or 'none'}",
-            excerpt(str(dict(row))),
-        )
+
+    def rejected(error: str) -> Rejected:
+        return Rejected(number, error, excerpt(str(dict(row))))
+
+    text = field_of(row, reading.text, _MISSING)
+    if text is _MISSING:
+        names = excerpt(", ".join(map(str, row))) or "none"
+        return rejected(f"no field {reading.text!r}; the fields are {names}")
     if text is None:
         return Dropped(number, EMPTY, locator)
     if not isinstance(text, str | bytes):
-        return Rejected(
-            number,
-            f"field {reading.text!r} must be a string, not {kind(text)}",
-            excerpt(str(dict(row))),
-        )
+        return rejected(f"field {reading.text!r} must be a string, not {kind(text)}")
     if reading.id is not None:
         key = field_of(row, reading.id)
         if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
-            return Rejected(
-                number,
-                f"field {reading.id!r} must be a string or an integer, not {kind(key)}",
-                excerpt(str(dict(row))),
+            return rejected(
+                f"field {reading.id!r} must be a string or an integer, not {kind(key)}"
             )
         locator = str(key)
     metadata = _metadata(row, reading)
     if text and reading.extract not in (None, "none"):
-        return _page(number, locator, text, metadata, reading)
-    try:
-        decoded = (
-            Decoded(text, UTF8)
-            if isinstance(text, str)
-            else (decode(text, reading.encoding, errors=reading.encoding_errors))
+        is_text = isinstance(text, str)
+        record = make_record(number, locator, text if is_text else "bytes", metadata)
+        if not isinstance(record, Record):
+            return record
+        return Page(
+            number,
+            locator,
+            text.encode("utf-8") if is_text else text,
+            UTF8 if is_text else reading.encoding or AUTO,
+            metadata=metadata,
+            errors="replace" if is_text else reading.encoding_errors,
         )
-    except UndecodableError as error:
-        return Rejected(number, str(error), excerpt(text))
-    return make_record(
-        number, locator, decoded.text, metadata, decoded.replaced + replaced
-    )
+    if isinstance(text, bytes):
+        try:
+            decoded = decode(text, reading.encoding, errors=reading.encoding_errors)
+        except UndecodableError as error:
+            return Rejected(number, str(error), excerpt(text))
+        text = decoded.text
+        replaced += decoded.replaced
+    return make_record(number, locator, text, metadata, replaced)
 
 
-def _page(
-    number: int,
-    locator: str,
-    html: str | bytes,
-    metadata: Metadata,
-    reading: Reading,
-) -> Page | Rejected | Dropped:
-    record = make_record(
-        number, locator, html if isinstance(html, str) else "bytes", metadata
-    )
-    if not isinstance(record, Record):
-        return record
-    if isinstance(html, str):
-        return Page(number, locator, html.encode("utf-8"), UTF8, metadata=metadata)
-    return Page(
-        number,
-        locator,
-        html,
-        reading.encoding or AUTO,
-        metadata=metadata,
-        errors=reading.encoding_errors,
-    )
+_MISSING = object()
 
 
-def has_field(row: Fields, name: str) -> bool:
-    """True if a row has a field, even if it is null."""
-    if name in row:
-        return True
-    outer, dot, inner = name.partition(".")
-    return (
-        bool(dot)
-        and isinstance(row.get(outer), Mapping)
-        and has_field(row[outer], inner)
-    )
-
-
-def field_of(row: Fields, name: str) -> Any:
-    """Value of a field, or None; `a.b` is the key `a.b` if there is one, else the key
-    `b` of the object `a`.
+def field_of(row: Fields, name: str, default: object = None) -> Any:
+    """Value of a field; `a.b` is the key `a.b` if there is one, else the key `b` of the
+    object `a`.
     """
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
-    return (
-        field_of(row[outer], inner)
-        if dot and isinstance(row.get(outer), Mapping)
-        else None
-    )
+    value = row.get(outer) if dot else None
+    return field_of(value, inner, default) if isinstance(value, Mapping) else default
 
 
 def _metadata(row: Fields, reading: Reading) -> Metadata:
     if reading.metadata is not None:
         values = {name: field_of(row, name) for name in reading.metadata}
         return {name: value for name, value in values.items() if value is not None}
-    scalars = {
+    return {
         name: value
         for name, value in row.items()
-        if value is not None and not isinstance(value, (list, dict))
+        if value is not None
+        and not isinstance(value, (list, dict))
+        and name not in (reading.text, reading.id)
     }
-    scalars.pop(reading.text, None)
-    if reading.id is not None:
-        scalars.pop(reading.id, None)
-    return scalars
 
 
 def chosen_metadata(values: Metadata, reading: Reading) -> Metadata:
     """Metadata that the source keeps, without empty values."""
     names = values if reading.metadata is None else reading.metadata
     return {name: values[name] for name in names if values.get(name) not in (None, "")}
-
-
-def _lone_surrogate(value: str) -> str | None:
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return f"\\u{ord(value[error.start]):04x}"
-    return None
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
@@ -473,16 +415,15 @@ def not_utf8(error: UnicodeDecodeError) -> str:
 
 def excerpt(content: bytes | str) -> str:
     """Start of a bad record, in valid UTF-8."""
-    text = (
-        content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")
-        if isinstance(content, bytes)
-        else content
-    )
-    return text[:EXCERPT_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+    if isinstance(content, bytes):
+        content = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")
+    return content[:EXCERPT_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 
 
 def kind(value: Any) -> str:
     """Name of a JSON value's type for messages."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "a number"
     names = {
         dict: "an object",
         list: "a list",
@@ -490,10 +431,7 @@ def kind(value: Any) -> str:
         bool: "a boolean",
         type(None): "null",
     }
-    return names.get(
-        type(value),
-        "a number" if isinstance(value, int | float) else type(value).__name__,
-    )
+    return names.get(type(value), type(value).__name__)
 
 
 def one_line(error: BaseException) -> str:

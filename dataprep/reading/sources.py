@@ -13,7 +13,8 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -37,19 +38,10 @@ from gristmill.dataprep.reading.pythondocs import (
 from gristmill.mixtures.sources import DATASETS, DocumentFiles, OwnListing
 from gristmill.mixtures.user_code import OwnCodeError
 
-_STAMP_KEYS = (
-    "ETag",
-    "etag",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "updated",
-    "created",
-)
-
-
-FileInfo = Mapping[str, Any]
-"""A file as fsspec describes it; the keys for its content's version differ by store."""
+_STAMP_KEYS = "ETag etag mtime LastModified last_modified updated created".split()
+"""Keys for the version of a file's content in fsspec's description of it; they differ
+by store.
+"""
 
 
 class LinkOutsideError(ValueError):
@@ -78,21 +70,18 @@ def find(path: str) -> tuple[str, list[Found]]:
 def _find_local(path: str) -> tuple[str, list[Found]]:
     path = os.path.expanduser(path)
     if os.path.isfile(path):
-        return "file", [_local_file(os.path.dirname(path), os.path.basename(path))]
+        return "file", [_local_file(*os.path.split(path))]
     if os.path.isdir(path):
         return "folder", [_file_inside(path, name) for name in _walk(path)]
     if not glob.has_magic(path):
         return "missing", []
     root, pattern = _split_glob(path)
-    names = (
-        name
-        for name in glob.glob(pattern, root_dir=root or None, recursive=True)
-        if DEFAULT_STORE in pattern or DEFAULT_STORE not in Path(name).parts
-    )
+    names = set(glob.glob(pattern, root_dir=root or None, recursive=True))
     return "glob", [
         _file_inside(root, name)
-        for name in sorted(set(names))
+        for name in sorted(names)
         if os.path.isfile(os.path.join(root, name))
+        and (DEFAULT_STORE in pattern or DEFAULT_STORE not in Path(name).parts)
     ]
 
 
@@ -168,7 +157,9 @@ def _find_remote(path: str) -> tuple[str, list[Found]]:
     return "folder", _remote_files(store, inner, store.find(inner, detail=True))
 
 
-def _remote_files(store: Any, root: str, infos: Mapping[str, FileInfo]) -> list[Found]:
+def _remote_files(
+    store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]
+) -> list[Found]:
     files = []
     for location, info in infos.items():
         name = location[len(root) :].lstrip("/")
@@ -197,41 +188,10 @@ FORMATS = {
     "warc": (".warc", ".wet", ".arc"),
     "tar": (".tar",),
     "zip": (".zip",),
-    "text": (
-        ".txt",
-        ".text",
-        ".md",
-        ".rst",
-        ".tex",
-        ".org",
-        ".adoc",
-        ".py",
-        ".pyi",
-        ".c",
-        ".h",
-        ".cc",
-        ".cpp",
-        ".hpp",
-        ".cu",
-        ".rs",
-        ".go",
-        ".java",
-        ".js",
-        ".ts",
-        ".rb",
-        ".sh",
-        ".sql",
-        ".r",
-        ".jl",
-        ".lua",
-        ".scala",
-        ".kt",
-        ".swift",
-        ".yaml",
-        ".yml",
-        ".toml",
-        ".cfg",
-        ".ini",
+    "text": tuple(
+        ".txt .text .md .rst .tex .org .adoc .py .pyi .c .h .cc .cpp .hpp .cu .rs .go "
+        ".java .js .ts .rb .sh .sql .r .jl .lua .scala .kt .swift .yaml .yml .toml "
+        ".cfg .ini".split()
     ),
 }
 """Extensions per format, which may be followed by a compression (.gz, .zst, .bz2, .xz,
@@ -338,10 +298,20 @@ def outside_listing(key: str, path: str, verify: bool = False) -> list[ListedFil
 
 def _outside(key: str, path: str) -> list[Found]:
     """Files of a setting, sorted by name."""
-    kind, files = find_at(key, path)
-    if not files:
-        raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
+    with _about(key):
+        kind, files = _find(path)
+        if not files:
+            raise SourceError(_nothing(kind, path, "any", {}))
     return sorted(files, key=lambda file: file.name)
+
+
+@contextmanager
+def _about(key: str) -> Iterator[None]:
+    """Begin the message of a SourceError with a key."""
+    try:
+        yield
+    except SourceError as error:
+        raise SourceError(f"{key}: {error}") from error
 
 
 def find_at(key: str, path: str) -> tuple[str, list[Found]]:
@@ -351,23 +321,26 @@ def find_at(key: str, path: str) -> tuple[str, list[Found]]:
         SourceError: the URL's protocol is unknown, or the store does not answer or
             refuses access.
     """
+    with _about(key):
+        return _find(path)
+
+
+def _find(path: str) -> tuple[str, list[Found]]:
     try:
         return find(path)
     except LinkOutsideError as error:
         raise SourceError(
-            f"{key}: {error}; name that file by its own path, or copy it"
+            f"{error}; name that file by its own path, or copy it"
         ) from error
     except Exception as error:  # each of these libraries has its own errors
         protocol, separator, _ = path.partition("://")
         if not separator:
             raise
         if isinstance(error, ImportError):
-            raise SourceError(
-                f"{key}: {path}: {not_installed(protocol, error)}"
-            ) from error
+            raise SourceError(f"{path}: {not_installed(protocol, error)}") from error
         raise SourceError(
-            f"{key}: {path} cannot be listed: {' '.join(str(error).split())}; "
-            "correct the URL, or the access to it"
+            f"{path} cannot be listed: {' '.join(str(error).split())}; correct the "
+            "URL, or the access to it"
         ) from error
 
 
@@ -392,13 +365,18 @@ def find_files(name: str, source: DocumentFiles) -> SourceListing:
         SourceError: the path matches nothing, `auto` does not know a file's format, or
             an `hf` folder lacks the split.
     """
+    with _about(f"source {name!r}"):
+        return _find_files(source)
+
+
+def _find_files(source: DocumentFiles) -> SourceListing:
     path = source.path
     source_format = OWN if source.read else source.format
     if source.list is not None:
-        files = [
-            _source_file(name, item, source_format, "")
-            for item in _listed(name, source.list, path)
-        ]
+        with _about("list"):
+            files = [
+                _source_file(item, source_format) for item in _listed(source.list, path)
+            ]
         return SourceListing(files, by=source.list.use.reference)
     if is_python_source(path):
         return SourceListing(
@@ -406,36 +384,48 @@ def find_files(name: str, source: DocumentFiles) -> SourceListing:
         )
     if "://" in path and "::" in path:
         raise SourceError(
-            f"source {name!r}: {path} is a chain of URLs; name the "
-            "archive itself, its members are read"
+            f"{path} is a chain of URLs; name the archive itself, its members are read"
         )
-    kind, matches = find_at(f"source {name!r}", path)
+    kind, matches = _find(path)
     if source_format in DATASETS:
+        if kind != "folder":
+            raise SourceError(
+                f"{path} must be a folder, since its format is {source_format}"
+            )
+        file_by_name = {item.name: item for item in matches}
+        layout = import_module(f"gristmill.dataprep.reading.dataset_{source_format}")
         split = None if source.split is None else str(source.split)
-        return _dataset_files(name, path, kind, matches, source_format, split)
-    selected = matches
-    ignored = Counter[str]()
-    if kind == "folder":
-        selected = [item for item in matches if _is_wanted(item.name, source_format)]
-        kept = {item.name for item in selected}
-        ignored.update(
-            PurePosixPath(item.name).suffix or "(none)"
-            for item in matches
-            if item.name not in kept
+        try:
+            names = layout.data_files(DatasetFolder(path, file_by_name), split)
+        except DatasetError as error:
+            raise SourceError(f"the dataset {path} {error}") from error
+        return SourceListing(
+            [_source_file(file_by_name[name], "auto") for name in names]
         )
+    selected = [
+        item
+        for item in matches
+        if kind != "folder"
+        or source_format in ("text", OWN)
+        or _format_of_name(item.name)
+        in (FORMATS if source_format == "auto" else (source_format,))
+    ]
+    ignored = Counter(
+        PurePosixPath(item.name).suffix or "(none)"
+        for item in set(matches).difference(selected)
+    )
+    ignored_by_extension = dict(sorted(ignored.items()))
     if not selected:
-        raise SourceError(
-            f"source {name!r}: {_nothing(kind, path, source_format, ignored)}"
-        )
+        raise SourceError(_nothing(kind, path, source_format, ignored_by_extension))
     explicit = split_compression(PurePosixPath(path).name)[0] if kind == "glob" else ""
     files = [
-        _source_file(name, item, source_format, explicit)
+        _source_file(item, source_format, explicit)
         for item in sorted(selected, key=lambda item: item.name)
     ]
-    return SourceListing(files, dict(sorted(ignored.items())))
+    return SourceListing(files, ignored_by_extension)
 
 
-def _listed(name: str, own_listing: OwnListing, base: str) -> list[Found]:
+def _listed(own_listing: OwnListing, base: str) -> list[Found]:
     """Files of a user's listing; paths are relative to `base`.
 
     Raises:
@@ -444,76 +434,40 @@ def _listed(name: str, own_listing: OwnListing, base: str) -> list[Found]:
     """
     try:
         with OwnProcess(own_listing) as process:
-            files = [_entry(name, entry, base) for entry in process.files(base)]
+            files = [_entry(entry, base) for entry in process.files(base)]
     except OwnCodeError as error:
-        raise SourceError(f"source {name!r}: list: {error}") from error
+        raise SourceError(str(error)) from error
+    function = own_listing.use.reference
     if not files:
+        raise SourceError(f"{function} lists no files")
+    name, number = Counter(item.name for item in files).most_common(1)[0]
+    if number > 1:
         raise SourceError(
-            f"source {name!r}: list: {own_listing.use.reference} lists no files"
-        )
-    names = Counter(item.name for item in files)
-    if repeated_name := next(
-        (file for file, number in names.items() if number > 1), None
-    ):
-        raise SourceError(
-            f"source {name!r}: list: {own_listing.use.reference} lists {repeated_name} "
-            "twice; list it once, or give each a `name` of its own"
+            f"{function} lists {name} twice; list it once, or give each a `name` of "
+            "its own"
         )
     return files
 
 
-def _entry(name: str, entry: ListedEntry, base: str) -> Found:
+def _entry(entry: ListedEntry, base: str) -> Found:
     """A listed file; an entry with a URL and a size is not looked up."""
     path = entry["path"]
-    location = (
-        path if "://" in path or os.path.isabs(path) else f"{base.rstrip('/')}/{path}"
-    )
-    file_name = entry.get("name") or _relative_name(location, base)
+    base = base.rstrip("/")
+    location = path if "://" in path or os.path.isabs(path) else f"{base}/{path}"
+    # its path below `base`, or the full path; without a URL's scheme and query
+    name = location.removeprefix(f"{base}/").rpartition("://")[2].lstrip("/")
+    if "://" in location:
+        name = unquote(name.partition("?")[0])
+    name = entry.get("name") or name
     if "://" in location and "size" in entry:
-        return Found(file_name, location, entry["size"], "")
-    kind, matches = find_at(f"source {name!r}: list", location)
+        return Found(name, location, entry["size"], "")
+    kind, matches = _find(location)
     if kind != "file":
         raise SourceError(
-            f"source {name!r}: list: {location} is "
+            f"{location} is "
             + ("not there" if kind == "missing" else f"a {kind}; list its files")
         )
-    return Found(file_name, matches[0].location, matches[0].size, matches[0].stamp)
-
-
-def _relative_name(location: str, base: str) -> str:
-    """Name of a listed file: its path below `base`, or the full path; without a URL's
-    scheme and query.
-    """
-    relative_path = (
-        location.removeprefix(base.rstrip("/") + "/").rpartition("://")[2].lstrip("/")
-    )
-    return (
-        unquote(relative_path.partition("?")[0]) if "://" in location else relative_path
-    )
-
-
-def _dataset_files(
-    name: str,
-    path: str,
-    kind: str,
-    matches: Sequence[Found],
-    source_format: str,
-    split: str | None,
-) -> SourceListing:
-    if kind != "folder":
-        raise SourceError(
-            f"source {name!r}: {path} must be a folder, since its format is "
-            f"{source_format}"
-        )
-    file_by_name = {item.name: item for item in matches}
-    layout = import_module(f"gristmill.dataprep.reading.dataset_{source_format}")
-    try:
-        files = layout.data_files(DatasetFolder(path, file_by_name), split)
-    except DatasetError as error:
-        raise SourceError(f"source {name!r}: the dataset {path} {error}") from error
-    return SourceListing(
-        [_source_file(name, file_by_name[file], "auto", "") for file in files]
-    )
+    return replace(matches[0], name=name)
 
 
 class DatasetError(ValueError):
@@ -547,12 +501,11 @@ class DatasetFolder:
     @staticmethod
     def is_data(name: str) -> bool:
         """True for a file of rows of a known format."""
-        return format_of(split_compression(name)[0]) in _ROW_FORMATS
+        return _format_of_name(name) in _ROW_FORMATS
 
 
-def format_of(extension: str) -> str | None:
-    """Format of files with an extension (`.csv`), or None."""
-    return _FORMAT_OF.get(extension)
+def _format_of_name(name: str) -> str | None:
+    return _FORMAT_OF.get(split_compression(name)[0])
 
 
 def member_format(extension: str, asked: str) -> str | None:
@@ -560,7 +513,7 @@ def member_format(extension: str, asked: str) -> str | None:
 
     A member without an extension has the source's format.
     """
-    known_format = format_of(extension)
+    known_format = _FORMAT_OF.get(extension)
     if asked == "auto":
         return known_format
     return asked if asked == "text" or known_format == asked or not extension else None
@@ -589,53 +542,33 @@ def _nothing(
     )
 
 
-def _is_wanted(name: str, source_format: str) -> bool:
-    known_format = _FORMAT_OF.get(split_compression(name)[0])
-    return source_format in ("text", OWN) or (
-        known_format is not None
-        if source_format == "auto"
-        else known_format == source_format
-    )
-
-
-def _source_file(
-    name: str, item: Found, source_format: str, explicit: str
-) -> SourceFile:
+def _source_file(item: Found, source_format: str, explicit: str = "") -> SourceFile:
     # A listing may rename a file, so its location has the extension; a URL may have a
     # query.
     extension, compression = split_compression(
         item.location.partition("?")[0] if "://" in item.location else item.location
     )
     known_format = _FORMAT_OF.get(extension)
-    if (
-        source_format == "auto"
-        and known_format is None
-        and (binary := format_of_extension(extension))
-    ):
-        raise SourceError(f"source {name!r}: {item.name}: {how_to_read(binary)}")
-    if (
-        source_format == "auto"
-        and known_format is None
-        and extension
-        and extension == explicit
-    ):
-        known_format = "text"  # a glob with an explicit extension selects these files
-    chosen = known_format if source_format == "auto" else source_format
-    if chosen is None:
-        known_extensions = " ".join(
-            extension for extensions in FORMATS.values() for extension in extensions
-        )
-        raise SourceError(
-            f"source {name!r}: cannot tell the format of {item.name} by its extension "
-            f"{extension or '(none)'}; set `format:` to text, jsonl, csv, parquet, "
-            f"arrow, html or warc (known extensions: {known_extensions})"
-        )
+    chosen = source_format
+    if source_format == "auto":
+        if known_format is None and (binary := format_of_extension(extension)):
+            raise SourceError(f"{item.name}: {how_to_read(binary)}")
+        if known_format is None and extension and extension == explicit:
+            # a glob with an explicit extension selects these files
+            known_format = "text"
+        if known_format is None:
+            raise SourceError(
+                f"cannot tell the format of {item.name} by its extension "
+                f"{extension or '(none)'}; set `format:` to text, jsonl, csv, parquet, "
+                f"arrow, html or warc (known extensions: {' '.join(_FORMAT_OF)})"
+            )
+        chosen = known_format
     members = ""
     if known_format in ARCHIVES and source_format != OWN:
         if source_format in ("parquet", "arrow"):
             raise SourceError(
-                f"source {name!r}: {item.name}: {source_format} files are not read "
-                "out of archives; unpack it"
+                f"{item.name}: {source_format} files are not read out of archives; "
+                "unpack it"
             )
         chosen = known_format
         members = source_format

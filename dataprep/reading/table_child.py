@@ -3,7 +3,7 @@ writes its rows as validated batches.
 
 Arrow trusts the offsets in a file, so a damaged file may crash its reader or make it
 allocate any amount of memory. Each batch is fully validated here before it is sent.
-Started by `table_guard.TableReader`; a frame (`guarded.py`) is JSON, or after
+Started by `tables.TableReader`; a frame (`guarded.py`) is JSON, or after
 `{"batch": true}` an Arrow stream of one batch.
 """
 
@@ -13,20 +13,14 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.dataprep.reading.guarded import begin, frame, limit_resource, read_frame
-from gristmill.dataprep.reading.table_protocol import (
-    TableAnswer,
-    TableRequest,
-    TableSettings,
-)
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
@@ -39,13 +33,66 @@ Format).
 """
 
 
+class TableSettings(TypedDict):
+    """Limits of the process.
+
+    Attributes:
+        memory_bytes: on top of its memory at the start.
+        seconds: processor time per batch of rows.
+        row_bytes: size of the longest row.
+    """
+
+    memory_bytes: int
+    seconds: float
+    row_bytes: int
+
+
+class TableRequest(TypedDict):
+    """File to read; see `tables.TableReader.batches`."""
+
+    path: str
+    form: str
+    columns: Sequence[str] | None
+    scalars: bool
+
+
+class TableAnswer(TypedDict, total=False):
+    """One of the answers to a request.
+
+    Attributes:
+        rows: number of rows in the file.
+        lost: number of unreadable rows, with their `error`; None if unknown.
+        batch: a batch follows.
+        too_long: a row is too long.
+        damage: error of a file that cannot be read further.
+        memory: the limit was reached.
+        errno: of an error of the storage, with its message as `error`.
+    """
+
+    rows: int
+    lost: int | None
+    batch: bool
+    too_long: bool
+    damage: str
+    memory: bool
+    errno: int
+    error: str
+    end: bool
+
+
 def main() -> None:
     """Read files until the requests end, or a file is damaged. The only argument is
     JSON.
     """
     settings: TableSettings
     settings, requests, answers = begin()
-    limit_resource(resource.RLIMIT_AS, _address_space() + settings["memory_bytes"])
+    pages = 0
+    if sys.platform.startswith("linux"):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit_resource(
+        resource.RLIMIT_AS,
+        pages * resource.getpagesize() + settings["memory_bytes"],
+    )
     while (request := read_frame(requests)) is not None:
         outcome = _answer(answers, json.loads(request), settings)
         answers.write(frame(outcome))
@@ -58,27 +105,25 @@ def _answer(
     answers: BinaryIO, request: TableRequest, settings: TableSettings
 ) -> TableAnswer:
     """Write the batches of a file; returns the outcome."""
-    path = Path(request["path"])
+    read = _parquet if request["form"] == "parquet" else _arrow
+
+    def write(answer: TableAnswer) -> None:
+        answers.write(frame(answer))
+
     try:
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
-        for batch in (
-            _parquet(path, request)
-            if request["form"] == "parquet"
-            else _arrow(path, request)
-        ):
-            if isinstance(batch, int):
-                answers.write(frame({"rows": batch}))
-                continue
-            if isinstance(batch, _LostRows):
-                answers.write(frame({"lost": batch.rows, "error": batch.error}))
+        for batch in read(Path(request["path"]), request):
+            if isinstance(batch, dict):
+                write(batch)
                 continue
             for piece in _pieces(batch, min(BATCH_BYTES, settings["row_bytes"])):
                 if (error := _damage_of(piece)) is not None:
-                    answers.write(frame({"lost": len(piece), "error": error}))
+                    write({"lost": len(piece), "error": error})
                     continue
-                long = len(piece) == 1 and piece.nbytes > settings["row_bytes"]
-                answers.write(frame({"batch": not long}))
-                if not long:
+                if len(piece) == 1 and piece.nbytes > settings["row_bytes"]:
+                    write({"too_long": True})
+                else:
+                    write({"batch": True})
                     sink = pa.BufferOutputStream()
                     with pa.ipc.new_stream(sink, piece.schema) as writer:
                         writer.write_batch(piece)
@@ -87,65 +132,40 @@ def _answer(
             signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
     except (MemoryError, pa.ArrowMemoryError):
         return {"memory": True}
-    except OSError as error:  # Arrow's decoding errors have no errno
-        return (
-            _damage(error)
-            if error.errno is None
-            else {"errno": error.errno, "error": str(error)}
-        )
     except Exception as error:  # noqa: BLE001 - any error loses only this file
-        return _damage(error)
+        if isinstance(error, OSError) and error.errno is not None:
+            return {"errno": error.errno, "error": str(error)}
+        return {"damage": _one_line(error)}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return {"end": True}
-
-
-@dataclass(frozen=True)
-class _LostRows:
-    """Unreadable rows of a row group or a batch: their number (None if unknown) and the
-    error.
-    """
-
-    rows: int | None
-    error: str
-
-
-def _damage(error: Exception) -> TableAnswer:
-    """Answer for a file that cannot be read further."""
-    return {"damage": _one_line(error)}
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _raise_unless_damage(error: Exception) -> None:
-    """Re-raise errors that are not of the file: lack of memory, a failing storage."""
+def _lost(error: Exception, rows: int | None) -> TableAnswer:
+    """Answer for unreadable rows. Re-raises errors that are not of the file: lack of
+    memory, a failing storage.
+    """
     if isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno is not None
     ):
         raise error
-
-
-def _address_space() -> int:
-    pages = (
-        int(Path("/proc/self/statm").read_text().split()[0])
-        if sys.platform.startswith("linux")
-        else 0
-    )
-    return pages * resource.getpagesize()
+    return {"lost": rows, "error": _one_line(error)}
 
 
 def _parquet(
     path: Path, request: TableRequest
-) -> Iterator[pa.RecordBatch | int | _LostRows]:
+) -> Iterator[pa.RecordBatch | TableAnswer]:
     """Yield the number of rows, if a file of this size can have so many, then the
     batches; damage loses its row group only.
     """
     size = path.stat().st_size
     with pq.ParquetFile(str(path), page_checksum_verification=True) as table:
         if table.metadata.num_rows <= size:
-            yield table.metadata.num_rows
+            yield {"rows": table.metadata.num_rows}
         columns = columns_of(table.schema_arrow, request)
         for group in range(table.num_row_groups):
             num_read = 0
@@ -156,17 +176,11 @@ def _parquet(
                     num_read += len(batch)
                     yield batch
             except Exception as error:  # noqa: BLE001 - any error of a damaged file
-                _raise_unless_damage(error)
-                yield _LostRows(
-                    max(
-                        min(table.metadata.row_group(group).num_rows, size) - num_read,
-                        1,
-                    ),
-                    _one_line(error),
-                )
+                rows = min(table.metadata.row_group(group).num_rows, size)
+                yield _lost(error, max(rows - num_read, 1))
 
 
-def _arrow(path: Path, request: TableRequest) -> Iterator[pa.RecordBatch | _LostRows]:
+def _arrow(path: Path, request: TableRequest) -> Iterator[pa.RecordBatch | TableAnswer]:
     with pa.OSFile(str(path)) as source:
         is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         source.seek(0)
@@ -188,9 +202,7 @@ def _arrow(path: Path, request: TableRequest) -> Iterator[pa.RecordBatch | _Lost
                 batch = opened.get_batch(number)
                 batch.validate()  # column lengths, before slicing
             except Exception as error:  # noqa: BLE001 - any error of a damaged file
-                _raise_unless_damage(error)
-                # the size of the previous batch
-                yield _LostRows(rows, _one_line(error))
+                yield _lost(error, rows)  # the size of the previous batch
                 continue
             rows = len(batch)
             yield from _slices(batch.select(columns))

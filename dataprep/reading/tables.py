@@ -1,67 +1,196 @@
 """Rows of Parquet and Arrow files as records; damage only affects the row groups and
 batches that it touches.
+
+A child process (`table_child.py`) reads the files, so that a damaged one only loses
+itself. It is reused for further files. Earlier files may have corrupted a failing
+process, so a file that crashes it or needs too much memory is read again in a fresh
+one: the result of a file depends on that file alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.charsets import (
     KEEP_BAD,
     UTF8,
     most_replaced,
     replace_bad,
 )
-from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError
+from gristmill.dataprep.reading.compression import CorruptFileError
+from gristmill.dataprep.reading.guarded import EndedError, GuardedProcess, local_copy
 from gristmill.dataprep.reading.records import (
-    Dropped,
     Fields,
     Input,
-    Page,
+    Read,
     Reading,
-    Record,
     Rejected,
     from_row,
     not_utf8,
     one_line,
 )
-from gristmill.dataprep.reading.table_guard import LostRows, TableReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row = tuple[Fields, int] | str | LostRows
+    from gristmill.dataprep.reading.table_child import TableAnswer, TableRequest
+
+
+@dataclass(frozen=True)
+class LostRows:
+    """Unreadable rows of a file.
+
+    Attributes:
+        rows: their number; None if unknown.
+        error: description.
+    """
+
+    rows: int | None
+    error: str
+
+
+Row = tuple[Fields, int] | LostRows
 """A row and its number of U+FFFD for invalid bytes, or its error."""
+
+
+@dataclass
+class TableReader(GuardedProcess):
+    """A process that reads tables, started for the first one.
+
+    Attributes:
+        memory_bytes: limit of the memory on top of that at the start: a decoded batch
+            and its copies.
+        seconds: CPU limit per batch of rows.
+    """
+
+    memory_bytes: int = 2 << 30
+    seconds: float = 60.0
+    rows: int | None = None
+    """Number of rows in the current file's footer; None if it has no number."""
+
+    def batches(
+        self,
+        path: str | Path,
+        form: str,
+        columns: Sequence[str] | None = None,
+        scalars: bool = True,
+    ) -> Iterator[pa.RecordBatch | LostRows]:
+        """Yield the batches of a Parquet or Arrow file, all of them valid.
+
+        Args:
+            form: `parquet` or `arrow`.
+            columns: names, or `a.b` for the column `a`; all if None.
+            scalars: also read all columns that are neither nested nor bytes.
+
+        Raises:
+            CorruptFileError: the file is damaged, after all batches before the damage.
+            OSError: the storage failed.
+        """
+        damaged = f"the {form.capitalize()} file is damaged"
+        with local_copy(path) as file:
+            request: TableRequest = {
+                "path": str(file),
+                "form": form,
+                "columns": columns,
+                "scalars": scalars,
+            }
+            num_yielded = 0
+            is_fresh = self._child is None
+            while True:
+                try:
+                    answers = self._answers(request, damaged)
+                    for batch in islice(answers, num_yielded, None):
+                        num_yielded += 1
+                        yield batch
+                    return
+                except EndedError as error:
+                    if is_fresh:
+                        raise CorruptFileError(
+                            f"{damaged}: its reader {error}"
+                        ) from error
+                    is_fresh = True
+
+    def _answers(
+        self, request: TableRequest, damaged: str
+    ) -> Iterator[pa.RecordBatch | LostRows]:
+        """Yield the answers to a request; kills the process unless all were read.
+        Raises EndedError if the process ended, or lacked memory.
+        """
+        import pyarrow as pa
+
+        is_complete, self.rows = False, None
+        if self._child is None:
+            settings = {
+                "memory_bytes": self.memory_bytes,
+                "seconds": self.seconds,
+                "row_bytes": compression.MAX_RECORD_BYTES,
+            }
+            late = f"took more than {self.seconds:g} s for a batch of its rows"
+            self.begin(
+                "gristmill.dataprep.reading.table_child",
+                settings,
+                {signal.SIGPROF: late},
+            )
+        try:
+            self.send(request)
+            while not is_complete:
+                answer: TableAnswer = json.loads(self.receive())
+                if "rows" in answer:
+                    self.rows = answer["rows"]
+                elif "too_long" in answer:
+                    yield LostRows(
+                        1,
+                        "the row is longer than "
+                        f"{compression.MAX_RECORD_BYTES >> 20} MiB",
+                    )
+                elif "lost" in answer:
+                    yield LostRows(answer["lost"], f"{damaged}: {answer['error']}")
+                elif "batch" in answer:
+                    yield pa.ipc.open_stream(self.receive()).read_next_batch()
+                elif "errno" in answer:
+                    raise OSError(answer["errno"], answer["error"])
+                elif "memory" in answer:
+                    raise EndedError(
+                        f"needed more than {self.memory_bytes >> 20} MiB of memory"
+                    )
+                elif "damage" in answer:
+                    raise CorruptFileError(f"{damaged}: {answer['damage']}")
+                else:
+                    is_complete = True
+        finally:
+            if not is_complete:
+                self.kill()
 
 
 def read_table(
     item: Input, reading: Reading, form: str, tables: TableReader
-) -> Iterator[Record | Page | Rejected | Dropped]:
+) -> Iterator[Read]:
     """Read the rows of a Parquet file, or of an Arrow file: stream (as saved by Hugging
     Face) or file format.
     """
-    columns = [
-        reading.text,
-        *([] if reading.id is None else [reading.id]),
-        *(reading.metadata or ()),
-    ]
+    names = [reading.text, reading.id, *(reading.metadata or ())]
     batches = tables.batches(
-        cast(Path, item.path), form, columns, scalars=reading.metadata is None
+        str(item.path),
+        form,
+        [name for name in names if name is not None],
+        scalars=reading.metadata is None,
     )
     number = lost = 0
     try:
         for number, row in enumerate(
-            _all_rows(batches, reading.encoding_errors == "replace"), start=1
+            _rows(batches, reading.encoding_errors == "replace"), start=1
         ):
-            if isinstance(row, str):
-                yield Rejected(number, row)
-            elif isinstance(row, LostRows):
-                yield Rejected(
-                    number, row.error, lost=None if row.rows is None else row.rows - 1
-                )
-                lost += (row.rows or 1) - 1
+            if isinstance(row, LostRows):
+                lost_after = None if row.rows is None else row.rows - 1
+                yield Rejected(number, row.error, lost=lost_after)
+                lost += lost_after or 0
             else:
                 yield from_row(reading, number, row[0], f"{item.name}#{number}", row[1])
     except CorruptFileError as error:
@@ -82,20 +211,18 @@ def table_rows(
     """
     number = 0
     with TableReader() as tables:
+        rows = _rows(tables.batches(path, form), replaces=False)
         try:
-            for number, row in enumerate(
-                _all_rows(tables.batches(path, form), replaces=False), start=1
-            ):
+            for number, row in enumerate(rows, start=1):
                 if isinstance(row, LostRows):
                     yield number, CorruptFileError(row.error)
-                elif isinstance(row, str):
-                    yield number, ValueError(row)
                 else:
+                    fields, _ = row
                     yield (
                         number,
                         {
                             key: value
-                            for key, value in row[0].items()
+                            for key, value in fields.items()
                             if value is not None
                         },
                     )
@@ -103,26 +230,22 @@ def table_rows(
             yield number + 1, error
 
 
-def _all_rows(
-    batches: Iterator[pa.RecordBatch | RecordTooLongError | LostRows], replaces: bool
+def _rows(
+    batches: Iterator[pa.RecordBatch | LostRows], replaces: bool
 ) -> Iterator[Row]:
     for batch in batches:
-        if isinstance(batch, RecordTooLongError):
-            yield str(batch)
-        elif isinstance(batch, LostRows):
+        if isinstance(batch, LostRows):
             yield batch
+            continue
+        try:
+            rows: list[Fields] = batch.to_pylist()
+        except (ValueError, OverflowError):
+            # not UTF-8, or a date that Python does not support
+            yield from (
+                _row(batch.slice(row, 1), replaces) for row in range(len(batch))
+            )
         else:
-            yield from _rows(batch, replaces)
-
-
-def _rows(batch: pa.RecordBatch, replaces: bool) -> Iterator[Row]:
-    try:
-        rows: list[Fields] = batch.to_pylist()
-    except (ValueError, OverflowError):
-        # not UTF-8, or a date that Python does not support
-        yield from (_row(batch.slice(row, 1), replaces) for row in range(len(batch)))
-    else:
-        yield from ((row, 0) for row in rows)
+            yield from ((row, 0) for row in rows)
 
 
 def _row(row_batch: pa.RecordBatch, replaces: bool) -> Row:
@@ -130,9 +253,9 @@ def _row(row_batch: pa.RecordBatch, replaces: bool) -> Row:
         row: Fields = row_batch.to_pylist()[0]
     except UnicodeDecodeError as error:
         repaired = _repair_row(row_batch) if replaces else None
-        return not_utf8(error) if repaired is None else repaired
+        return LostRows(1, not_utf8(error)) if repaired is None else repaired
     except (ValueError, OverflowError) as error:
-        return f"the row cannot be read: {one_line(error)}"
+        return LostRows(1, f"the row cannot be read: {one_line(error)}")
     return row, 0
 
 
@@ -144,26 +267,17 @@ def _repair_row(row_batch: pa.RecordBatch) -> tuple[Fields, int] | None:
 
     from gristmill.dataprep.reading.table_child import as_bytes
 
-    columns = {}
-    replaced = 0
-    size = 0
-    for name, column in zip(row_batch.schema.names, row_batch.columns, strict=True):
-        if not (
-            pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-        ):
-            columns[name] = column
-            continue
-        value = column.view(as_bytes(column.type))[0].as_py()
-        text, num_bad = (
-            (None, 0)
-            if value is None
-            else replace_bad(value.decode(UTF8, KEEP_BAD), UTF8)
-        )
-        columns[name], replaced, size = (
-            pa.array([text], column.type),
-            replaced + num_bad,
-            size + len(value or b""),
-        )
+    columns = dict(zip(row_batch.schema.names, row_batch.columns, strict=True))
+    replaced = size = 0
+    for name, column in columns.items():
+        kind = column.type
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        if is_text and column.is_valid()[0].as_py():
+            value = column.view(as_bytes(kind))[0].as_py()
+            text, num_bad = replace_bad(value.decode(UTF8, KEEP_BAD), UTF8)
+            columns[name] = pa.array([text], kind)
+            replaced += num_bad
+            size += len(value)
     if replaced > most_replaced(size):
         return None
     try:

@@ -19,7 +19,7 @@ or chunked.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -32,23 +32,15 @@ from gristmill.dataprep.reading.archive_records import (
     Stored,
     split_records,
 )
-from gristmill.dataprep.reading.charsets import (
-    AUTO,
-    UTF8,
-    Decoded,
-    UndecodableError,
-    decode,
-)
+from gristmill.dataprep.reading.charsets import AUTO, UTF8, UndecodableError, decode
 from gristmill.dataprep.reading.compression import DecodedStream
 from gristmill.dataprep.reading.records import (
     EMPTY,
     Dropped,
     Input,
-    Metadata,
     Page,
     Read,
     Reading,
-    Record,
     Rejected,
     Skipped,
     chosen_metadata,
@@ -83,11 +75,9 @@ def sniff_type(content: bytes) -> str:
         return "text/html"
     if _XML.match(body):
         return "application/xhtml+xml" if _XHTML_ROOT.search(body) else "text/xml"
-    letter_type = next(
-        (name for mark, name in _PRINTED.items() if begin.startswith(mark)), None
-    )
-    if letter_type is not None:
-        return letter_type
+    for mark, name in _PRINTED.items():
+        if begin.startswith(mark):
+            return name
     return (
         "text/plain"
         if begin.startswith(_TEXT_MARKS) or is_text(begin)
@@ -102,7 +92,6 @@ def is_text(content: bytes) -> bool:
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 PLAIN_TYPE = "text/plain"
-TOO_LONG = "the record is longer than {} MiB"
 _KINDS = (
     "warcinfo",
     "response",
@@ -163,42 +152,13 @@ def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
                 yield reader.record(number, record)
 
 
-class _Header:
-    """Header of a record: case-insensitive names -> values.
-
-    Continuation lines are joined (RFC 822, 3.1.1), as the format allows.
-    """
-
-    def __init__(self, values: dict[str, str]) -> None:
-        self._values = values
-
-    @classmethod
-    def parse(cls, header: bytes) -> _Header:
-        """Parse the header of a WARC record."""
-        text = header.decode("utf-8", "replace")
-        if "\n " in text or "\n\t" in text:
-            text = _CONTINUED.sub(" ", text)
-        pairs = (line.partition(":") for line in text.split("\n")[1:])
-        return cls(
-            {
-                name.strip().lower(): value.strip()
-                for name, colon, value in pairs
-                if colon
-            }
-        )
-
-    def get(self, name: str, default: str = "") -> str:
-        """Value of a field, or the default."""
-        return self._values.get(name.lower(), default)
-
-
 @dataclass(frozen=True)
 class _Record:
-    """Metadata of a record."""
+    """Description of a record: its header by lower-case names."""
 
-    headers: _Header
+    headers: Mapping[str, str]
     is_http: bool
-    record_id: str = ""
+    is_conversion: bool = False
 
 
 @dataclass
@@ -210,22 +170,113 @@ class _WarcReader:
 
     def record(self, number: int, stored: Stored) -> Read:
         """Convert a record."""
+        record = self.describe(number, stored)
+        if not isinstance(record, _Record):
+            return record
+        if stored.block is None:
+            most = compression.MAX_RECORD_BYTES >> 20
+            return Rejected(number, f"the record is longer than {most} MiB")
+        try:
+            return self._convert(number, record, stored.block)
+        except (_BrokenError, UndecodableError) as error:
+            return Rejected(number, str(error), excerpt(stored.block))
+
+    def describe(self, number: int, stored: Stored) -> _Record | Read:
+        """Read the header of a record; its continuation lines are joined (RFC 822,
+        3.1.1), as the format allows.
+        """
         type_match = _TYPE.search(stored.header.lower())
         kind = type_match[1].decode("ascii") if type_match else ""
         if kind not in ("response", "conversion"):
             return Skipped(f"{kind if kind in _KINDS else 'unknown'} record")
-        if stored.block is None:
-            return Rejected(number, TOO_LONG.format(compression.MAX_RECORD_BYTES >> 20))
-        headers = _Header.parse(stored.header)
-        is_http = headers.get("Content-Type").startswith("application/http")
-        record = _Record(headers, is_http, headers.get("WARC-Record-ID"))
-        if kind == "conversion":
-            return _conversion(self.item, self.reading, number, record, stored.block)
-        return _page(self.item, self.reading, number, record, stored.block)
+        text = stored.header.decode("utf-8", "replace")
+        if "\n " in text or "\n\t" in text:
+            text = _CONTINUED.sub(" ", text)
+        pairs = (line.partition(":") for line in text.split("\n")[1:])
+        headers = {
+            name.strip().lower(): value.strip() for name, colon, value in pairs if colon
+        }
+        is_http = headers.get("content-type", "").startswith("application/http")
+        return _Record(headers, is_http, kind == "conversion")
+
+    def _convert(self, number: int, record: _Record, block: bytes) -> Read:
+        headers = record.headers
+        # wget adds angle brackets
+        url = headers.get("warc-target-uri", "").removeprefix("<").removesuffix(">")
+        identity = headers.get("warc-record-id", "").strip("<>")
+        identity = identity.removeprefix("urn:uuid:") or f"{self.item.name}#{number}"
+        # crawls have a URL more than once, and a document's locator is unique
+        locator = f"{url}#{identity}"
+        metadata = {
+            "url": url,
+            "date": headers.get("warc-date", ""),
+            "truncated": headers.get("warc-truncated", ""),
+        }
+        if record.is_conversion:
+            metadata["content_type"] = _media_type(headers.get("content-type", ""))
+            metadata["language"] = headers.get("warc-identified-content-language", "")
+            return self._text(number, locator, block, metadata, UTF8)
+        if not record.is_http:
+            return Skipped("response of another protocol than HTTP", candidate=True)
+        block = _normalize_line_ends(block)
+        end = block.find(_EMPTY_LINE)
+        body = end + len(_EMPTY_LINE) if end >= 0 else len(block)
+        try:
+            http = _parse_http(block[:body], "none")
+        except OSError as error:
+            raise _BrokenError(f"the HTTP response cannot be read: {error}") from error
+        status = None if http.http_headers is None else http.http_headers.status_code
+        if status is None:
+            raise _BrokenError("the HTTP response has no status")
+        if not 200 <= status < 300:
+            return Skipped(f"HTTP status {status}", candidate=True)
+        declared = http.http_headers.get("Content-Type", "") or ""
+        media_type = _media_type(declared)
+        if media_type not in (*HTML_TYPES, PLAIN_TYPE, *UNKNOWN_TYPES):
+            return Skipped(f"content type {media_type}", candidate=True)
+        packings = [name for name in _BODY_ENCODINGS if name in http.http_headers]
+        content = _payload(block, packings) if packings else block[body:]
+        if media_type in UNKNOWN_TYPES:
+            media_type = sniff_type(content)
+            if media_type not in (*HTML_TYPES, PLAIN_TYPE):
+                return Skipped(
+                    f"content type {media_type}, by its first bytes", candidate=True
+                )
+        charset_match = _CHARSET.search(declared)
+        charset = charset_match.group(1).lower() if charset_match else ""
+        metadata["content_type"] = media_type
+        encoding = self.reading.encoding or AUTO
+        if media_type == PLAIN_TYPE or self.reading.extract == "none":
+            metadata["charset"] = charset
+            html = media_type != PLAIN_TYPE
+            return self._text(number, locator, content, metadata, encoding, html)
+        errors = self.reading.encoding_errors
+        return Page(
+            number, locator, content, encoding, charset, metadata, errors=errors
+        )
+
+    def _text(
+        self,
+        number: int,
+        locator: str,
+        content: bytes,
+        metadata: dict[str, str],
+        encoding: str,
+        html: bool = False,
+    ) -> Read:
+        charset = metadata.get("charset", "")
+        errors = self.reading.encoding_errors
+        decoded = decode(content, encoding, charset, html, errors)
+        if decoded.encoding != UTF8:
+            metadata["encoding"] = decoded.encoding
+        if not decoded.text.strip():
+            return Dropped(number, EMPTY, locator)
+        chosen = chosen_metadata(metadata, self.reading)
+        return make_record(number, locator, decoded.text, chosen, decoded.replaced)
 
 
 @dataclass
-class _ArcReader:
+class _ArcReader(_WarcReader):
     """Reader of the records of an ARC file: a line about each record that ends with its
     length, then its content.
 
@@ -233,18 +284,14 @@ class _ArcReader:
     1 and 10 in version 2 (https://archive.org/web/researcher/ArcFileFormat.php).
     """
 
-    item: Input
-    reading: Reading
     fields: int = ARC_FIELDS
 
-    def record(self, number: int, stored: Stored) -> Read:
-        """Convert a record."""
+    def describe(self, number: int, stored: Stored) -> _Record | Read:
+        """Read the line about a record."""
         if stored.header.startswith(_ARC_BEGIN):
             names = (stored.block or b"").splitlines()[1:2]
             self.fields = max(len(names[0].split()) if names else 0, ARC_FIELDS)
             return Skipped("description of an ARC file")
-        if stored.block is None:
-            return Rejected(number, TOO_LONG.format(compression.MAX_RECORD_BYTES >> 20))
         record_line = stored.header.decode("latin-1").strip()
         line_match = _ARC_ABOUT.fullmatch(record_line)
         fields = (
@@ -258,116 +305,12 @@ class _ArcReader:
                 f"the line about the record has {len(fields)} fields",
                 excerpt(record_line),
             )
-        headers = _Header(
-            {
-                "warc-target-uri": fields[0],
-                "warc-date": _ARC_DATE.sub(r"\1-\2-\3T\4:\5:\6Z", fields[2]),
-            }
-        )
+        headers = {
+            "warc-target-uri": fields[0].strip(),
+            "warc-date": _ARC_DATE.sub(r"\1-\2-\3T\4:\5:\6Z", fields[2]),
+        }
         is_http = fields[0].lower().startswith(("http://", "https://"))
-        return _page(
-            self.item, self.reading, number, _Record(headers, is_http), stored.block
-        )
-
-
-def _page(
-    item: Input, reading: Reading, number: int, record: _Record, block: bytes
-) -> Read:
-    try:
-        return _response(item, reading, number, record, block)
-    except (_BrokenError, UndecodableError) as error:
-        return Rejected(number, str(error), excerpt(block))
-
-
-def _conversion(
-    item: Input, reading: Reading, number: int, record: _Record, block: bytes
-) -> Read:
-    try:
-        decoded = decode(block, UTF8, errors=reading.encoding_errors)
-    except UndecodableError as error:
-        return Rejected(number, str(error), excerpt(block))
-    metadata = {
-        **_about(record),
-        "content_type": _media_type(record.headers.get("Content-Type", "")),
-        "language": record.headers.get("WARC-Identified-Content-Language", ""),
-    }
-    return _text_of(number, _locator(item, number, record), decoded, metadata, reading)
-
-
-def _text_of(
-    number: int,
-    locator: str,
-    decoded: Decoded,
-    metadata: Metadata,
-    reading: Reading,
-) -> Record | Rejected | Dropped:
-    if not decoded.text.strip():
-        return Dropped(number, EMPTY, locator)
-    return make_record(
-        number,
-        locator,
-        decoded.text,
-        chosen_metadata(metadata, reading),
-        decoded.replaced,
-    )
-
-
-def _response(
-    item: Input, reading: Reading, number: int, record: _Record, block: bytes
-) -> Read:
-    if not record.is_http:
-        return Skipped("response of another protocol than HTTP", candidate=True)
-    block = _normalize_line_ends(block)
-    end = block.find(_EMPTY_LINE)
-    body = end + len(_EMPTY_LINE) if end >= 0 else len(block)
-    try:
-        http = _parse_http(block[:body], "none")
-    except OSError as error:
-        raise _BrokenError(f"the HTTP response cannot be read: {error}") from error
-    status = None if http.http_headers is None else http.http_headers.status_code
-    if status is None:
-        raise _BrokenError("the HTTP response has no status")
-    if not 200 <= status < 300:
-        return Skipped(f"HTTP status {status}", candidate=True)
-    declared = http.http_headers.get("Content-Type", "") or ""
-    media_type = _media_type(declared)
-    if media_type not in (*HTML_TYPES, PLAIN_TYPE, *UNKNOWN_TYPES):
-        return Skipped(f"content type {media_type}", candidate=True)
-    packings = [name for name in _BODY_ENCODINGS if name in http.http_headers]
-    content = _payload(block, packings) if packings else block[body:]
-    if media_type in UNKNOWN_TYPES:
-        media_type = sniff_type(content)
-        if media_type not in (*HTML_TYPES, PLAIN_TYPE):
-            return Skipped(
-                f"content type {media_type}, by its first bytes", candidate=True
-            )
-    charset_match = _CHARSET.search(declared)
-    charset = charset_match.group(1).lower() if charset_match else ""
-    metadata = {**_about(record), "content_type": media_type}
-    encoding = reading.encoding or AUTO
-    locator = _locator(item, number, record)
-    if media_type == PLAIN_TYPE or reading.extract == "none":
-        decoded = decode(
-            content,
-            encoding,
-            charset,
-            media_type != PLAIN_TYPE,
-            reading.encoding_errors,
-        )
-        if decoded.encoding != UTF8:
-            metadata["encoding"] = decoded.encoding
-        return _text_of(
-            number, locator, decoded, {**metadata, "charset": charset}, reading
-        )
-    return Page(
-        number,
-        locator,
-        content,
-        encoding,
-        charset,
-        metadata,
-        errors=reading.encoding_errors,
-    )
+        return _Record(headers, is_http)
 
 
 def _normalize_line_ends(block: bytes) -> bytes:
@@ -418,58 +361,25 @@ def _payload(block: bytes, packings: Collection[str]) -> bytes:
     Raises:
         _BrokenError: the body cannot be decoded to text, or is too long.
     """
+    most = compression.MAX_RECORD_BYTES
     first_error: _BrokenError | None = None
     for number in range(len(packings) + 1):
         for dropped in combinations(packings, number):
+            kept = _without(block, dropped) if dropped else block
             try:
-                content = _unpacked(_without(block, dropped) if dropped else block)
+                content: bytes = _parse_http(kept, "all").reader.read(most + 1)
             except OSError as error:
                 first_error = first_error or _BrokenError(
                     f"the body of the HTTP response cannot be decoded: {error}"
                 )
                 continue
+            if len(content) > most:
+                raise _BrokenError(f"the page is longer than {most >> 20} MiB")
             in_chunks = "transfer-encoding" in dropped and _CHUNK_SIZE.match(content)
             if not dropped or (is_text(content) and not in_chunks):
                 return content
     assert first_error is not None
     raise first_error
-
-
-def _unpacked(block: bytes) -> bytes:
-    content: bytes = _parse_http(block, "all").reader.read(
-        compression.MAX_RECORD_BYTES + 1
-    )
-    if len(content) > compression.MAX_RECORD_BYTES:
-        raise _BrokenError(
-            f"the page is longer than {compression.MAX_RECORD_BYTES >> 20} MiB"
-        )
-    return content
-
-
-def _about(record: _Record) -> dict[str, str]:
-    return {
-        "url": _url(record),
-        "date": record.headers.get("WARC-Date", ""),
-        "truncated": record.headers.get("WARC-Truncated", ""),
-    }
-
-
-def _url(record: _Record) -> str:
-    # wget adds angle brackets
-    return (
-        record.headers.get("WARC-Target-URI")
-        .strip()
-        .removeprefix("<")
-        .removesuffix(">")
-    )
-
-
-def _locator(item: Input, number: int, record: Any) -> str:
-    """URL with the record's id: crawls have a URL more than once, and a document's
-    locator is unique.
-    """
-    identity = (record.record_id or "").strip("<>").removeprefix("urn:uuid:")
-    return f"{_url(record)}#{identity or f'{item.name}#{number}'}"
 
 
 def _media_type(declared: str) -> str:

@@ -61,9 +61,9 @@ from gristmill.dataprep.user_code.own_documents import (
     load_document_function,
     read_judged_columns,
     warn_of_difference,
-    wrong,
 )
 from gristmill.dataprep.user_code.time_limits import TimeLimit
+from gristmill.dataprep.user_functions import wrong
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.own_steps import Annotate, OwnAnnotate
 from gristmill.mixtures.yaml_text import did_you_mean

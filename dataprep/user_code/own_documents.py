@@ -22,7 +22,13 @@ from gristmill.dataprep.conservation import Counted
 from gristmill.dataprep.corpus import DERIVED, Corpus, hex_ids, url_of
 from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
 from gristmill.dataprep.user_code.time_limits import TimeLimit, TimeLimitError
-from gristmill.dataprep.user_functions import blame, load_function, load_own
+from gristmill.dataprep.user_functions import (
+    blame,
+    call_signature,
+    load_function,
+    load_own,
+    wrong,
+)
 from gristmill.mixtures.own_signatures import batch_type, signature_of
 from gristmill.mixtures.steps.own_steps import OwnStep
 from gristmill.mixtures.user_code import OwnCodeError
@@ -61,11 +67,6 @@ class DocumentFunction:
         return wrong(self.step, what)
 
 
-def wrong(step: OwnStep, what: str) -> OwnCodeError:
-    """Make an error such as `steps.py, line 3: count_word returned nothing`."""
-    return OwnCodeError(f"{step.use.place}: {step.use.name} {what}")
-
-
 def described(value: Any) -> str:
     """Describe a returned value: `int 3`, or only its type if it is long."""
     if value is None:
@@ -92,7 +93,7 @@ def warn_of_difference(
     differs = next((result["differs"] for result in results if result["differs"]), None)
     if differs is None:
         return None
-    message = f"{step.use.place}: {step.use.name} is not deterministic: {differs}"
+    message = str(wrong(step, f"is not deterministic: {differs}"))
     context.warn(f"{message}; another run may come to other results")
     return message
 
@@ -116,10 +117,10 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
                 f"{step.use.file} cannot be loaded: {blame(step.use, error)}"
             ) from error
     _check_kind(step, function)
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # built-in functions do not have a signature
+    signature = call_signature(function)
+    if signature is None:
         return DocumentFunction(step, load_own(step, "text"), ("text",))
+    parameters = list(signature.parameters.values())
     hint: Any = parameters[0].annotation if parameters else None
     batch = batch_type(
         hint if isinstance(hint, str) else getattr(hint, "__name__", None)

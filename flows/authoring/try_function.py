@@ -42,7 +42,7 @@ from gristmill.dataprep.reading.records import (
     Rejected,
 )
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
-from gristmill.dataprep.reading.table_guard import TableReader
+from gristmill.dataprep.reading.tables import TableReader
 from gristmill.dataprep.user_code import annotate, edit
 from gristmill.dataprep.user_code.own_documents import (
     DocumentFunction,

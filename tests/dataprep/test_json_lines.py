@@ -350,7 +350,7 @@ def test_blocks_hold_complete_lines_and_the_bytes_before_damage(
         + b"end"
     )
     (tmp_path / "a").write_bytes(content)
-    blocks = list(compression.read_blocks(tmp_path / "a", ""))
+    blocks = list(compression.blocks_of(compression.read_parts(tmp_path / "a", "")))
     kept = b"".join(block for block in blocks if isinstance(block, bytes))
     assert kept == content.replace(b"x" * 60 + b"\n", b"").replace(
         b"x" * 41 + b"\n", b""

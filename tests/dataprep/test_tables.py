@@ -20,8 +20,7 @@ from gristmill.dataprep.reading.document_shards import Loss
 from gristmill.dataprep.reading.readers import read_file, read_records
 from gristmill.dataprep.reading.records import Ended, Read, Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import find_files
-from gristmill.dataprep.reading.table_guard import TableReader
-from gristmill.dataprep.reading.tables import table_rows
+from gristmill.dataprep.reading.tables import TableReader, table_rows
 from gristmill.mixtures.sources import Source
 
 MakeContext = Callable[..., Context]
