@@ -6,7 +6,9 @@ Vocabulary: https://docs.mlcommons.org/croissant/docs/croissant-spec-1.0.html.
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 from gristmill.dataprep.exporting.dataset_card import About, Exported, ExportedColumn
 from gristmill.mixtures.evaluation import Documents
@@ -14,44 +16,9 @@ from gristmill.mixtures.evaluation import Documents
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 JsonLd = dict[str, object]
 """Node of JSON-LD."""
-CONTEXT: JsonLd = {
-    "@language": "en",
-    "@vocab": "https://schema.org/",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
-    "conformsTo": "dct:conformsTo",
-    "cr": "http://mlcommons.org/croissant/",
-    "rai": "http://mlcommons.org/croissant/RAI/",
-    "data": {"@id": "cr:data", "@type": "@json"},
-    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    "dct": "http://purl.org/dc/terms/",
-    "equivalentProperty": "cr:equivalentProperty",
-    "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileProperty": "cr:fileProperty",
-    "fileObject": "cr:fileObject",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
-    "samplingRate": "cr:samplingRate",
-    "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
-}
+CONTEXT: JsonLd = json.loads(
+    Path(__file__).with_name("croissant_context.json").read_bytes()
+)
 """Context from the specification, section "Croissant JSON-LD context"."""
 PARQUET = "application/x-parquet"
 """Media type of Parquet in the hub's own metadata and mlcroissant."""

@@ -1,5 +1,5 @@
 """Dataset card of exported documents: a README.md for Hugging Face's hub, with its YAML
-header.
+header (`dataset_card.md.jinja`).
 
 Keys of the header: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
 import yaml
@@ -17,18 +18,10 @@ import yaml
 from gristmill.mixtures.evaluation import Documents
 
 SIZES = (
-    ("n<1K", 1e3),
-    ("1K<n<10K", 1e4),
-    ("10K<n<100K", 1e5),
-    ("100K<n<1M", 1e6),
-    ("1M<n<10M", 1e7),
-    ("10M<n<100M", 1e8),
-    ("100M<n<1B", 1e9),
-    ("1B<n<10B", 1e10),
-    ("10B<n<100B", 1e11),
-    ("100B<n<1T", 1e12),
+    "n<1K 1K<n<10K 10K<n<100K 100K<n<1M 1M<n<10M 10M<n<100M 100M<n<1B 1B<n<10B "
+    "10B<n<100B 100B<n<1T n>1T".split()
 )
-"""Size categories of the hub, with their upper bounds."""
+"""Size categories of the hub: each is ten times the one before."""
 HUB_LICENCES = {
     "cc0": "cc0-1.0",
     "cc0-1-0": "cc0-1.0",
@@ -172,22 +165,36 @@ class Exported:
 
 def card(about: About, section: Documents, exported: Exported) -> str:
     """README.md of a folder that `datasets.load_dataset` can load."""
-    return (
-        "\n".join(
-            [
-                *_header(about, exported),
-                "",
-                *_introduction(about, section, exported),
-                *_sources(exported),
-                *_steps(about),
-                *_funnel(section, exported),
-                *_languages(exported),
-                *_columns(exported),
-                *_limits(about, section, exported),
-                *_rebuild(about, section),
-            ]
-        )
-        + "\n"
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "cell": _cell,
+        "number": "{:,}".format,
+        "reasons": _reasons,
+        "setting": _setting,
+        "size": _megabytes,
+    }
+    failed = [step["dropped"].get("quarantine", 0) for step in exported.funnel]
+    return environment.get_template("dataset_card.md.jinja").render(
+        about=about,
+        section=section,
+        exported=exported,
+        header=_header(about, exported),
+        limits=LIMITS,
+        most_languages=MOST_LANGUAGES,
+        num_failed=sum(failed),
+        is_masked=any(
+            key.partition(".")[0] == "mask"
+            for step in about["steps"]
+            for key, _ in step["settings"]
+        ),
+        options=_options(section),
     )
 
 
@@ -206,10 +213,10 @@ def hub_licence(licence: str | None) -> str:
 
 def size_category(documents: int) -> str:
     """Hub name of a number of rows."""
-    return next((name for name, bound in SIZES if documents < bound), "n>1T")
+    return SIZES[min(max(len(str(documents)) - 3, 0), len(SIZES) - 1)]
 
 
-def _header(about: About, exported: Exported) -> list[str]:
+def _header(about: About, exported: Exported) -> str:
     licences = sorted(
         {hub_licence(source["licence"]) for source in exported.sources}
     ) or ["unknown"]
@@ -230,242 +237,41 @@ def _header(about: About, exported: Exported) -> list[str]:
             }
         ],
     }
-    return [
-        "---",
-        yaml.safe_dump(header, sort_keys=False, allow_unicode=True).rstrip(),
-        "---",
-    ]
+    return yaml.safe_dump(header, sort_keys=False, allow_unicode=True).rstrip()
 
 
-def _introduction(
-    about: About, section: Documents, exported: Exported
-) -> Iterator[str]:
-    yield f"# {about['name']}\n"
-    selection = (
-        "that were dropped, each with its reason,"
-        if section.dropped
-        else "that every step kept"
-    )
-    plural = "document" if exported.documents == 1 else "documents"
-    yield (
-        f"{exported.documents:,} {plural} {selection} with "
-        f"{_megabytes(exported.text_bytes)} of text, prepared with "
-        "gristmill. Texts are as the steps below have edited them, in the order of "
-        "the sources; a document's `id` "
-        "is a hash of its source, its place there and its original text.\n"
-    )
+def _options(section: Documents) -> list[str]:
+    """Options of `gristmill export-documents` for a section."""
+    options = [f"--format {section.format}", "--out DIR"]
+    if section.dropped:
+        options.append("--dropped")
     if section.where is not None:
-        yield f"Only documents that meet `{section.where}`.\n"
-    yield (
-        "```python\nfrom datasets import load_dataset\n\ndocuments = "
-        'load_dataset("PATH/OF/THIS/FOLDER", '
-        'split="train")\n```\n'
-    )
+        options.append(f"--where {json.dumps(section.where, ensure_ascii=False)}")
+    if section.columns is not None:
+        options.append(f"--columns {','.join(section.columns)}")
+    if section.shard_bytes != Documents().shard_bytes:
+        options.append(f"--shard-size {section.shard_bytes}")
+    return options
 
 
-def _sources(exported: Exported) -> Iterator[str]:
-    yield "## Sources and licences\n"
-    yield from _table(
-        ["source", "licence", "documents", "text"],
-        [
-            [
-                source["source"],
-                source["licence"] or "not stated",
-                f"{source['documents']:,}",
-                _megabytes(source["text_bytes"]),
-            ]
-            for source in exported.sources
-        ],
-        numeric=2,
-    )
-    yield (
-        "The licence is a document's own where its metadata has one, otherwise what "
-        "the manifest says of its source; nobody has checked either.\n"
-    )
-
-
-def _steps(about: About) -> Iterator[str]:
-    yield "## How the documents were prepared\n"
-    if not about["steps"]:
-        yield "They are as they were read; no step judged or changed them.\n"
-        return
-    yield (
-        "Each step saw what the ones before it had kept. Its settings, defaults "
-        "included:\n"
-    )
-    for number, step in enumerate(about["steps"], 1):
-        stage = "" if step["stage"] == step["name"] else f" (`{step['stage']}`)"
-        yield f"{number}. **{step['name']}**{stage}"
-        yield from (
-            f"   - `{key}`: {_shorten(value)}" for key, value in step["settings"]
-        )
-    yield ""
-
-
-def _shorten(value: Any) -> str:
+def _setting(value: Any) -> str:
     text = (
         value
         if isinstance(value, str)
         else json.dumps(value, ensure_ascii=False, sort_keys=True)
     )
-    text = (
-        text
-        if len(text) <= MOST_SETTINGS_CHARS
-        else f"{text[:MOST_SETTINGS_CHARS]} ..."
-    )
-    return f"`{_one_line(text).replace('`', chr(39))}`"
+    if len(text) > MOST_SETTINGS_CHARS:
+        text = f"{text[:MOST_SETTINGS_CHARS]} ..."
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
 
 
-def _funnel(section: Documents, exported: Exported) -> Iterator[str]:
-    yield "## Funnel\n"
-    if exported.funnel:
-        rows = [
-            [
-                step["step"],
-                f"{step['read']:,}",
-                f"{step['kept']:,}",
-                ", ".join(
-                    f"{reason} {number:,}"
-                    for reason, number in sorted(
-                        step["dropped"].items(), key=lambda item: (-item[1], item[0])
-                    )
-                )
-                or "nothing",
-            ]
-            for step in exported.funnel
-        ]
-        yield from _table(["step", "read", "kept", "dropped by"], rows, numeric=(1, 2))
-    kind = "dropped" if section.dropped else "kept"
-    yield f"{exported.documents:,} of the {kind} documents are in these files.\n"
+def _reasons(dropped: Mapping[str, int]) -> str:
+    by_number = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {number:,}" for name, number in by_number) or "nothing"
 
 
-def _languages(exported: Exported) -> Iterator[str]:
-    if not exported.languages:
-        return
-    yield "## Languages\n"
-    most_frequent = list(exported.languages.items())[:MOST_LANGUAGES]
-    yield from _table(
-        ["language", "documents"],
-        [[name, f"{number:,}"] for name, number in most_frequent],
-        numeric=1,
-    )
-    if len(exported.languages) > len(most_frequent):
-        yield f"and {len(exported.languages) - len(most_frequent)} more.\n"
-
-
-def _columns(exported: Exported) -> Iterator[str]:
-    yield "## Columns\n"
-    yield from _table(
-        ["column", "type", "measured by"],
-        [
-            [f"`{column['name']}`", column["type"], column["step"] or ""]
-            for column in exported.columns
-        ],
-    )
-    yield (
-        "A value is null where the step did not see the document, or the measure "
-        "does not apply.\n"
-    )
-
-
-def _limits(about: About, section: Documents, exported: Exported) -> Iterator[str]:
-    yield "## Known limits\n"
-    yield from (
-        f"- {sentence}"
-        for column, sentence in LIMITS.items()
-        if column not in exported.measured
-    )
-    masks = any(
-        key.partition(".")[0] == "mask"
-        for step in about["steps"]
-        for key, _ in step["settings"]
-    )
-    yield (
-        "- Personal data were masked by patterns, which miss what they do not know."
-        if masks
-        else "- Personal data were not removed."
-    )
-    if any(source["licence"] is None for source in exported.sources):
-        yield "- Some documents have no stated licence."
-    if exported.languages:
-        yield "- Languages are what a model says, and wrong more often for short texts."
-    failed = sum(step["dropped"].get("quarantine", 0) for step in exported.funnel)
-    if failed:
-        yield (
-            f"- {failed:,} documents could not be judged by a step and are counted "
-            "as dropped (`quarantine`)."
-        )
-    if section.dropped:
-        yield (
-            "- These documents were dropped: they are for looking at the rules, "
-            "not for training."
-        )
-    yield "- The rules are heuristics: they keep some bad text and drop some good.\n"
-
-
-def _rebuild(about: About, section: Documents) -> Iterator[str]:
-    yield "## How to rebuild it\n"
-    yield (
-        f"`{about['name']}.yaml`, the part of the manifest that shapes these "
-        "documents:\n"
-    )
-    yield f"```yaml\n{about['manifest'].rstrip()}\n```\n"
-    for module in about["code"]:
-        yield (
-            f"`{module['file']}`, beside "
-            f"it:\n\n```python\n{module['source'].rstrip()}\n```\n"
-        )
-    last = about["steps"][-1]["name"] if about["steps"] else "ingest"
-    options = [
-        f"--format {section.format}",
-        "--out DIR",
-        *(["--dropped"] if section.dropped else []),
-    ]
-    options += (
-        [f"--where {json.dumps(section.where, ensure_ascii=False)}"]
-        if section.where is not None
-        else []
-    )
-    options += (
-        [f"--columns {','.join(section.columns)}"]
-        if section.columns is not None
-        else []
-    )
-    options += (
-        [f"--shard-size {section.shard_bytes}"]
-        if section.shard_bytes != Documents().shard_bytes
-        else []
-    )
-    yield (
-        f"```\ngristmill run {about['name']}.yaml --until {last}\ngristmill "
-        f"export-documents {about['name']}.yaml {' '.join(options)}\n```\n"
-    )
-    yield (
-        "The same sources give the same bytes. `_documents.json` has the SHA-256 "
-        "of every file."
-    )
-
-
-def _table(
-    header: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    numeric: int | Sequence[int] = (),
-) -> Iterator[str]:
-    """Markdown table. Columns in `numeric`, or from index `numeric` on, are
-    right-aligned.
-    """
-    right_aligned = range(numeric, len(header)) if isinstance(numeric, int) else numeric
-    yield f"| {' | '.join(header)} |"
-    yield f"| {' | '.join('---:' if index in right_aligned else '---' for index in range(len(header)))} |"
-    yield from (
-        f"| {' | '.join(_one_line(str(cell)).replace('|', chr(92) + '|') for cell in row)} |"
-        for row in rows
-    )
-    yield ""
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _megabytes(size: int) -> str:

@@ -69,28 +69,18 @@ def noted_failure(job: str, records: Path) -> Exception | None:
     record = read_json(path)
     name = record["type"].rpartition(".")[2]
     message = f"{job}/{record['task']}: {name}: {record['message']}"
-    error = make_error(record["module"], record["type"], message)
+    error: Exception = TaskError(message)
+    try:
+        kind: Any = importlib.import_module(record["module"])
+        for part in record["type"].split("."):
+            kind = getattr(kind, part)
+        rebuilt = kind(message)
+    except Exception:  # noqa: BLE001 - it is not there, or takes other arguments
+        rebuilt = None
+    if isinstance(rebuilt, Exception) and str(rebuilt) == message:
+        error = rebuilt
     error.add_note(f"In the worker:\n{record['traceback']}")
     return error
-
-
-def make_error(module: str, qualified_name: str, message: str) -> Exception:
-    """Build an exception of a type whose text is the message; a TaskError if the type
-    does not allow it.
-    """
-    try:
-        kind: Any = importlib.import_module(module)
-        for part in qualified_name.split("."):
-            kind = getattr(kind, part)
-    except (ImportError, AttributeError):
-        return TaskError(message)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        return TaskError(message)
-    try:
-        error = kind(message)
-    except Exception:  # noqa: BLE001 - its constructor takes other arguments
-        return TaskError(message)
-    return error if str(error) == message else TaskError(message)
 
 
 def own_error(error: BaseException | None) -> BaseException | None:

@@ -51,6 +51,7 @@ def read_chain(pipeline: Any) -> Chain:
     from apache_beam import Create, GroupByKey, Impulse, ParDo, Reshuffle
     from apache_beam.internal import pickler
     from apache_beam.pipeline import PipelineVisitor
+    from apache_beam.transforms.core import _DoFnParam
 
     chain = Chain()
 
@@ -60,7 +61,17 @@ def read_chain(pipeline: Any) -> Chain:
         elif isinstance(transform, Impulse):
             chain.values = [b""]
         elif isinstance(transform, ParDo):
-            _check_parameters(transform)
+            parameters = inspect.signature(transform.fn.process).parameters
+            unsupported = [
+                name
+                for name, parameter in parameters.items()
+                if isinstance(parameter.default, _DoFnParam)
+            ]
+            if unsupported:  # a window, a timer, a state
+                raise UnknownStepError(
+                    f"{transform.label!r} asks Beam for {', '.join(unsupported)}, "
+                    "which this engine has not"
+                )
             chain.stages[-1].append(
                 pickler.dumps((transform.fn, transform.args, transform.kwargs))
             )
@@ -93,26 +104,6 @@ def read_chain(pipeline: Any) -> Chain:
 
     pipeline.visit(Reader())
     return chain
-
-
-def _check_parameters(transform: Any) -> None:
-    """Raise UnknownStepError if a DoFn takes more than its element from Beam: a window,
-    a timer, a state.
-    """
-    from apache_beam.transforms.core import _DoFnParam
-
-    unsupported = [
-        name
-        for name, parameter in inspect.signature(
-            transform.fn.process
-        ).parameters.items()
-        if isinstance(parameter.default, _DoFnParam)
-    ]
-    if unsupported:
-        raise UnknownStepError(
-            f"{transform.label!r} asks Beam for "
-            f"{', '.join(unsupported)}, which this engine has not"
-        )
 
 
 def do_steps(
@@ -166,17 +157,8 @@ class Counting:
         from apache_beam.metrics.cells import CounterCell
 
         if name.cell_type is CounterCell:
-            add_counts(
-                self.counts,
-                {(name.metric_name.namespace, name.metric_name.name): value},
-            )
-
-
-def add_counts(total: Counts, more: Mapping[tuple[str, str], int]) -> Counts:
-    """Add counts to `total` in place."""
-    for key, number in more.items():
-        total[key] = total.get(key, 0) + number
-    return total
+            key = name.metric_name.namespace, name.metric_name.name
+            self.counts[key] = self.counts.get(key, 0) + value
 
 
 def as_metrics(counts: Mapping[tuple[str, str], int]) -> Any:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from gristmill.core.processes import without_collection
 from gristmill.core.stage_context import Context
@@ -126,12 +126,18 @@ def run_there(
         runner = LOCAL_OPTIONS["runner"]
         options = LOCAL_OPTIONS
     if runner == "dask":
-        options = dask_options(engine.address, len(groups), options)
+        # one partition per task instead of Beam's default of one per 128
+        address = {"dask_client_address": engine.address} if engine.address else {}
+        options = {**address, "dask_npartitions": len(groups), **options}
         check_cluster(options, engine.worker_seconds)
     endpoint = options.get("job_endpoint")
-    if endpoint not in (None, EMBEDDED):
-        check_job_server(
-            endpoint, float(options.get("job_server_timeout", ANSWER_SECONDS))
+    seconds_to_answer = float(options.get("job_server_timeout", ANSWER_SECONDS))
+    # Beam would wait five minutes without reporting it.
+    if endpoint not in (None, EMBEDDED) and not answers(endpoint, seconds_to_answer):
+        raise WorkerError(
+            f"no job server answers at {endpoint} within {seconds_to_answer:g} s; start "
+            "it, or correct engine.options.job_endpoint (job_server_timeout waits "
+            "longer)"
         )
     if runner == "flink":
         from gristmill.dataprep.jobs.portable import flink_options
@@ -171,21 +177,16 @@ def on_spark(engine: BeamEngine) -> Any:
 def _do_all(
     stage: str, pool: Pool, work: Work, elements: Sequence[Element], _impulse: bytes
 ) -> Iterator[None]:
-    _stop_sampling()
-    for counts in pool(work, elements):
-        count(stage, counts)
-        yield None
-
-
-def _stop_sampling() -> None:
-    """Stop Beam's state sampler: there is only one step, and its end waits up to 0.2 s
-    for the last sample.
-    """
     from apache_beam.runners.worker import statesampler
 
+    # There is only one step, and the sampler's end waits up to 0.2 s for the last
+    # sample.
     if (sampler := statesampler.get_current_tracker()) is not None:
         sampler.stop_if_still_running()
         statesampler.set_current_tracker(sampler)  # counters need it
+    for counts in pool(work, elements):
+        count(stage, counts)
+        yield None
 
 
 def _do_group(
@@ -231,6 +232,8 @@ def import_beam() -> Any:
     logging.getLogger("apache_beam").setLevel(logging.WARNING)
     for name in TRACEBACK_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    # A job's error has the messages of a job server, or they do not matter if the engine
+    # continues.
     root.addFilter(_is_no_message)
     return apache_beam
 
@@ -240,9 +243,6 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 
 
 def _is_no_message(record: logging.LogRecord) -> bool:
-    """Filter out messages of a job server: the job's error has them, or they do not
-    matter if the engine continues.
-    """
     return record.module != "portable_runner"
 
 
@@ -301,14 +301,19 @@ def check_linear(pipeline: Any) -> None:
         """Visitor of the primitive steps inside of composites."""
 
         def visit_transform(self, step: Any) -> None:
-            _check_step(step)
             inputs = [value for value in step.inputs if value.producer is not None]
-            if not inputs:
-                sources.append(step.full_label)
-            for value in inputs:
-                if value in consumers:
-                    _refuse(step, f"reads what {consumers[value]!r} reads too")
-                consumers[value] = step.full_label
+            problem = _branch_of(step) or next(
+                (
+                    f"reads what {consumers[value]!r} reads too"
+                    for value in inputs
+                    if value in consumers
+                ),
+                None,
+            )
+            if problem is not None:
+                raise NotLinearError(f"the step {step.full_label!r} {problem}; {RULE}")
+            sources.extend([] if inputs else [step.full_label])
+            consumers.update(dict.fromkeys(inputs, step.full_label))
 
     pipeline.visit(Visitor())
     if len(sources) > 1:
@@ -317,44 +322,19 @@ def check_linear(pipeline: Any) -> None:
         )
 
 
-def _check_step(step: Any) -> None:
+def _branch_of(step: Any) -> str | None:
     from apache_beam import DoFn
 
     if len(step.inputs) > 1:
-        _refuse(step, f"has {len(step.inputs)} inputs")
+        return f"has {len(step.inputs)} inputs"
     if set(step.outputs) - {None, "None"}:
-        _refuse(
-            step,
-            "has tagged outputs "
-            f"({', '.join(sorted(str(tag) for tag in step.outputs))})",
-        )
+        return f"has tagged outputs ({', '.join(sorted(map(str, step.outputs)))})"
     if step.side_inputs:
-        _refuse(step, "has side inputs")
-    function = getattr(step.transform, "fn", None)
-    if (
-        isinstance(function, DoFn)
-        and type(function).finish_bundle is not DoFn.finish_bundle
-    ):
-        _refuse(
-            step,
-            "has a DoFn that finishes bundles "
-            f"({type(function).__name__}.finish_bundle)",
-        )
-
-
-def _refuse(step: Any, why: str) -> NoReturn:
-    raise NotLinearError(f"the step {step.full_label!r} {why}; {RULE}")
-
-
-def check_job_server(endpoint: str, seconds: float) -> None:
-    """Raise WorkerError unless a job server answers; Beam would wait five minutes
-    without reporting it.
-    """
-    if not answers(endpoint, seconds):
-        raise WorkerError(
-            f"no job server answers at {endpoint} within {seconds:g} s; start it, or "
-            "correct engine.options.job_endpoint (job_server_timeout waits longer)"
-        )
+        return "has side inputs"
+    kind = type(getattr(step.transform, "fn", None))
+    if issubclass(kind, DoFn) and kind.finish_bundle is not DoFn.finish_bundle:
+        return f"has a DoFn that finishes bundles ({kind.__name__}.finish_bundle)"
+    return None
 
 
 @contextmanager
@@ -414,16 +394,6 @@ def wait_no_longer(result: Any, seconds: float) -> None:
             result.cancel()
             raise TimeoutError(f"the job was still {result.state} after {seconds:g} s")
         time.sleep(POLL_SECONDS)
-
-
-def dask_options(
-    address: str | None, num_tasks: int, options: EngineOptions
-) -> EngineOptions:
-    """Options of Beam's Dask runner: one partition per task instead of its default of
-    one per 128.
-    """
-    address_option = {} if address is None else {"dask_client_address": address}
-    return {**address_option, "dask_npartitions": num_tasks, **options}
 
 
 def check_cluster(options: EngineOptions, worker_seconds: float) -> None:

@@ -30,11 +30,13 @@ from __future__ import annotations
 import io
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +46,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.jobs.cluster_retry import run_on_cluster
 from gristmill.dataprep.jobs.errors import failure_path, note_failure
-from gristmill.dataprep.jobs.pool import Element, Payload
+from gristmill.dataprep.jobs.pool import Element
 from gristmill.dataprep.jobs.tasks import (
     Done,
     Given,
@@ -53,10 +55,10 @@ from gristmill.dataprep.jobs.tasks import (
     Result,
     Task,
     check_complete,
-    finish_task,
     in_groups,
     raising_what_was_noted,
     read_records,
+    record_task,
     run_name,
     run_names,
     run_tasks,
@@ -109,18 +111,6 @@ name or picklable.
 """
 
 
-class NumberedPayload(TypedDict):
-    """Payload of a task that sends rows through an engine.
-
-    Attributes:
-        place: index of the task in its job.
-        payload: for the sender.
-    """
-
-    place: int
-    payload: Payload
-
-
 @dataclass(frozen=True)
 class Shuffled:
     """Rows that the tasks of a job have sent under one name.
@@ -155,13 +145,18 @@ class Shuffled:
         Args:
             choose: filter of the rows of each piece (`pieces`).
         """
-        if self.arrived is not None:
-            pieces = [
-                piece if choose is None else choose(piece)
-                for piece in self.pieces(partition)
-            ]
-            return pa.concat_tables(pieces) if pieces else self._columns().empty_table()
-        return self._concat(self.files, partition, choose)
+        pieces = self.pieces(partition)
+        if choose is not None:
+            pieces = map(choose, pieces)
+        tables = []
+        while group := list(islice(pieces, MOST_MAPPED)):
+            table = pa.concat_tables(group)
+            is_copied = len(self.files) > MOST_MAPPED
+            tables.append(table.combine_chunks() if is_copied else table)
+        if tables:
+            return pa.concat_tables(tables)
+        any_partition = partition_name(min(self.arrived or ()))
+        return open_batches(self.folder / any_partition).schema.empty_table()
 
     def pieces(self, partition: int) -> Iterator[pa.Table]:
         """Read the rows of a partition in pieces: a `Sent` each or, of a large one, a
@@ -169,7 +164,8 @@ class Shuffled:
         """
         if self.arrived is None:
             for name in self.files:
-                yield _batch_of(self.folder / name, partition)
+                batch = open_batches(self.folder / name).get_batch(partition)
+                yield pa.Table.from_batches([batch])
         elif partition in self.arrived:
             yield from _in_order(self.folder / partition_name(partition))
 
@@ -181,37 +177,6 @@ class Shuffled:
             open_batches(self.folder / name).get_batch(partition).num_rows
             for name in self.files
         )
-
-    def _concat(
-        self,
-        files: Sequence[str],
-        partition: int,
-        choose: Callable[[pa.Table], pa.Table] | None,
-    ) -> pa.Table:
-        if len(files) <= MOST_MAPPED:
-            pieces = (_batch_of(self.folder / name, partition) for name in files)
-            return pa.concat_tables(
-                [piece if choose is None else choose(piece) for piece in pieces]
-            )
-        groups = (
-            files[begin : begin + MOST_MAPPED]
-            for begin in range(0, len(files), MOST_MAPPED)
-        )
-        return pa.concat_tables(
-            [
-                self._concat(group, partition, choose).combine_chunks()
-                for group in groups
-            ]
-        )
-
-    def _columns(self) -> pa.Schema:
-        return open_batches(
-            self.folder / partition_name(min(self.arrived or ()))
-        ).schema
-
-
-def _batch_of(path: Path, partition: int) -> pa.Table:
-    return pa.Table.from_batches([open_batches(path).get_batch(partition)])
 
 
 def form_of(context: Context) -> str:
@@ -278,7 +243,7 @@ def send_to_files(
     sender: Sender, work: str, partitions: Mapping[str, int], task: Task
 ) -> Done:
     """Run a task and write its rows to files."""
-    runs: dict[str, int] = {}
+    runs = Counter[str]()
     paths: list[Path] = []
     sending = sender(task)
     while True:
@@ -286,14 +251,12 @@ def send_to_files(
             name, rows, row_partitions = next(sending)
         except StopIteration as end:
             done: Done = end.value
-            return Done([*done.files, *paths], {**done.result, SENT: runs})
-        paths.append(
-            as_path(work) / name / f"{run_name(task, runs.get(name, 0))}.arrow"
-        )
+            return Done([*done.files, *paths], {**done.result, SENT: dict(runs)})
+        paths.append(as_path(work) / name / f"{run_name(task, runs[name])}.arrow")
         # rebinds `rows` to release the sent table
         rows, ends = by_partition(rows, row_partitions, partitions[name])
         write_batches(paths[-1], rows, ends)
-        runs[name] = runs.get(name, 0) + 1
+        runs[name] += 1
 
 
 def _run_by_engine(
@@ -315,11 +278,7 @@ def _run_by_engine(
     sent = [result[SENT] for result in results if result is not None]
     if len(sent) < len(results) or _find_lost(sent, arrived):
         numbered = [
-            Task(
-                task.name,
-                NumberedPayload(place=place, payload=task.payload),
-                task.size_bytes,
-            )
+            replace(task, payload={"place": place, "payload": task.payload})
             for place, task in enumerate(tasks)
         ]
         missing = {
@@ -329,14 +288,19 @@ def _run_by_engine(
         send = partial(send_group, sender, str(records), dict(partitions), missing)
         receive = partial(
             receive_partition,
-            [str(folder) for folder in folders.values()],
-            list(partitions),
+            {name: str(folder) for name, folder in folders.items()},
             str(records),
         )
+
+        def count_done() -> int:
+            return sum(
+                name.endswith((".json", MARK))
+                for folder in (records, *folders.values())
+                for name in file_names(folder)
+            )
+
         with (
-            Progress(
-                context, job, total, partial(_count_done, [records, *folders.values()])
-            ),
+            Progress(context, job, total, count_done),
             raising_what_was_noted(job, records),
         ):
             run_on_cluster(
@@ -344,16 +308,11 @@ def _run_by_engine(
             )
         results = read_records(records, names)
         arrived = {name: find_arrived(folder) for name, folder in folders.items()}
-    complete_results = check_complete(
-        f"{context.stage}/{job}",
-        names,
-        results,
-        lambda: context.progress(total, total, "shards", job=job),
-    )
+    complete_results = check_complete(context, job, names, results, total)
     lost = _find_lost([result.pop(SENT) for result in complete_results], arrived)
     for name, (num_sent, num_arrived) in lost.items():
-        for mark in [mark for mark in file_names(folders[name]) if mark.endswith(MARK)]:
-            (folders[name] / mark).unlink()
+        for mark in folders[name].glob(f"*{MARK}"):
+            mark.unlink()
         context.warn(
             f"{context.stage}/{job}: {num_sent:,} rows were sent to {name}, "
             f"{num_arrived:,} arrived"
@@ -406,19 +365,10 @@ def _find_lost(
     lost = {}
     for name, partitions in arrived.items():
         numbers = [rows[name] for rows in sent if name in rows]
-        if sum(numbers) != sum(partitions.values()) or bool(numbers) != bool(
-            partitions
-        ):
-            lost[name] = sum(numbers), sum(partitions.values())
+        num_sent, num_arrived = sum(numbers), sum(partitions.values())
+        if num_sent != num_arrived or bool(numbers) != bool(partitions):
+            lost[name] = num_sent, num_arrived
     return lost
-
-
-def _count_done(folders: Sequence[Path]) -> int:
-    return sum(
-        name.endswith((".json", MARK))
-        for folder in folders
-        for name in file_names(folder)
-    )
 
 
 def send_group(
@@ -451,25 +401,17 @@ def send_group(
         if failure_path(folder).exists():
             raise RuntimeError("another task has failed")
         try:
-            sent = dict[str, int]()
             done = yield from _send(
                 sender(Task(name, payload["payload"])),
                 payload["place"],
                 numbers,
                 is_missing,
-                sent,
             )
-            result = finish_task(
-                Task(name),
-                lambda task, done=done, sent=sent: Done(  # type: ignore[misc]
-                    done.files, {**done.result, SENT: sent}
-                ),
-                folder,
-            )
+            record_task(name, done, folder)
         except Exception as error:
             note_failure(folder, name, error)
             raise
-        yield result.get("counts", {})
+        yield done.result.get("counts", {})
 
 
 def _send(
@@ -477,21 +419,21 @@ def _send(
     place: int,
     numbers: Mapping[str, int],
     is_missing: Mapping[str, np.ndarray],
-    rows_of: dict[str, int],
 ) -> Generator[tuple[int, bytes], None, Done]:
-    """Yield a task's rows in batches, and count them by name."""
+    """Yield a task's rows in batches; returns its result with their number by name."""
+    rows_of = Counter[str]()
     run = 0
     while True:
         try:
             name, rows, partitions = next(sending)
         except StopIteration as end:
             done: Done = end.value
-            return done
+            return Done(done.files, {**done.result, SENT: dict(rows_of)})
         for partition, batch in cut_batches(
             rows, partitions, is_missing[name], (place, run)
         ):
             yield numbers[name] << KEY_BITS | partition, batch
-        rows_of[name] = rows_of.get(name, 0) + len(rows)
+        rows_of[name] += len(rows)
         run += 1
 
 
@@ -523,8 +465,7 @@ def cut_batches(
 
 
 def receive_partition(
-    folders: Sequence[str],
-    names: Sequence[str],
+    folders: Mapping[str, str],
     records: str,
     number: int,
     batches: Iterable[bytes],
@@ -533,22 +474,20 @@ def receive_partition(
     duplicates.
 
     Args:
-        folders, names: folders and names of all shuffles of the job.
+        folders: folder by name of all shuffles of the job.
         records: folder of the tasks' records.
         number: key of name and partition.
         batches: as from `cut_batches`.
     """
-    name_index = number >> KEY_BITS
+    name, folder = list(folders.items())[number >> KEY_BITS]
     partition = number & (1 << KEY_BITS) - 1
     try:
-        rows = _write_arrived(
-            as_path(folders[name_index]) / partition_name(partition), batches
-        )
-        mark = as_path(folders[name_index]) / f"{partition:05d}-{rows}{MARK}"
+        rows = _write_arrived(as_path(folder) / partition_name(partition), batches)
+        mark = as_path(folder) / f"{partition:05d}-{rows}{MARK}"
         with atomic_write(mark) as sink:
             sink.write(b"")
     except Exception as error:
-        note_failure(as_path(records), f"{names[name_index]} {partition}", error)
+        note_failure(as_path(records), f"{name} {partition}", error)
         raise
 
 
@@ -577,27 +516,18 @@ def _in_order(path: Path) -> Iterator[pa.Table]:
     first.
     """
     if is_local(path):
-        yield from _sorted(pa.memory_map(str(path)))
-        return
-    with tempfile.NamedTemporaryFile() as copy:
-        with path.open("rb") as stream:
-            shutil.copyfileobj(stream, copy)
-        copy.flush()
-        mapped = pa.memory_map(copy.name)
-    yield from _sorted(mapped)
-
-
-def _sorted(mapped: pa.MemoryMappedFile) -> Iterator[pa.Table]:
+        mapped = pa.memory_map(str(path))
+    else:
+        with tempfile.NamedTemporaryFile() as copy:
+            with path.open("rb") as stream:
+                shutil.copyfileobj(stream, copy)
+            copy.flush()
+            mapped = pa.memory_map(copy.name)
     file = pa.ipc.open_file(mapped)
     batches = (
         file.get_batch_with_custom_metadata(number)
         for number in range(file.num_record_batches)
     )
-    for _, batch in sorted(
-        (
-            (tuple(map(int, metadata[PLACE].split())), batch)
-            for batch, metadata in batches
-        ),
-        key=lambda pair: pair[0],
-    ):
+    in_order = sorted(batches, key=lambda pair: [*map(int, pair[1][PLACE].split())])
+    for batch, _ in in_order:
         yield pa.Table.from_batches([batch])

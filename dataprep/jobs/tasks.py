@@ -217,21 +217,17 @@ def run_tasks(
         ):
             _run_to_completion(job, pending, process, context, records, mode, direct)
         results = read_records(records, names)
-    return check_complete(
-        f"{context.stage}/{job}",
-        names,
-        results,
-        lambda: context.progress(total, total, "shards", job=job),
-    )
+    return check_complete(context, job, names, results, total)
 
 
 def check_complete(
+    context: Context,
     job: str,
     names: Sequence[str],
     results: Sequence[Result | None],
-    done: Callable[[], None],
+    total: int,
 ) -> list[Result]:
-    """Check that all tasks have results, call `done`, and return the results.
+    """Check that all tasks have results, report the end, and return the results.
 
     Raises:
         IncompleteJobError: a task does not have a result.
@@ -241,10 +237,10 @@ def check_complete(
     ]
     if missing:
         raise IncompleteJobError(
-            f"{job}: {len(missing)} of {len(names)} planned tasks gave no result, "
+            f"{context.stage}/{job}: {len(missing)} of {len(names)} planned tasks gave no result, "
             f"first: {missing[0]}; nothing was committed, rerun to finish them"
         )
-    done()
+    context.progress(total, total, "shards", job=job)
     return [result for result in results if result is not None]
 
 
@@ -273,29 +269,21 @@ def read_records(records: Path, names: Sequence[str]) -> list[Any | None]:
     Each folder is listed once: single requests to a store take hours for 10^5 tasks.
     """
     record_files = file_names(records)
-    recorded = [name if f"{name}.json" in record_files else None for name in names]
-    records_read = at_once(
-        partial(_read_record, records),
-        [name for name in recorded if name is not None],
-        is_local(records),
-    )
+    recorded = [name for name in names if f"{name}.json" in record_files]
+    read = at_once(partial(_read_record, records), recorded, is_local(records))
+    record_by_name = dict(zip(recorded, read, strict=True))
     sizes: dict[str, Mapping[str, int]] = {}
 
     def complete_result(record: Record | None) -> Any | None:
-        if record is None:
-            return None
-        for file, size in record["files"].items():
+        for file, size in ({} if record is None else record["files"]).items():
             folder, _, name = file.rpartition("/")
             if folder not in sizes:
                 sizes[folder] = file_sizes(as_path(folder))
             if sizes[folder].get(name) != size:
                 return None
-        return record["result"]
+        return None if record is None else record["result"]
 
-    return [
-        None if name is None else complete_result(next(records_read))
-        for name in recorded
-    ]
+    return [complete_result(record_by_name.get(name)) for name in names]
 
 
 def _read_record(records: Path, name: str) -> Record | None:
@@ -309,21 +297,23 @@ def _read_record(records: Path, name: str) -> Record | None:
 def finish_task(
     task: Task[Given], process: Process[Given, Result], records: Path
 ) -> Result:
-    """Run one task and write its record last.
+    """Run one task and write its record last."""
+    done = process(task)
+    record_task(task.name, done, records)
+    return done.result
+
+
+def record_task(name: str, done: Done, records: Path) -> None:
+    """Write the record of a finished task.
 
     Output files are synced to disk before. Files for later jobs (`shuffle_format.py`)
     and the record are not synced: after a crash of the machine such a file is missing
     or smaller than recorded, since file systems extend a file when its data are
     written, and the task runs again.
     """
-    done = process(task)
     files = {str(path): path.stat().st_size for path in done.files}
-    write_json(
-        records / f"{task.name}.json",
-        {"files": files, "result": done.result},
-        durable=False,
-    )
-    return done.result
+    record = {"files": files, "result": done.result}
+    write_json(records / f"{name}.json", record, durable=False)
 
 
 def do_task(process: Process, records: str, name: str, payload: Payload) -> Counts:
@@ -387,23 +377,13 @@ def _run_to_completion(
 
     def remaining_groups() -> list[list[Element]]:
         results = read_records(records, [task.name for task in tasks])
-        return in_groups(
-            [
-                task
-                for task, result in zip(tasks, results, strict=True)
-                if result is None
-            ]
-        )
+        finished = zip(tasks, results, strict=True)
+        return in_groups([task for task, result in finished if result is None])
 
-    def run() -> None:
+    with raising_what_was_noted(job, records):
         if context.beam.runner != "local":
-            run_on_cluster(
-                job,
-                context,
-                records,
-                partial(do_group, process, str(records)),
-                remaining_groups,
-            )
+            do = partial(do_group, process, str(records))
+            run_on_cluster(job, context, records, do, remaining_groups)
             return
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         elements = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
@@ -413,16 +393,14 @@ def _run_to_completion(
             for _ in in_turn(work, elements):
                 pass
         else:
-            run_here(
-                job,
-                context.stage,
-                _make_pool(mode, context.beam.workers, work, len(tasks)),
-                work,
-                elements,
-            )
+            _run_here(job, context, mode, work, elements)
 
-    with raising_what_was_noted(job, records):
-        run()
+
+def _run_here(
+    job: str, context: Context, mode: Mode, work: Work, elements: Sequence[Element]
+) -> None:
+    pool = _make_pool(mode, context.beam.workers, work, len(elements))
+    run_here(job, context.stage, pool, work, elements)
 
 
 @contextmanager
@@ -453,20 +431,11 @@ def share_out(
 ) -> None:
     """Run tasks together with the other hosts of the stage (`multi_host.py`)."""
 
-    def run(claimed: Work, free: Sequence[Element]) -> None:
-        run_here(
-            job,
-            context.stage,
-            _make_pool(mode, context.beam.workers, claimed, len(free)),
-            claimed,
-            free,
-        )
-
     with (
         taking_part(context.work) as host,
         offered(job, context.work, records, mode, work, elements) as offer,
     ):
-        take_share(offer, host, run)
+        take_share(offer, host, partial(_run_here, job, context, mode))
 
 
 def take_part(work: Path, workers: int) -> None:
@@ -489,9 +458,8 @@ def take_part(work: Path, workers: int) -> None:
                 def run(
                     claimed: Work, free: Sequence[Element], mode: str = offer.mode
                 ) -> None:
-                    for _ in _make_pool(cast(Mode, mode), workers, claimed, len(free))(
-                        claimed, free
-                    ):
+                    pool = _make_pool(cast(Mode, mode), workers, claimed, len(free))
+                    for _ in pool(claimed, free):
                         pass
 
                 take_share(offer, host, run)

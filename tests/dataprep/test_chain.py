@@ -5,7 +5,6 @@ runner.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ from apache_beam.metrics import Metrics
 from gristmill.dataprep.jobs.linear_pipeline import (
     Counts,
     UnknownStepError,
-    add_counts,
     as_metrics,
     do_steps,
     read_chain,
@@ -47,9 +45,7 @@ def run_in_turn(pipeline: Any) -> tuple[list[Any], Counts]:
             for key, value in values:
                 groups.setdefault(key, []).append(value)
             values = list(groups.items())
-        values = list(
-            do_steps(steps, SimpleNamespace(add=partial(add_counts, counts)), values)
-        )
+        values = list(do_steps(steps, SimpleNamespace(add=counts.update), values))
     return values, counts
 
 
