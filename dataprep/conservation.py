@@ -205,12 +205,10 @@ def add_histograms(parts: Iterable[Histograms]) -> Histograms:
     total: Histograms = {}
     for part in parts:
         for name, added in part.items():
-            before = total.get(
-                name, {"edges": added["edges"], "counts": [0] * len(added["counts"])}
-            )
-            counts = [
-                a + b for a, b in zip(before["counts"], added["counts"], strict=True)
-            ]
+            counts = added["counts"]
+            if name in total:
+                before = total[name]["counts"]
+                counts = [a + b for a, b in zip(before, counts, strict=True)]
             total[name] = {"edges": added["edges"], "counts": counts}
     return total
 
@@ -219,34 +217,22 @@ def fit_histogram(counted: Histogram) -> Histogram:
     """Reduce a histogram with ANY_EDGES to the narrowest usual edges that cover its
     values.
     """
-    filled = [place for place, count in enumerate(counted["counts"]) if count]
-    usual = (SHARE_EDGES, LENGTH_EDGES, COUNT_EDGES)
     # A value between two edges counts as the lower one; values below all edges count as
     # -inf.
-    lower_edges = [ANY_EDGES[place - 1] if place else -np.inf for place in filled] or [
+    lower_edges = [-np.inf, *ANY_EDGES]
+    filled = [lower_edges[place] for place in np.flatnonzero(counted["counts"])] or [
         0.0
     ]
-    edges = next(
-        (
-            candidate
-            for candidate in usual
-            if candidate[0] <= min(lower_edges) and max(lower_edges) <= candidate[-1]
-        ),
-        None,
-    )
-    if edges is None:
-        edges = (
-            COUNT_EDGES
-            if min(lower_edges) >= 0
-            else sorted({*COUNT_EDGES, *(-edge for edge in COUNT_EDGES)})
-        )
-    bins = np.searchsorted(edges, [-np.inf, *ANY_EDGES], side="right")
-    return {
-        "edges": list(edges),
-        "counts": np.bincount(bins, counted["counts"], len(edges) + 1)
-        .astype(int)
-        .tolist(),
-    }
+    low, high = min(filled), max(filled)
+    edges = COUNT_EDGES
+    if low < 0:
+        edges = sorted({*COUNT_EDGES, *(-edge for edge in COUNT_EDGES)})
+    for usual in (COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES):
+        if usual[0] <= low and high <= usual[-1]:
+            edges = usual
+    bins = np.searchsorted(edges, lower_edges, side="right")
+    counts = np.bincount(bins, counted["counts"], len(edges) + 1).astype(int)
+    return {"edges": list(edges), "counts": counts.tolist()}
 
 
 def fit_histograms(parts: Iterable[Histograms]) -> Histograms:
@@ -260,8 +246,8 @@ def add_by_source(
     parts: Iterable[Mapping[str, Histograms]],
 ) -> dict[str, Histograms]:
     """Add histograms by source and name; sources are sorted by name."""
-    total: dict[str, Histograms] = {}
-    for part in parts:
-        for source, added in part.items():
-            total[source] = add_histograms([total.get(source, {}), added])
-    return dict(sorted(total.items()))
+    sources = list(parts)
+    return {
+        source: add_histograms(part.get(source, {}) for part in sources)
+        for source in sorted(set().union(*sources))
+    }

@@ -32,11 +32,6 @@ class Numbering:
     num_new_shards: int
 
     @property
-    def new_shards(self) -> Sequence[str]:
-        """Shards of this run."""
-        return self.shards[: self.num_new_shards]
-
-    @property
     def num_new(self) -> int:
         """Number of documents of this run; larger numbers belong to older corpora."""
         return int(self.starts[self.num_new_shards])

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.core.files import REPAIR, as_path, atomic_write, is_local
-from gristmill.dataprep.conservation import Counts, SourceCounts
+from gristmill.dataprep.conservation import Counts, SourceCounts, add_counts
 from gristmill.dataprep.edits import EDITS, apply_edits, size_changes, then
 from gristmill.mixtures.sources import INGEST
 
@@ -526,43 +526,26 @@ def count_documents(
     groups = table.group_by(["source", "reason"]).aggregate(
         [([], "count_all"), ("bytes", "sum"), ("bytes_after", "sum")]
     )
-    total = _empty_counts()
-    per_source: dict[str, SourceCounts] = {}
+    by_source: dict[str, list[SourceCounts]] = {}
     for group in groups.sort_by(
         [("source", "ascending"), ("reason", "ascending")]
     ).to_pylist():
-        for counts in (total, per_source.setdefault(group["source"], _empty_counts())):
-            _add_group(
-                counts,
-                group["reason"],
-                group["count_all"],
-                group["bytes_sum"],
-                group["bytes_after_sum"],
-            )
-    return {**total, "sources": per_source}
-
-
-def _add_group(
-    counts: SourceCounts, reason: str | None, number: int, size: int, size_after: int
-) -> None:
-    """Add documents with the same outcome to the counts."""
-    counts["read"] += number
-    counts["bytes_read"] += size
-    if reason is None:
-        counts["kept"] += number
-        counts["bytes_kept"] += size_after
-    elif reason == QUARANTINE_REASON:
-        counts["quarantined"] += number
-    else:
-        counts["dropped"][reason] = counts["dropped"].get(reason, 0) + number
-
-
-def _empty_counts() -> SourceCounts:
-    return {
-        "read": 0,
-        "kept": 0,
-        "dropped": {},
-        "quarantined": 0,
-        "bytes_read": 0,
-        "bytes_kept": 0,
+        number, reason = group["count_all"], group["reason"]
+        counts = SourceCounts(read=number, bytes_read=group["bytes_sum"])
+        if reason is None:
+            counts["kept"] = number
+            counts["bytes_kept"] = group["bytes_after_sum"]
+        elif reason == QUARANTINE_REASON:
+            counts["quarantined"] = number
+        else:
+            counts["dropped"] = {reason: number}
+        by_source.setdefault(group["source"], []).append(counts)
+    sources = {
+        name: add_counts([_NOTHING, *parts]) for name, parts in by_source.items()
     }
+    return {**add_counts([_NOTHING, *sources.values()]), "sources": sources}
+
+
+_NOTHING = SourceCounts(
+    read=0, kept=0, dropped={}, quarantined=0, bytes_read=0, bytes_kept=0
+)

@@ -51,17 +51,19 @@ def edits_array(edits: Sequence[Sequence[Edit]]) -> pa.Array:
     sizes = [len(document_edits) for document_edits in edits]
     flat = [edit for document_edits in edits for edit in document_edits]
     begins, ends, texts = ([edit[part] for edit in flat] for part in range(3))
-    values = pa.StructArray.from_arrays(
-        [
-            pa.array(begins, pa.int64()),
-            pa.array(ends, pa.int64()),
-            pa.array(texts, pa.string()),
-        ],
-        fields=list(EDIT_TYPE),
+    return _edits_column(
+        pa.array(begins, pa.int64()),
+        pa.array(ends, pa.int64()),
+        pa.array(texts, pa.string()),
+        np.concatenate([[0], np.cumsum(sizes)]),
     )
-    return pa.LargeListArray.from_arrays(
-        pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64()), values
-    )
+
+
+def _edits_column(
+    begins: pa.Array, ends: pa.Array, texts: pa.Array, offsets: np.ndarray
+) -> pa.Array:
+    values = pa.StructArray.from_arrays([begins, ends, texts], fields=list(EDIT_TYPE))
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
 
 
 def cuts_array(begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> pa.Array:
@@ -74,10 +76,7 @@ def cuts_array(begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> pa.
     """
     nothing = pa.array(np.zeros(len(begins), np.int8)).cast(pa.string())
     texts = pc.replace_substring(nothing, "0", "")
-    values = pa.StructArray.from_arrays(
-        [pa.array(begins), pa.array(ends), texts], fields=list(EDIT_TYPE)
-    )
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
+    return _edits_column(pa.array(begins), pa.array(ends), texts, offsets)
 
 
 def apply_edits(
@@ -100,27 +99,18 @@ def apply_edits(
 
     if isinstance(edits, pa.ChunkedArray):
         edits = edits.combine_chunks()
-    counts = (
-        pc.fill_null(pc.list_value_length(edits), 0)
-        .to_numpy(zero_copy_only=False)
-        .astype(np.int64)
-    )
     data, offsets = text_buffers(texts)
-    values = edits.flatten()  # null lists have no values
-    firsts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    begins = values.field("begin").to_numpy(zero_copy_only=False).astype(np.int64)
-    ends = values.field("end").to_numpy(zero_copy_only=False).astype(np.int64)
-    new_data, new_offsets = text_buffers(values.field("text"))
+    firsts, begins, ends, new_data, new_offsets = _buffers(edits)
     edited, edited_offsets, bad_document = replace_spans(
         data, offsets, firsts, begins, ends, new_data, new_offsets
     )
     if bad_document >= 0:
         raise BadEditError(
-            f"the edits of document {bad_document} of {len(counts)} "
+            f"the edits of document {bad_document} of {len(edits)} "
             "overlap or reach beyond its text"
         )
     return pa.LargeStringArray.from_buffers(
-        len(counts), pa.py_buffer(edited_offsets), pa.py_buffer(edited)
+        len(edits), pa.py_buffer(edited_offsets), pa.py_buffer(edited)
     )
 
 
@@ -130,22 +120,20 @@ def size_changes(edits: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """
     if isinstance(edits, pa.ChunkedArray):
         edits = edits.combine_chunks()
-    counts = (
-        pc.fill_null(pc.list_value_length(edits), 0)
-        .to_numpy(zero_copy_only=False)
-        .astype(np.int64)
-    )
     values = edits.flatten()
     grown = pc.subtract(
         pc.binary_length(values.field("text")).cast(pa.int64()),
         pc.subtract(values.field("end"), values.field("begin")),
     )
-    total = np.concatenate(
-        [[0], np.cumsum(grown.to_numpy(zero_copy_only=False).astype(np.int64))]
-    )
-    ends = np.concatenate([[0], np.cumsum(counts)])
-    changes: np.ndarray = np.diff(total[ends])
+    total = np.cumsum(grown.to_numpy(zero_copy_only=False).astype(np.int64))
+    changes: np.ndarray = np.diff(np.concatenate([[0], total])[_firsts(edits)])
     return changes
+
+
+def _firsts(edits: pa.Array) -> np.ndarray:
+    """Position of the first edit of each text, and of the end: int64."""
+    counts = pc.fill_null(pc.list_value_length(edits), 0).to_numpy(zero_copy_only=False)
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def then(first: pa.Array, second: pa.Array) -> pa.Array:
@@ -176,10 +164,7 @@ def then(first: pa.Array, second: pa.Array) -> pa.Array:
     texts = pa.LargeStringArray.from_buffers(
         len(begins), pa.py_buffer(cuts), pa.py_buffer(data)
     ).cast(pa.string())
-    values = pa.StructArray.from_arrays(
-        [pa.array(begins), pa.array(ends), texts], fields=list(EDIT_TYPE)
-    )
-    return pa.LargeListArray.from_arrays(pa.array(offsets), values)
+    return _edits_column(pa.array(begins), pa.array(ends), texts, offsets)
 
 
 def _buffers(
@@ -187,11 +172,10 @@ def _buffers(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     from gristmill.dataprep.text.kernels import text_buffers
 
-    counts = pc.fill_null(pc.list_value_length(edits), 0).to_numpy(zero_copy_only=False)
-    values = edits.flatten()
+    values = edits.flatten()  # null lists have no values
     data, offsets = text_buffers(values.field("text"))
     return (
-        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        _firsts(edits),
         values.field("begin").to_numpy(zero_copy_only=False).astype(np.int64),
         values.field("end").to_numpy(zero_copy_only=False).astype(np.int64),
         data,

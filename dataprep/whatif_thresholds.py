@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import Inputs, read_annotations, read_documents
-from gristmill.dataprep.thresholds import Side, bounds_of
+from gristmill.dataprep.thresholds import Side, bounds_of, count_failures
 from gristmill.mixtures.base import Judging
 
 JUDGEMENT_COLUMNS = ("keep", "reason")
@@ -253,16 +253,11 @@ def _verdicts(
     rows: np.ndarray, columns: Columns, rules: list[Rule], fixed: np.ndarray
 ) -> Verdicts:
     failed = {rule.label: rule.fails(columns) & ~fixed for rule in rules}
-    num_failed = (
-        np.sum(list(failed.values()), axis=0)
-        if failed
-        else np.zeros(len(rows), np.int64)
-    )
+    keep = ~fixed & ~np.any([*failed.values(), np.zeros(len(rows), bool)], axis=0)
     tallies = {
-        name: Tally(int(mask.sum()), int((mask & (num_failed == 1) & ~fixed).sum()))
-        for name, mask in failed.items()
+        name: Tally(**numbers) for name, numbers in count_failures(failed).items()
     }
-    return Verdicts(rows, ~fixed & (num_failed == 0), failed, columns, tallies)
+    return Verdicts(rows, keep, failed, columns, tallies)
 
 
 def measured(column: pa.ChunkedArray) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,19 +22,9 @@ from gristmill.mixtures.prepare import column_prefix
 
 OF_TOKENS = ("tokens", "bytes")
 """Columns measured by the tokenizer."""
-OWN_COLUMNS = (
-    "id",
-    "source",
-    "locator",
-    "url",
-    "licence",
-    "text",
-    "metadata",
-    "kept",
-    "dropped_by",
-    "reason",
-    "error",
-    "original_text",
+OWN_COLUMNS = tuple(
+    "id source locator url licence text metadata kept dropped_by reason error "
+    "original_text".split()
 )
 """Columns of a document before any step (`corpus.Corpus`)."""
 METADATA = "metadata"
@@ -124,21 +115,19 @@ def evaluate(
                 f"NULL ELSE {function}(a, b) END"
             )
         connection.execute("SET lock_configuration = true")
-        try:
-            _check_grammar(connection, expression, columns.column_names)
-        except NotAllowedError as error:
-            raise NotAllowedError(
-                _error_message(expression, str(error), columns)
-            ) from error
-        keys = _metadata_keys(_column_names(connection, expression))
+        names = _column_paths(connection, expression, columns.column_names)
+        keys = [
+            path[1:]
+            for path in dict.fromkeys(names)
+            if len(path) > 1 and path[0].lower() == METADATA
+        ]
         if keys:
             place = columns.column_names.index(METADATA)
             try:
-                columns = columns.set_column(
-                    place, METADATA, _metadata_values(columns[METADATA], keys)
-                )
+                values = _metadata_values(columns[METADATA], keys)
             except ExpressionError as error:
                 raise ExpressionError(f"{expression!r}: {error}") from error
+            columns = columns.set_column(place, METADATA, values)
         rows = pa.array(np.arange(len(columns)))
         connection.register("documents", columns.append_column("gristmill_row", rows))
         try:
@@ -150,9 +139,14 @@ def evaluate(
             ).fetchnumpy()
         except duckdb.Error as error:
             raise ExpressionError(
-                _error_message(expression, str(error).splitlines()[0], columns)
+                _error_message(
+                    expression, str(error).splitlines()[0], columns.column_names
+                )
             ) from error
-    return _in_order(*result_columns.values())
+    numbers, values = result_columns.values()
+    order = np.argsort(np.asarray(numbers), kind="stable")
+    is_valid = ~np.ma.getmaskarray(values)[order]
+    return is_valid, np.asarray(np.ma.getdata(values))[order]
 
 
 def check(expression: str, names: Collection[str]) -> None:
@@ -161,16 +155,7 @@ def check(expression: str, names: Collection[str]) -> None:
 
     Other errors depend on the values.
     """
-    try:
-        evaluate(
-            expression,
-            "VARCHAR",
-            pa.table({name: pa.nulls(0, pa.float64()) for name in names}),
-        )
-    except NotAllowedError:
-        raise
-    except ExpressionError:
-        return
+    columns_in(expression, names)
 
 
 def columns_in(expression: str, names: Collection[str]) -> list[str]:
@@ -182,30 +167,10 @@ def columns_in(expression: str, names: Collection[str]) -> list[str]:
     """
     import duckdb
 
-    check(expression, names)
     with duckdb.connect(config=CONFINED) as connection:
-        used_columns = {
-            path[0].lower() for path in _column_names(connection, expression)
-        }
+        paths = _column_paths(connection, expression, names)
+    used_columns = {path[0].lower() for path in paths}
     return [name for name in names if name.lower() in used_columns]
-
-
-def _column_names(connection: Any, expression: str) -> list[tuple[str, ...]]:
-    """Names of the columns in an expression: one part, or several for a metadata
-    key.
-    """
-    nodes = _expressions(_parse(connection, expression)["select_list"])
-    return [
-        tuple(node["column_names"]) for node in nodes if node["class"] == "COLUMN_REF"
-    ]
-
-
-def _metadata_keys(names: Collection[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return [
-        path[1:]
-        for path in dict.fromkeys(names)
-        if len(path) > 1 and path[0].lower() == METADATA
-    ]
 
 
 def _metadata_values(
@@ -233,11 +198,21 @@ def _metadata_values(
     return _as_struct(tree)
 
 
+_COLUMN_TYPES = ((bool, pa.bool_()), ((int, float), pa.float64()))
+
+
 def _plain_values(name: str, values: Sequence[Any]) -> pa.Array:
     """Values as doubles, booleans or strings; a list or an object becomes its JSON
     text.
     """
-    kinds = {_column_type(value) for value in values if value is not None}
+    kinds = {
+        next(
+            (kind for types, kind in _COLUMN_TYPES if isinstance(value, types)),
+            pa.string(),
+        )
+        for value in values
+        if value is not None
+    }
     if len(kinds) > 1:
         raise ExpressionError(
             f"{METADATA}.{name} is of several types: "
@@ -254,12 +229,6 @@ def _plain_values(name: str, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _column_type(value: Any) -> pa.DataType:
-    if isinstance(value, bool):
-        return pa.bool_()
-    return pa.float64() if isinstance(value, int | float) else pa.string()
-
-
 def _as_struct(tree: Mapping[str, object]) -> pa.Array:
     fields = [
         _as_struct(value) if isinstance(value, Mapping) else value
@@ -268,136 +237,43 @@ def _as_struct(tree: Mapping[str, object]) -> pa.Array:
     return pa.StructArray.from_arrays(fields, names=list(tree))
 
 
-def _error_message(expression: str, reason: str, columns: pa.Table) -> str:
-    return (
-        f"{expression!r}: {reason} (columns: {', '.join(sorted(columns.column_names))})"
-    )
+def _error_message(expression: str, reason: str, columns: Collection[str]) -> str:
+    return f"{expression!r}: {reason} (columns: {', '.join(sorted(columns))})"
 
 
-def _in_order(rows: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(np.asarray(rows), kind="stable")
-    return ~np.ma.getmaskarray(values)[order], np.asarray(np.ma.getdata(values))[order]
-
-
-OPERATORS = (
-    "+",
-    "-",
-    "*",
-    "/",
-    "//",
-    "%",
-    "**",
-    "^",
-    "||",
-    "~~",
-    "!~~",
-    "~~*",
-    "!~~*",
-    "~~~",
-    "like_escape",
-    "not_like_escape",
-    "ilike_escape",
-    "not_ilike_escape",
+OPERATORS = tuple(
+    "+ - * / // % ** ^ || ~~ !~~ ~~* !~~* ~~~ like_escape not_like_escape ilike_escape "
+    "not_ilike_escape".split()
 )
 """Arithmetic, concatenation, LIKE, ILIKE and GLOB by their names in DuckDB."""
 FUNCTIONS = {
     "numbers": (
-        "abs",
-        "ceil",
-        "ceiling",
-        "exp",
-        "floor",
-        "greatest",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "least",
-        "ln",
-        "log",
-        "log10",
-        "log2",
-        "max",
-        "min",
-        "pow",
-        "power",
-        "round",
-        "sign",
-        "sqrt",
-        "trunc",
+        "abs ceil ceiling exp floor greatest isfinite isinf isnan least ln log log10 "
+        "log2 max min pow power round sign sqrt trunc".split()
     ),
     "texts": (
-        "concat",
-        "contains",
-        "ends_with",
-        "hex",
-        "left",
-        "length",
-        "lower",
-        "ltrim",
-        "position",
-        "prefix",
-        "regexp_full_match",
-        "regexp_matches",
-        "replace",
-        "right",
-        "rtrim",
-        "starts_with",
-        "strlen",
-        "strpos",
-        "substr",
-        "substring",
-        "suffix",
-        "trim",
-        "upper",
+        "concat contains ends_with hex left length lower ltrim position prefix "
+        "regexp_full_match regexp_matches replace right rtrim starts_with strlen strpos "
+        "substr substring suffix trim upper".split()
     ),
-    "either": ("if", "ifnull", "nullif"),
+    "either": "if ifnull nullif".split(),
 }
 """Pure functions of a row (https://duckdb.org/docs/stable/sql/functions/overview)."""
-ALLOWED_FUNCTIONS = frozenset(
-    [*OPERATORS, *(name for names in FUNCTIONS.values() for name in names)]
-)
+FUNCTION_NAMES = sorted(chain.from_iterable(FUNCTIONS.values()))
+ALLOWED_FUNCTIONS = frozenset([*OPERATORS, *FUNCTION_NAMES])
 OF_TWO = ("min", "max")
 """Aggregates over rows if called with one argument."""
 ALLOWED_CLASSES = frozenset(
-    [
-        "COLUMN_REF",
-        "CONSTANT",
-        "COMPARISON",
-        "CONJUNCTION",
-        "BETWEEN",
-        "CASE",
-        "CAST",
-        "TYPE",
-        "FUNCTION",
-        "OPERATOR",
-    ]
+    "COLUMN_REF CONSTANT COMPARISON CONJUNCTION BETWEEN CASE CAST TYPE FUNCTION "
+    "OPERATOR".split()
 )
 ALLOWED_OPERATORS = frozenset(
-    [
-        "OPERATOR_NOT",
-        "OPERATOR_IS_NULL",
-        "OPERATOR_IS_NOT_NULL",
-        "OPERATOR_COALESCE",
-        "COMPARE_IN",
-        "COMPARE_NOT_IN",
-    ]
+    "OPERATOR_NOT OPERATOR_IS_NULL OPERATOR_IS_NOT_NULL OPERATOR_COALESCE COMPARE_IN "
+    "COMPARE_NOT_IN".split()
 )
 ALLOWED_TYPES = frozenset(
-    [
-        "BOOLEAN",
-        "TINYINT",
-        "SMALLINT",
-        "INTEGER",
-        "BIGINT",
-        "HUGEINT",
-        "UTINYINT",
-        "USMALLINT",
-        "UINTEGER",
-        "UBIGINT",
-        "FLOAT",
-        "DOUBLE",
-        "VARCHAR",
-    ]
+    "BOOLEAN TINYINT SMALLINT INTEGER BIGINT HUGEINT UTINYINT USMALLINT UINTEGER UBIGINT "
+    "FLOAT DOUBLE VARCHAR".split()
 )
 """Types allowed in casts; times depend on a time zone."""
 NAMES_OF_CLASSES = {
@@ -425,30 +301,41 @@ ALIASES = {
 GRAMMAR = (
     "columns, constants, comparison, arithmetic, AND, OR, NOT, IN, BETWEEN, LIKE, "
     "CASE, IS NULL, COALESCE, CAST to a number, text or truth value, and the functions "
-    + ", ".join(sorted(name for names in FUNCTIONS.values() for name in names))
+    + ", ".join(FUNCTION_NAMES)
 )
 """Description of the grammar for error messages."""
 
 
-def _check_grammar(connection: Any, expression: str, columns: Collection[str]) -> None:
-    """Raise NotAllowedError unless an expression is a function of a row's columns.
+def _column_paths(
+    connection: Any, expression: str, columns: Collection[str]
+) -> list[tuple[str, ...]]:
+    """Names of the columns in an expression: one part, or several for a metadata key.
+    Raises NotAllowedError unless it is a function of a row's columns.
 
     Args:
         connection: to DuckDB, used only for parsing.
         expression: SQL.
         columns: names of the available columns.
     """
-    statement = _parse(connection, expression)
-    selected = statement.pop("select_list")
-    empty_statement = _parse(connection, "1")
-    del empty_statement["select_list"]
-    if len(selected) != 1 or statement != empty_statement:
-        raise NotAllowedError(
-            "it is more than one expression; allowed is one condition or one number"
-        )
     column_names = {name.lower() for name in columns}
-    for node in _expressions(selected):
-        _check_node(node, column_names)
+    try:
+        statement = _parse(connection, expression)
+        selected = statement.pop("select_list")
+        empty_statement = _parse(connection, "1")
+        del empty_statement["select_list"]
+        if len(selected) != 1 or statement != empty_statement:
+            raise NotAllowedError(
+                "it is more than one expression; allowed is one condition or one number"
+            )
+        nodes = list(_expressions(selected))
+        for node in nodes:
+            _check_node(node, column_names)
+    except NotAllowedError as error:
+        message = _error_message(expression, str(error), columns)
+        raise NotAllowedError(message) from error
+    return [
+        tuple(node["column_names"]) for node in nodes if node["class"] == "COLUMN_REF"
+    ]
 
 
 def _parse(connection: Any, expression: str) -> Node:
@@ -457,29 +344,19 @@ def _parse(connection: Any, expression: str) -> Node:
     rows = connection.execute(
         "SELECT json_serialize_sql(?)", [f"SELECT (\n{expression}\n)"]
     ).fetchall()
-    tree = json.loads(rows[0][0])
+    tree = json.loads(rows[0][0], object_pairs_hook=_without_locations)
     if tree.get("error"):
         raise NotAllowedError(str(tree["error_message"]).splitlines()[0])
     if len(tree["statements"]) != 1:
         raise NotAllowedError(
             "it is more than one statement; allowed is one condition or one number"
         )
-    node: Node = _strip_locations(tree["statements"][0]["node"])
+    node: Node = tree["statements"][0]["node"]
     return node
 
 
-def _strip_locations(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            key: _strip_locations(inner)
-            for key, inner in value.items()
-            if not key.startswith("query_location")
-        }
-    return (
-        [_strip_locations(inner) for inner in value]
-        if isinstance(value, list)
-        else value
-    )
+def _without_locations(pairs: Sequence[tuple[str, Any]]) -> Node:
+    return {key: value for key, value in pairs if not key.startswith("query_location")}
 
 
 def _expressions(value: Any) -> Iterator[Node]:

@@ -35,7 +35,7 @@ from gristmill.dataprep.conservation import (
     fit_histograms,
     histogram,
 )
-from gristmill.dataprep.documents import Inputs, annotate, read_table, write_table
+from gristmill.dataprep.documents import Inputs, read_table, write_table
 from gristmill.dataprep.jobs.tasks import (
     Done,
     ShardTask,
@@ -51,7 +51,6 @@ from gristmill.dataprep.thresholds import (
 )
 from gristmill.dataprep.user_code.own_documents import (
     BATCH_ROWS,
-    SAMPLE_ROWS,
     DocumentFunction,
     JudgedColumns,
     OwnShard,
@@ -194,14 +193,7 @@ def annotate_shard(
         for name, values in measured.columns.items()
     }
     spread_reasons = spread(pa.array(reasons, pa.string()), measured.errors)
-    table, counts = annotate(
-        judged_columns.documents,
-        judged_columns.rows,
-        judged_columns.judged,
-        spread_reasons,
-        columns,
-        measured.errors,
-    )
+    table, counts = judged_columns.annotate(spread_reasons, columns, measured.errors)
     write_table(out / task.name, table)
     return Done(
         [out / task.name],
@@ -244,67 +236,51 @@ def measure(
         OwnCodeError: the function returned an invalid value.
     """
     announced = section.measured
-    parts = [
-        _measure_batch(function, section, given.slice(start, BATCH_ROWS), limit)
-        for start in range(0, len(given), BATCH_ROWS)
-    ]
-    columns = {
-        name: _join(section, name, [part.columns[name] for part in parts])
-        for name in announced
-    }
-    return Measured(
-        columns,
-        [error for part in parts for error in part.errors],
-        any(part.decides for part in parts),
-    )
-
-
-def _measure_batch(
-    function: DocumentFunction,
-    section: OwnAnnotate,
-    documents: pa.Table,
-    limit: TimeLimit,
-) -> Measured:
-    announced = section.measured
-    rows: list[Returned] = []
     parts: list[Mapping[str, pa.Array]] = []
     errors: list[str | None] = []
     decides = False
-    for returned in call_on(function, documents, limit):
-        errors.extend([returned.error] * returned.rows)
-        if returned.error is not None:
-            continue
-        values, is_decision = _named(function, returned.value)
-        _check_announced(function, announced, values)
-        decides |= is_decision
-        if function.batch is None:
-            rows.append(
-                {name: _plain(function, name, value) for name, value in values.items()}
+    for start in range(0, len(given), BATCH_ROWS):
+        rows: list[Returned] = []
+        for returned in call_on(function, given.slice(start, BATCH_ROWS), limit):
+            errors.extend([returned.error] * returned.rows)
+            if returned.error is not None:
+                continue
+            values, is_decision = _named(function, returned.value)
+            unknown = next(
+                (str(name) for name in values if name not in announced), None
             )
-        else:
+            if unknown is not None:
+                raise function.wrong(
+                    f"returned a column {unknown!r} that nothing "
+                    f"announces{did_you_mean(unknown, announced)}; write `measures: "
+                    f"[{', '.join(map(str, values))}]` in the step, or give the "
+                    "function a return type with the names (a TypedDict)"
+                )
+            decides |= is_decision
+            if function.batch is None:
+                rows.append(
+                    {name: _plain(function, name, values[name]) for name in values}
+                )
+            else:
+                parts.append(
+                    {
+                        name: _array(function, name, values[name], returned.rows)
+                        if name in values
+                        else pa.nulls(returned.rows)
+                        for name in announced
+                    }
+                )
+        if function.batch is None:
             parts.append(
                 {
-                    name: _array(function, name, values[name], returned.rows)
-                    if name in values
-                    else pa.nulls(returned.rows)
+                    name: _from_values(function, name, [row.get(name) for row in rows])
                     for name in announced
                 }
             )
-    if function.batch is None:
-        parts = [
-            {
-                name: _from_values(function, name, [row.get(name) for row in rows])
-                for name in announced
-            }
-        ]
-    return Measured(
-        {
-            name: _join(section, name, [part[name] for part in parts])
-            for name in announced
-        },
-        errors,
-        decides,
-    )
+    columns = {
+        name: _join(section, name, [part[name] for part in parts]) for name in announced
+    }
+    return Measured(columns, errors, decides)
 
 
 def _named(function: DocumentFunction, value: Any) -> tuple[Returned, bool]:
@@ -346,22 +322,6 @@ def _named(function: DocumentFunction, value: Any) -> tuple[Returned, bool]:
     raise function.wrong(f"returned {described(value)}; return {allowed}")
 
 
-def _check_announced(
-    function: DocumentFunction, announced: Sequence[str], values: Returned
-) -> None:
-    """Raise OwnCodeError if a function returns columns that were not announced before
-    it ran.
-    """
-    unknown = next((str(name) for name in values if name not in announced), None)
-    if unknown is not None:
-        raise function.wrong(
-            f"returned a column {unknown!r} that nothing "
-            f"announces{did_you_mean(unknown, announced)}; write `measures: "
-            f"[{', '.join(map(str, values))}]` in the step, or give the function a "
-            "return type with the names (a TypedDict)"
-        )
-
-
 def _plain(function: DocumentFunction, name: str, value: Any) -> Any:
     """Convert a value of a document to a plain Python value."""
     plain_value = value.item() if isinstance(value, np.generic) else value
@@ -399,14 +359,12 @@ def _array(function: DocumentFunction, name: str, value: Any, rows: int) -> pa.A
     """Convert values to a column of `rows` values with one of TYPES."""
     try:
         array = (
-            value.combine_chunks()
-            if isinstance(value, pa.ChunkedArray)
-            else (
-                value
-                if isinstance(value, pa.Array)
-                else pa.array(value, from_pandas=True)
-            )
+            value
+            if isinstance(value, pa.Array | pa.ChunkedArray)
+            else pa.array(value, from_pandas=True)
         )
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise function.wrong(
             f"returned values as {name!r} that make no column: {error}"
@@ -424,17 +382,11 @@ def _array(function: DocumentFunction, name: str, value: Any, rows: int) -> pa.A
             f"returned {array.type} as {name!r}; a column has "
             "numbers, texts, True or False"
         )
-    return _cast_column(function, name, array, kind)
-
-
-def _cast_column(
-    function: DocumentFunction, name: str, values: pa.Array, kind: pa.DataType
-) -> pa.Array:
     try:
-        column = values.cast(kind)
+        column = array.cast(kind)
     except pa.ArrowInvalid as error:
         raise function.wrong(
-            f"returned {values.type} as {name!r}, which does not fit {kind}: {error}"
+            f"returned {array.type} as {name!r}, which does not fit {kind}: {error}"
         ) from error
     if kind == pa.float64():
         return pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
@@ -523,18 +475,10 @@ def compare_calls(
     """Call a function again on the first documents that did not raise; returns the
     difference in words, or None.
     """
-    good = [row for row, error in enumerate(measured.errors) if error is None][
-        :SAMPLE_ROWS
-    ]
-    again = measure(
-        function, section, read.given.take(pa.array(good, pa.int64())), limit
-    )
-    for row, error in zip(good, again.errors, strict=True):
-        if error is not None:
-            return (
-                f"of two calls with document {read.shown(row)} the second one "
-                f"raised {error}"
-            )
+    good, sample = read.sample(measured.errors)
+    again = measure(function, section, sample, limit)
+    if (difference := read.raised_again(good, again.errors)) is not None:
+        return difference
     for name, values in again.columns.items():
         for row, first_value, second_value in zip(
             good, measured.columns[name].to_pylist(), values.to_pylist(), strict=False

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, add_counts, balance
-from gristmill.dataprep.documents import Inputs, annotate, write_table
+from gristmill.dataprep.documents import Inputs, write_table
 from gristmill.dataprep.edits import EDITS, Applications, Edit, edits_array
 from gristmill.dataprep.jobs.tasks import (
     Done,
@@ -31,7 +31,6 @@ from gristmill.dataprep.jobs.tasks import (
 )
 from gristmill.dataprep.user_code.own_documents import (
     BATCH_ROWS,
-    SAMPLE_ROWS,
     DocumentFunction,
     JudgedColumns,
     OwnShard,
@@ -135,7 +134,7 @@ def edit_shard(
     )
     with TimeLimit(section.time_limit_seconds) as limit:
         new_texts, errors = edit_texts(function, judged_columns.given, limit)
-        differs = compare_calls(function, judged_columns, new_texts, limit)
+        differs = compare_calls(function, judged_columns, new_texts, errors, limit)
     edits, errors = compare_texts(
         judged_columns.documents["text"].take(pa.array(judged_columns.judged)),
         new_texts,
@@ -157,14 +156,7 @@ def edit_shard(
         REMOVED: pa.array(removed, pa.int64(), mask=failed),
         ADDED: pa.array(added, pa.int64(), mask=failed),
     }
-    table, counts = annotate(
-        judged_columns.documents,
-        judged_columns.rows,
-        judged_columns.judged,
-        reasons,
-        columns,
-        errors,
-    )
+    table, counts = judged_columns.annotate(reasons, columns, errors)
     write_table(out / task.name, table)
     return Done(
         [out / task.name],
@@ -208,19 +200,13 @@ def _texts(function: DocumentFunction, value: Any, rows: int) -> list[str]:
         if not isinstance(value, str):
             raise function.wrong(f"returned {described(value)}; return the new text")
         return [value]
-    new_texts = (
-        value.to_pylist()
-        if isinstance(value, pa.Array | pa.ChunkedArray)
-        else (
-            list(value)
-            if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-            else None
-        )
-    )
-    if new_texts is None:
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        value = value.to_pylist()
+    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
         raise function.wrong(
             f"returned {described(value)}; return an array of the new texts"
         )
+    new_texts = list(value)
     if len(new_texts) != rows:
         raise function.wrong(
             f"returned {len(new_texts):,} texts for {rows:,} "
@@ -239,21 +225,17 @@ def compare_calls(
     function: DocumentFunction,
     read: JudgedColumns,
     made: Sequence[str | None],
+    errors: Sequence[str | None],
     limit: TimeLimit,
 ) -> str | None:
     """Call a function again on the first documents that did not raise; returns the
     difference in words, or None.
     """
-    good = [row for row, text in enumerate(made) if text is not None][:SAMPLE_ROWS]
-    again, errors = edit_texts(
-        function, read.given.take(pa.array(good, pa.int64())), limit
-    )
-    for row, text, error in zip(good, again, errors, strict=True):
-        if error is not None:
-            return (
-                f"of two calls with document {read.shown(row)} the second one "
-                f"raised {error}"
-            )
+    good, sample = read.sample(errors)
+    again, new_errors = edit_texts(function, sample, limit)
+    if (difference := read.raised_again(good, new_errors)) is not None:
+        return difference
+    for row, text in zip(good, again, strict=True):
         if text != made[row]:
             return f"two calls with document {read.shown(row)} gave different texts"
     return None
@@ -273,13 +255,14 @@ def compare_texts(
             continue
         try:
             before = texts[row].as_py()
-            if len(after) - len(before) > MOST_GROWTH_CHARACTERS:
-                all_errors[row] = (
-                    f"the new text is {len(after) - len(before):,} characters longer; "
-                    f"at most {MOST_GROWTH_CHARACTERS:,} are allowed"
-                )
-            else:
+            growth = len(after) - len(before)
+            if growth <= MOST_GROWTH_CHARACTERS:
                 edits[-1] = list(derive_edits(before, after))
+            else:
+                all_errors[row] = (
+                    f"the new text is {growth:,} characters longer; at most "
+                    f"{MOST_GROWTH_CHARACTERS:,} are allowed"
+                )
         except UnicodeError as error:
             # half of a surrogate pair, or a document that is not UTF-8
             all_errors[row] = f"{type(error).__name__}: {error}"
@@ -372,20 +355,15 @@ def differences(
     for first, last, after_first, after_last in _unequal(pieces, after_pieces):
         # With equal numbers of pieces, each is most likely the new form of its
         # counterpart.
-        piece_ranges = (
-            [
-                (
-                    first + number,
-                    first + number + 1,
-                    after_first + number,
-                    after_first + number + 1,
+        ranges = [(first, last, after_first, after_last)]
+        if last - first == after_last - after_first:
+            ranges = [
+                (place, place + 1, after_place, after_place + 1)
+                for place, after_place in zip(
+                    range(first, last), range(after_first, after_last), strict=True
                 )
-                for number in range(last - first)
             ]
-            if last - first == after_last - after_first
-            else [(first, last, after_first, after_last)]
-        )
-        for begin, end, after_begin, after_end in piece_ranges:
+        for begin, end, after_begin, after_end in ranges:
             yield from differences(
                 before_part[places[begin] : places[end]],
                 "".join(after_pieces[after_begin:after_end]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import Counted
+from gristmill.dataprep.conservation import Counted, Counts
 from gristmill.dataprep.corpus import DERIVED, Corpus, hex_ids, url_of
-from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
+from gristmill.dataprep.documents import Inputs, annotate, judged_rows, read_shard
 from gristmill.dataprep.user_code.time_limits import TimeLimit, TimeLimitError
 from gristmill.dataprep.user_functions import (
     blame,
@@ -173,17 +173,14 @@ KINDS = {
 
 
 def _check_kind(step: OwnStep, function: Callable[..., Any]) -> None:
-    kind = (
-        "class"
-        if inspect.isclass(function)
-        else "async function"
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-        else "generator"
-        if inspect.isgeneratorfunction(function)
-        else None
-    )
-    if kind is not None:
-        raise wrong(step, KINDS[kind])
+    tests = {
+        "class": (inspect.isclass,),
+        "async function": (inspect.iscoroutinefunction, inspect.isasyncgenfunction),
+        "generator": (inspect.isgeneratorfunction,),
+    }
+    for kind, is_kind in tests.items():
+        if any(test(function) for test in is_kind):
+            raise wrong(step, KINDS[kind])
 
 
 def _check_known(
@@ -263,6 +260,34 @@ class JudgedColumns:
         """Abbreviated id of a judged document, as `gristmill explain` accepts it."""
         name: str = self.documents["id"][int(self.judged[row])].as_py().hex()
         return name[:SHOWN_DIGITS]
+
+    def annotate(
+        self,
+        reasons: Sequence[str | None] | pa.Array,
+        columns: Mapping[str, pa.Array],
+        errors: Sequence[str | None],
+    ) -> tuple[pa.Table, Counts]:
+        """Annotation table of the shard and its counts."""
+        return annotate(
+            self.documents, self.rows, self.judged, reasons, columns, errors
+        )
+
+    def sample(self, errors: Sequence[str | None]) -> tuple[list[int], pa.Table]:
+        """First documents that did not raise: positions among the judged, and rows."""
+        good = [row for row, error in enumerate(errors) if error is None][:SAMPLE_ROWS]
+        return good, self.given.take(pa.array(good, pa.int64()))
+
+    def raised_again(
+        self, rows: Sequence[int], errors: Sequence[str | None]
+    ) -> str | None:
+        """First error of second calls with some documents, in words."""
+        for row, error in zip(rows, errors, strict=True):
+            if error is not None:
+                return (
+                    f"of two calls with document {self.shown(row)} the second one "
+                    f"raised {error}"
+                )
+        return None
 
 
 def read_judged_columns(
@@ -357,16 +382,9 @@ def _call(
     limit: TimeLimit,
     rows: int = 1,
 ) -> Returned:
-    unreadable = next(
-        (
-            argument
-            for argument in arguments
-            if isinstance(argument, UnicodeDecodeError)
-        ),
-        None,
-    )
-    if unreadable is not None:
-        return Returned(rows, None, f"{type(unreadable).__name__}: {unreadable}")
+    for argument in arguments:
+        if isinstance(argument, UnicodeDecodeError):
+            return Returned(rows, None, f"{type(argument).__name__}: {argument}")
     try:
         return Returned(rows, limit.call(function.call, *arguments))
     except KeyboardInterrupt:
@@ -403,9 +421,9 @@ def _values(
 def _texts(column: pa.ChunkedArray) -> list[Any]:
     try:
         values: list[Any] = column.to_pylist()
-        return values
     except UnicodeDecodeError:
-        return [_value(scalar) for scalar in column]
+        values = [_value(scalar) for scalar in column]
+    return values
 
 
 def _value(scalar: pa.Scalar) -> Any:
