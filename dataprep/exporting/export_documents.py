@@ -39,6 +39,7 @@ from gristmill.dataprep.exporting.croissant import croissant
 from gristmill.dataprep.exporting.dataset_card import (
     About,
     Exported,
+    ExportedColumn,
     ExportedFile,
     ExportedSource,
     FunnelStep,
@@ -127,7 +128,7 @@ class MeasuredShard(TypedDict):
 
     read: int
     drops: list[tuple[str, str, int]]
-    sources: list[tuple[str, str, int, int]]
+    sources: list[tuple[str, str | None, int, int]]
     languages: dict[str, int]
 
 
@@ -207,7 +208,11 @@ def export_documents(
         context,
     )
     cuts = plan_files(
-        (_read_sizes(sizes, shard) for shard in corpus.shards), section.shard_bytes
+        (
+            np.load(io.BytesIO((sizes / f"{shard}.npy").read_bytes()))
+            for shard in corpus.shards
+        ),
+        section.shard_bytes,
     )
     tasks = write_tasks(cuts)
     write_results = run_tasks(
@@ -261,44 +266,20 @@ def measure_shard(
             strict=True,
         )
     )
-    per_source: dict[tuple[str, str], list[int]] = {}
-    for source, licence, length in zip(
-        selected["source"].to_pylist(),
-        selected["licence"].to_pylist(),
-        lengths.tolist(),
-        strict=True,
-    ):
-        entry = per_source.setdefault((source, licence or ""), [0, 0])
-        entry[0] += 1
-        entry[1] += length
-    languages = (
-        Counter(code for code in selected[language].to_pylist() if code is not None)
-        if language
-        else {}
+    sources = (
+        selected.append_column("size", pa.array(lengths))
+        .group_by(["source", "licence"])
+        .aggregate([([], "count_all"), ("size", "sum")])
+        .select(["source", "licence", "count_all", "size_sum"])
     )
-    return Done(
-        [out / f"{task.name}.npy"],
-        {
-            "read": len(outcomes),
-            "drops": [
-                (step, reason, number)
-                for (step, reason), number in drops.items()
-                if step is not None
-            ],
-            "sources": [
-                (source, licence, documents, size)
-                for (source, licence), (documents, size) in per_source.items()
-            ],
-            "languages": dict(languages),
-        },
+    languages = selected[language].drop_null().to_pylist() if language else []
+    result = MeasuredShard(
+        read=len(outcomes),
+        drops=[(*key, number) for key, number in drops.items() if key[0] is not None],
+        sources=[(*row.values(),) for row in sources.to_pylist()],
+        languages=dict(Counter(languages)),
     )
-
-
-def _read_sizes(folder: Path, shard: str) -> np.ndarray:
-    lengths: np.ndarray = np.load(
-        io.BytesIO((folder / f"{shard}.npy").read_bytes()), allow_pickle=False
-    )
-    return lengths
+    return Done([out / f"{task.name}.npy"], result)
 
 
 def plan_files(sizes: Iterable[np.ndarray], shard_bytes: int) -> list[Cut]:
@@ -314,31 +295,24 @@ def plan_files(sizes: Iterable[np.ndarray], shard_bytes: int) -> list[Cut]:
     """
     cuts: list[Cut] = []
     first = (0, 0)
-    documents = 0
-    text_bytes = 0
+    documents = text_bytes = 0
     number = -1
     for number, lengths in enumerate(sizes):
         ends = np.cumsum(lengths)
         position = 0
         while position < len(lengths):
             bytes_before = int(ends[position - 1]) if position else 0
-            stop = max(
-                int(
-                    np.searchsorted(
-                        ends, bytes_before + shard_bytes - text_bytes, side="right"
-                    )
-                ),
-                position,
-            )
-            stop = stop if documents or stop > position else position + 1
+            full = bytes_before + shard_bytes - text_bytes
+            stop = max(int(np.searchsorted(ends, full, side="right")), position)
+            if not documents and stop == position:
+                stop += 1
             if stop > position:
-                documents = documents + stop - position
-                text_bytes = text_bytes + int(ends[stop - 1]) - bytes_before
+                documents += stop - position
+                text_bytes += int(ends[stop - 1]) - bytes_before
             if stop < len(lengths):
                 cuts.append(Cut(first, (number, stop), documents, text_bytes))
-                first = (number, stop)
-                documents = 0
-                text_bytes = 0
+                first = number, stop
+                documents = text_bytes = 0
             position = stop
     if documents or not cuts:
         cuts.append(Cut(first, (number + 1, 0), documents, text_bytes))
@@ -385,53 +359,44 @@ def write_files(
     for number, fields in enumerate(task.payload["cuts"], task.payload["first"]):
         cut = Cut(**fields)
         name = f"{prefix}-{number:05d}-of-{total:05d}{ending}"
-        pieces = (
-            shard(place).slice(begin, length)
-            for place, begin, length in _places(cut, lambda n: len(shard(n)))
-        )
-        files[name] = _write_file(out / name, ending, schema, pieces)
+        files[name] = _write_file(out / name, ending, schema, _pieces(cut, shard))
     return Done([out / name for name in files], {"files": files})
 
 
-def _places(
-    cut: Cut, selected_count: Callable[[int], int]
-) -> Iterator[tuple[int, int, int]]:
-    """Ranges of shards in a file: shard, first position, length.
-
-    Args:
-        selected_count: function from a shard to its number of selected documents.
-    """
+def _pieces(cut: Cut, shard: Callable[[int], pa.Table]) -> Iterator[pa.Table]:
+    """Documents of a file, by shard; `shard` reads the selected ones of a shard."""
     (first, first_position), (last, stop_position) = cut.first, cut.stop
     for number in range(first, last + (stop_position > 0)):
-        start = first_position if number == first else 0
-        length = (stop_position if number == last else selected_count(number)) - start
-        if length:
-            yield number, start, length
+        begin = first_position if number == first else 0
+        piece = shard(number)[begin : stop_position if number == last else None]
+        if len(piece):
+            yield piece
 
 
 def _write_file(
     path: Path, ending: str, schema: pa.Schema, pieces: Iterable[pa.Table]
 ) -> ExportedFile:
     """Write one file."""
-    file = ExportedFile(documents=0, text_bytes=0, bytes=0, sha256="")
+    documents = text_bytes = 0
 
     def counted() -> Iterator[pa.Table]:
+        nonlocal documents, text_bytes
         for piece in pieces:
-            file["documents"] += len(piece)
-            file["text_bytes"] += (
-                pc.sum(pc.binary_length(piece[TEXT])).as_py()
-                if TEXT in schema.names
-                else 0
-            )
+            documents += len(piece)
+            if TEXT in schema.names:
+                text_bytes += pc.sum(pc.binary_length(piece[TEXT])).as_py()
             yield piece
 
+    write = _write_parquet if ending == ".parquet" else _write_json_lines
     with atomic_write(path) as sink:
         hashed = _HashingSink(sink)
-        (_write_parquet if ending == ".parquet" else _write_json_lines)(
-            hashed, schema, counted()
-        )
-    file["bytes"], file["sha256"] = hashed.size, hashed.digest.hexdigest()
-    return file
+        write(hashed, schema, counted())
+    return ExportedFile(
+        documents=documents,
+        text_bytes=text_bytes,
+        bytes=hashed.size,
+        sha256=hashed.digest.hexdigest(),
+    )
 
 
 class _HashingSink(io.RawIOBase):
@@ -464,22 +429,19 @@ def _write_parquet(
         write_page_checksum=True,
         write_page_index=True,
     ) as writer:
-        for group in _row_groups(schema, pieces):
-            writer.write_table(group, row_group_size=max(len(group), 1))
+        pending: list[pa.Table] = []
+        for piece in pieces:
+            pending.append(piece)
+            if sum(table.nbytes for table in pending) >= ROW_GROUP_BYTES:
+                _write_row_group(writer, pending)
+                pending = []
+        if pending:
+            _write_row_group(writer, pending)
 
 
-def _row_groups(schema: pa.Schema, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Concatenate pieces into tables of at least ROW_GROUP_BYTES; the last one may be
-    smaller.
-    """
-    pending: list[pa.Table] = []
-    for piece in pieces:
-        pending.append(piece)
-        if sum(table.nbytes for table in pending) >= ROW_GROUP_BYTES:
-            yield pa.concat_tables(pending)
-            pending = []
-    if pending:
-        yield pa.concat_tables(pending)
+def _write_row_group(writer: pq.ParquetWriter, tables: Sequence[pa.Table]) -> None:
+    group = pa.concat_tables(tables)
+    writer.write_table(group, row_group_size=max(len(group), 1))
 
 
 def _write_json_lines(
@@ -501,11 +463,9 @@ def _finite(table: pa.Table) -> pa.Table:
     for index, field in enumerate(table.schema):
         if pa.types.is_floating(field.type):
             values = table[field.name]
-            table = table.set_column(
-                index,
-                field,
-                pc.if_else(pc.is_finite(values), values, pa.scalar(None, field.type)),
-            )
+            missing = pa.scalar(None, field.type)
+            finite = pc.if_else(pc.is_finite(values), values, missing)
+            table = table.set_column(index, field, finite)
     return table
 
 
@@ -517,17 +477,17 @@ def _exported(
     files: Mapping[str, ExportedFile],
     identity: str | None,
 ) -> Exported:
-    sources: dict[tuple[str, str], list[int]] = {}
     drops: Counter[tuple[str, str]] = Counter()
     languages: Counter[str] = Counter()
+    documents: Counter[tuple[str, str]] = Counter()
+    text_bytes: Counter[tuple[str, str]] = Counter()
     for shard in measure_results:
         languages.update(shard["languages"])
-        drops.update(
-            {(step, reason): number for step, reason, number in shard["drops"]}
-        )
-        for source, licence, documents, size in shard["sources"]:
-            entry = sources.setdefault((source, licence), [0, 0])
-            entry[0], entry[1] = entry[0] + documents, entry[1] + size
+        for step, reason, number in shard["drops"]:
+            drops[step, reason] += number
+        for source, licence, number, size in shard["sources"]:
+            documents[source, licence or ""] += number
+            text_bytes[source, licence or ""] += size
     remaining = sum(shard["read"] for shard in measure_results)
     funnel: list[FunnelStep] = []
     for step in corpus.steps:
@@ -541,27 +501,28 @@ def _exported(
             {"step": step, "read": remaining, "dropped": dropped, "kept": kept}
         )
         remaining = kept
-    kinds = {name: str(corpus.schema.field(name).type) for name in columns}
+    columns_of_files: list[ExportedColumn] = [
+        {
+            "name": name,
+            "type": str(corpus.schema.field(name).type),
+            "step": corpus.measured.get(name, (None,))[0],
+        }
+        for name in columns
+    ]
+    sources: list[ExportedSource] = [
+        {
+            "source": source,
+            "licence": licence or None,
+            "documents": documents[source, licence],
+            "text_bytes": text_bytes[source, licence],
+        }
+        for source, licence in sorted(documents)
+    ]
     return Exported(
         documents=sum(file["documents"] for file in files.values()),
-        text_bytes=sum(size for _, size in sources.values()),
-        columns=[
-            {
-                "name": name,
-                "type": kinds[name],
-                "step": corpus.measured.get(name, (None,))[0],
-            }
-            for name in columns
-        ],
-        sources=[
-            {
-                "source": source,
-                "licence": licence or None,
-                "documents": entry[0],
-                "text_bytes": entry[1],
-            }
-            for (source, licence), entry in sorted(sources.items())
-        ],
+        text_bytes=text_bytes.total(),
+        columns=columns_of_files,
+        sources=sources,
         funnel=funnel,
         measured=[column for _, column in corpus.measured.values()],
         languages=dict(sorted(languages.items(), key=lambda item: (-item[1], item[0]))),
