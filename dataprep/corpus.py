@@ -16,6 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from string import hexdigits
 from typing import Any, TypedDict
 
@@ -35,23 +36,18 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.edits import EDITS, apply_edits, then
 from gristmill.dataprep.row_groups import find_ids
-from gristmill.dataprep.where_sql import columns_in, evaluate, names_of
+from gristmill.dataprep.where_sql import OWN_COLUMNS, columns_in, evaluate, names_of
 from gristmill.mixtures.sources import INGEST
 
 BATCH_ROWS = 1000
 TEXT, ORIGINAL_TEXT = "text", "original_text"
-OWN_FIELDS = (
-    pa.field("id", pa.string()),
-    pa.field("source", pa.string()),
-    pa.field("locator", pa.string()),
-    pa.field("url", pa.string()),
-    pa.field("licence", pa.string()),
-    pa.field(TEXT, pa.large_string()),
-    pa.field("metadata", pa.string()),
-    pa.field("kept", pa.bool_()),
-    pa.field("dropped_by", pa.string()),
-    pa.field("reason", pa.string()),
-    pa.field("error", pa.string()),
+OWN_FIELDS = tuple(
+    pa.field(
+        name,
+        {TEXT: pa.large_string(), "kept": pa.bool_()}.get(name, pa.string()),
+    )
+    for name in OWN_COLUMNS
+    if name != ORIGINAL_TEXT
 )
 OF_DOCUMENT = ("id", "source", "locator", "metadata")
 """Columns taken unchanged from the document shards."""
@@ -135,13 +131,14 @@ class Corpus:
         """All columns with their types; the last is `original_text`, the text before
         all edits.
         """
-        measured = [
-            pa.field(name, _schema_type(self._step_schemas[step].field(column).type))
-            for name, (step, column) in self.measured.items()
-        ]
-        return pa.schema(
-            [*OWN_FIELDS, *measured, pa.field(ORIGINAL_TEXT, pa.large_string())]
-        )
+        fields = [*OWN_FIELDS]
+        for name, (step, column) in self.measured.items():
+            kind = self._step_schemas[step].field(column).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            # ids are shown in hexadecimal
+            is_id = pa.types.is_fixed_size_binary(kind)
+            fields.append(pa.field(name, pa.string() if is_id else kind))
+        return pa.schema([*fields, pa.field(ORIGINAL_TEXT, pa.large_string())])
 
     @property
     def columns(self) -> list[str]:
@@ -160,9 +157,8 @@ class Corpus:
         for shard in self.shards:
             with open_table(self.inputs[step] / shard) as file:
                 for column in file.schema_arrow:
-                    if column.name not in fields or pa.types.is_null(
-                        fields[column.name].type
-                    ):
+                    before = fields.get(column.name)
+                    if before is None or pa.types.is_null(before.type):
                         fields[column.name] = column
             if not any(pa.types.is_null(column.type) for column in fields.values()):
                 break
@@ -245,13 +241,13 @@ class Corpus:
                 if name not in (*JUDGEMENT_COLUMNS, EDITS) and value is not None
             }
             verdicts.append(
-                {
-                    "step": step,
-                    "keep": judged["keep"],
-                    "reason": judged["reason"],
-                    "error": judged["error"],
-                    "values": values,
-                }
+                Verdict(
+                    step=step,
+                    keep=judged["keep"],
+                    reason=judged["reason"],
+                    error=judged["error"],
+                    values=values,
+                )
             )
         return verdicts
 
@@ -273,19 +269,14 @@ class Corpus:
     ) -> pa.Table:
         """Read one shard's documents; see `batches`."""
         selected = self.columns if columns is None else list(columns)
-        condition_columns = (
-            [] if where is None else columns_in(where, self.schema.names)
-        )
-        reading = _Reading(
-            self, shard, {*selected, *condition_columns}, kept is not None
-        )
+        names = [] if where is None else columns_in(where, self.schema.names)
+        reading = _Reading(self, shard, {*selected, *names}, kept is not None)
         rows = np.arange(len(reading.ids))
         if kept is not None:
             rows = rows[reading.kept == kept]
         if where is not None and len(rows):
-            is_valid, values = evaluate(
-                where, "BOOLEAN", reading.table(condition_columns or ["id"], rows)
-            )
+            table = reading.table(names or ["id"], rows)
+            is_valid, values = evaluate(where, "BOOLEAN", table)
             rows = rows[is_valid & np.where(is_valid, values, False).astype(bool)]
         return reading.table(selected, rows)
 
@@ -301,11 +292,8 @@ class _Reading:
         self._corpus = corpus
         self._shard = shard
         self._folder = corpus.inputs[INGEST]
-        document_columns = {
-            "id",
-            *names,
-            *(column for name in names for column in DERIVED.get(name, ())),
-        } & set(OF_DOCUMENT)
+        derived = chain.from_iterable(DERIVED.get(name, ()) for name in names)
+        document_columns = {"id", *names, *derived} & set(OF_DOCUMENT)
         self._documents = read_table(self._folder / shard, sorted(document_columns))
         self.ids = self._documents["id"]
         self._edits: pa.Array | None = None
@@ -318,18 +306,19 @@ class _Reading:
         """Read the annotations: kept rows, reasons for drops, composed edits, and
         measured columns.
         """
+        length = len(self.ids)
         reason_columns = [name for name in ("reason", "error") if name in names]
         drop_columns = {
-            name: pa.nulls(len(self.ids), pa.string())
+            name: pa.nulls(length, pa.string())
             for name in ("dropped_by", *reason_columns)
         }
+        edits = [EDITS] if TEXT in names else []
         for step in self._corpus.steps:
             measured = {
                 name: column
                 for name, (owner, column) in self._corpus.measured.items()
                 if owner == step and name in names
             }
-            edits = [EDITS] if TEXT in names else []
             table = read_annotations(
                 self._corpus.inputs,
                 self._shard,
@@ -341,15 +330,15 @@ class _Reading:
             keep = pc.fill_null(table["keep"], False).to_numpy().astype(bool)
             drops = pa.array(self.kept & ~keep)
             self.kept &= keep
-            drop_columns["dropped_by"] = pc.if_else(
-                drops, step, drop_columns["dropped_by"]
-            )
-            for name in reason_columns:
-                drop_columns[name] = pc.if_else(
-                    drops,
-                    table[name].cast(pa.string()).combine_chunks(),
-                    drop_columns[name],
-                )
+            reasons = {
+                "dropped_by": pa.scalar(step),
+                **{
+                    name: table[name].cast(pa.string()).combine_chunks()
+                    for name in reason_columns
+                },
+            }
+            for name, reason in reasons.items():
+                drop_columns[name] = pc.if_else(drops, reason, drop_columns[name])
             if EDITS in table.column_names:
                 step_edits = table[EDITS].combine_chunks()
                 self._edits = (
@@ -384,9 +373,7 @@ class _Reading:
                 for column in DERIVED[name]
             ]
             derive = url_of if name == "url" else self._licence
-            return pa.array(
-                [derive(*values) for values in zip(*inputs, strict=True)], pa.string()
-            )
+            return pa.array(map(derive, *inputs), pa.string())
         if name in OF_DOCUMENT:
             return self._documents[name].take(rows)
         # A step omits a column without values.
@@ -404,11 +391,9 @@ class _Reading:
                 TEXT, read_table(self._folder / self._shard, [TEXT])[TEXT]
             )
         texts = self._documents[TEXT].take(rows)
-        return (
-            texts
-            if self._edits is None or not edited
-            else apply_edits(texts, self._edits.take(rows))
-        )
+        if self._edits is None or not edited:
+            return texts
+        return apply_edits(texts, self._edits.take(rows))
 
     def _licence(self, source: str, metadata: str) -> str | None:
         licence = _first(metadata, LICENCE_KEYS)
@@ -423,10 +408,8 @@ def url_of(locator: str, metadata: str | None) -> str | None:
 
 def urls_of(documents: pa.Table) -> pa.Array:
     """`url_of` of all documents; needs the columns `locator` and `metadata`."""
-    pairs = zip(
-        documents["locator"].to_pylist(), documents["metadata"].to_pylist(), strict=True
-    )
-    return pa.array([url_of(*pair) for pair in pairs], pa.string())
+    columns = (documents[name].to_pylist() for name in ("locator", "metadata"))
+    return pa.array(map(url_of, *columns), pa.string())
 
 
 def _first(metadata: str | None, keys: Sequence[str]) -> str | None:
@@ -435,14 +418,6 @@ def _first(metadata: str | None, keys: Sequence[str]) -> str | None:
         return None
     values = json.loads(metadata)
     return next((values[key] for key in keys if isinstance(values.get(key), str)), None)
-
-
-def _schema_type(kind: pa.DataType) -> pa.DataType:
-    """Type of a measured column in the schema: ids in hexadecimal, dictionaries
-    decoded.
-    """
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.string() if pa.types.is_fixed_size_binary(kind) else kind
 
 
 def _shown(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -170,21 +170,15 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     release the file after the interpreter has begun to shut down, which aborts the
     process.
     """
-    if is_local(path):
+    with (
+        nullcontext(str(path)) if is_local(path) else path.open("rb") as source,
         # Pre-buffering hides the latency of a remote store; for a local file it only
         # costs.
-        with pq.ParquetFile(
-            str(path), pre_buffer=False, page_checksum_verification=True
-        ) as file:
-            yield file
-    else:
-        with (
-            path.open("rb") as stream,
-            pq.ParquetFile(
-                stream, pre_buffer=False, page_checksum_verification=True
-            ) as file,
-        ):
-            yield file
+        pq.ParquetFile(
+            source, pre_buffer=False, page_checksum_verification=True
+        ) as file,
+    ):
+        yield file
 
 
 @contextmanager
@@ -269,12 +263,13 @@ def read_shard(
         MisalignedError: a table's ids differ from the document shard's, in number or in
             order.
     """
-    document_columns = [name for name in columns or () if name in DOCUMENT_SCHEMA.names]
-    measured = [name for name in columns or () if name not in DOCUMENT_SCHEMA.names]
-    documents = read_table(
-        inputs[INGEST] / shard,
-        None if columns is None else list(dict.fromkeys(["id", *document_columns])),
-    )
+    known = DOCUMENT_SCHEMA.names
+    measured = [name for name in columns or () if name not in known]
+    document_columns = None
+    if columns is not None:
+        own = [name for name in columns if name in known]
+        document_columns = list(dict.fromkeys(["id", *own]))
+    documents = read_table(inputs[INGEST] / shard, document_columns)
     edits = [EDITS] if "text" in documents.column_names else []
     annotations = combine_annotations(
         inputs, shard, documents["id"], [*edits, *measured]
@@ -285,13 +280,11 @@ def read_shard(
             documents.column_names.index("text"), DOCUMENT_SCHEMA.field("text"), text
         )
     for name in measured:
-        documents = documents.append_column(
-            name, annotations.measured.get(name, pa.nulls(len(documents)))
-        )
-    return Shard(
-        documents if columns is None else documents.select(list(columns)),
-        np.flatnonzero(annotations.keep).astype(np.int64),
-    )
+        values = annotations.measured.get(name, pa.nulls(len(documents)))
+        documents = documents.append_column(name, values)
+    if columns is not None:
+        documents = documents.select(list(columns))
+    return Shard(documents, np.flatnonzero(annotations.keep).astype(np.int64))
 
 
 def read_documents(
@@ -350,11 +343,8 @@ def combine_annotations(
     measured: dict[str, pa.ChunkedArray] = {}
     for stage in annotation_stages(inputs):
         with open_table(inputs[stage] / shard) as file:
-            names = [
-                name
-                for name in ("id", "keep", *columns)
-                if name in file.schema_arrow.names
-            ]
+            there = file.schema_arrow.names
+            names = [name for name in ("id", "keep", *columns) if name in there]
             table = file.read(names, use_threads=is_local(inputs[stage]))
         check_ids(inputs, shard, stage, table["id"], ids)
         # `keep` is null on rows that an earlier stage dropped.
@@ -479,14 +469,13 @@ def annotate(
     incoming[rows] = True
     keep = np.ones(total, bool)
     keep[judged] = reason.is_null().to_numpy(zero_copy_only=False)
-    columns: dict[str, pa.Array] = {
+    columns = {
         "id": documents["id"].combine_chunks(),
         "keep": pa.array(keep, mask=~incoming),
         "reason": reason.take(take).dictionary_encode(),
         "error": error.take(take),
+        **{name: values.take(take) for name, values in measures.items()},
     }
-    for name, values in measures.items():
-        columns[name] = values.take(take)
     grown = np.zeros(total, np.int64)
     if EDITS in measures:
         grown[judged] = size_changes(measures[EDITS])

@@ -19,7 +19,7 @@ import pyarrow as pa
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted, Counts
-from gristmill.dataprep.corpus import DERIVED, Corpus, hex_ids, url_of
+from gristmill.dataprep.corpus import DERIVED, Corpus, hex_ids, urls_of
 from gristmill.dataprep.documents import Inputs, annotate, judged_rows, read_shard
 from gristmill.dataprep.user_code.time_limits import TimeLimit, TimeLimitError
 from gristmill.dataprep.user_functions import (
@@ -335,10 +335,7 @@ def _column(rows: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
     if name == "id":
         return hex_ids(rows[name])
     if name == "url":
-        return pa.array(
-            map(url_of, rows["locator"].to_pylist(), rows["metadata"].to_pylist()),
-            pa.string(),
-        )
+        return urls_of(rows)
     return rows[name].cast(pa.string()) if name == "source" else rows[name]
 
 
