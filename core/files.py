@@ -172,8 +172,7 @@ def foreign_file(
         temporary = Path(folder) / path.name
         with _checked_write(temporary, path.name, check):
             yield temporary
-        with temporary.open("rb") as source, atomic_write(path) as sink:
-            shutil.copyfileobj(source, sink, CHUNK_BYTES)
+        copy_file(temporary, path)
 
 
 @contextmanager
@@ -269,9 +268,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a small file atomically."""
-    with atomic_write(target) as sink:
-        sink.write(source.read_bytes())
+    """Copy a file atomically."""
+    with source.open("rb") as stream, atomic_write(target) as sink:
+        shutil.copyfileobj(stream, sink, CHUNK_BYTES)
 
 
 def json_bytes(value: Any) -> bytes:

@@ -180,9 +180,20 @@ class Worker:
         except (EOFError, OSError):
             self._process.join(CLOSE_SECONDS)
             self._reader.join(timeout=1)
-            is_killed = self._process.exitcode == -signal.SIGKILL
-            raise (KilledWorkerError if is_killed else WorkerError)(
-                self._describe_death()
+            code = self._process.exitcode
+            death = f"ended with exit code {code}"
+            if code == -signal.SIGKILL:
+                death = (
+                    "was killed by signal 9, most likely out of memory; fewer "
+                    "engine.workers need less"
+                )
+            elif code is not None and code < 0:
+                death = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+            tail = "".join(f"\n  {line}" for line in self._tail)
+            printed = f"; it printed:{tail}" if tail else ""
+            kind = KilledWorkerError if code == -signal.SIGKILL else WorkerError
+            raise kind(
+                f"worker {self._number} (pid {self._process.pid}) {death}{printed}"
             ) from None
 
     def close(self) -> None:
@@ -196,14 +207,6 @@ class Worker:
         self._process.kill()
         self._process.join()
         self.line.close()
-
-    def _describe_death(self) -> str:
-        tail = "".join(f"\n  {line}" for line in self._tail)
-        death = describe_exit(self._process.exitcode)
-        return (
-            f"worker {self._number} (pid {self._process.pid}) "
-            f"{death}{'; it printed:' if tail else ''}{tail}"
-        )
 
     def _forward_output(self, printed: Connection) -> None:
         """Forward the worker's output to standard error, because standard output is for
@@ -223,20 +226,6 @@ class Worker:
                 line = raw.rstrip("\n")
                 self._tail.append(line)
                 sys.stderr.write(f"worker {self._number}: {line}\n")
-
-
-def describe_exit(code: int | None) -> str:
-    """Describe an exit code in words; a negative one is the signal that ended the
-    process.
-    """
-    if code is None or code >= 0:
-        return f"ended with exit code {code}"
-    if code == -signal.SIGKILL:
-        return (
-            "was killed by signal 9, most likely out of memory; fewer "
-            "engine.workers need less"
-        )
-    return f"was killed by signal {-code} ({signal.Signals(-code).name})"
 
 
 def serve(

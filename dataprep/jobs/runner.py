@@ -28,7 +28,7 @@ from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.pool import Element, Pool, Work
 from gristmill.dataprep.jobs.servers import answers
 from gristmill.dataprep.jobs.ship_files import carry_step
-from gristmill.mixtures.engine import BeamEngine, EngineOptions
+from gristmill.mixtures.engine import EngineOptions
 
 TRACEBACK_LOGGERS = (
     "apache_beam.runners.common",
@@ -144,11 +144,18 @@ def run_there(
 
         options = flink_options(engine.address, options)
     with loopback_only(options):
-        pipeline = (
-            on_spark(engine)
-            if runner == "spark"
-            else make_pipeline({**options, "runner": BEAM_NAMES.get(runner, runner)})
-        )
+        if runner == "spark":
+            from apache_beam import Pipeline
+
+            from gristmill.dataprep.jobs.spark import ChainRunner
+
+            chain_runner = ChainRunner(
+                str(engine.address), engine.options, engine.worker_seconds
+            )
+            pipeline = without_folder(Pipeline(runner=chain_runner))
+        else:
+            name = BEAM_NAMES.get(runner, runner)
+            pipeline = make_pipeline({**options, "runner": name})
         created = pipeline | f"{job}: shards" >> beam.Create(groups)
         outputs = created | f"{job}: process" >> carry_step(
             partial(_do_group, context.stage, work)
@@ -157,21 +164,6 @@ def run_there(
             grouped = outputs | f"{job}: shuffle" >> beam.GroupByKey()
             _ = grouped | f"{job}: receive" >> carry_step(partial(_receive, receive))
         return run_pipeline(pipeline, seconds)
-
-
-def on_spark(engine: BeamEngine) -> Any:
-    """Make an empty pipeline for a Spark cluster."""
-    from apache_beam import Pipeline
-
-    from gristmill.dataprep.jobs.spark import ChainRunner
-
-    return without_folder(
-        Pipeline(
-            runner=ChainRunner(
-                str(engine.address), engine.options, engine.worker_seconds
-            )
-        )
-    )
 
 
 def _do_all(

@@ -5,6 +5,7 @@ which ends with it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import socket
@@ -65,7 +66,10 @@ class Server:
         until then.
         """
         deadline = time.monotonic() + seconds
-        while not self._listens():  # checks more often than gRPC tries to connect
+        while True:  # checks more often than gRPC tries to connect
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                break
             if self.process.poll() is not None or time.monotonic() > deadline:
                 return False
             time.sleep(LOOK_SECONDS)
@@ -74,13 +78,6 @@ class Server:
             deadline - time.monotonic(),
             lambda: self.process.poll() is None,
         )
-
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-        except OSError:
-            return False
-        return True
 
 
 _running: dict[str, Server] = {}
@@ -104,7 +101,18 @@ def job_server(name: str, make_command: Callable[[int, Path], Sequence[str]]) ->
         if _running[name].answers(START_SECONDS):
             return _running[name].address
         _end(name)
-    server = _running[name] = _start(make_command)
+    folder = Path(tempfile.mkdtemp(prefix="gristmill-engine-"))
+    port = free_port()
+    command = [sys.executable, "-c", ENDING, str(os.getpid())]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            [*command, *make_command(port, folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    server = _running[name] = Server(process, port, folder)
     atexit.register(_end, name)
     if not server.answers(START_SECONDS):
         failure = (
@@ -115,14 +123,10 @@ def job_server(name: str, make_command: Callable[[int, Path], Sequence[str]]) ->
         log_lines = (server.folder / "log").read_text(errors="replace").splitlines()
         _end(name)
         # Indented lines belong to a traceback; the last other line has the error.
-        last = next(
-            (
-                line
-                for line in reversed(log_lines)
-                if line.strip() and not line[0].isspace()
-            ),
-            "nothing",
-        )
+        messages = [
+            line for line in log_lines if line.strip() and not line[0].isspace()
+        ]
+        last = messages[-1] if messages else "nothing"
         raise WorkerError(f"the job server of {name} {failure}; it said: {last}")
     return server.address
 
@@ -165,29 +169,6 @@ def free_port() -> int:
     """Find a free port of the loopback address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
-
-
-def _start(make_command: Callable[[int, Path], Sequence[str]]) -> Server:
-    folder = Path(tempfile.mkdtemp(prefix="gristmill-engine-"))
-    port = free_port()
-    with open(folder / "log", "wb") as log:
-        return Server(
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    ENDING,
-                    str(os.getpid()),
-                    *make_command(port, folder),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            ),
-            port,
-            folder,
-        )
 
 
 def _end(name: str) -> None:

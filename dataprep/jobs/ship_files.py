@@ -39,6 +39,7 @@ from gristmill.core.files import (
     as_path,
     atomic_write,
     carried_files,
+    copy_file,
     is_local,
     sha256_file,
 )
@@ -82,13 +83,11 @@ def carry(function: Callable[..., Any]) -> Callable[..., Any]:
     wheel = _send_package(store)
     local_paths = sorted(set(_local_files(function, store)))
     files = {
-        str(path): _send_file(store, path, _stamp(path))
-        for path in local_paths
-        if path.is_file()
+        str(path): _send_file(store, path) for path in local_paths if path.is_file()
     }
     folders = {
         str(path): {
-            str(file.relative_to(path)): _send_file(store, file, _stamp(file))
+            str(file.relative_to(path)): _send_file(store, file)
             for file in sorted(path.rglob("*"))
             if file.is_file()
         }
@@ -143,30 +142,28 @@ def _send_package(store: Path) -> str:
     return name
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Stamp of a file that changes if the file does."""
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
-
-
-@cache
-def _send_file(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
+def _send_file(store: Path, path: Path) -> str:
     """Write a file to a store, once per process unless it changes; returns its SHA-256.
 
     Raises:
         ValueError: the file is too large.
     """
-    if path.stat().st_size > MOST_FILE_BYTES:
+    stat = path.stat()
+    if stat.st_size > MOST_FILE_BYTES:
         raise ValueError(
             f"{path} has more than {MOST_FILE_BYTES >> 30} GiB: put it where all "
             "workers see it, and name it by its URL"
         )
+    stamp = stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
+    return _send_version(store, path, stamp)
+
+
+@cache
+def _send_version(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
     sha256 = sha256_file(path)
     target = store / FOLDER / "files" / sha256 / path.name
     if not target.exists():
-        with atomic_write(target) as sink, path.open("rb") as source:
-            while chunk := source.read(1 << 20):
-                sink.write(chunk)
+        copy_file(path, target)
     return sha256
 
 

@@ -146,27 +146,23 @@ def begin(do: Callable[[str, str | None, str | None], None], *asked: str) -> Non
 
 def work(name: str, control: str | None, provision: str | None) -> None:
     """Do the work of an engine until it closes the connection."""
-    from apache_beam.runners.worker.sdk_worker import SdkHarness
-
-    SdkHarness(control or find_control(name, str(provision)), worker_id=name).run()
-
-
-def find_control(name: str, provision: str) -> str:
-    """Ask an engine for the address of its control endpoint."""
     import grpc
     from apache_beam.portability.api import (
         beam_provision_api_pb2,
         beam_provision_api_pb2_grpc,
     )
+    from apache_beam.runners.worker.sdk_worker import SdkHarness
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
 
-    with grpc.insecure_channel(provision) as channel:
-        identified_channel = grpc.intercept_channel(channel, WorkerIdInterceptor(name))
-        service = beam_provision_api_pb2_grpc.ProvisionServiceStub(identified_channel)
-        answer = service.GetProvisionInfo(
-            beam_provision_api_pb2.GetProvisionInfoRequest()
-        )
-    return str(answer.info.control_endpoint.url)
+    if not control:
+        with grpc.insecure_channel(str(provision)) as channel:
+            identified = grpc.intercept_channel(channel, WorkerIdInterceptor(name))
+            service = beam_provision_api_pb2_grpc.ProvisionServiceStub(identified)
+            answer = service.GetProvisionInfo(
+                beam_provision_api_pb2.GetProvisionInfoRequest()
+            )
+        control = str(answer.info.control_endpoint.url)
+    SdkHarness(control, worker_id=name).run()
 
 
 if __name__ == "__main__":

@@ -133,41 +133,29 @@ def call(job: Job, *arguments: Any) -> Any:
     key = f"{job['package']} {job['store']}"
     with _lock:
         if key not in _begun:
-            check_python(job["python"])
+            here = ".".join(map(str, sys.version_info[:2]))
+            if here != job["python"]:
+                raise RuntimeError(
+                    f"{REFUSES}{where()} has Python {here}, and the run Python "
+                    f"{job['python']}, whose functions no other version can run; start "
+                    f"workers with Python {job['python']}"
+                )
             have_package(job)
             _begun.add(key)
     carried = importlib.import_module(f"{PACKAGE}.dataprep.jobs.ship_files")
     return carried.call_here(job, *arguments)
 
 
-def check_python(version: str) -> None:
-    """Check that this Python can run functions compiled by the Python of the run.
-
-    Raises:
-        RuntimeError: the versions differ; the message has the remedy.
-    """
-    here = ".".join(map(str, sys.version_info[:2]))
-    if here != version:
-        raise RuntimeError(
-            f"{REFUSES}{where()} has Python {here}, and the run Python {version}, "
-            "whose functions no "
-            f"other version can run; start workers with Python {version}"
-        )
-
-
 def have_package(job: Job) -> None:
     """Make `import gristmill` import the package of the run."""
     loaded = sys.modules.get(PACKAGE)
-    spec = None if loaded is not None else importlib.util.find_spec(PACKAGE)
-    places = (
-        loaded.__path__
-        if loaded is not None
-        else (spec.submodule_search_locations or ())
-        if spec
-        else ()
-    )
+    if loaded is not None:
+        places = list(loaded.__path__)
+    else:
+        spec = importlib.util.find_spec(PACKAGE)
+        places = list(spec.submodule_search_locations or ()) if spec else []
     content = read_store(job, job["wheel"])
-    if places and digest_of(files_of(list(places))) == job["package"]:
+    if places and digest_of(files_of(places)) == job["package"]:
         return
     if loaded is not None:
         raise RuntimeError(
@@ -259,13 +247,9 @@ def files_of(places: list[str]) -> Iterator[tuple[str, Path]]:
     path_by_name = {}
     for part, folder in folders.items():
         for path in folder.rglob("*") if part else folder.glob("*"):
-            relative_parts = path.relative_to(folder).parts
-            if path.is_file() and not any(
-                name.startswith(LEFT_OUT) for name in relative_parts
-            ):
-                path_by_name[
-                    "/".join((PACKAGE, *([part] if part else []), *relative_parts))
-                ] = path
+            parts = path.relative_to(folder).parts
+            if path.is_file() and not any(name.startswith(LEFT_OUT) for name in parts):
+                path_by_name["/".join(filter(None, (PACKAGE, part, *parts)))] = path
     yield from sorted(path_by_name.items())
 
 

@@ -38,7 +38,7 @@ from gristmill.dataprep.reading.records import (
     make_record,
     with_end,
 )
-from gristmill.dataprep.reading.sources import SourceFile, member_format
+from gristmill.dataprep.reading.sources import FORMAT_OF, SourceFile
 from gristmill.dataprep.reading.tables import TableReader, read_table
 from gristmill.dataprep.reading.warc import read_warc
 from gristmill.dataprep.text.chapters import chapters, heading_of, paragraph_runs
@@ -93,8 +93,12 @@ def read_file(
 
     def read_member(member: Input, reading: Reading) -> Iterator[Read] | None:
         extension, packed = compression.split_compression(member.name)
-        form = member_format(extension, file.members)
-        if form not in _READERS:
+        # the rules of a folder; a member without an extension has the source's format
+        form = known = FORMAT_OF.get(extension)
+        if file.members != "auto":
+            is_read = file.members == "text" or known == file.members or not extension
+            form = file.members if is_read else None
+        if form is None or form not in _READERS:
             return None
         return _READERS[form](Input(member.name, member.path, packed), reading)
 

@@ -200,7 +200,7 @@ FORMATS = {
 ARCHIVES = ("tar", "zip")
 _ROW_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 _WITHOUT_COMPRESSION = ("parquet", "arrow", "zip")
-_FORMAT_OF = {
+FORMAT_OF = {
     extension: name for name, extensions in FORMATS.items() for extension in extensions
 }
 OWN = "own"
@@ -505,18 +505,7 @@ class DatasetFolder:
 
 
 def _format_of_name(name: str) -> str | None:
-    return _FORMAT_OF.get(split_compression(name)[0])
-
-
-def member_format(extension: str, asked: str) -> str | None:
-    """Format of an archive's member, or None if it is not read: the rules of a folder.
-
-    A member without an extension has the source's format.
-    """
-    known_format = _FORMAT_OF.get(extension)
-    if asked == "auto":
-        return known_format
-    return asked if asked == "text" or known_format == asked or not extension else None
+    return FORMAT_OF.get(split_compression(name)[0])
 
 
 def _nothing(
@@ -548,7 +537,7 @@ def _source_file(item: Found, source_format: str, explicit: str = "") -> SourceF
     extension, compression = split_compression(
         item.location.partition("?")[0] if "://" in item.location else item.location
     )
-    known_format = _FORMAT_OF.get(extension)
+    known_format = FORMAT_OF.get(extension)
     chosen = source_format
     if source_format == "auto":
         if known_format is None and (binary := format_of_extension(extension)):
@@ -560,7 +549,7 @@ def _source_file(item: Found, source_format: str, explicit: str = "") -> SourceF
             raise SourceError(
                 f"cannot tell the format of {item.name} by its extension "
                 f"{extension or '(none)'}; set `format:` to text, jsonl, csv, parquet, "
-                f"arrow, html or warc (known extensions: {' '.join(_FORMAT_OF)})"
+                f"arrow, html or warc (known extensions: {' '.join(FORMAT_OF)})"
             )
         chosen = known_format
     members = ""
