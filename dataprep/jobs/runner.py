@@ -323,8 +323,9 @@ def _branch_of(step: Any) -> str | None:
         return f"has tagged outputs ({', '.join(sorted(map(str, step.outputs)))})"
     if step.side_inputs:
         return "has side inputs"
-    kind = type(getattr(step.transform, "fn", None))
-    if issubclass(kind, DoFn) and kind.finish_bundle is not DoFn.finish_bundle:
+    function: Any = getattr(step.transform, "fn", None)
+    kind = type(function)
+    if isinstance(function, DoFn) and kind.finish_bundle is not DoFn.finish_bundle:
         return f"has a DoFn that finishes bundles ({kind.__name__}.finish_bundle)"
     return None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gristmill.dataprep.reading.records import Fields
 from gristmill.dataprep.reading.sources import DatasetError, DatasetFolder
@@ -32,49 +32,33 @@ class NoSplitError(DatasetError):
 
 
 def data_files(folder: DatasetFolder, split: str | None) -> list[str]:
-    """Files of a split, `train` if None; see `sources.DatasetFolder`."""
-    return split_files(
-        sorted(folder.files), folder.read, split or DEFAULT_SPLIT, folder.is_data
-    )
-
-
-def split_files(
-    names: Sequence[str],
-    read: Callable[[str], bytes],
-    split: str,
-    is_data: Callable[[str], bool],
-) -> list[str]:
-    """Files of a split, sorted.
-
-    Args:
-        names: all files of the folder, relative to it.
-        read: function from a file's name to its content.
-        split: `train`, `test`, ...
-        is_data: True for files of a known format, in the hub's layout.
+    """Files of a split, `train` if None, sorted; see `sources.DatasetFolder`.
 
     Raises:
         NoSplitError: the folder is not a dataset, is damaged, or lacks the split; the
             message lists the splits.
     """
+    split = split or DEFAULT_SPLIT
+    names = folder.files
     if "dataset_dict.json" in names:
-        splits = _parse(read, "dataset_dict.json").get("splits", [])
+        splits = _parse(folder, "dataset_dict.json").get("splits", [])
         if split not in splits:
             raise NoSplitError(
                 f"has no split {split!r}; its splits are {', '.join(map(str, splits))}"
             )
-        return _saved_files(names, read, f"{split}/")
+        return _saved_files(folder, f"{split}/")
     if "state.json" in names:
-        saved_split = _parse(read, "state.json").get("_split") or DEFAULT_SPLIT
+        saved_split = _parse(folder, "state.json").get("_split") or DEFAULT_SPLIT
         if split != saved_split:
             raise NoSplitError(
                 f"has no split {split!r}; it was saved with the one split {saved_split}"
             )
-        return _saved_files(names, read, "")
+        return _saved_files(folder, "")
     # JSON files describe a dataset; its rows are in `.jsonl`
     data = sorted(
-        name for name in names if is_data(name) and not name.endswith(".json")
+        name for name in names if folder.is_data(name) and not name.endswith(".json")
     )
-    patterns = _card_patterns(names, read)
+    patterns = _card_patterns(folder)
     if patterns is None:
         return _files_by_name(data, split)
     if split not in patterns:
@@ -94,27 +78,25 @@ def split_files(
     return matches
 
 
-def _saved_files(
-    names: Sequence[str], read: Callable[[str], bytes], folder: str
-) -> list[str]:
-    entries = _parse(read, f"{folder}state.json").get("_data_files") or []
+def _saved_files(folder: DatasetFolder, place: str) -> list[str]:
+    entries = _parse(folder, f"{place}state.json").get("_data_files") or []
     listed = [
-        folder + str(entry.get("filename"))
+        place + str(entry.get("filename"))
         for entry in entries
         if isinstance(entry, dict)
     ]
-    missing = sorted(set(listed) - set(names))
+    missing = sorted(set(listed) - folder.files.keys())
     if missing or not listed:
         raise NoSplitError(
-            f"is incomplete: {folder}state.json lists {len(listed)} data files"
+            f"is incomplete: {place}state.json lists {len(listed)} data files"
             + (f", {missing[0]} is missing" if missing else "")
         )
     return sorted(listed)
 
 
-def _parse(read: Callable[[str], bytes], name: str) -> Fields:
+def _parse(folder: DatasetFolder, name: str) -> Fields:
     try:
-        parsed = json.loads(read(name))
+        parsed = json.loads(folder.read(name))
     except (ValueError, FileNotFoundError) as error:
         raise NoSplitError(f"is damaged: {name} cannot be read: {error}") from error
     if not isinstance(parsed, dict):
@@ -122,19 +104,17 @@ def _parse(read: Callable[[str], bytes], name: str) -> Fields:
     return parsed
 
 
-def _card_patterns(
-    names: Sequence[str], read: Callable[[str], bytes]
-) -> dict[str, list[str]] | None:
+def _card_patterns(folder: DatasetFolder) -> dict[str, list[str]] | None:
     """Split -> patterns of the default configuration in README.md, or None if it does
     not list files.
     """
-    if "README.md" not in names:
+    if "README.md" not in folder.files:
         return None
     import yaml
 
     from gristmill.mixtures.yaml_text import parse_yaml
 
-    front = _FRONT_MATTER.match(read("README.md").decode("utf-8", "replace"))
+    front = _FRONT_MATTER.match(folder.read("README.md").decode("utf-8", "replace"))
     try:
         card = parse_yaml(front.group(1)) if front else None
     except yaml.YAMLError as error:
@@ -146,27 +126,24 @@ def _card_patterns(
     if not configs:
         return None
     try:
-        return _data_files([config for config in configs if config.get("data_files")])
+        given = [config for config in configs if config.get("data_files")]
+        if not given:
+            return None
+        marked = (
+            config
+            for config in given
+            if config.get("default") or config.get("config_name") == "default"
+        )
+        files = next(marked, given[0])["data_files"]
+        if isinstance(files, dict):
+            return {str(split): _as_list(paths) for split, paths in files.items()}
+        if isinstance(files, str) or all(isinstance(file, str) for file in files):
+            return {DEFAULT_SPLIT: _as_list(files)}
+        return {str(entry["split"]): _as_list(entry["path"]) for entry in files}
     except (AttributeError, KeyError, TypeError) as error:
         raise NoSplitError(
             "is damaged: `configs` at the top of README.md is not of the hub's form"
         ) from error
-
-
-def _data_files(configs: Sequence[Fields]) -> dict[str, list[str]] | None:
-    if not configs:
-        return None
-    marked = (
-        config
-        for config in configs
-        if config.get("default") or config.get("config_name") == "default"
-    )
-    files = next(marked, configs[0])["data_files"]
-    if isinstance(files, dict):
-        return {str(split): _as_list(patterns) for split, patterns in files.items()}
-    if isinstance(files, str) or all(isinstance(file, str) for file in files):
-        return {DEFAULT_SPLIT: _as_list(files)}
-    return {str(entry["split"]): _as_list(entry["path"]) for entry in files}
 
 
 def _as_list(value: str | list[str]) -> list[str]:

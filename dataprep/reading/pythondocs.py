@@ -174,10 +174,13 @@ def docstrings(
     docstring), in source order.
     """
     text = ast.get_docstring(node)
-    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    if isinstance(node, ast.Module | ast.ClassDef):
+        signature, children = "", node.body
+    else:
+        signature, children = f"({ast.unparse(node.args)})", []
     if text:
-        yield name, f"({ast.unparse(node.args)})" if is_function else "", text
-    for child in () if is_function else node.body:
+        yield name, signature, text
+    for child in children:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from docstrings(f"{name}.{child.name}", child)
 

@@ -350,17 +350,19 @@ def from_row(
         locator = str(key)
     metadata = _metadata(row, reading)
     if text and reading.extract not in (None, "none"):
-        is_text = isinstance(text, str)
-        record = make_record(number, locator, text if is_text else "bytes", metadata)
+        html = text if isinstance(text, str) else "bytes"
+        record = make_record(number, locator, html, metadata)
         if not isinstance(record, Record):
             return record
+        if isinstance(text, str):
+            return Page(number, locator, text.encode(), UTF8, metadata=metadata)
         return Page(
             number,
             locator,
-            text.encode("utf-8") if is_text else text,
-            UTF8 if is_text else reading.encoding or AUTO,
+            text,
+            reading.encoding or AUTO,
             metadata=metadata,
-            errors="replace" if is_text else reading.encoding_errors,
+            errors=reading.encoding_errors,
         )
     if isinstance(text, bytes):
         try:

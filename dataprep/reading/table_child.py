@@ -113,7 +113,7 @@ def _answer(
     try:
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
         for batch in read(Path(request["path"]), request):
-            if isinstance(batch, dict):
+            if not isinstance(batch, pa.RecordBatch):
                 write(batch)
                 continue
             for piece in _pieces(batch, min(BATCH_BYTES, settings["row_bytes"])):

@@ -10,20 +10,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.reading.dataset_hf import NoSplitError, split_files
+from gristmill.dataprep.reading.dataset_hf import NoSplitError, data_files
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Reading, Record, Rejected
-from gristmill.dataprep.reading.sources import SourceError, find_files
+from gristmill.dataprep.reading.sources import (
+    DatasetFolder,
+    Found,
+    SourceError,
+    find_files,
+)
 from gristmill.mixtures.sources import Source
 
 
+def folder_of(files: Mapping[str, str]) -> DatasetFolder:
+    """Folder with these texts in memory."""
+
+    class Folder(DatasetFolder):
+        def read(self, name: str) -> bytes:
+            if name not in files:
+                raise FileNotFoundError(name)
+            return files[name].encode()
+
+    return Folder("", {name: Found(name, name, 0, "") for name in files})
+
+
 def split(files: Mapping[str, str], name: str = "train") -> list[str]:
-    return split_files(
-        list(files),
-        lambda file: files[file].encode(),
-        name,
-        lambda file: file.endswith((".parquet", ".jsonl", ".csv")),
-    )
+    return data_files(folder_of(files), name)
 
 
 def save_to_disk(folder: Path, texts: list[str], shards: int = 2) -> None:
@@ -175,15 +187,7 @@ def test_folder_that_is_not_a_dataset_is_rejected_with_the_reason(
     files: dict[str, str], message: str
 ) -> None:
     with pytest.raises(NoSplitError, match=message):
-        split_files(
-            list(files), lambda name: _content(files, name), "train", lambda name: False
-        )
-
-
-def _content(files: dict[str, str], name: str) -> bytes:
-    if name not in files:
-        raise FileNotFoundError(name)
-    return files[name].encode()
+        split(files)
 
 
 def test_dataset_path_must_be_a_folder(tmp_path: Path) -> None:
