@@ -343,12 +343,12 @@ def file_names(folder: Path) -> set[str]:
     """Names of all entries of a folder, in one request; empty if the folder does not
     exist.
     """
-    if is_local(folder):
-        try:
-            return set(os.listdir(folder))
-        except FileNotFoundError:
-            return set()
-    return set(file_sizes(folder))
+    if not is_local(folder):
+        return set(file_sizes(folder))
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
 
 
 def file_sizes(folder: Path) -> dict[str, int]:

@@ -98,18 +98,14 @@ class Failing:
         advice: str,
         quiet_seconds: float = 0.0,
     ) -> None:
-        self._what, self._seconds, self._done, self._advice = (
-            what,
-            seconds,
-            done,
-            advice,
-        )
-        self._quiet, self._shorter = quiet_seconds, min(1.0, seconds / RETRY_SECONDS)
-        self._begun, self._pause, self._attempts = (
-            time.monotonic(),
-            FIRST_PAUSE_SECONDS * self._shorter,
-            0,
-        )
+        self._what = f"{what} could not be {done}"
+        self._seconds = seconds
+        self._advice = advice
+        self._quiet = quiet_seconds
+        self._shorter = min(1.0, seconds / RETRY_SECONDS)
+        self._begun = time.monotonic()
+        self._pause = FIRST_PAUSE_SECONDS * self._shorter
+        self._attempts = 0
 
     def failed(
         self, error: BaseException, warn: Callable[[str], None], is_over: bool = False
@@ -134,18 +130,12 @@ class Failing:
             or (_RetryState.interrupted and waited >= HASTY_SECONDS)
         ):
             raise StoreUnavailableError(
-                f"{self._what} could not be {self._done} in {self._attempts} attempts "
-                f"over {waited:.0f} seconds ({cause}); {self._advice}"
+                f"{self._what} in {self._attempts} attempts over {waited:.0f} seconds ({cause}); {self._advice}"
             ) from error
         if waited >= self._quiet:
-            warn(
-                f"{self._what} could not be {self._done} for {waited:.0f} seconds "
-                f"({cause}); trying again"
-            )
-        pause, self._pause = (
-            self._pause,
-            min(2 * self._pause, LONGEST_PAUSE_SECONDS * self._shorter),
-        )
+            warn(f"{self._what} for {waited:.0f} seconds ({cause}); trying again")
+        pause = self._pause
+        self._pause = min(2 * pause, LONGEST_PAUSE_SECONDS * self._shorter)
         # Pauses change the time of a result, never the result, so an unseeded generator
         # is safe here.
         return min(

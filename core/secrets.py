@@ -126,8 +126,9 @@ def _secrets_in(original: str) -> Iterator[str]:
         for match in _USER.finditer(original)
         for form in (match["found"], unquote(match["found"]))
     ]
-    values = [match["found"] for match in _QUERY.finditer(original)]
-    parts = values or ([] if users else [original.partition("=")[2] or original])
+    parts = [match["found"] for match in _QUERY.finditer(original)]
+    if not parts and not users:
+        parts = [original.partition("=")[2] or original]
     for user in users:
         name, _, password = user.partition(":")
         # Libraries that split an address at slashes repeat pieces of the key; a name

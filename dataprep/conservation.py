@@ -98,17 +98,14 @@ def check_conservation(counts: Counts, stage: str) -> None:
     for every source.
     """
     for name, part in [("all sources", counts), *counts.get("sources", {}).items()]:
-        accounted = (
-            part.get("kept", 0)
-            + sum(part.get("dropped", {}).values())
-            + part.get("quarantined", 0)
-        )
-        if accounted != part.get("read", 0):
+        read, kept = part.get("read", 0), part.get("kept", 0)
+        dropped = sum(part.get("dropped", {}).values())
+        quarantined = part.get("quarantined", 0)
+        if kept + dropped + quarantined != read:
             raise ConservationError(
-                f"{stage}: {name}: {part.get('read', 0)} documents were read but "
-                f"{accounted} are accounted for (kept {part.get('kept', 0)}, dropped "
-                f"{sum(part.get('dropped', {}).values())}, quarantined "
-                f"{part.get('quarantined', 0)}); nothing was committed"
+                f"{stage}: {name}: {read} documents were read but "
+                f"{kept + dropped + quarantined} are accounted for (kept {kept}, "
+                f"dropped {dropped}, quarantined {quarantined}); nothing was committed"
             )
 
 
@@ -132,23 +129,19 @@ def check_quarantine(
     total = read + lost
     if total and failed > limit * total:
         share = f"({failed / total:.1%})"
-        problem = (
-            f"{quarantined} of {read} records {share} could not be processed"
-            if not lost
-            else (
+        problem = f"{quarantined} of {read} records {share} could not be processed"
+        if lost:
+            problem = (
                 f"{quarantined} of {read} records could not be processed, and about "
                 f"{lost} more are lost with files that end early or are damaged {share}"
             )
-        )
         example = None if errors is None else first_error(errors)
-        hint = (
-            ""
-            if example is None
-            else (
+        hint = ""
+        if example is not None:
+            hint = (
                 f"the first: {example}; see all in the column `error` of "
                 f"{errors}/*.parquet, and "
             )
-        )
         raise QuarantineError(
             f"{stage}: {problem}, more than the allowed {limit:.1%}; {hint}correct "
             "that, or raise max_quarantined for this stage"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.core.files import at_once, is_local
-from gristmill.dataprep.documents import open_table, shard_names
+from gristmill.dataprep.documents import open_table, shard_names, stored_text_bytes
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,10 @@ def text_bytes(ingest: Path) -> int:
     """Bytes of the text of a committed ingest before compression (with Parquet's small
     overhead).
     """
-    return sum(
-        at_once(
-            _text_bytes,
-            [ingest / shard for shard in shard_names(ingest)],
-            is_local(ingest),
-        )
-    )
+    paths = [ingest / shard for shard in shard_names(ingest)]
+    return sum(at_once(_text_bytes, paths, is_local(ingest)))
 
 
 def _text_bytes(path: Path) -> int:
     with open_table(path) as file:
-        column = file.schema_arrow.names.index("text")
-        groups = range(file.metadata.num_row_groups)
-        return sum(
-            file.metadata.row_group(group).column(column).total_uncompressed_size
-            for group in groups
-        )
+        return stored_text_bytes(file)

@@ -201,6 +201,13 @@ def open_table(path: Path) -> Iterator[pq.ParquetFile]:
         ) from error
 
 
+def stored_text_bytes(file: pq.ParquetFile) -> int:
+    """Bytes of the column `text` before compression."""
+    place = file.schema_arrow.names.index("text")
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    return sum(group.column(place).total_uncompressed_size for group in groups)
+
+
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a table that a stage wrote, or some of its columns.
 

@@ -31,6 +31,7 @@ from gristmill.dataprep.documents import (
     check_ids,
     column_names,
     open_table,
+    stored_text_bytes,
 )
 from gristmill.dataprep.edits import EDITS, apply_edits
 from gristmill.mixtures.sources import INGEST
@@ -121,13 +122,10 @@ def find_ids(
     threads = min(SEARCHING, os.cpu_count() or 1) if is_local(folder) else SEARCHING
     with ThreadPoolExecutor(threads, "ids") as pool:
         for first in range(0, len(shards), SEARCHING):
-            shard_batch = shards[first : first + SEARCHING]
-            paths = [folder / shard for shard in shard_batch]
-            for shard, rows in zip(
-                shard_batch,
-                pool.map(partial(_rows_between, low=low, high=high), paths),
-                strict=True,
-            ):
+            batch = shards[first : first + SEARCHING]
+            search = partial(_rows_between, low=low, high=high)
+            rows_of_shards = pool.map(search, [folder / shard for shard in batch])
+            for shard, rows in zip(batch, rows_of_shards, strict=True):
                 places += [(shard, row) for row in rows]
             if places and len(beginning) == digits:
                 break
@@ -144,12 +142,9 @@ def _rows_between(path: Path, low: int, high: int) -> list[int]:
         words = np.frombuffer(
             chunk.buffers()[1], ">u8", 2 * len(chunk), ID_BYTES * chunk.offset
         )[::2]
-        near = np.flatnonzero((words >= low >> 64) & (words <= high >> 64))
-        rows += [
-            before + index
-            for index in near.tolist()
-            if low <= int.from_bytes(chunk[index].as_py()) <= high
-        ]
+        for index in np.flatnonzero((words >= low >> 64) & (words <= high >> 64)):
+            if low <= int.from_bytes(chunk[int(index)].as_py()) <= high:
+                rows.append(before + int(index))
         before += len(chunk)
     return rows
 
@@ -240,32 +235,16 @@ def read_texts(
         DamagedTableError: the table is damaged.
     """
     with open_table(inputs[INGEST] / shard) as file:
-        groups = [
-            file.metadata.row_group(number)
-            for number in range(file.metadata.num_row_groups)
-        ]
-        places = [
-            group.column(place)
-            for group in groups
-            for place in range(group.num_columns)
-        ]
-        size = sum(
-            column.total_uncompressed_size
-            for column in places
-            if column.path_in_schema == "text"
-        )
-        rows = max(1, file.metadata.num_rows * part_bytes // max(size, 1))
+        size = max(stored_text_bytes(file), 1)
+        rows = max(1, file.metadata.num_rows * part_bytes // size)
         begin = 0
         for batch in file.iter_batches(rows, columns=["text"], use_threads=False):
             texts = batch["text"]
             part = slice(begin, begin + len(batch))
             if found.edits is not None:
                 texts = apply_edits(texts, found.edits[part])
-            yield (
-                texts
-                if found.keep[part].all()
-                else texts.filter(pa.array(found.keep[part]))
-            )
+            kept = found.keep[part]
+            yield texts if kept.all() else texts.filter(pa.array(kept))
             begin = part.stop
 
 
@@ -294,12 +273,10 @@ def _may_hold(
     """True if a row group's statistics admit one of the sorted values, or are
     missing.
     """
-    column_index = next(
-        index
-        for index in range(group.num_columns)
-        if group.column(index).path_in_schema == column
+    columns = map(group.column, range(group.num_columns))
+    statistics = next(
+        part.statistics for part in columns if part.path_in_schema == column
     )
-    statistics = group.column(column_index).statistics
     if statistics is None or not statistics.has_min_max:
         return True
     first = bisect_left(sorted_values, statistics.min)

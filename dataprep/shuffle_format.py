@@ -55,21 +55,13 @@ def find_pairs(
     places = np.searchsorted(high, wanted_high)
     while True:  # repeats only if two keys share their upper half
         inside = np.minimum(places, len(high) - 1)
-        is_before = (
-            (places < len(high))
-            & (high[inside] == wanted_high)
-            & (low[inside] < wanted_low)
-        )
+        is_equal = (places < len(high)) & (high[inside] == wanted_high)
+        is_before = is_equal & (low[inside] < wanted_low)
         if not is_before.any():
             break
         places = places + is_before
-    is_match = (
-        (places < len(high))
-        & (high[inside] == wanted_high)
-        & (low[inside] == wanted_low)
-    )
-    positions: np.ndarray = np.where(is_match, places, -1).astype(np.int64)
-    return positions
+    positions = np.where(is_equal & (low[inside] == wanted_low), places, -1)
+    return positions.astype(np.int64)
 
 
 PARTITION_BYTES = 128_000_000
