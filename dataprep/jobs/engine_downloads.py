@@ -9,9 +9,9 @@ the recorded SHA-256.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +23,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from gristmill.core.files import sha256_file
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.mixtures.engine import FLINK_VERSIONS
 
@@ -218,17 +219,10 @@ def dataflow() -> Part:
     but not store it.
     """
 
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps")
+
     def fetch(folder: Path) -> None:
-        _call(
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            f"--target={folder}",
-            *DATAFLOW,
-        )
+        _call(*pip, f"--target={folder}", *DATAFLOW)
 
     return Part(
         "dataflow",
@@ -327,7 +321,7 @@ def _put(part: Part, fill: Callable[[Path], str | None]) -> str:
         staging.mkdir()
         note = fill(staging)
         (staging / WHOLE).write_text(
-            json.dumps({part.file: _sha256(staging / part.file)})
+            json.dumps({part.file: sha256_file(staging / part.file)})
         )
         shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
@@ -337,20 +331,13 @@ def _put(part: Part, fill: Callable[[Path], str | None]) -> str:
 def _is_whole(folder: Path) -> bool:
     try:
         sums = json.loads((folder / WHOLE).read_bytes())
-        return all(
-            _sha256(folder / file) == expected for file, expected in sums.items()
-        )
+        return all(sha256_file(folder / file) == sums[file] for file in sums)
     except (OSError, ValueError):
         return False
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _call(*command: str, folder: Path | None = None, **environment: str) -> str:
-    """Run a tool and return its output.
+def _call(*command: str, folder: Path | None = None) -> None:
+    """Run a tool.
 
     Raises:
         MissingEngineError: the tool failed; the message has its first line about the
@@ -359,7 +346,6 @@ def _call(*command: str, folder: Path | None = None, **environment: str) -> str:
     completed = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         text=True,
         stdout=subprocess.PIPE,
@@ -368,17 +354,10 @@ def _call(*command: str, folder: Path | None = None, **environment: str) -> str:
     )
     if completed.returncode:
         lines = completed.stdout.strip().splitlines() or ["it printed nothing"]
-        reasons = [
-            line.partition("Could not find")[1:]
-            for line in lines
-            if "Could not find" in line
-        ]
-        errors = [line for line in lines if "error" in line.lower()] or lines
-        raise MissingEngineError(
-            f"{' '.join(command[:2])} failed: "
-            f"{''.join(reasons[0]) if reasons else errors[0].strip()}"
-        )
-    return completed.stdout
+        missing = [line for line in lines if "Could not find" in line]
+        errors = [line for line in lines if "error" in line.lower()]
+        reason = (missing or errors or lines)[0].strip()
+        raise MissingEngineError(f"{' '.join(command[:2])} failed: {reason}")
 
 
 def _unpack_source(folder: Path, requirement: str) -> Path:
@@ -432,9 +411,7 @@ def _fetch_flink(line: str, jar: str, folder: Path) -> str | None:
     try:
         _call(*MAVEN, "dependency:get", f"-Dartifact={artifact}", "-Dtransitive=false")
     except MissingEngineError as error:
-        if not any(
-            words in str(error) for words in ("was not found", "Could not find")
-        ):
+        if not re.search("was not found|Could not find", str(error)):
             raise
         lacks = f"Maven's repository here has no {artifact}"
         if line not in RUNNERS:

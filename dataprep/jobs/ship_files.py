@@ -185,12 +185,18 @@ def call_here(job: worker_bootstrap.Job, *arguments: Any) -> Any:
         **in_store(job["files"]),
         **{path: in_store(inside) for path, inside in job["folders"].items()},
     }
+    with _carrying(files):
+        result = function(*arguments)
+    return _one_by_one(result, files) if isinstance(result, Iterator) else result
+
+
+@contextmanager
+def _carrying(files: Mapping[str, Path | Mapping[str, Path]]) -> Iterator[None]:
     token = carried_files.set(files)
     try:
-        result = function(*arguments)
+        yield
     finally:
         carried_files.reset(token)
-    return _one_by_one(result, files) if isinstance(result, Iterator) else result
 
 
 def _one_by_one(
@@ -200,14 +206,14 @@ def _one_by_one(
     generator runs.
     """
     while True:
-        token = carried_files.set(files)
-        try:
-            result = next(results)
-        except StopIteration:
+        with _carrying(files):
+            result = next(results, _END)
+        if result is _END:
             return
-        finally:
-            carried_files.reset(token)
         yield result
+
+
+_END = object()
 
 
 @lru_cache(maxsize=8)

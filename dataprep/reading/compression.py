@@ -8,10 +8,11 @@ loses its buffer. Here, records before the damage are kept and the damage is cou
 from __future__ import annotations
 
 import bz2
+import io
 import lzma
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -500,58 +501,49 @@ def blocks_of(
     Damage, which also cuts the line before it. A last line without an end is an
     `Unended`.
     """
-    block: list[bytes] = []
-    partial_line: list[bytes] = []
-    block_bytes = partial_bytes = 0
+    buffered: list[bytes] = []
+    held_bytes = 0
+    is_too_long = False
+
+    def complete_lines() -> Iterator[bytes | RecordTooLongError]:
+        nonlocal buffered, held_bytes, is_too_long
+        content = b"".join(buffered)
+        first_end = content.find(b"\n") + 1
+        if first_end and (is_too_long or first_end > MAX_RECORD_BYTES + 1):
+            yield _too_long("line")
+            is_too_long = False
+            content = content[first_end:]
+        end = content.rfind(b"\n") + 1
+        if end:
+            yield content[:end]
+        buffered = [content[end:]]
+        held_bytes = len(buffered[0])
+        if held_bytes > MAX_RECORD_BYTES:
+            is_too_long = True
+            buffered = []
+            held_bytes = 0
+
+    piece_bytes = min(BLOCK_BYTES, MAX_RECORD_BYTES)
     for chunk in parts:
         if isinstance(chunk, Damage):
-            yield from _joined(block)
+            yield from complete_lines()
             yield chunk
-            block = []
-            partial_line = []
-            block_bytes = 0
-            partial_bytes = 0
+            buffered = []
+            held_bytes = 0
+            is_too_long = False
             continue
-        for piece in _at_most(chunk, min(BLOCK_BYTES, MAX_RECORD_BYTES)):
-            first = piece.find(b"\n")
-            line_end = piece.rfind(b"\n") + 1
-            if first >= 0 and partial_bytes + first > MAX_RECORD_BYTES:
-                yield from _joined(block)
-                yield _too_long("line")
-                block = [piece[first + 1 : line_end]]
-                partial_line = []
-                block_bytes = line_end - first - 1
-                partial_bytes = 0
-            elif line_end:
-                block += [*partial_line, piece[:line_end]]
-                block_bytes = block_bytes + partial_bytes + line_end
-                partial_line = []
-                partial_bytes = 0
-            if block_bytes >= BLOCK_BYTES:
-                yield from _joined(block)
-                block = []
-                block_bytes = 0
-            partial_bytes += len(piece) - line_end
-            partial_line.append(piece[line_end:])
-            if partial_bytes > MAX_RECORD_BYTES:
-                partial_line = []
-    yield from _joined(block)
-    if partial_bytes > MAX_RECORD_BYTES:
+        for begin in range(0, len(chunk), piece_bytes):
+            piece = chunk[begin : begin + piece_bytes]
+            buffered.append(piece)
+            held_bytes += len(piece)
+            is_block = held_bytes >= BLOCK_BYTES and b"\n" in piece
+            if is_block or held_bytes > MAX_RECORD_BYTES:
+                yield from complete_lines()
+    yield from complete_lines()
+    if is_too_long:
         yield _too_long("line")
-    elif partial_bytes:
-        yield Unended(b"".join(partial_line))
-
-
-def _at_most(chunk: bytes, size: int) -> Iterator[bytes]:
-    """Split a chunk into pieces of at most `size` bytes."""
-    return (chunk[begin : begin + size] for begin in range(0, len(chunk), size))
-
-
-def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the joined parts unless they are empty."""
-    content = b"".join(parts)
-    if content:
-        yield content
+    elif held_bytes:
+        yield Unended(b"".join(buffered))
 
 
 def read_lines(
@@ -706,3 +698,29 @@ class DecodedStream:
             return part
         self.error = part
         return b""
+
+
+class RawStream(io.RawIOBase):
+    """Decompressed bytes as a raw binary stream; damage is an early end.
+
+    Attributes:
+        failure: error of the storage, or None.
+    """
+
+    def __init__(self, stream: DecodedStream) -> None:
+        self._stream = stream
+        self.failure: OSError | None = None
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer."""
+        try:
+            content = self._stream.read(min(len(buffer), READ_BYTES))
+        except OSError as error:
+            self.failure = error
+            raise
+        buffer[: len(content)] = content
+        return len(content)

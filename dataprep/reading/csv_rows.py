@@ -21,7 +21,11 @@ from gristmill.dataprep.reading.charsets import (
     most_replaced,
     replace_bad,
 )
-from gristmill.dataprep.reading.compression import DecodedStream, RecordTooLongError
+from gristmill.dataprep.reading.compression import (
+    DecodedStream,
+    RawStream,
+    RecordTooLongError,
+)
 from gristmill.dataprep.reading.records import (
     Input,
     Read,
@@ -47,55 +51,49 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Read]:
     """
     csv.field_size_limit(compression.MAX_RECORD_BYTES)
     with DecodedStream(item.path, item.compression) as stream:
-        start = stream.read(SNIFFED_BYTES)
+        start = stream.peek(SNIFFED_BYTES)
         try:
             codec = _codec(start, reading)
         except UndecodableError as error:
             yield Rejected(1, str(error), excerpt(start), lost=None)
             return
-        lines = _Lines(_lines(start, stream, codec))
         delimiter = "\t" if ".tsv" in item.name.lower() else ","
-        rows = _rows(lines, delimiter)
+        header: list[str] | None = None
         number = 0
         try:
-            header = next(rows, [])
-            if isinstance(header, _BrokenRow) or len(set(header)) < len(header):
-                problem = (
-                    f"the header: {header.error}"
-                    if isinstance(header, _BrokenRow)
-                    else "a column is named twice"
-                )
-                yield Rejected(1, problem, lost=None)
-                return
             while True:
+                lines = _Lines(_lines(stream, codec))
+                rows = _rows(lines, delimiter)
+                if header is None:
+                    first = next(rows, [])
+                    if isinstance(first, _BrokenRow):
+                        yield Rejected(1, f"the header: {first.error}", lost=None)
+                        return
+                    if len(set(first)) < len(first):
+                        yield Rejected(1, "a column is named twice", lost=None)
+                        return
+                    header = first
                 for row in rows:
                     if lines.unended and stream.error is not None:
                         break  # damage truncated this row
                     number += 1
                     record = _record(item, reading, number, header, row, codec)
-                    cut_off = (
-                        lines.unended
+                    if (
+                        isinstance(record, Rejected)
+                        and lines.unended
                         and isinstance(row, list)
                         and len(row) < len(header)
-                    )
-                    yield (
-                        replace(record, lost=None)
-                        if cut_off and isinstance(record, Rejected)
-                        else record
-                    )
+                    ):
+                        record = replace(record, lost=None)
+                    yield record
                 if stream.error is None:
                     return
                 number += 1
-                yield Rejected(
-                    number, str(stream.error), lost=stream.error.lost(number - 1)
-                )
+                lost = stream.error.lost(number - 1)
+                yield Rejected(number, str(stream.error), lost=lost)
                 if codec.startswith(_WIDE_CODECS) or not stream.resume():
                     return
                 _skip_line(stream)
-                lines = _Lines(
-                    _lines(stream.read(compression.READ_BYTES), stream, codec)
-                )
-                rows = _rows(lines, delimiter)
         except RecordTooLongError as error:
             yield Rejected(number + 1, str(error), lost=None)
         except UnicodeDecodeError as error:
@@ -163,37 +161,17 @@ def _codec(start: bytes, reading: Reading) -> str:
     return decode(sample, AUTO, errors=reading.encoding_errors).encoding
 
 
-def _lines(start: bytes, stream: DecodedStream, codec: str) -> Iterator[str]:
+def _lines(stream: DecodedStream, codec: str) -> Iterator[str]:
     """Yield the file's lines with their ends; undecodable bytes become lone surrogates,
     which `_record` rejects.
     """
-    decoder = codecs.getincrementaldecoder(codec)(errors=KEEP_BAD)
-    parts = list[str]()
-    num_chars = 0
-    chunk = start
-    while chunk:
-        first, *complete_lines = _split(decoder.decode(chunk))
-        parts.append(first)
-        num_chars += len(first)
-        if num_chars > compression.MAX_RECORD_BYTES:
-            raise RecordTooLongError(
-                f"a line is longer than {compression.MAX_RECORD_BYTES >> 20} MiB"
-            )
-        if complete_lines:
-            yield "".join(parts)
-            yield from complete_lines[:-1]
-            parts = [complete_lines[-1]]
-            num_chars = len(complete_lines[-1])
-        chunk = stream.read(compression.READ_BYTES)
-    yield from io.StringIO("".join(parts) + decoder.decode(b"", final=True), newline="")
-
-
-def _split(text: str) -> list[str]:
-    r"""Split into lines with their `\n`; the last item is the text after the last
-    `\n`.
-    """
-    parts = text.split("\n")
-    return [*(part + "\n" for part in parts[:-1]), parts[-1]]
+    source = io.BufferedReader(RawStream(stream), compression.READ_BYTES)
+    text = io.TextIOWrapper(source, codec, KEEP_BAD, newline="\n")
+    most = compression.MAX_RECORD_BYTES
+    while line := text.readline(most + 1):
+        if len(line) > most:
+            raise RecordTooLongError(f"a line is longer than {most >> 20} MiB")
+        yield from [line] if line.endswith("\n") else io.StringIO(line, newline="")
 
 
 def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _BrokenRow]:

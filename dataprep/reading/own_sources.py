@@ -26,7 +26,7 @@ from typing import Any, TypedDict
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.reading import guarded
-from gristmill.dataprep.reading.compression import READ_BYTES, DecodedStream, Metered
+from gristmill.dataprep.reading.compression import DecodedStream, Metered, RawStream
 from gristmill.dataprep.reading.guarded import (
     SLEEP_FACTOR,
     EndedError,
@@ -296,26 +296,6 @@ def _parameters(own: Own) -> list[inspect.Parameter]:
     return [] if signature is None else list(signature.parameters.values())
 
 
-class _Decoded(io.RawIOBase):
-    """Decompressed bytes as a raw binary stream; damage is an early end."""
-
-    def __init__(self, stream: DecodedStream) -> None:
-        self._stream = stream
-        self.failure: OSError | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            content = self._stream.read(min(len(buffer), READ_BYTES))
-        except OSError as error:
-            self.failure = error
-            raise
-        buffer[: len(content)] = content
-        return len(content)
-
-
 @dataclass(frozen=True)
 class _Failed:
     """Error that ended a reader before its file."""
@@ -372,7 +352,7 @@ class _Reader:
             return
         metered = Metered(as_path(request["location"]))
         with DecodedStream(metered, request["compression"]) as stream:
-            raw = _Decoded(stream)
+            raw = RawStream(stream)
             items = self._items(io.BufferedReader(raw))
             for number, item in enumerate(items, start=1):
                 if isinstance(item, _Failed):

@@ -510,27 +510,17 @@ def unite_types(
     Raises:
         OwnCodeError: the types of a column are incompatible.
     """
-    names = section.measured
-    types = {
-        name: common_type(
-            section, name, [_type(result["types"][name]) for result in results]
-        )
-        for name in names
-    }
-    final_types = {
-        name: pa.float64() if pa.types.is_null(kind) else kind
-        for name, kind in types.items()
-    }
+    final_types = {}
+    for name in section.measured:
+        kinds = [_type(result["types"][name]) for result in results]
+        kind = common_type(section, name, kinds)
+        final_types[name] = str(pa.float64() if pa.types.is_null(kind) else kind)
     outdated_tasks = [
         task
         for task, result in zip(tasks, results, strict=True)
-        if any(_type(result["types"][name]) != final_types[name] for name in names)
+        if result["types"] != final_types
     ]
-    cast = partial(
-        cast_shard,
-        types={name: str(kind) for name, kind in final_types.items()},
-        out=out,
-    )
+    cast = partial(cast_shard, types=final_types, out=out)
     run_tasks("types", outdated_tasks, cast, context, direct=True)
 
 
