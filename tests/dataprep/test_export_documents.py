@@ -214,9 +214,9 @@ def test_lost_document_is_an_error(
     make_context: Callable[..., Context],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    places = exporting._places
+    pieces = exporting._pieces
     monkeypatch.setattr(
-        exporting, "_places", lambda cut, chosen: list(places(cut, chosen))[1:]
+        exporting, "_pieces", lambda cut, shard: list(pieces(cut, shard))[1:]
     )
     with pytest.raises(
         ConservationError, match=r"documents-00000-of-00001\.parquet .*\d+ documents"
@@ -247,14 +247,16 @@ def test_files_hold_consecutive_documents_up_to_the_shard_size(
         for number, shard in enumerate(lengths)
         for place in range(len(shard))
     ]
+    tables = [
+        pa.table({"shard": [number] * len(shard), "place": range(len(shard))})
+        for number, shard in enumerate(lengths)
+    ]
     written_places: list[tuple[int, int]] = []
     for cut in cuts:
         places = [
-            (shard, begin + offset)
-            for shard, begin, length in exporting._places(
-                cut, lambda n: len(lengths[n])
-            )
-            for offset in range(length)
+            (row["shard"], row["place"])
+            for piece in exporting._pieces(cut, tables.__getitem__)
+            for row in piece.to_pylist()
         ]
         sizes = [lengths[shard][place] for shard, place in places]
         assert (cut.documents, cut.text_bytes) == (len(places), sum(sizes))
