@@ -32,7 +32,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -148,11 +148,17 @@ class Shuffled:
         pieces = self.pieces(partition)
         if choose is not None:
             pieces = map(choose, pieces)
-        tables = []
-        while group := list(islice(pieces, MOST_MAPPED)):
+
+        def next_table() -> pa.Table | None:
+            group = list(islice(pieces, MOST_MAPPED))
+            if not group:
+                return None
             table = pa.concat_tables(group)
-            is_copied = len(self.files) > MOST_MAPPED
-            tables.append(table.combine_chunks() if is_copied else table)
+            return table.combine_chunks() if len(self.files) > MOST_MAPPED else table
+
+        tables = []
+        while (table := next_table()) is not None:
+            tables.append(table)
         if tables:
             return pa.concat_tables(tables)
         any_partition = partition_name(min(self.arrived or ()))
@@ -278,7 +284,11 @@ def _run_by_engine(
     sent = [result[SENT] for result in results if result is not None]
     if len(sent) < len(results) or _find_lost(sent, arrived):
         numbered = [
-            replace(task, payload={"place": place, "payload": task.payload})
+            Task(
+                task.name,
+                {"place": place, "payload": task.payload},
+                task.size_bytes,
+            )
             for place, task in enumerate(tasks)
         ]
         missing = {

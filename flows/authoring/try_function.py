@@ -683,7 +683,7 @@ def _edit(
     )
     trial.seconds += time.perf_counter() - started
     trial.differs = trial.differs or edit.compare_calls(
-        function, read, edited_texts, limit
+        function, read, edited_texts, errors, limit
     )
     trial.reasons += [
         edit.EMPTY if text is not None and not text.strip() else None

@@ -352,8 +352,7 @@ def test_batches_can_arrive_in_any_order_and_repeatedly(tmp_path: Path) -> None:
     random.Random(1).shuffle(batches)
     for _ in range(2):  # a bundle that is tried again
         shuffle.receive_partition(
-            [str(tmp_path)],
-            ["rows"],
+            {"rows": str(tmp_path)},
             str(tmp_path / "job"),
             0,
             [*batches, *batches[:5]],
