@@ -182,9 +182,16 @@ def acquire(
             or beats.is_dead(folder, number, owner)
         ):
             _end_orphan(folder / f"{number}.child.json")
-            committed = None if owner is None or done else _fence(folder, number)
-            if committed is not None and publish(committed):
-                continue
+            commit = folder / f"{number}.commit"
+            if (
+                owner is not None
+                and not done
+                and not create_exclusively(commit, FENCED)
+            ):
+                # the owner may not commit any more, or has committed
+                content = commit.read_bytes()
+                if content != FENCED and publish(content):
+                    continue
             # The random id distinguishes two tries of one process if the store's answer
             # was lost.
             content = json.dumps(
@@ -198,15 +205,6 @@ def acquire(
             waited = True
         time.sleep(WAIT_SECONDS)
     return None
-
-
-def _fence(folder: Path, number: int) -> bytes | None:
-    """Prevent the owner of a lease from committing; returns its commit if it exists."""
-    record = folder / f"{number}.commit"
-    if create_exclusively(record, FENCED):
-        return None
-    content = record.read_bytes()
-    return None if content == FENCED else content
 
 
 def running_owner(folder: Path) -> ProcessIdentity | None:

@@ -76,7 +76,17 @@ def load_function(own: OwnFunction) -> Callable[..., Any]:
         OwnCodeError: the code raises on import, the object is not callable, or another
             version of its distribution is installed.
     """
-    module = _load_module(own)
+    if own.files:
+        with _loading_lock:
+            module = _ModuleLoader(own).make(own.module)
+    else:
+        _check_version(own.module, own.reference, own.distribution)
+        try:
+            module = importlib.import_module(own.module)
+        except Exception as error:
+            raise OwnCodeError(
+                f"{own.module} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
     try:
         attribute = getattr(module, own.name)
     except AttributeError:
@@ -174,24 +184,6 @@ def call_signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(function)
     except (TypeError, ValueError):
         return None
-
-
-def _load_module(user_function: OwnFunction) -> ModuleType:
-    if user_function.files:
-        with _loading_lock:
-            module = _ModuleLoader(user_function).make(user_function.module)
-        assert module is not None
-        return module
-    _check_version(
-        user_function.module, user_function.reference, user_function.distribution
-    )
-    try:
-        return importlib.import_module(user_function.module)
-    except Exception as error:
-        raise OwnCodeError(
-            f"{user_function.module} cannot be imported: "
-            f"{type(error).__name__}: {error}"
-        ) from error
 
 
 @cache

@@ -383,7 +383,18 @@ def _check_node(node: Node, columns: Collection[str]) -> None:
         if name.lower() not in columns and not is_key:
             raise NotAllowedError(f"there is no column {name!r}")
     elif kind == "CAST":
-        _check_type(node)
+        # the type's name is stored differently in DuckDB 1 and 2
+        type_name = (
+            (node.get("type_expr") or {}).get("type_name")
+            or (node.get("cast_type") or {}).get("id")
+            or "?"
+        ).upper()
+        name = ALIASES.get(type_name, type_name)
+        if name not in ALLOWED_TYPES:
+            allowed = ", ".join(sorted(ALLOWED_TYPES))
+            raise NotAllowedError(
+                f"a cast to {name} is not allowed; allowed are {allowed}"
+            )
     elif kind not in ALLOWED_CLASSES or (
         kind == "OPERATOR" and node_type not in ALLOWED_OPERATORS
     ):
@@ -415,21 +426,4 @@ def _check_function(node: Node) -> None:
     if name in OF_TWO and len(arguments) != len(OF_TWO):
         raise NotAllowedError(
             f"{name} takes two values of one document, and has {len(arguments)}"
-        )
-
-
-def _check_type(node: Node) -> None:
-    """Reject casts to other types; the type's name is stored differently in DuckDB 1
-    and 2.
-    """
-    type_name = (
-        (node.get("type_expr") or {}).get("type_name")
-        or (node.get("cast_type") or {}).get("id")
-        or "?"
-    )
-    name = ALIASES.get(type_name.upper(), type_name.upper())
-    if name not in ALLOWED_TYPES:
-        raise NotAllowedError(
-            f"a cast to {name} is not allowed; allowed are "
-            f"{', '.join(sorted(ALLOWED_TYPES))}"
         )

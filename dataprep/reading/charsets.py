@@ -110,7 +110,11 @@ def decode(
     marked = marked_codec(content) if encoding in (None, AUTO) else None
     if marked is not None or encoding != AUTO:
         return _decode_as(content, marked or encoding or UTF8, errors)
-    tried = list(dict.fromkeys(_declared_codecs(content, charset, html)))
+    in_page = known_codec(declared_in_page(content)) if html else None
+    if in_page is not None and in_page.startswith("utf-16"):
+        in_page = UTF8  # a readable declaration is not UTF-16
+    declared = filter(None, (known_codec(charset), in_page, UTF8))
+    tried = list(dict.fromkeys(declared))
     for codec in tried:
         if (text := _try(content, codec)) is not None:
             return Decoded(text, codec)
@@ -128,7 +132,9 @@ def decode(
     for candidate in sound:
         if _is_mostly_right(candidate.text, candidate.replaced):
             return candidate
-    guess = _guess_codec(content)
+    from resiliparse.parse.encoding import detect_encoding
+
+    guess = known_codec(detect_encoding(content, html5_compatible=False) or "")
     if (
         guess is not None
         and (text := _try(content, guess)) is not None
@@ -253,17 +259,6 @@ def _is_mostly_right(text: str, replaced: int) -> bool:
     return len(_BEYOND_ASCII.findall(text)) > 2 * replaced
 
 
-def _declared_codecs(content: bytes, charset: str, html: bool) -> Iterator[str]:
-    codec = known_codec(charset)
-    if codec is not None:
-        yield codec
-    codec = known_codec(declared_in_page(content)) if html else None
-    if codec is not None:
-        # a readable declaration is not UTF-16
-        yield UTF8 if codec.startswith("utf-16") else codec
-    yield UTF8
-
-
 def declared_in_page(content: bytes) -> str:
     """Label in a page's `<meta>` element or XML declaration, or an empty string."""
     prescan = content[:PRESCAN_BYTES]
@@ -286,13 +281,6 @@ def known_codec(label: str) -> str | None:
 
     codec = map_encoding_to_html5(label.strip().strip("\"'"), fallback_utf8=False)
     return None if codec is None else _SUPERSETS.get(codec, codec)
-
-
-def _guess_codec(content: bytes) -> str | None:
-    from resiliparse.parse.encoding import detect_encoding
-
-    label = detect_encoding(content, html5_compatible=False)
-    return known_codec(label) if label else None
 
 
 def _try(content: bytes, codec: str) -> str | None:

@@ -211,7 +211,14 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
         *unsteady,
         *(
             f"source {name!r}: its folder also holds files that are not read: "
-            + "; ".join([_counts_in_words(listing.ignored), *answers(listing.ignored)])
+            + "; ".join(
+                [
+                    ", ".join(
+                        f"{count} {kind}" for kind, count in listing.ignored.items()
+                    ),
+                    *answers(listing.ignored),
+                ]
+            )
             for name, listing in listings.items()
             if listing.ignored
         ),
@@ -545,7 +552,3 @@ def _reading_warnings(
                 f"{total['too_long']['bytes']:,} bytes in all; split them, or raise "
                 "that"
             )
-
-
-def _counts_in_words(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {extension}" for extension, count in counts.items())

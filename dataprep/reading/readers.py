@@ -85,7 +85,13 @@ def read_file(
             Rejected.
     """
     if file.format == "python":
-        yield from _read_python(file)
+        documents = python_documents(file.location, file.name)
+        for number, document in enumerate(documents, start=1):
+            locator = document.locator
+            if document.error:
+                yield Rejected(number, f"{locator}: {document.error}")
+            else:
+                yield make_record(number, locator, document.text, document.metadata)
         return
     path = as_path(file.location)
     meter = None if file.format in _RANDOM_ACCESS else meter or Metered(path)
@@ -157,18 +163,6 @@ def _read_document(item: Input, reading: Reading, html: bool) -> Iterator[Read]:
             chosen_metadata(metadata, reading),
             part.count("\N{REPLACEMENT CHARACTER}") if decoded.replaced else 0,
         )
-
-
-def _read_python(file: SourceFile) -> Iterator[Read]:
-    for number, document in enumerate(
-        python_documents(file.location, file.name), start=1
-    ):
-        if document.error:
-            yield Rejected(number, f"{document.locator}: {document.error}")
-        else:
-            yield make_record(
-                number, document.locator, document.text, document.metadata
-            )
 
 
 _READERS: dict[str, Callable[[Input, Reading], Iterator[Read]]] = {
