@@ -135,10 +135,8 @@ def order_of_spread(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         the order (int64, shape (n,)) and the sorted keys.
     """
     bits = min(max(1, len(keys).bit_length() - 2), MOST_BITS)
-    order, ordered = (
-        np.empty(len(keys), dtype=np.int64),
-        np.empty(len(keys), dtype=np.uint64),
-    )
+    order = np.empty(len(keys), dtype=np.int64)
+    ordered = np.empty(len(keys), dtype=np.uint64)
     if not sort_buckets(keys, bits, LARGEST_BUCKET, order, ordered):
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]

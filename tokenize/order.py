@@ -108,7 +108,8 @@ class Order:
         """
         order = cls([sum(column) for column in zip(*phases, strict=True)], seed)
         order._set_phases(phases)
-        order.has_phases, order._as_stored = len(phases) > 1, as_stored
+        order.has_phases = len(phases) > 1
+        order._as_stored = as_stored
         return order
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
@@ -170,7 +171,8 @@ class Order:
         phase = int(np.searchsorted(self._ends, place, side="right"))
         if first < 0 or place + count > int(self._ends[phase]):
             return self.rows(np.arange(first, first + count, dtype=np.int64))
-        before, counts = int(self._ends[phase - 1]) if phase else 0, self._phases[phase]
+        before = int(self._ends[phase - 1]) if phase else 0
+        counts = self._phases[phase]
         if phase < self._as_stored:
             return np.arange(place, place + count, dtype=np.int64)
         self._spans += 1
@@ -267,10 +269,8 @@ def by_definition(
     """
     sources, index = unrank(counts, places)
     for source in np.unique(sources).tolist():
-        is_source, key = (
-            sources == source,
-            order_key(seed, *phase_parts(phase), "epoch", epoch, source),
-        )
+        is_source = sources == source
+        key = order_key(seed, *phase_parts(phase), "epoch", epoch, source)
         index[is_source] = permute(index[is_source], int(counts[source]), key)
     return rank(counts, sources, index)
 
@@ -319,10 +319,8 @@ def sources_of_rows(
     """
     counts = [checked_counts(phase) for phase in (*begun, *phases[len(begun) :])]
     ends = np.cumsum([sum(phase) for phase in phases], dtype=np.int64)
-    row_sources, phase_of = (
-        np.empty(len(rows), dtype=np.int64),
-        np.searchsorted(ends, rows, side="right"),
-    )
+    row_sources = np.empty(len(rows), dtype=np.int64)
+    phase_of = np.searchsorted(ends, rows, side="right")
     for phase in _distinct(phase_of):
         mask = phase_of == phase
         places = np.asarray(rows, dtype=np.int64)[mask] - (
@@ -376,7 +374,8 @@ def rank(
     sources, index = np.broadcast_arrays(
         np.asarray(sources, dtype=np.int64), np.asarray(index, dtype=np.int64)
     )
-    flat_sources, flat_index = sources.ravel(), index.ravel()
+    flat_sources = sources.ravel()
+    flat_index = index.ravel()
     places = np.empty(len(flat_index), dtype=np.int64)
     step = max(1, CHUNK_CELLS // max(1, len(counts)))
     for start in range(0, len(places), step):
@@ -395,7 +394,8 @@ def _merged_before(
     2**40 rows, and corrected by its remainder. The remainder is small and thus exact in
     64-bit arithmetic, although both products may wrap.
     """
-    source_counts, times = counts[sources], 2 * index + 1
+    source_counts = counts[sources]
+    times = 2 * index + 1
     before = index.copy()
     for source, count in enumerate(counts.tolist()):
         numerator = times * count - source_counts
@@ -441,10 +441,8 @@ def unrank(
             continue
         candidate_rows = _search(counts, source, count, total, places[unresolved])
         matches = rank(counts, np.array(source), candidate_rows) == places[unresolved]
-        sources[unresolved[matches]], index[unresolved[matches]] = (
-            source,
-            candidate_rows[matches],
-        )
+        sources[unresolved[matches]] = source
+        index[unresolved[matches]] = candidate_rows[matches]
     return sources, index
 
 
@@ -461,7 +459,8 @@ def _search(
     while (low < high).any():
         middle = (low + high + 1) // 2
         reached = rank(counts, np.array(source), middle) <= places
-        low, high = np.where(reached, middle, low), np.where(reached, high, middle - 1)
+        low = np.where(reached, middle, low)
+        high = np.where(reached, high, middle - 1)
     return low
 
 
@@ -500,8 +499,10 @@ def round_keys(key: int) -> np.ndarray:
 
 
 def _feistel(values: np.ndarray, half_bits: int, key: int, inverse: bool) -> np.ndarray:
-    bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
-    left, right = values >> bits, values & mask
+    bits = np.uint64(half_bits)
+    mask = np.uint64((1 << half_bits) - 1)
+    left = values >> bits
+    right = values & mask
     keys = round_keys(key)
     for round_key in reversed(keys) if inverse else keys:
         if inverse:
@@ -539,7 +540,8 @@ class OrderWithout(Order):
     def __init__(self, whole: Order, withheld: np.ndarray) -> None:
         self._whole = whole
         self._withheld = np.unique(np.asarray(withheld, dtype=np.int64))
-        self.seed, self.has_phases = whole.seed, whole.has_phases
+        self.seed = whole.seed
+        self.has_phases = whole.has_phases
         self.total = whole.total - len(self._withheld)
         if self.total <= 0:
             raise ValueError(

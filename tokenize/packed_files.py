@@ -272,7 +272,8 @@ def read_ahead(tokens: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> Non
     begins = np.asarray(firsts, np.int64) * tokens.itemsize // mmap.PAGESIZE
     ends = -(-np.asarray(lasts, np.int64) * tokens.itemsize // mmap.PAGESIZE)
     order = np.argsort(begins, kind="stable")
-    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    begins = begins[order]
+    ends = np.maximum.accumulate(ends[order])
     new = np.concatenate([[True], begins[1:] > ends[:-1]])
     for begin, end in zip(
         begins[new].tolist(),

@@ -69,13 +69,12 @@ class Shards:
     ) -> None:
         self.ends = np.cumsum([entry["rows"] for entry in entries], dtype=np.int64)
         self.local = is_local(folder)
-        self._folder, self._entries, self._stream, self._warn = (
-            folder,
-            entries,
-            stream,
-            warn,
-        )
-        self._length, self._dtype = sequence_length, dtype
+        self._folder = folder
+        self._entries = entries
+        self._stream = stream
+        self._warn = warn
+        self._length = sequence_length
+        self._dtype = dtype
         self._open: dict[str, np.ndarray] = {}
         self._addresses, self._sums = np.zeros((2, len(entries)), dtype=np.uint64)
         self._sound: set[str] = set()
@@ -163,7 +162,8 @@ class Shards:
         """Register the addresses of a local shard's rows and checksums; `_open` keeps
         them alive.
         """
-        name, rows = self._entries[shard]["file"], self._entries[shard]["rows"]
+        name = self._entries[shard]["file"]
+        rows = self._entries[shard]["rows"]
         sums = sums_name(name)
         if sums not in self._open:
             check_size(self._folder / sums, rows, CHECKSUM_DTYPE.itemsize)

@@ -103,7 +103,9 @@ class _Written(NamedTuple):
 
 def _write_tokens(path: Path, blocks: Iterable[np.ndarray]) -> _Written:
     """Write a shard's tokens; each block is hashed while in the cache."""
-    digest, checksums, length = hashlib.sha256(), [], 0
+    digest = hashlib.sha256()
+    checksums = []
+    length = 0
     with atomic_write(path) as sink:
         for block in blocks:
             rows = np.ascontiguousarray(block)
@@ -119,9 +121,11 @@ def index_of(pieces: pa.Table) -> pa.Table:
     """Rows of each document (`id`, `row`, distinct), ordered by id, from a table of
     pieces.
     """
-    words, row = id_words(pieces["id"]), pieces["row"].to_numpy()
+    words = id_words(pieces["id"])
+    row = pieces["row"].to_numpy()
     order = ordered_by(words[:, 0], words[:, 1], row)
-    words, row = words.take(order, axis=0), row[order]
+    words = words.take(order, axis=0)
+    row = row[order]
     same = (
         (words[1:, 0] == words[:-1, 0])
         & (words[1:, 1] == words[:-1, 1])

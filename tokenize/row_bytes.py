@@ -36,10 +36,8 @@ def by_shard(
         rows: int64 (k,), in [0, R).
         ends: int64 (shards,), ascending: the first row behind each shard.
     """
-    numbers, places = (
-        np.empty(len(rows), dtype=np.int64),
-        np.empty(len(rows), dtype=np.int64),
-    )
+    numbers = np.empty(len(rows), dtype=np.int64)
+    places = np.empty(len(rows), dtype=np.int64)
     starts = np.zeros(len(ends) + 1, dtype=np.int64)
     sort_by_shard(rows, ends, numbers, places, starts)
     bounds = starts.tolist()
@@ -355,7 +353,8 @@ caches, of data.
 
 
 def _load_soon(builder: Any, address: Any) -> None:
-    pointer_type, number = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+    pointer_type = ir.PointerType(ir.IntType(8))
+    number = ir.IntType(32)
     signature = ir.FunctionType(ir.VoidType(), [pointer_type, number, number, number])
     function = builder.module.declare_intrinsic(
         "llvm.prefetch", [pointer_type], signature

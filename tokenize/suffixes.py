@@ -72,10 +72,8 @@ class MappedRows:
             for part in range(3)
         )
         ends = np.cumsum([len(kept[0]) for kept in self._kept], dtype=np.int64)
-        self.rows, self.dtype = (
-            Rows(tokens, offsets, bounds, ends, length, dtype.itemsize == 4),
-            dtype,
-        )
+        self.rows = Rows(tokens, offsets, bounds, ends, length, dtype.itemsize == 4)
+        self.dtype = dtype
 
     def expect_far_reads(self) -> None:
         """See `packed_files.expect_far_reads`."""

@@ -154,7 +154,8 @@ def run(
         out,
     )
     partitions = 1 << partition_bits
-    tasks, first = [], 0
+    tasks = []
+    first = 0
     for shard in packed.shards:
         last = first + shard["rows"]
         tasks.append(
@@ -197,16 +198,16 @@ def send_places(task: Task, plan: Plan) -> Generator[Sent, None, Done]:
     """Send every possible start of a passage in a shard to the partition of its
     bucket.
     """
-    mapped, length = plan.rows(), plan.packed.sequence_length
-    first, last = task.payload["first"], task.payload["last"]
+    mapped = plan.rows()
+    length = plan.packed.sequence_length
+    first = task.payload["first"]
+    last = task.payload["last"]
     at_a_time = max(1, CHUNK_TOKENS // length)
     for begin in range(first, last, at_a_time):
         end = min(begin + at_a_time, last)
         withheld = np.isin(np.arange(begin, end), plan.packed.withheld)
-        buckets, places = (
-            np.empty((end - begin) * length, np.uint32),
-            np.empty((end - begin) * length, plan.dtype),
-        )
+        buckets = np.empty((end - begin) * length, np.uint32)
+        places = np.empty((end - begin) * length, plan.dtype)
         number = list_places(
             begin, end, withheld, plan.shortest, plan.bits, mapped.rows, buckets, places
         )
@@ -223,13 +224,16 @@ def send_places(task: Task, plan: Plan) -> Generator[Sent, None, Done]:
 
 def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
     """Write the sorted places of a partition and the starts of its buckets."""
-    partition, size = task.payload["partition"], 1 << (plan.bits - plan.partition_bits)
-    first, counts = partition * size, np.zeros(size + 1, np.int64)
+    partition = task.payload["partition"]
+    size = 1 << (plan.bits - plan.partition_bits)
+    first = partition * size
+    counts = np.zeros(size + 1, np.int64)
     if not sent.is_nothing:
         for piece in sent.pieces(partition):
             count_buckets(piece["bucket"].to_numpy(), first, counts[1:])
     starts = np.cumsum(counts)
-    places, prints = np.empty(starts[-1], plan.dtype), np.empty(starts[-1], np.uint8)
+    places = np.empty(starts[-1], plan.dtype)
+    prints = np.empty(starts[-1], np.uint8)
     if len(places):
         filled = starts[:-1].copy()
         for piece in sent.pieces(partition):
@@ -325,7 +329,8 @@ class OpenIndex:
         self._bits: int = header["bits"]
         self._per_partition = (1 << self._bits) // header["partitions"]
         self._dtype = np.dtype(header["dtype"]).newbyteorder("<")
-        self._folder, self._rows = folder, map_rows(packed)
+        self._folder = folder
+        self._rows = map_rows(packed)
         self._rows.expect_far_reads()
         self._open: dict[int, Partition] = {}
 
@@ -337,19 +342,17 @@ class OpenIndex:
             ids: its tokens, integers of shape (size,).
         """
         text = np.ascontiguousarray(ids, dtype=self._rows.dtype)
-        size, shortest = len(text), self.shortest
+        size = len(text)
+        shortest = self.shortest
         if size < shortest:
             return []
-        address, wide = np.uint64(text.ctypes.data), self._rows.rows.wide
-        buckets, prints = (
-            np.empty(size - shortest + 1, np.int64),
-            np.empty(size - shortest + 1, np.uint8),
-        )
+        address = np.uint64(text.ctypes.data)
+        wide = self._rows.rows.wide
+        buckets = np.empty(size - shortest + 1, np.int64)
+        prints = np.empty(size - shortest + 1, np.uint8)
         hash_text(address, size, shortest, self._bits, wide, buckets, prints)
-        owners, matches = (
-            buckets // self._per_partition,
-            np.zeros((len(buckets), 3), np.int64),
-        )
+        owners = buckets // self._per_partition
+        matches = np.zeros((len(buckets), 3), np.int64)
         for part in self._look_ahead(owners, buckets, prints):
             some = np.zeros((len(part.begins), 3), np.int64)
             find_longest(

@@ -197,7 +197,8 @@ def render(template: jinja2.Template, **names: Any) -> str:
         jinja2.TemplateError: the template refuses what it is given, or does more than
             it may.
     """
-    _budget.work, _budget.characters = MOST_WORK, MOST_CHARACTERS
+    _budget.work = MOST_WORK
+    _budget.characters = MOST_CHARACTERS
     try:
         return template.render(**names)
     except (RecursionError, OverflowError, MemoryError) as error:
@@ -205,7 +206,8 @@ def render(template: jinja2.Template, **names: Any) -> str:
             f"the template does more than it may: {type(error).__name__}: {error}"
         ) from error
     finally:
-        _budget.work, _budget.characters = MOST_WORK, MOST_CHARACTERS
+        _budget.work = MOST_WORK
+        _budget.characters = MOST_CHARACTERS
 
 
 class _Charges(NodeTransformer):

@@ -102,9 +102,9 @@ class Formatter:
                 " ".join(blame(self._own.use, error).split())
             ) from error
         merged = _merged([self._checked(pair) for pair in pairs])
-        answers, assistant_turns = (
-            sum(generated for _, generated in merged),
-            sum(message["role"] == "assistant" for message in conversation),
+        answers = sum(generated for _, generated in merged)
+        assistant_turns = sum(
+            message["role"] == "assistant" for message in conversation
         )
         if answers != assistant_turns:
             raise FormatterError(

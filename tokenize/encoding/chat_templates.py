@@ -283,7 +283,8 @@ def render_segments(
     text = render_text(template, messages, prompt, **names)
     if OPEN not in text:
         text = _marked(template, messages, text, **names)
-    segments, generated = [], False
+    segments = []
+    generated = False
     for part in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text):
         if part in (OPEN, CLOSE):
             generated = part == OPEN
@@ -303,7 +304,8 @@ def _marked(
     The text is unchanged if the template renders a prefix differently when messages
     follow.
     """
-    marked, position = "", 0
+    marked = ""
+    position = 0
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -398,10 +400,8 @@ def refuse_untrainable(
         special_tokens: those of the tokenizer.
         unmarked: message if an answer is not marked.
     """
-    full_text, answers = (
-        "".join(part for part, _ in segments),
-        [part for part, generated in segments if generated],
-    )
+    full_text = "".join(part for part, _ in segments)
+    answers = [part for part, generated in segments if generated]
     if len(answers) != 2 or any(
         message["content"] not in answer
         for message, answer in zip(PROBE[2::2], answers, strict=True)

@@ -227,11 +227,9 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
         if isinstance(encoder, str)
         else (BATCH_BYTES, encoder.unlike)
     )
-    texts, begin, decoded = (
-        read_texts(folders, shard, annotations, PART_BYTES),
-        0,
-        (0, 0),
-    )
+    texts = read_texts(folders, shard, annotations, PART_BYTES)
+    begin = 0
+    decoded = (0, 0)
     with ThreadPoolExecutor(1, "flush") as flushing:
         with ExitStack() as opened:
             sink = opened.enter_context(atomic_write(files[0]))
@@ -239,7 +237,8 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
                 for data, offsets, characters, words, for_library in parts:
                     part = slice(begin, begin + len(words))
                     sizes["bytes"][part] = np.diff(offsets)
-                    sizes["characters"][part], sizes["words"][part] = characters, words
+                    sizes["characters"][part] = characters
+                    sizes["words"][part] = words
                     for batch in batches(sizes["bytes"][part], batch_bytes):
                         ids, lengths, batch_errors = encode_batch(
                             tokenizer,
@@ -267,7 +266,8 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
             # the disk takes about as long as the code below
             flushed = flushing.submit(opened.pop_all().close)
         good = ~np.isin(rows, list(errors))
-        tokens, written = sizes["tokens"][good], rows[good]
+        tokens = sizes["tokens"][good]
+        written = rows[good]
         docs = pa.table(
             {
                 "row": written,
@@ -290,10 +290,8 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
         write_table(files[-1], _quarantine_table(folders, shard, errors))
     reasons = np.full(len(documents), None)
     reasons[list(errors)] = QUARANTINE_REASON
-    unchanged, text_bytes = (
-        np.zeros(len(documents), np.int64),
-        np.zeros(len(documents), np.int64),
-    )
+    unchanged = np.zeros(len(documents), np.int64)
+    text_bytes = np.zeros(len(documents), np.int64)
     text_bytes[rows] = sizes["bytes"]
     counts = count_documents(
         documents, rows, pa.array(reasons, pa.string()), unchanged, pa.array(text_bytes)

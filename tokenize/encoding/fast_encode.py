@@ -102,7 +102,8 @@ class FastEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, specification: Known) -> None:
-        self._tokenizer, self.known = tokenizer, specification
+        self._tokenizer = tokenizer
+        self.known = specification
         self.unlike = (
             unlike(specification.nfc) if specification.byte_level else NONE_LISTED
         )
@@ -181,7 +182,8 @@ class FastEncoder:
         except BaseException as error:
             if not _is_panic(error):
                 raise
-            ids, lengths = np.empty(0, np.uint32), np.zeros(len(offsets) - 1, np.int64)
+            ids = np.empty(0, np.uint32)
+            lengths = np.zeros(len(offsets) - 1, np.int64)
             library_rows = np.arange(len(offsets) - 1)
         finally:
             now = resident_bytes()
@@ -215,7 +217,8 @@ class FastEncoder:
         rows = self._gigatoken.encode_batch(
             as_awkward(data, offsets), parallel=False
         ).layout
-        ids, bounds = np.asarray(rows.content.data), np.asarray(rows.offsets.data)
+        ids = np.asarray(rows.content.data)
+        bounds = np.asarray(rows.offsets.data)
         lengths = np.diff(bounds)
         if self.known.stand_ins:
             ids, lengths = replace_stand_ins(

@@ -45,7 +45,8 @@ class Texts(ak.Array):
         args: tuple[Any, ...],
         kwargs: Mapping[str, object],
     ) -> Any:
-        layout, alone = self.layout, len(args) == 1 and not kwargs
+        layout = self.layout
+        alone = len(args) == 1 and not kwargs
         if alone and function.__name__ == "without_parameters":
             return self
         offsets = layout.offsets.data

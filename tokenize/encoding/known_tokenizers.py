@@ -87,7 +87,8 @@ def read_known(tokenizer: Tokenizer) -> Known:
     else:
         vocabulary = model["vocab"]
         _check_byte_fallback(model)
-    pre_tokenizer, digits = described["pre_tokenizer"], False
+    pre_tokenizer = described["pre_tokenizer"]
+    digits = False
     if byte_level:
         pre_tokenizer, digits = _pre_tokenizer(pre_tokenizer)
     first = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1

@@ -91,7 +91,8 @@ def measure(
     coded = (
         column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
     )
-    members, groups = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+    members = coded.indices.to_numpy()
+    groups = coded.dictionary.to_pylist()
     sums = {"documents": np.bincount(members, minlength=len(groups))}
     # bincount adds in float64: sums of integers below 2^53 are exact.
     sums |= {
@@ -135,7 +136,8 @@ def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> Vocabul
     plain = np.ones(len(counts), bool)
     plain[list(tokenizer.special_ids.values())] = False
     plain &= tokenizer.token_bytes > 0
-    size, used = int(plain.sum()), np.flatnonzero(counts)
+    size = int(plain.sum())
+    used = np.flatnonzero(counts)
     sizes = tokenizer.token_bytes.astype(np.int64)
     by_count = used[np.lexsort((used, -counts[used]))][:SHOWN_TOKENS]
     by_size = used[np.lexsort((used, -counts[used], -sizes[used]))][:SHOWN_TOKENS]

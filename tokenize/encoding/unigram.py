@@ -117,12 +117,15 @@ def frequent_substrings(
     flat = "".join(words)
     characters = np.frombuffer(flat.encode("utf-32-le"), np.uint32).astype(np.uint64)
     lengths = np.array([*map(len, words)], np.int64)
-    ends, times = np.repeat(np.cumsum(lengths), lengths), np.repeat(counts, lengths)
-    at, hashes = np.arange(len(characters)), characters
+    ends = np.repeat(np.cumsum(lengths), lengths)
+    times = np.repeat(counts, lengths)
+    at = np.arange(len(characters))
+    hashes = characters
     begins, sizes, totals = ([np.empty(0, np.int64)] for _ in range(3))
     for size in range(2, LONGEST_PIECE + 1):
         inside = at + size <= ends[at]
-        at, hashes = at[inside], hashes[inside]
+        at = at[inside]
+        hashes = hashes[inside]
         hashes = hashes * FACTOR + characters[at + size - 1]
         _, first, number = np.unique(hashes, return_index=True, return_inverse=True)
         # below 2^53, so exact
@@ -131,7 +134,8 @@ def frequent_substrings(
         begins.append(at[first[often]])
         sizes.append(np.full(often.sum(), size))
         totals.append(total[often])
-        at, hashes = at[often[number]], hashes[often[number]]
+        at = at[often[number]]
+        hashes = hashes[often[number]]
     begin, size_of, count = (np.concatenate(parts) for parts in (begins, sizes, totals))
     order = np.lexsort((begin, -count * size_of))[:most]
     return [

@@ -50,7 +50,8 @@ class Listed(NamedTuple):
 
 def listed(codes: np.ndarray) -> Listed:
     """Build the set from code points (int64)."""
-    table, beginnings = np.zeros(CODE_POINTS, np.uint8), np.zeros(1 << 16, np.uint8)
+    table = np.zeros(CODE_POINTS, np.uint8)
+    beginnings = np.zeros(1 << 16, np.uint8)
     table[codes] = 1
     for code in codes.tolist():
         first, second = chr(code).encode()[:2]

@@ -313,13 +313,13 @@ def send_draws(
         ["id", "source", "text"],
     )
     table = read.documents.take(pa.array(read.rows))
-    words, names = id_words(table["id"]), table["source"].cast(pa.string()).to_numpy()
+    words = id_words(table["id"])
+    names = table["source"].cast(pa.string()).to_numpy()
     sizes = pc.binary_length(table["text"]).to_numpy().astype(np.int64)
-    key, is_held_out = (
-        order_key(seed, "tokenizer"),
-        drawn_below(words, order_key(seed, "tokenizer", "held out"), HELD_OUT),
-    )
-    tables, targets = [DRAWN_SCHEMA.empty_table()], [np.empty(0, np.int64)]
+    key = order_key(seed, "tokenizer")
+    is_held_out = drawn_below(words, order_key(seed, "tokenizer", "held out"), HELD_OUT)
+    tables = [DRAWN_SCHEMA.empty_table()]
+    targets = [np.empty(0, np.int64)]
     for place, (source, held_out) in enumerate(
         (source, held_out) for source in shares for held_out in (False, True)
     ):

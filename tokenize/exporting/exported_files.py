@@ -135,7 +135,8 @@ def export_tokens(
         ExportError: there is nothing to export, something is in the way, or the format
             cannot hold it.
     """
-    prefix, rows = SPLITS[split], split_of(packed, split, seed)
+    prefix = SPLITS[split]
+    rows = split_of(packed, split, seed)
     _check(packed, out, form, prefix, rows, shard_tokens)
     shards = plan(rows, form, prefix, shard_tokens)
     out.mkdir(parents=True, exist_ok=True)
@@ -143,7 +144,8 @@ def export_tokens(
         prefix=".export-", dir=out if is_local(out) else None
     ) as folder:
         scratch = rows.scratch(Path(folder))
-        documents, checksums = 0, dict[str, str]()
+        documents = 0
+        checksums = dict[str, str]()
         for shard in shards:
             checksums |= _write(out, form, rows, shard, Path(folder))
             table = out / f"{shard.name}.docs.parquet"
@@ -191,7 +193,10 @@ def plan(rows: Split, form: str, prefix: str, shard_tokens: int) -> list[Exporte
     hold.
     """
     shards: list[ExportedFile] = []
-    several, first, file_tokens, position = form in SHARDED, 0, 0, 0
+    several = form in SHARDED
+    first = 0
+    file_tokens = 0
+    position = 0
     for part in rows.filled():
         for filled in part.tolist():
             if several and file_tokens + filled > shard_tokens:
@@ -200,8 +205,10 @@ def plan(rows: Split, form: str, prefix: str, shard_tokens: int) -> list[Exporte
                         _name(form, prefix, len(shards)), first, position, file_tokens
                     )
                 )
-                first, file_tokens = position, 0
-            file_tokens, position = file_tokens + filled, position + 1
+                first = position
+                file_tokens = 0
+            file_tokens = file_tokens + filled
+            position = position + 1
     return [
         *shards,
         ExportedFile(_name(form, prefix, len(shards)), first, position, file_tokens),
@@ -220,7 +227,8 @@ def _write(
     out: Path, form: str, rows: Split, shard: ExportedFile, scratch: Path
 ) -> dict[str, str]:
     """Write a shard's files; returns their checksums by name."""
-    dtype, checksums = _dtype(form, rows.dtype), dict[str, str]()
+    dtype = _dtype(form, rows.dtype)
+    checksums = dict[str, str]()
 
     def opened(ending: str) -> AbstractContextManager[HashedSink]:
         name = f"{shard.name}{ending}"
@@ -256,7 +264,8 @@ def _samples(rows: Split) -> Iterator[Sample]:
     """
     for block in rows.blocks():
         ends = np.cumsum(block.lengths)
-        begins, last = ends - block.lengths, np.cumsum(block.counts)
+        begins = ends - block.lengths
+        last = np.cumsum(block.counts)
         row_ends = np.cumsum(block.filled)
         for row, stop in enumerate(row_ends.tolist()):
             start = stop - int(block.filled[row])
@@ -356,7 +365,8 @@ def write_documents(
                     schema=SCHEMA,
                 )
             )
-            at, written = int(ends[-1]), written + len(pieces)
+            at = int(ends[-1])
+            written = written + len(pieces)
     return written
 
 
@@ -370,7 +380,9 @@ class HashedSink:
     """
 
     def __init__(self, sink: BinaryIO, thread: ThreadPoolExecutor) -> None:
-        self._sink, self._thread, self._digest = sink, thread, hashlib.sha256()
+        self._sink = sink
+        self._thread = thread
+        self._digest = hashlib.sha256()
         self._waiting: deque[Future[None]] = deque()
 
     def write(self, data: bytes | memoryview) -> int:

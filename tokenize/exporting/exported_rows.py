@@ -79,7 +79,8 @@ class Split:
     """
 
     def __init__(self, shards: Sequence[OpenShard], order: Order | None = None) -> None:
-        self._shards, self._order = list(shards), order
+        self._shards = list(shards)
+        self._order = order
         self._ends = np.cumsum([len(shard.tokens) for shard in shards], dtype=np.int64)
         stored = int(self._ends[-1]) if len(self._ends) else 0
         self.rows = stored if order is None else order.total
@@ -90,10 +91,8 @@ class Split:
         """Rows at positions [first, stop) of the order, in blocks."""
         for positions in self._positions(first, stop):
             rows = self._rows_at(positions)
-            tokens, bounds = (
-                np.empty((len(rows), self.sequence_length), dtype=self.dtype),
-                self._boundaries(rows),
-            )
+            tokens = np.empty((len(rows), self.sequence_length), dtype=self.dtype)
+            bounds = self._boundaries(rows)
             shards = np.searchsorted(self._ends, rows, side="right")
             for shard in np.unique(shards).tolist():
                 chosen = shards == shard
@@ -121,10 +120,8 @@ class Split:
             yield self._boundaries(self._rows_at(positions)).filled()
 
     def _positions(self, first: int, stop: int | None) -> Iterator[np.ndarray]:
-        step, end = (
-            max(1, BLOCK_TOKENS // self.sequence_length),
-            self.rows if stop is None else stop,
-        )
+        step = max(1, BLOCK_TOKENS // self.sequence_length)
+        end = self.rows if stop is None else stop
         for begin in range(first, end, step):
             yield np.arange(begin, min(end, begin + step), dtype=np.int64)
 
@@ -163,7 +160,8 @@ class Split:
             reserve(folder / name)
         at = row = 0
         for shard in self._shards:
-            table, offsets = shard.pieces(), shard.boundaries.offsets
+            table = shard.pieces()
+            offsets = shard.boundaries.offsets
             # A row has one boundary more than it has pieces.
             first[row : row + len(offsets)] = at + offsets - np.arange(len(offsets))
             row += len(offsets) - 1
@@ -174,7 +172,8 @@ class Split:
                 )
             part = pieces[at : at + len(table)]
             words = id_words(table["id"])
-            part["high"], part["low"] = words[:, 0], words[:, 1]
+            part["high"] = words[:, 0]
+            part["low"] = words[:, 1]
             for name in ("source", "copy", "offset"):
                 part[name] = table[name].to_numpy()
             at += len(table)

@@ -268,15 +268,14 @@ def _megatron(file: TokenFile, content: np.ndarray) -> Runs:
             f"{file.name}: there is no index (.idx) beside it, which says where its "
             "documents end; copy it too, or read the file as `format: memmap`"
         )
-    index, name = as_path(file.beside).read_bytes(), f"the index of {file.name}"
+    index = as_path(file.beside).read_bytes()
+    name = f"the index of {file.name}"
     if index[:9] != MEGATRON_MAGIC:
         raise TokenFileError(
             f"{name} does not begin as those of Megatron-LM's indexed datasets do"
         )
-    version, code = (
-        int.from_bytes(index[9:17], "little"),
-        index[17] if len(index) > 17 else 0,
-    )
+    version = int.from_bytes(index[9:17], "little")
+    code = index[17] if len(index) > 17 else 0
     if version != MEGATRON_VERSION or code not in MEGATRON_DTYPES:
         raise TokenFileError(
             f"{name} is of version {version} and dtype {code}; version "
@@ -337,7 +336,8 @@ def _olmo(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
     if content[: len(NUMPY_MAGIC)].tobytes() == NUMPY_MAGIC:
         begin, stored = _numpy_header(file, content)
     else:
-        begin, stored = 0, _named(file, dtype)
+        begin = 0
+        stored = _named(file, dtype)
     array_run = _whole(file, content, begin, stored)
     if file.beside is None:
         return array_run
@@ -434,7 +434,8 @@ def _mds(
     """
     shard = file.shard
     assert shard is not None
-    names, sizes = shard["column_names"], shard["column_sizes"]
+    names = shard["column_names"]
+    sizes = shard["column_sizes"]
     token_column = column or next((name for name in MDS_COLUMNS if name in names), None)
     if token_column not in names:
         raise TokenFileError(
@@ -495,18 +496,17 @@ def _in_column(
                     f"{file.name}: the arrays of its samples are of several dtypes, or "
                     f"of none that tokens have ({sorted(codes)})"
                 )
-            begin, size, dtype_name = (
-                begin + 1,
-                size - 1,
-                np.dtype(MDS_DTYPES[codes.pop()]).name if codes else "uint16",
-            )
+            begin = begin + 1
+            size = size - 1
+            dtype_name = np.dtype(MDS_DTYPES[codes.pop()]).name if codes else "uint16"
         stored = _named(file, dtype_name)
         if not shape:
             # One byte with the number of axes and the width of their lengths, then the
             # lengths.
             axes = content[begin].astype(np.int64)
             head = 1 + (axes >> 2) * (1 << (axes & 3))
-            begin, size = begin + head, size - head
+            begin = begin + head
+            size = size - head
     else:
         raise TokenFileError(
             f"{file.name}: its tokens are stored as {encoding!r}; "
@@ -558,7 +558,10 @@ def bounds_of(
     """
     if runs.are_documents:
         return _without_ends(runs, content, end_of_text)
-    size, begins, lengths, ended = runs.dtype.itemsize, [], [], 0
+    size = runs.dtype.itemsize
+    begins = []
+    lengths = []
+    ended = 0
     for begin, tokens in zip(runs.begin.tolist(), runs.tokens.tolist(), strict=True):
         if document_tokens is not None:
             starts = np.arange(0, tokens, document_tokens, dtype=np.int64)
@@ -568,7 +571,8 @@ def bounds_of(
                 np.frombuffer(content, runs.dtype, tokens, begin), end_of_text
             )
             ended += len(ends)
-            starts, stops = np.append(0, ends + 1), np.append(ends, tokens)
+            starts = np.append(0, ends + 1)
+            stops = np.append(ends, tokens)
         is_some = stops > starts
         begins.append(begin + starts[is_some] * size)
         lengths.append((stops - starts)[is_some])
@@ -592,7 +596,8 @@ def _places(tokens: np.ndarray, token_id: int) -> np.ndarray:
 
 
 def _without_ends(runs: Runs, content: np.ndarray, end_of_text: int) -> Bounds:
-    size, nonempty = runs.dtype.itemsize, np.flatnonzero(runs.tokens)
+    size = runs.dtype.itemsize
+    nonempty = np.flatnonzero(runs.tokens)
     last = runs.begin[nonempty] + (runs.tokens[nonempty] - 1) * size
     ids = (
         content[last[:, None] + np.arange(size)]

@@ -298,7 +298,8 @@ def run(
 
 def _look(folder: str, task: Task) -> Done:
     """Find the documents of one file and write their bounds."""
-    file, options = TokenFile(**task.payload["file"]), task.payload
+    file = TokenFile(**task.payload["file"])
+    options = task.payload
     content = content_of(file)
     runs = runs_of(file, content, options["dtype"], options["column"])
     document_bounds = bounds_of(
@@ -437,16 +438,19 @@ def _parts(
             first = stop
             if part_tokens >= PART_TOKENS:
                 yield part
-                part, part_tokens = [], 0
+                part = []
+                part_tokens = 0
     if part:
         yield part
 
 
 def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
     """Write the tokens, document table and origins of one part."""
-    tokenizer, source = load(as_path(tokenizer_folder)), task.payload["source"]
+    tokenizer = load(as_path(tokenizer_folder))
+    source = task.payload["source"]
     dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
-    shard, folder = f"{task.name}.parquet", as_path(out)
+    shard = f"{task.name}.parquet"
+    folder = as_path(out)
     tokens_path, docs_path = (
         folder / TOKENS / name(shard) for name in (tokens_name, docs_name)
     )
@@ -536,16 +540,12 @@ def _documents(
     """
     for selection in selections:
         file = selection.file
-        dtype, table = (
-            np.dtype(selection.dtype),
-            read_table(as_path(selection.bounds)).slice(
-                selection.first, selection.stop - selection.first
-            ),
+        dtype = np.dtype(selection.dtype)
+        table = read_table(as_path(selection.bounds)).slice(
+            selection.first, selection.stop - selection.first
         )
-        begins, sizes = (
-            table["begin"].to_numpy(),
-            table["tokens"].to_numpy() * dtype.itemsize,
-        )
+        begins = table["begin"].to_numpy()
+        sizes = table["tokens"].to_numpy() * dtype.itemsize
         offset = int(begins.min())
         content = content_of(file, offset, int((begins + sizes).max()))
         columns = (table[name].to_pylist() for name in ("begin", "tokens", "metadata"))

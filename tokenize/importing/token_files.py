@@ -91,7 +91,8 @@ def token_files(name: str, source: TokenSource) -> list[TokenFile]:
 
 def _found(name: str, tokens: str) -> tuple[str, list[Found]]:
     """Kind of a source's path, and all its files with those beside them."""
-    path, key = tokens, f"source {name!r}"
+    path = tokens
+    key = f"source {name!r}"
     if PurePosixPath(path).name == MDS_INDEX:
         path = path.removesuffix(MDS_INDEX).rstrip("/") or "."
     kind, listing = find_at(key, path)

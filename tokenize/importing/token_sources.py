@@ -53,7 +53,8 @@ def decoded_text(corpus: Mapping[str, Path], shard: str, row: int) -> str:
     from gristmill.tokenize.encoding.encode import docs_name, tokens_name
     from gristmill.tokenize.encoding.tokenizer import load
 
-    tokenizer, folder = load(corpus["tokenizer"]), corpus["tokenize"]
+    tokenizer = load(corpus["tokenizer"])
+    folder = corpus["tokenize"]
     document = read_rows(
         folder / docs_name(shard), [row], ["offset", "tokens"]
     ).to_pylist()[0]

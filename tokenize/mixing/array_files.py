@@ -53,7 +53,8 @@ def load_record(folder: str | Path, name: str, kind: type[Record]) -> Record:
             if is_local(path)
             else line + stream.read()
         )
-    arrays, begin = {}, len(line)
+    arrays = {}
+    begin = len(line)
     for field, (dtype, shape) in json.loads(line).items():
         arrays[field] = np.frombuffer(content, dtype, math.prod(shape), begin).reshape(
             shape

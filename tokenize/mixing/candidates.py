@@ -169,10 +169,8 @@ def collect(
         for number, (corpus_number, shard) in enumerate(shards)
     ]
     documents = sum(rows)
-    bits, ledger_bits = (
-        partition_bits(documents, ENTRY_BYTES),
-        partition_bits(documents, CANDIDATE_BYTES),
-    )
+    bits = partition_bits(documents, ENTRY_BYTES)
+    ledger_bits = partition_bits(documents, CANDIDATE_BYTES)
     process = partial(
         judge_shard,
         inputs={name: str(folder) for name, folder in inputs.items()},
@@ -332,10 +330,8 @@ def _judge(
     key: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Verdicts (int8) and repeats (int64) of a shard's documents."""
-    verdicts, repeats = (
-        np.full(len(docs), MET, dtype=np.int8),
-        np.ones(len(docs), dtype=np.int64),
-    )
+    verdicts = np.full(len(docs), MET, dtype=np.int8)
+    repeats = np.ones(len(docs), dtype=np.int64)
     expressions = [
         expression
         for settings in sources.values()

@@ -69,11 +69,9 @@ class Before:
         """Phases of the kept rows: rows by source, and rows by source of the full order
         of each phase.
         """
-        rows, full_orders, remaining = (
-            list[tuple[int, ...]](),
-            list[tuple[int, ...]](),
-            self.rows,
-        )
+        rows = list[tuple[int, ...]]()
+        full_orders = list[tuple[int, ...]]()
+        remaining = self.rows
         for phase, order in zip(
             self.phases, (*self.begun, *self.phases[len(self.begun) :]), strict=True
         ):
@@ -112,7 +110,8 @@ class Before:
         for phase in range(len(self.begun), len(self.phases)):
             selection = np.flatnonzero(phase_of == phase)
             if len(selection):
-                count, parts = self.phases[phase][source], phase_parts(phase)
+                count = self.phases[phase][source]
+                parts = phase_parts(phase)
                 stored = permute(
                     numbers[selection] - begins[phase],
                     count,

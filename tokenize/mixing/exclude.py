@@ -84,7 +84,9 @@ class EmptiedRows:
             hit = pc.is_in(pieces["row"], value_set=pa.array(self.rows, pa.int64()))
         self.pieces = pieces.filter(pc.invert(hit)) if len(self.rows) else pieces
         self.touched = _hex_ids(pieces.filter(hit)) if len(self.rows) else []
-        self._first, self._pad, self._whole = first, pad, hashlib.sha256()
+        self._first = first
+        self._pad = pad
+        self._whole = hashlib.sha256()
 
     def blocks(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Blocks of the shard's tokens, (n, L) each, with the emptied rows filled with

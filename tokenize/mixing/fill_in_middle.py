@@ -86,7 +86,8 @@ class Rearranging:
         for number in np.unique(source).tolist():
             for repeat in np.unique(time[source == number]).tolist():
                 selection = (source == number) & (time == repeat)
-                key, rate = order_key(self.key, "chosen", repeat), self.rates[number]
+                key = order_key(self.key, "chosen", repeat)
+                rate = self.rates[number]
                 mask[selection] = (
                     drawn_below(words[selection], key, rate) if rate < 1 else True
                 )
@@ -164,15 +165,12 @@ class Rearranging:
             offset, length: int64, first token within the (rearranged) document, tokens
                 with the end of text.
         """
-        source, text = (
-            np.zeros((len(tokens), RUNS), np.int64),
-            np.zeros((len(tokens), RUNS), np.int64),
-        )
-        ends, has_end = (
-            np.full(text.shape, self.eos, dtype=np.int32),
-            np.zeros(text.shape, dtype=bool),
-        )
-        text[:, 0], has_end[:, 0] = tokens, True
+        source = np.zeros((len(tokens), RUNS), np.int64)
+        text = np.zeros((len(tokens), RUNS), np.int64)
+        ends = np.full(text.shape, self.eos, dtype=np.int32)
+        has_end = np.zeros(text.shape, dtype=bool)
+        text[:, 0] = tokens
+        has_end[:, 0] = True
         selection = np.flatnonzero(rearranged)
         cuts = self.cuts(words[selection], time[selection], number, tokens[selection])
         source[selection], text[selection], ends[selection] = self.runs(
@@ -181,10 +179,8 @@ class Rearranging:
         has_end[selection] = True
         stop = np.cumsum(text + has_end, axis=1)
         begin = stop - text - has_end
-        low, high = (
-            np.maximum(begin, offset[:, None]),
-            np.minimum(stop, (offset + length)[:, None]),
-        )
+        low = np.maximum(begin, offset[:, None])
+        high = np.minimum(stop, (offset + length)[:, None])
         piece, run = np.nonzero(high > low)
         low, high, begin, stop = (
             array[piece, run] for array in (low, high, begin, stop)

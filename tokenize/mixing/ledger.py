@@ -130,15 +130,9 @@ def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
                 continue
             segment = streams.segment(pass_number, partition).of(stream)
             last = int(np.searchsorted(segment.starts(base)[:-1], end)) - 1
-            (
-                last_entries.any[stream],
-                last_entries.words[stream],
-                last_entries.time[stream],
-            ) = (
-                True,
-                segment.words[last],
-                segment.time[last],
-            )
+            last_entries.any[stream] = True
+            last_entries.words[stream] = segment.words[last]
+            last_entries.time[stream] = segment.time[last]
             last_entries.draw[stream] = streams.draws.of(
                 np.array([stream]),
                 segment.words[last : last + 1],
@@ -225,7 +219,8 @@ def write_ledger(
     """
     if used is not None:
         trained = train_stream(np.arange(len(sources)))
-        last_entries.any[trained], last_entries.whole[trained] = False, False
+        last_entries.any[trained] = False
+        last_entries.whole[trained] = False
     save(context.work / "plan", "taken", last_entries)
     save(context.work / "plan", "emptied", emptied)
     tables = -(-candidates.documents // FILE_DOCUMENTS)
@@ -294,10 +289,8 @@ def write_table_of(
     Returns:
         `counts_`: by source, the columns READ to LAID_OUT and one for each rule.
     """
-    last_entries, emptied = (
-        load_record(plan, "taken", Taken),
-        load_record(plan, "emptied", Emptied),
-    )
+    last_entries = load_record(plan, "taken", Taken)
+    emptied = load_record(plan, "emptied", Emptied)
     counts = np.zeros((sources, FIRST_RULE + len(RULES)), dtype=np.int64)
     path = as_path(out) / task.payload["file"]
     partitions = range(
@@ -341,7 +334,8 @@ def write_in_groups(path: Path, tables: Iterator[pa.Table]) -> None:
             full_rows = len(waiting) // INDEX_GROUP_ROWS * INDEX_GROUP_ROWS
             if full_rows:
                 writer.write_table(waiting.slice(0, full_rows), INDEX_GROUP_ROWS)
-                waiting, written = waiting.slice(full_rows).combine_chunks(), True
+                waiting = waiting.slice(full_rows).combine_chunks()
+                written = True
         if len(waiting) or not written:
             writer.write_table(waiting, INDEX_GROUP_ROWS)
 
@@ -359,7 +353,9 @@ def _judged(
     order = ordered_by(columns["high"], columns["low"])
     columns = {name: column[order] for name, column in columns.items()}
     words = words_of(columns)
-    source, state, repeats = columns["source"], columns["state"], columns["repeats"]
+    source = columns["source"]
+    state = columns["state"]
+    repeats = columns["repeats"]
     used = _used(words, source, state, repeats, draws, last_entries)
     if used_documents is not None:
         ids = word_ids(words_of(columns_of(used_documents)))
@@ -375,7 +371,8 @@ def _judged(
         & ~_among(words, emptied.still)
     )
     used &= ~excluded & ~withheld
-    trains, held_out = state == TRAINS, state == HELD_OUT
+    trains = state == TRAINS
+    held_out = state == HELD_OUT
     masks = (
         excluded,
         withheld,

@@ -132,7 +132,8 @@ def run(
         name: MixedSource.model_validate(settings)
         for name, settings in config["sources"].items()
     }
-    seed, names = config["seed"], list(sources)
+    seed = config["seed"]
+    names = list(sources)
     tokenizer = load(inputs["tokenizer"])
     draws = Draws(len(names), order_key(seed, "mix", "documents"), VALIDATION_KEY)
     rearranged = rearranging(

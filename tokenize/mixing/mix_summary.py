@@ -158,8 +158,10 @@ def describe(
     packings.
     """
     check_conservation(mixed.counts, "mix")
-    names, length = list(sources), section.sequence_length
-    train, packing = mixed.train, packing_of(section).name
+    names = list(sources)
+    length = section.sequence_length
+    train = mixed.train
+    packing = packing_of(section).name
     before = before_of(section.continues, names)
     tokens = sum(layout.row_tokens for layout in train.values())
     rows_per_phase = list(
@@ -179,7 +181,8 @@ def describe(
             epochs=round(layout.end / pass_tokens, 4) if pass_tokens else 0.0,
             cut_tokens=layout.tokens - layout.end,
         )
-    total, requested_rows = sum(quotas.per_source()), quotas.asked_per_source()
+    total = sum(quotas.per_source())
+    requested_rows = quotas.asked_per_source()
     return MixSummary(
         counts=mixed.counts,
         rows=sum(layout.rows for layout in train.values()),
@@ -312,15 +315,15 @@ def describe_prefixes(
         sources: names, in order.
         phases: rows of each source, for every phase.
     """
-    drifts, bounds = np.zeros(len(sources)), np.zeros(len(sources))
+    drifts = np.zeros(len(sources))
+    bounds = np.zeros(len(sources))
     for rows in phases:
         counts = np.array(rows, dtype=np.int64)
-        shares, number = counts / max(1, counts.sum()), np.count_nonzero(counts)
+        shares = counts / max(1, counts.sum())
+        number = np.count_nonzero(counts)
         bound = np.where(counts > 0, (1 - shares) / 2 + shares * (number - 1) / 2, 0.0)
-        drifts, bounds = (
-            np.maximum(drifts, largest_drifts(counts)),
-            np.maximum(bounds, bound),
-        )
+        drifts = np.maximum(drifts, largest_drifts(counts))
+        bounds = np.maximum(bounds, bound)
     return {
         name: Drift(round(drift, 4), round(bound, 4))
         for name, drift, bound in zip(

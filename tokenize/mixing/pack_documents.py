@@ -76,20 +76,17 @@ def pack(
     else:
         raise ValueError(f"method must be best_fit or stream, not {method!r}")
     shape = (len(rows), sequence_length)
-    tokens, positions, of = (
-        np.full(shape, pad, dtype=np.int64),
-        np.full(shape, PADDING),
-        np.full(shape, PADDING),
-    )
+    tokens = np.full(shape, pad, dtype=np.int64)
+    positions = np.full(shape, PADDING)
+    of = np.full(shape, PADDING)
     for row, pieces in enumerate(rows):
         place = 0
         for document, start, end in pieces:
             here = slice(place, place + end - start)
-            tokens[row, here], positions[row, here] = (
-                documents[document][start:end],
-                np.arange(end - start),
-            )
-            of[row, here], place = document, here.stop
+            tokens[row, here] = documents[document][start:end]
+            positions[row, here] = np.arange(end - start)
+            of[row, here] = document
+            place = here.stop
     return PackedDocuments(tokens, positions, of)
 
 

@@ -95,7 +95,9 @@ def ends_of_phases(
     if not packing.aligned:
         ends: list[int] = np.cumsum(quotas).tolist()
         return ends
-    ends, begin, length = [], 0, packing.sequence_length
+    ends = []
+    begin = 0
+    length = packing.sequence_length
     shares = [quota if packing.best_fit else quota // length for quota in quotas]
     remaining = shares[0]
     advance = fill_beginnings if packing.best_fit else follow_rows
@@ -210,10 +212,8 @@ def cut(
         phase: number of the phase (`best_fit`).
         dealing: of the phase; required for `best_fit`.
     """
-    length, span = (
-        packing.sequence_length,
-        max(0, min(int(starts[-1]), end) - int(starts[0])),
-    )
+    length = packing.sequence_length
+    span = max(0, min(int(starts[-1]), end) - int(starts[0]))
     capacity = len(starts) + span // length + 1
     columns = [np.empty(capacity, dtype=np.int64) for _ in range(4)]
     if not packing.best_fit and not packing.aligned:
@@ -473,11 +473,11 @@ class Costs:
     """
 
     def __init__(self, ends: Sequence[int], used: Packing) -> None:
-        self._ends, self._used, self._length = [0, *ends], used, used.sequence_length
-        self._stream, self._aligned = (
-            np.zeros(2, dtype=np.int64),
-            np.zeros(5, dtype=np.int64),
-        )
+        self._ends = [0, *ends]
+        self._used = used
+        self._length = used.sequence_length
+        self._stream = np.zeros(2, dtype=np.int64)
+        self._aligned = np.zeros(5, dtype=np.int64)
         self._fits = {
             aligned: Fit(
                 self._length,
@@ -530,7 +530,8 @@ class Costs:
 
     def by_packing(self) -> dict[str, PackingCost]:
         """Cost of each packing, by name."""
-        end, (cut, cut_tokens, rows, tokens, _) = self._ends[-1], self._aligned.tolist()
+        end = self._ends[-1]
+        (cut, cut_tokens, rows, tokens, _) = self._aligned.tolist()
         costs = {
             "stream": self._cost(-(-end // self._length), end, *self._stream.tolist()),
             "stream_aligned": self._cost(rows, tokens, cut, cut_tokens),
@@ -558,7 +559,9 @@ class Fit:
     """
 
     def __init__(self, length: int, aligned: bool, ends: Sequence[int]) -> None:
-        self._length, self._aligned, self._ends = length, aligned, ends
+        self._length = length
+        self._aligned = aligned
+        self._ends = ends
         phases = len(ends) - 1
         self._found = np.zeros((phases, 4), dtype=np.int64)
         self._rests = np.zeros((phases, length), dtype=np.int64)

@@ -113,7 +113,8 @@ def by_size(tokens: Sequence[int], alpha: float) -> tuple[Fraction, ...]:
     """
     if exact(alpha) == 1:
         return tuple(Fraction(number) for number in tokens)
-    context, power = Context(prec=DECIMAL_DIGITS), Decimal(str(alpha))
+    context = Context(prec=DECIMAL_DIGITS)
+    power = Decimal(str(alpha))
     return tuple(
         Fraction(context.power(Decimal(number), power)) if number else Fraction(0)
         for number in tokens
@@ -249,7 +250,8 @@ class MixRequest:
 
     def filled(self, total: int) -> Table:
         """Exact rows within the sources' limits (see `fill`)."""
-        requested, kept = self.asked(total)[len(self.kept) :], self._kept()
+        requested = self.asked(total)[len(self.kept) :]
+        kept = self._kept()
         read = [sum(column, Fraction(0)) for column in zip(*kept, strict=True)] or [
             Fraction(0)
         ] * len(self.supplies)
@@ -330,7 +332,8 @@ def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
             break the sources' limits, naming every such source (with `redistribute`:
             limits that leave a phase short).
     """
-    total, length = request.total_rows(), request.sequence_length
+    total = request.total_rows()
+    length = request.sequence_length
     if not total:
         raise MixError(
             f"mix.tokens is {request.tokens}, which is less than one row "
@@ -403,7 +406,8 @@ def _weight_of(request: MixRequest, number: int) -> str:
 
 
 def _limit(supply: Supply, length: int) -> str:
-    available, most = supply.available_rows(length), supply.most_rows(length)
+    available = supply.available_rows(length)
+    most = supply.most_rows(length)
     if most < available:
         return f"its max_tokens {supply.max_tokens} is {most * length} in whole rows"
     return (
@@ -413,7 +417,8 @@ def _limit(supply: Supply, length: int) -> str:
 
 
 def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
-    length, supply = request.sequence_length, list(request.supplies.values())[number]
+    length = request.sequence_length
+    supply = list(request.supplies.values())[number]
     if not supply.pass_tokens:
         return (
             "; no document of it is left: look at what dropped them, or set its "
@@ -429,11 +434,9 @@ def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
         advice.append(f"raise its max_tokens to {rows[number] * length}")
     remedy = " and ".join(advice)
     weights = request.phases[0].weights
-    other_weights, max_rows, total = (
-        sum(weights) - weights[number],
-        supply.most_rows(length),
-        sum(rows),
-    )
+    other_weights = sum(weights) - weights[number]
+    max_rows = supply.most_rows(length)
+    total = sum(rows)
     if (
         len(request.phases) == 1
         and not request.kept
@@ -671,7 +674,9 @@ def _cycle(
     )
     if first is None:
         return None
-    path, lines, sources = [first], [first[0]], [first[1]]
+    path = [first]
+    lines = [first[0]]
+    sources = [first[1]]
     while True:
         line, source = path[-1]
         # Prefer a cell that closes the cycle: short cycles keep the order of the

@@ -140,7 +140,8 @@ def find_ends(
         MixError: a source cannot fill its quota, because rows that begin with a
             document drop too many of its tokens.
     """
-    packing, ends_of_sources = packing_of(section), dict[int, list[int]]()
+    packing = packing_of(section)
+    ends_of_sources = dict[int, list[int]]()
     while len(ends_of_sources) < len(sources):
         short_streams = []
         for number, (name, source) in enumerate(sources.items()):
@@ -212,7 +213,8 @@ def lay_out(
         quotas: rows of each source, by phase.
         context: of the jobs.
     """
-    sources, length = len(ends), section.sequence_length
+    sources = len(ends)
+    length = section.sequence_length
     save(context.work / "plan", "bases", streams.bases)
     packing = packing_of(section)
     tasks: list[Task] = [
@@ -272,17 +274,15 @@ def lay_out_stream(
     Returns:
         `rows` of each phase (empty if the quotas determine them), `tokens`, `costs`.
     """
-    streams, stream, ends = (
-        with_bases(streams, plan),
-        task.payload["stream"],
-        task.payload["ends"],
-    )
+    streams = with_bases(streams, plan)
+    stream = task.payload["stream"]
+    ends = task.payload["ends"]
     stream_packing = packing if stream < sources else Packing(packing.sequence_length)
-    costs, files, tokens = Costs(ends, stream_packing), [], 0
-    folder, saves_places = (
-        as_path(plan) / f"stream-{stream:05d}",
-        stream_packing.best_fit or stream_packing.aligned,
-    )
+    costs = Costs(ends, stream_packing)
+    files = []
+    tokens = 0
+    folder = as_path(plan) / f"stream-{stream:05d}"
+    saves_places = stream_packing.best_fit or stream_packing.aligned
     for number, partition, base in streams.places(stream, ends[-1]):
         starts = streams.segment(number, partition).of(stream).starts(base)
         if saves_places:
@@ -354,7 +354,8 @@ class Shards:
         places = np.empty_like(rows)
         for phase in np.unique(phases).tolist():
             selection = np.flatnonzero(phases == phase)
-            low, high = int(rows[selection].min()), int(rows[selection].max()) + 1
+            low = int(rows[selection].min())
+            high = int(rows[selection].max()) + 1
             # Consecutive rows repeat, once per piece: each is permuted only once.
             distinct_rows = (
                 np.arange(low, high) if high - low < len(selection) else rows[selection]
@@ -398,10 +399,8 @@ class Shards:
 
     def _merged(self, phase: int, source: int, rows: np.ndarray) -> np.ndarray:
         """Places of a source's rows within a phase; overwrites `rows`."""
-        counts, places = (
-            np.array(self.phases[phase], dtype=np.int64),
-            np.empty_like(rows),
-        )
+        counts = np.array(self.phases[phase], dtype=np.int64)
+        places = np.empty_like(rows)
         key = order_key(
             self.seed, "mix", "rows", *phase_parts(phase), self.sources[source]
         )
@@ -510,7 +509,8 @@ def _used_segments(
     """Pass and partition of each segment that any stream takes documents of; at least
     one.
     """
-    ends, bases = np.array([layout.end for layout in layouts]), streams.bases
+    ends = np.array([layout.end for layout in layouts])
+    bases = streams.bases
     used = np.asarray(((bases.begins < ends) & (bases.entries > 0)).any(axis=2))
     used[0, 0] = True
     return [(number, partition) for number, partition in np.argwhere(used).tolist()]
@@ -561,16 +561,19 @@ def _pieces_of(
     rearranging: Rearranging | None,
 ) -> tuple[pa.Table, np.ndarray]:
     """Pieces of a segment (PLACED_SCHEMA) and the shard of each."""
-    number, partition = task.payload["pass"], task.payload["partition"]
+    number = task.payload["pass"]
+    partition = task.payload["partition"]
     segment = streams.segment(number, partition)
     schema = PLACED_SCHEMA if rearranging is None else ENDS_SCHEMA
-    tables, targets = [schema.empty_table()], [np.empty(0, dtype=np.int64)]
+    tables = [schema.empty_table()]
+    targets = [np.empty(0, dtype=np.int64)]
     for stream, stream_ends in enumerate(ends):
         base = int(streams.bases.begins[number, partition, stream])
         documents = segment.of(stream)
         if base >= stream_ends[-1] or not len(documents.tokens):
             continue
-        source, trains = stream % len(shards.sources), stream < len(shards.sources)
+        source = stream % len(shards.sources)
+        trains = stream < len(shards.sources)
         stream_packing = packing if trains else Packing(packing.sequence_length)
         saved = (
             as_path(plan) / f"stream-{stream:05d}",
@@ -587,12 +590,11 @@ def _pieces_of(
                         *(column[is_placed] for column in vars(pieces).values())
                     )
                     places = places[is_placed]
-                target, row = places // shards.shard_rows, places % shards.shard_rows
+                target = places // shards.shard_rows
+                row = places % shards.shard_rows
             else:
-                target, row = (
-                    np.full(len(pieces.row), shards.training + source),
-                    pieces.row,
-                )
+                target = np.full(len(pieces.row), shards.training + source)
+                row = pieces.row
             copy = number * (shards.copies[source] if trains else 1) + documents.time
             runs = None
             if rearranging is not None:
@@ -629,12 +631,19 @@ def _placed(
     copy: np.ndarray,
 ) -> pa.Table:
     """Table of pieces in PLACED_SCHEMA, or of their runs in ENDS_SCHEMA."""
-    entry, length, offset = pieces.entry, pieces.length, pieces.offset
-    first, text = offset, np.minimum(length, segment.tokens[entry] - offset)
+    entry = pieces.entry
+    length = pieces.length
+    offset = pieces.offset
+    first = offset
+    text = np.minimum(length, segment.tokens[entry] - offset)
     ends = []
     if runs is not None:
-        row, entry = row[runs.piece], entry[runs.piece]
-        length, offset, first, text = runs.length, runs.offset, runs.source, runs.text
+        row = row[runs.piece]
+        entry = entry[runs.piece]
+        length = runs.length
+        offset = runs.offset
+        first = runs.source
+        text = runs.text
         ends = [runs.end]
     return pa.table(
         [
@@ -664,11 +673,9 @@ def _runs_of(
 ) -> Runs:
     """Runs of the pieces in a pass."""
     entry, position = np.unique(pieces.entry, return_inverse=True)
-    words, time, tokens = (
-        segment.words[entry],
-        segment.time[entry],
-        segment.tokens[entry],
-    )
+    words = segment.words[entry]
+    time = segment.time[entry]
+    tokens = segment.tokens[entry]
     is_rearranged = np.zeros(len(entry), dtype=bool)
     if trains:
         is_rearranged = rearranging.chosen(np.full(len(entry), source), words, time)

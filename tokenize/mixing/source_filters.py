@@ -54,7 +54,8 @@ def measured_columns(
     documents = read_documents(
         inputs, shard, ["id", METADATA] if with_metadata else ["id"]
     )
-    rows, ids = docs["row"], documents["id"]
+    rows = docs["row"]
+    ids = documents["id"]
     measured = {}
     for step in annotation_stages(inputs):
         table = read_annotations(inputs, shard, step, ids=ids).take(rows)

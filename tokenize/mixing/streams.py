@@ -196,7 +196,9 @@ def sort_segment(
     """
     partition = task.payload["partition"]
     columns = columns_of(entries.read(partition))
-    words, stream, time = words_of(columns), columns["stream"], columns["time"]
+    words = words_of(columns)
+    stream = columns["stream"]
+    time = columns["time"]
     # Shift out the shared bits, so that the remaining ones spread over 64 bits again.
     keys = draws.of(stream, words, time, number)
     keys <<= np.uint64(bits)
@@ -376,7 +378,9 @@ def make_streams(
 
 def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Streams:
     """Streams with one more pass of some of them."""
-    number, bits, draws = streams.passes, streams.bits, streams.draws
+    number = streams.passes
+    bits = streams.bits
+    draws = streams.draws
     again = partial(
         draw_again,
         draws=draws,
@@ -385,7 +389,8 @@ def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Strea
         streams=tuple(wanted),
         folder=str(streams.folder),
     )
-    job, partitions = pass_job(number), 1 << bits
+    job = pass_job(number)
+    partitions = 1 << bits
     _, entries = run_shuffle(
         job, partition_tasks(partitions), again, context, {job: partitions}, direct=True
     )

@@ -111,7 +111,8 @@ def write_train_shard(task: Task, plan: RowPlan) -> Done:
     """Write training rows [first, first + rows): payload `file`, `partition`, `first`,
     `rows`.
     """
-    first, rows = task.payload["first"], task.payload["rows"]
+    first = task.payload["first"]
+    rows = task.payload["rows"]
     contents = read_contents(plan, task.payload["partition"], rows)
     path = as_path(plan.out) / task.payload["file"]
     emptied = EmptiedRows(
@@ -333,13 +334,12 @@ class TokenParts:
     """
 
     def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
-        self.dtype, self.at_once = (
-            dtype,
-            len(paths) <= MOST_PARTS and all(map(is_local, paths)),
-        )
+        self.dtype = dtype
+        self.at_once = len(paths) <= MOST_PARTS and all(map(is_local, paths))
         sizes = [path.stat().st_size // dtype.itemsize for path in paths]
         self.begins = np.cumsum([0, *sizes], dtype=np.int64)
-        self._paths, self._mapped = paths, list[np.ndarray]()
+        self._paths = paths
+        self._mapped = list[np.ndarray]()
         self._addresses = np.zeros(len(paths), dtype=np.uint64)
 
     def opened(
@@ -384,11 +384,9 @@ class TokensHere:
     at_once = True
 
     def __init__(self, tokens: np.ndarray) -> None:
-        self.dtype, self.begins, self._tokens = (
-            tokens.dtype,
-            np.array([0, len(tokens)]),
-            tokens,
-        )
+        self.dtype = tokens.dtype
+        self.begins = np.array([0, len(tokens)])
+        self._tokens = tokens
 
     def opened(
         self, chosen: np.ndarray, origin: np.ndarray

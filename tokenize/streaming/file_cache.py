@@ -35,7 +35,8 @@ class FileCache:
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self._folder, self._limit = folder, limit_bytes
+        self._folder = folder
+        self._limit = limit_bytes
         self._held: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
 

@@ -36,12 +36,10 @@ class ReadAhead(Generic[T]):
     def __init__(
         self, read: Callable[[int], T], last_step: int, depth: int, threads: int = 1
     ) -> None:
-        self._read, self._last, self._depth, self._threads = (
-            read,
-            last_step,
-            depth,
-            threads,
-        )
+        self._read = read
+        self._last = last_step
+        self._depth = depth
+        self._threads = threads
         self._pool = (
             ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
             if threads
@@ -104,7 +102,8 @@ class ReadAhead(Generic[T]):
         """Read steps while there is room."""
         while True:
             with self._come:
-                step, turn = self._begun, self._turn
+                step = self._begun
+                turn = self._turn
                 if step >= self._end:
                     self._reading -= 1
                     return

@@ -77,7 +77,9 @@ class RemoteRows:
         stream: Stream,
         warn: Callable[[str], None],
     ) -> None:
-        self._shards, self._length, self._dtype = shards, sequence_length, dtype
+        self._shards = shards
+        self._length = sequence_length
+        self._dtype = dtype
         self._row_bytes = sequence_length * dtype.itemsize
         self._patience = Patience(
             stream.retry_seconds,
@@ -86,7 +88,8 @@ class RemoteRows:
             f"({stream.retry_seconds:g})",
         )
         self._objects = Objects(folder, self._patience, stream.timeout_seconds)
-        self._warn, self._limit = warn, stream.cache_bytes
+        self._warn = warn
+        self._limit = stream.cache_bytes
         folder_here = (
             Path(stream.cache_folder) if stream.cache_folder else default_folder()
         )
@@ -197,7 +200,8 @@ class RemoteRows:
     def _read(
         self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray
     ) -> None:
-        first, end = int(rows.min()), int(rows.max()) + 1
+        first = int(rows.min())
+        end = int(rows.max()) + 1
         expected = self._checksums(shard)[rows]
 
         def place(content: bytes) -> None:
