@@ -25,14 +25,21 @@ can resume from its checkpoint.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from itertools import product
 
 import numpy as np
 
 from gristmill.core.seeds import seeded_key
-from gristmill.tokenize.order_kernels import reorder, rows_of_span, unrank_all
+from gristmill.tokenize.order_kernels import (
+    first_row_from,
+    permute_source,
+    rank_source,
+    reorder,
+    rows_of_span,
+    unrank_all,
+)
 
 MAX_ROWS = 2**40
 FEISTEL_ROUNDS = 6
@@ -42,10 +49,6 @@ ours is only a good mixer.
 MIN_HALF_BITS = 3
 """Below 3 bits a half has too few values for the rounds to mix a tiny domain."""
 CHUNK_CELLS = 1 << 20
-FIRST_SPANS, FEW_ROWS = 2, 4096
-"""Until the kernels are loaded, this many spans of at most this many rows are computed
-by numpy: loading takes half a second, which a command that needs a single step avoids.
-"""
 
 ROWS_AHEAD = 4096
 """Rows computed per span: a tenth of a millisecond and 32 KB."""
@@ -76,7 +79,6 @@ class Order:
         self.total = int(self._ends[-1])
         self.has_phases = False
         self._as_stored = 0
-        self._spans = 0
         self._ahead = (0, np.empty(0, dtype=np.int64))
 
     def _set_phases(self, phases: Sequence[Sequence[int]]) -> None:
@@ -169,26 +171,16 @@ class Order:
             return ahead[first - begin : first - begin + count]
         epoch, place = divmod(first, self.total)
         phase = int(np.searchsorted(self._ends, place, side="right"))
-        if first < 0 or place + count > int(self._ends[phase]):
+        end = int(self._ends[phase])
+        if first < 0 or place + count > end:
             return self.rows(np.arange(first, first + count, dtype=np.int64))
-        before = int(self._ends[phase - 1]) if phase else 0
-        counts = self._phases[phase]
         if phase < self._as_stored:
             return np.arange(place, place + count, dtype=np.int64)
-        self._spans += 1
-        if (
-            self._spans <= FIRST_SPANS
-            and count <= FEW_ROWS
-            and not rows_of_span.overloads
-        ):
-            return before + by_definition(
-                counts, self.seed, phase, epoch, np.arange(count) + (place - before)
-            )
+        before = int(self._ends[phase - 1]) if phase else 0
+        counts = self._phases[phase]
         # Compute the next batches' spans too: the overhead of a call is half the cost
         # of a batch.
-        rows = np.empty(
-            max(count, min(ROWS_AHEAD, int(self._ends[phase]) - place)), dtype=np.int64
-        )
+        rows = np.empty(max(count, min(ROWS_AHEAD, end - place)), dtype=np.int64)
         keys = _epoch_keys(self.seed, phase, epoch, len(counts), False)
         rows_of_span(counts, self._half_bits[phase], keys, place - before, rows)
         if before:
@@ -229,50 +221,19 @@ class Order:
         it.
         """
         phases = np.searchsorted(self._ends, places, side="right")
-        shuffled = np.empty_like(places)
-        for phase in _distinct(phases):
-            mask = phases == phase
+        shuffled = places.copy()
+        for phase, epoch in product(_distinct(phases), _distinct(epochs)):
+            if phase < self._as_stored:
+                continue
+            mask = (phases == phase) & (epochs == epoch)
             first = int(self._ends[phase - 1]) if phase else 0
-            shuffled[mask] = first + self._shuffle_phase(
-                phase, epochs[mask], places[mask] - first, inverse
-            )
+            counts = self._phases[phase]
+            keys = _epoch_keys(self.seed, phase, epoch, len(counts), inverse)
+            within = places[mask] - first
+            reordered = np.empty_like(within)
+            reorder(counts, self._half_bits[phase], keys, within, inverse, reordered)
+            shuffled[mask] = first + reordered
         return shuffled
-
-    def _shuffle_phase(
-        self, phase: int, epochs: np.ndarray, places: np.ndarray, inverse: bool
-    ) -> np.ndarray:
-        if phase < self._as_stored:
-            return places
-        counts = self._phases[phase]
-        half_bits = self._half_bits[phase]
-        shuffled = np.empty_like(places)
-        for epoch in _distinct(epochs):
-            mask = epochs == epoch
-            epoch_places = np.empty(int(mask.sum()), dtype=np.int64)
-            reorder(
-                counts,
-                half_bits,
-                _epoch_keys(self.seed, phase, epoch, len(counts), inverse),
-                places[mask],
-                inverse,
-                epoch_places,
-            )
-            shuffled[mask] = epoch_places
-        return shuffled
-
-
-def by_definition(
-    counts: np.ndarray, seed: int, phase: int, epoch: int, places: np.ndarray
-) -> np.ndarray:
-    """Rows at places of a phase and epoch by the numpy definition below; the kernels
-    agree with it.
-    """
-    sources, index = unrank(counts, places)
-    for source in np.unique(sources).tolist():
-        is_source = sources == source
-        key = order_key(seed, *phase_parts(phase), "epoch", epoch, source)
-        index[is_source] = permute(index[is_source], int(counts[source]), key)
-    return rank(counts, sources, index)
 
 
 def _distinct(values: np.ndarray) -> list[int]:
@@ -292,11 +253,13 @@ def _epoch_keys(
     """Round keys (uint64, (S, FEISTEL_ROUNDS)) of one epoch's permutations, in order of
     use.
     """
-    keys = [
-        round_keys(order_key(seed, *phase_parts(phase), "epoch", epoch, source))
-        for source in range(sources)
-    ]
-    return np.array([part[::-1] if inverse else part for part in keys])
+    parts = (*phase_parts(phase), "epoch", epoch)
+    return np.array(
+        [
+            round_keys(order_key(seed, *parts, source), inverse)
+            for source in range(sources)
+        ]
+    )
 
 
 def phase_parts(phase: int) -> tuple[str | int, ...]:
@@ -355,113 +318,18 @@ def rows_before(rows_per_source: Sequence[int] | np.ndarray, place: int) -> list
     """Rows of each source before a place of the merged order."""
     counts = checked_counts(rows_per_source)
     return [
-        bisect_left(
-            range(count),
-            place,
-            key=lambda row: int(rank(counts, np.array(source), np.array(row))),
-        )
+        int(first_row_from(counts, source, counts.sum(), place)) if count else 0
         for source, count in enumerate(counts.tolist())
     ]
 
 
 def rank(
-    rows_per_source: Sequence[int] | np.ndarray, sources: np.ndarray, index: np.ndarray
+    rows_per_source: Sequence[int] | np.ndarray, source: int, index: np.ndarray
 ) -> np.ndarray:
-    """Places in the merged order of rows `index` of `sources` (int64, broadcast
-    together, exact).
-    """
-    counts = checked_counts(rows_per_source)
-    sources, index = np.broadcast_arrays(
-        np.asarray(sources, dtype=np.int64), np.asarray(index, dtype=np.int64)
-    )
-    flat_sources = sources.ravel()
-    flat_index = index.ravel()
-    places = np.empty(len(flat_index), dtype=np.int64)
-    step = max(1, CHUNK_CELLS // max(1, len(counts)))
-    for start in range(0, len(places), step):
-        chunk = slice(start, start + step)
-        places[chunk] = _merged_before(counts, flat_sources[chunk], flat_index[chunk])
-    return places.reshape(index.shape)
-
-
-def _merged_before(
-    counts: np.ndarray, sources: np.ndarray, index: np.ndarray
-) -> np.ndarray:
-    """Rows of all sources before each given row.
-
-    Row i of source t comes first if (2i + 1) n_s < (2j + 1) n_t, or if they are equal
-    and t < s. The quotient is estimated in floating point, off by at most one below
-    2**40 rows, and corrected by its remainder. The remainder is small and thus exact in
-    64-bit arithmetic, although both products may wrap.
-    """
-    source_counts = counts[sources]
-    times = 2 * index + 1
-    before = index.copy()
-    for source, count in enumerate(counts.tolist()):
-        numerator = times * count - source_counts
-        divisor = 2 * source_counts
-        guess = np.floor(
-            (times.astype(np.float64) * count - source_counts) / divisor
-        ).astype(np.int64)
-        remainder = numerator - guess * divisor
-        floor = guess + (remainder >= divisor) - (remainder < 0)
-        remainder -= (floor - guess) * divisor
-        tied_first = source < sources
-        number = floor + np.where((remainder > 0) | tied_first, 1, 0)
-        before += np.where(
-            sources == source, 0, np.minimum(np.maximum(number, 0), count)
-        )
-    return before
-
-
-def unrank(
-    rows_per_source: Sequence[int] | np.ndarray, places: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Source and row at each place, the inverse of `rank`.
-
-    Args:
-        rows_per_source: rows of each source.
-        places: int64 of shape (n,), in [0, R).
-
-    Returns:
-        sources and rows within them, both int64 of shape (n,).
-    """
-    counts = checked_counts(rows_per_source)
-    places = np.asarray(places, dtype=np.int64)
-    total = int(counts.sum())
-    if places.size and (places.min() < 0 or places.max() >= total):
-        raise ValueError(
-            f"places are in [0, {total}), not {places.min()} to {places.max()}"
-        )
-    sources = np.full(len(places), -1, dtype=np.int64)
-    index = np.zeros(len(places), dtype=np.int64)
-    for source, count in enumerate(counts.tolist()):
-        unresolved = np.flatnonzero(sources < 0)
-        if not count or not len(unresolved):
-            continue
-        candidate_rows = _search(counts, source, count, total, places[unresolved])
-        matches = rank(counts, np.array(source), candidate_rows) == places[unresolved]
-        sources[unresolved[matches]] = source
-        index[unresolved[matches]] = candidate_rows[matches]
-    return sources, index
-
-
-def _search(
-    counts: np.ndarray, source: int, count: int, total: int, places: np.ndarray
-) -> np.ndarray:
-    """Last row of a source at or before each place (row 0 if there is none)."""
-    # A place differs from R t by at most half a row per source, so the bisection has
-    # few candidates.
-    slack = len(counts) * count / (2 * total) + 2
-    centre = places.astype(np.float64) * count / total
-    low = np.clip(np.floor(centre - slack).astype(np.int64), 0, count - 1)
-    high = np.clip(np.ceil(centre + slack).astype(np.int64), 0, count - 1)
-    while (low < high).any():
-        middle = (low + high + 1) // 2
-        reached = rank(counts, np.array(source), middle) <= places
-        low = np.where(reached, middle, low)
-        high = np.where(reached, high, middle - 1)
-    return low
+    """Places in the merged order of rows `index` (int64, shape (k,)) of a source."""
+    places = np.empty(len(index), dtype=np.int64)
+    rank_source(checked_counts(rows_per_source), source, index, places)
+    return places
 
 
 def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.ndarray:
@@ -472,18 +340,22 @@ def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.nd
     Black & Rogaway 2002), fewer than four times on average for n > 16.
 
     Args:
-        index: int64 in [0, n), any shape.
+        index: int64 of shape (k,), in [0, n).
         n: size of the domain.
         key: 64 bits, see `order_key`.
         inverse: apply the inverse permutation.
     """
-    half_bits = half_bits_of(n)
-    values = np.asarray(index, dtype=np.int64).ravel().astype(np.uint64)
-    outside = np.arange(len(values))
-    while len(outside):
-        values[outside] = _feistel(values[outside], half_bits, key, inverse)
-        outside = outside[values[outside] >= n]
-    return values.astype(np.int64).reshape(np.shape(index))
+    numbers = index.copy()
+    permute_source(
+        numbers,
+        n,
+        half_bits_of(n),
+        round_keys(key, inverse),
+        inverse,
+        np.empty(len(numbers), dtype=np.uint64),
+        np.empty(len(numbers), dtype=np.int64),
+    )
+    return numbers
 
 
 def half_bits_of(n: int) -> int:
@@ -491,25 +363,11 @@ def half_bits_of(n: int) -> int:
     return max(MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
 
 
-def round_keys(key: int) -> np.ndarray:
-    """Keys (uint64, (FEISTEL_ROUNDS,)) of a permutation's rounds."""
-    return np.array(
-        [order_key(key, number) for number in range(FEISTEL_ROUNDS)], dtype=np.uint64
-    )
-
-
-def _feistel(values: np.ndarray, half_bits: int, key: int, inverse: bool) -> np.ndarray:
-    bits = np.uint64(half_bits)
-    mask = np.uint64((1 << half_bits) - 1)
-    left = values >> bits
-    right = values & mask
-    keys = round_keys(key)
-    for round_key in reversed(keys) if inverse else keys:
-        if inverse:
-            left, right = right ^ (mix_bits(left, round_key) & mask), left
-        else:
-            left, right = right, left ^ (mix_bits(right, round_key) & mask)
-    return (left << bits) | right
+def round_keys(key: int, inverse: bool = False) -> np.ndarray:
+    """Keys (uint64, (FEISTEL_ROUNDS,)) of a permutation's rounds, in order of use."""
+    numbers = range(FEISTEL_ROUNDS)
+    keys = [order_key(key, number) for number in numbers]
+    return np.array(keys[::-1] if inverse else keys, dtype=np.uint64)
 
 
 def mix_bits(values: np.ndarray, key: np.uint64) -> np.ndarray:
@@ -555,12 +413,8 @@ class OrderWithout(Order):
         epochs, places = self._places(positions)
         for epoch in np.unique(epochs).tolist():
             mask = epochs == epoch
-            gaps = self._gaps_of(epoch)
-            # Gap g shifts every place from g - (number of gaps before it) on by one.
-            gaps_before = np.searchsorted(
-                gaps - self._numbers, places[mask], side="right"
-            )
-            places[mask] += gaps_before + epoch * self._whole.total
+            gaps = self._gaps_before(epoch, places[mask])
+            places[mask] += gaps + epoch * self._whole.total
         return self._whole.rows(places).reshape(positions.shape)
 
     def span(self, first: int, count: int) -> np.ndarray:
@@ -568,15 +422,10 @@ class OrderWithout(Order):
         self.check_reads(first + count)
         epoch, place = divmod(first, self.total)
         if first >= 0 and 0 < count <= self.total - place:
-            gaps_before = np.searchsorted(
-                self._gaps_of(epoch) - self._numbers,
-                [place, place + count - 1],
-                side="right",
-            )
-            if gaps_before[0] == gaps_before[1]:  # no gap lies within
-                return self._whole.span(
-                    epoch * self._whole.total + place + int(gaps_before[0]), count
-                )
+            gaps = self._gaps_before(epoch, [place, place + count - 1])
+            if gaps[0] == gaps[1]:  # no gap lies within
+                whole_place = epoch * self._whole.total + place + int(gaps[0])
+                return self._whole.span(whole_place, count)
         return self.rows(np.arange(first, first + count, dtype=np.int64))
 
     def positions(self, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
@@ -592,17 +441,18 @@ class OrderWithout(Order):
 
     def places_before(self, position: int) -> int:
         """See Order.places_before; the places of withheld rows count."""
-        last = position - 1
-        gaps = (
-            np.searchsorted(self._gaps_of(0) - self._numbers, last, side="right")
-            if position
-            else 0
-        )
-        return position + int(gaps)
+        if not position:
+            return 0
+        return position + int(self._gaps_before(0, [position - 1])[0])
 
-    @cached_property
-    def _numbers(self) -> np.ndarray:
-        return np.arange(len(self._withheld))
+    def _gaps_before(
+        self, epoch: int, places: Sequence[int] | np.ndarray
+    ) -> np.ndarray:
+        """Number of gaps before each place of an epoch: gap g shifts every place from
+        g - (number of gaps before it) on by one.
+        """
+        gaps = self._gaps_of(epoch)
+        return np.searchsorted(gaps - np.arange(len(gaps)), places, side="right")
 
     def _gaps_of(self, epoch: int) -> np.ndarray:
         """Places of the withheld rows within an epoch of the full order, ascending."""

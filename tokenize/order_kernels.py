@@ -1,9 +1,9 @@
-"""The order of a training set, position by position: `order.unrank`, `permute` and
-`rank` in one compiled pass.
+"""The order of a training set, position by position: rows merged by virtual time, each
+source's permuted by a key, in compiled passes.
 
-The numpy functions of `order` are the definition that the tests hold these to; there is
-the reasoning too. All arithmetic is 64-bit: products wrap, quotients are guessed in
-floating point and corrected by their remainders.
+`order` has the reasoning; the tests hold these to a definition in NumPy. All arithmetic
+is 64-bit: products wrap, quotients are guessed in floating point and corrected by their
+remainders.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def rank_row(counts, source, index):  # type: ignore[no-untyped-def]
 
 @kernel
 def unrank_place(counts, total, place):  # type: ignore[no-untyped-def]
-    """Source and row at a place of the merged order (`order.unrank`); (-1, -1) outside
+    """Source and row at a place of the merged order ; (-1, -1) outside
     [0, total).
     """
     for source in range(len(counts)):
@@ -69,54 +69,10 @@ def unrank_place(counts, total, place):  # type: ignore[no-untyped-def]
 
 @kernel
 def unrank_all(counts, places, sources, index):  # type: ignore[no-untyped-def]
-    """`order.unrank` of many places: fills `sources` and `index` (int64 (n,) each)."""
+    """`unrank_place` of many places: fills `sources` and `index` (int64 (n,) each)."""
     total = counts.sum()
     for number in range(len(places)):
         sources[number], index[number] = unrank_place(counts, total, places[number])
-
-
-@kernel
-def permute_all(sources, index, counts, half_bits, round_keys, inverse):  # type: ignore[no-untyped-def]
-    """Many numbers through the keyed permutations of their sources' [0, n)
-    (`order.permute`), in place.
-
-    All that are still outside [0, n) go through the rounds together: no branch depends
-    on one of them, so that the processor works on several at a time.
-
-    Args:
-        sources: int64 (k,).
-        index: int64 (k,), in [0, counts[source]).
-        counts, half_bits: int64 (S,), see `order.half_bits_of`.
-        round_keys: uint64 (S, rounds), in the order of their use.
-        inverse: undo it.
-    """
-    outside = np.arange(len(index))
-    left_over = len(index)
-    while left_over:
-        for place in outside[:left_over]:
-            source = sources[place]
-            bits = np.uint64(half_bits[source])
-            mask = (np.uint64(1) << bits) - np.uint64(1)
-            value = np.uint64(index[place])
-            left, right = value >> bits, value & mask
-            for number in range(round_keys.shape[1]):
-                mixed = (
-                    splitmix64(
-                        (left if inverse else right) ^ round_keys[source, number]
-                    )
-                    & mask
-                )
-                if inverse:
-                    left, right = right ^ mixed, left
-                else:
-                    left, right = right, left ^ mixed
-            index[place] = np.int64((left << bits) | right)
-        still = 0
-        for number in range(left_over):
-            place = outside[number]
-            outside[still] = place
-            still += index[place] >= counts[sources[place]]
-        left_over = still
 
 
 @kernel
@@ -136,9 +92,24 @@ def reorder(counts, half_bits, round_keys, places, inverse, found):  # type: ign
         np.empty(len(places), dtype=np.int64),
     )
     unrank_all(counts, places, sources, index)
-    permute_all(sources, index, counts, half_bits, round_keys, inverse)
-    for number in range(len(places)):
-        found[number] = rank_row(counts, sources[number], index[number])
+    values, slots = (
+        np.empty(len(places), dtype=np.uint64),
+        np.empty(len(places), dtype=np.int64),
+    )
+    for source in range(len(counts)):
+        chosen = np.flatnonzero(sources == source)
+        rows = index[chosen]
+        permute_source(
+            rows,
+            counts[source],
+            half_bits[source],
+            round_keys[source],
+            inverse,
+            values,
+            slots,
+        )
+        rank_source(counts, source, rows, slots)
+        found[chosen] = slots[: len(rows)]
 
 
 @kernel
@@ -174,7 +145,13 @@ def rows_of_span(counts, half_bits, round_keys, place, found):  # type: ignore[n
             index[number] = first + number
         rank_source(counts, source, index[:filled], within)
         permute_source(
-            index[:filled], count, half_bits[source], round_keys[source], values, slots
+            index[:filled],
+            count,
+            half_bits[source],
+            round_keys[source],
+            False,
+            values,
+            slots,
         )
         rank_source(counts, source, index[:filled], slots)
         for number in range(filled):
@@ -198,7 +175,7 @@ def first_row_from(counts, source, total, place):  # type: ignore[no-untyped-def
 
 
 @kernel
-def permute_source(index, count, half_bits, round_keys, values, slots):  # type: ignore[no-untyped-def]
+def permute_source(index, count, half_bits, round_keys, inverse, values, slots):  # type: ignore[no-untyped-def]
     """Numbers of one source through its keyed permutation of [0, count), in place
     (`order.permute`).
 
@@ -207,6 +184,7 @@ def permute_source(index, count, half_bits, round_keys, values, slots):  # type:
         count: rows of the source.
         half_bits: see `order.half_bits_of`.
         round_keys: uint64 (rounds,), in the order of their use.
+        inverse: undo it: the same rounds between two swaps of the halves.
         values, slots: uint64 and int64, of k numbers at least, for the work.
     """
     bits, limit = np.uint64(half_bits), np.uint64(count)
@@ -215,10 +193,14 @@ def permute_source(index, count, half_bits, round_keys, values, slots):  # type:
     for number in range(outside):
         values[number], slots[number] = np.uint64(index[number]), number
     while outside:
+        if inverse:
+            swap_halves(values[:outside], bits, mask)
         for key in round_keys:
             for number in range(outside):
                 left, right = values[number] >> bits, values[number] & mask
                 values[number] = right << bits | left ^ splitmix64(right ^ key) & mask
+        if inverse:
+            swap_halves(values[:outside], bits, mask)
         still = 0
         for number in range(outside):
             value, slot = values[number], slots[number]
@@ -226,6 +208,13 @@ def permute_source(index, count, half_bits, round_keys, values, slots):  # type:
             values[still], slots[still] = value, slot
             still += value >= limit
         outside = still
+
+
+@kernel
+def swap_halves(values, bits, mask):  # type: ignore[no-untyped-def]
+    """Exchange the halves of numbers of 2 `bits` bits, in place."""
+    for number in range(len(values)):
+        values[number] = (values[number] & mask) << bits | values[number] >> bits
 
 
 @kernel

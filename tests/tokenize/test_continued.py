@@ -17,8 +17,9 @@ from gristmill.mixtures.mix import Continues
 from gristmill.tokenize.mixing.continue_mixture import Before, before_of, digest_of_sums
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.mixing.row_layout import Shards
-from gristmill.tokenize.order import Order, rank, rows_before, sources_of_rows
+from gristmill.tokenize.order import Order, rows_before, sources_of_rows
 from gristmill.tokenize.packed import PackedSet
+from tests.tokenize.order_definition import rank
 from tests.tokenize.test_mix import LENGTH, all_documents, prepare
 
 MIXTURE = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 8.0}}

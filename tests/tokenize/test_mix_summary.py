@@ -14,7 +14,8 @@ from gristmill.tokenize.mixing.mix_summary import (
     describe_prefixes,
     largest_drifts,
 )
-from gristmill.tokenize.order import Order, unrank
+from gristmill.tokenize.order import Order
+from tests.tokenize.order_definition import unrank
 
 counts_of_sources = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any)
 

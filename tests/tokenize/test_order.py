@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
 import tracemalloc
 from fractions import Fraction
 
@@ -12,16 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.tokenize import order as order_module
 from gristmill.tokenize.order import (
     Order,
     ReadOnceError,
     order_key,
     permute,
-    rank,
     sources_of_rows,
-    unrank,
 )
+from tests.tokenize import order_definition
+from tests.tokenize.order_definition import by_definition, rank, unrank
 
 small_counts = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)
 seeds = st.integers(-(2**70), 2**70)
@@ -107,6 +103,7 @@ def test_permutation_is_a_bijection_with_an_inverse(n: int, key: int) -> None:
     image = permute(np.arange(n), n, key)
     assert np.array_equal(np.sort(image), np.arange(n))
     assert np.array_equal(permute(image, n, key, inverse=True), np.arange(n))
+    assert np.array_equal(order_definition.permute(np.arange(n), n, key), image)
 
 
 @pytest.mark.slow
@@ -145,13 +142,6 @@ def test_order_depends_on_seed_and_epoch_only() -> None:
 
 def test_order_of_a_seed_is_golden() -> None:
     assert Order([3, 5], 7).rows(np.arange(16)).tolist() == GOLDEN
-
-
-def by_definition(
-    counts: list[int], seed: int, epoch: int, places: np.ndarray
-) -> np.ndarray:
-    """Return the rows at places of an epoch, by the vectorised functions."""
-    return order_module.by_definition(np.array(counts), seed, 0, epoch, places)
 
 
 @pytest.mark.slow
@@ -213,23 +203,6 @@ def test_span_crosses_phases_and_epochs(
         order.span(first, count).tolist()
         == order.rows(np.arange(first, first + count)).tolist()
     )
-
-
-@pytest.mark.slow
-def test_first_spans_of_a_process_load_no_kernel() -> None:
-    program = (
-        "from gristmill.tokenize import order; o = order.Order.of_phases([[70, 30], "
-        "[5, 6]], 3);print([o.span(90, 8).tolist(), o.span(101, 8).tolist(), "
-        "len(order.rows_of_span.overloads),       o.span(90, 8).tolist(), o.span(101, "
-        "8).tolist(), len(order.rows_of_span.overloads)])"
-    )
-    results = json.loads(
-        subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, check=True
-        ).stdout
-    )
-    assert results[:2] == results[3:5]
-    assert (results[2], results[5]) == (0, 1)
 
 
 def test_span_outside_a_phased_order_is_rejected() -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from gristmill.core.files import as_path, read_json, write_json
 from gristmill.mixtures.engine import Stream
-from gristmill.tokenize.order import ReadOnceError, unrank
+from gristmill.tokenize.order import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
 from gristmill.tokenize.packed_writing import write_packed_set, write_rows
+from tests.tokenize.order_definition import unrank
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
 ROWS = np.arange(12 * 8).reshape(12, 8)

@@ -53,13 +53,11 @@ from gristmill.tokenize.mixing.streams import (
     train_stream,
 )
 from gristmill.tokenize.order import (
-    half_bits_of,
     order_key,
+    permute,
     phase_parts,
     rank,
-    round_keys,
 )
-from gristmill.tokenize.order_kernels import permute_source, rank_source
 
 LAYOUT_JOB, PLACE_JOB = "layout", "place"
 PLACED_SCHEMA = pa.schema(
@@ -390,7 +388,7 @@ class Shards:
             selection = np.flatnonzero(phases == phase)
             within = numbers[selection] - begins[phase]
             places[selection] = ends[phase] + (
-                rank(kept_rows[phase], np.array(source), within)
+                rank(kept_rows[phase], source, within)
                 if phase < len(kept_rows)
                 else self._merged(phase, source, within)
             )
@@ -398,22 +396,12 @@ class Shards:
         return row_places
 
     def _merged(self, phase: int, source: int, rows: np.ndarray) -> np.ndarray:
-        """Places of a source's rows within a phase; overwrites `rows`."""
-        counts = np.array(self.phases[phase], dtype=np.int64)
-        places = np.empty_like(rows)
+        """Places of a source's rows within a phase."""
+        counts = self.phases[phase]
         key = order_key(
             self.seed, "mix", "rows", *phase_parts(phase), self.sources[source]
         )
-        permute_source(
-            rows,
-            counts[source],
-            half_bits_of(int(counts[source])),
-            round_keys(key),
-            np.empty(len(rows), dtype=np.uint64),
-            places,
-        )
-        rank_source(counts, source, rows, places)
-        return places
+        return rank(counts, source, permute(rows, counts[source], key))
 
 
 def place(
