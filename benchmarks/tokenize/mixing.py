@@ -272,7 +272,7 @@ def shard_row(folder: Path) -> Row:
             shards=shards,
             packing=Packing(LENGTH),
             ends=ends,
-            plan=str(folder),
+            plan=folder,
         )
         send_to_files(
             sender,

@@ -113,23 +113,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "bases",
         Bases(total, np.array([[[NUMBER, 0]]]), np.zeros_like(total)),
     )
-    save(
-        work / "plan",
-        "taken",
-        ledger.Taken(
-            *(
-                np.array(column)
-                for column in (
-                    [True, False],
-                    [False, False],
-                    np.array([2**63, 0], np.uint64),
-                    np.zeros((2, 2), np.uint64),
-                    [0, 0],
-                )
-            )
-        ),
-    )
-    save(work / "plan", "emptied", ledger.Emptied(*[np.zeros((0, 2), np.uint64)] * 3))
+
     return work
 
 
@@ -140,7 +124,7 @@ def sort(work: Path) -> None:
         0,
         0,
         shuffled_from(work, "entries", "0"),
-        str(work / streams.SEGMENTS),
+        work / streams.SEGMENTS,
     )
 
 
@@ -164,7 +148,7 @@ def place(work: Path) -> None:
         streams_of(work),
         packing,
         1,
-        str(work / "plan"),
+        work / "plan",
     )
     place_rows = partial(
         place_segment,
@@ -172,7 +156,7 @@ def place(work: Path) -> None:
         shards=SHARDS,
         packing=packing,
         ends=[end, [0]],
-        plan=str(work / "plan"),
+        plan=work / "plan",
     )
     send_to_files(
         place_rows,
@@ -227,9 +211,17 @@ def test_writing_a_ledger_takes_at_most_five_times_its_rows(
 ) -> None:
     task = Task("0", {"file": "documents.parquet", "first": 0, "partitions": 1})
     entries = shuffled_from(planned, "ledger", "0")
+    last_entries = ledger.Taken(
+        np.array([True, False]),
+        np.array([False, False]),
+        np.array([2**63, 0], np.uint64),
+        np.zeros((2, 2), np.uint64),
+        np.array([0, 0]),
+    )
+    emptied = ledger.Emptied(*[pa.array([], pa.binary(16))] * 3)
     peak = peak_bytes(
         lambda: ledger.write_table_of(
-            task, DRAWS, str(planned / "plan"), 1, entries, str(tmp_path)
+            task, DRAWS, last_entries, emptied, entries, tmp_path
         )
     )
     assert peak < 5 * CANDIDATE_BYTES * NUMBER

@@ -14,7 +14,6 @@ from gristmill.tokenize.mixing.best_fit import (
     best_fit_decreasing,
     bin_of,
     deal_out,
-    longest_first,
 )
 from gristmill.tokenize.mixing.packing import (
     Costs,
@@ -170,9 +169,6 @@ def test_best_fit_equals_a_search_of_all_bins(
     for length, expected in zip(lengths, bins.tolist(), strict=True):
         assert bin_of(begins, dealt, capacity, length, ranks[length]) == expected
         ranks[length] += 1
-    assert longest_first(np.array(lengths, dtype=np.int32), 70).tolist() == sorted(
-        range(len(lengths)), key=lambda number: -lengths[number]
-    )
 
 
 def test_best_fit_prefers_the_fullest_row() -> None:

@@ -14,9 +14,7 @@ import pytest
 from gristmill.tokenize.encoding.chat_templates import (
     TEMPLATE_DATE,
     compile_template,
-    own_functions,
     render_segments,
-    transformers_functions,
 )
 
 transformers_templates = pytest.importorskip("transformers.utils.chat_template_utils")
@@ -139,17 +137,16 @@ def test_published_template_renders_as_by_transformers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers_templates, "datetime", Clock)
-    for functions in (own_functions(), transformers_functions()):
-        compiled = compile_template(PUBLISHED[name], functions=functions)
-        rendered = {
-            key: render_by_gristmill(compiled, conversation)
-            for key, conversation in CONVERSATIONS.items()
-        }
-        assert rendered == {
-            key: render_by_transformers(PUBLISHED[name], conversation)
-            for key, conversation in CONVERSATIONS.items()
-        }
-        assert (rendered["plain"] is None) == (name in PARTS_ONLY)
+    compiled = compile_template(PUBLISHED[name])
+    rendered = {
+        key: render_by_gristmill(compiled, conversation)
+        for key, conversation in CONVERSATIONS.items()
+    }
+    assert rendered == {
+        key: render_by_transformers(PUBLISHED[name], conversation)
+        for key, conversation in CONVERSATIONS.items()
+    }
+    assert (rendered["plain"] is None) == (name in PARTS_ONLY)
 
 
 def test_template_date_comes_from_the_clock() -> None:

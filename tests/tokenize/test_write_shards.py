@@ -46,7 +46,7 @@ def test_record_round_trips_locally_and_remotely(
         *rng.integers(0, 2**62, (2, number)),
     )
     assert save(folder, "segment", segment).exists()
-    loaded = load_record(str(folder), "segment", Segment)
+    loaded = load_record(folder, "segment", Segment)
     for field, array in vars(segment).items():
         loaded_array = getattr(loaded, field)
         assert (loaded_array.dtype, loaded_array.shape, loaded_array.tolist()) == (

@@ -3,8 +3,7 @@ models' templates.
 
 A template is Jinja as transformers reads it, with marks around the assistant's text:
 `{% generation %} ... {% endgeneration %}` encloses the trained part (transformers'
-`return_assistant_tokens_mask`). Its functions and filters are those of transformers if
-installed, otherwise equivalent ones.
+`return_assistant_tokens_mask`). Its functions and filters equal those of transformers.
 
 A template may write the date (`strftime_now`, in the templates of Llama 3.2 and
 gpt-oss). Training data must not depend on the day, so stages render TEMPLATE_DATE;
@@ -16,15 +15,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import jinja2
 import jinja2.nodes
-from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import FILTERS
 from jinja2.parser import Parser
 
 from gristmill.dataprep.examples.conversations import Message
@@ -80,7 +76,6 @@ Segments = list[tuple[str, bool]]
 """Parts of a rendered conversation in order, none empty: the text, and whether the
 assistant generates it.
 """
-Value = TypeVar("Value")
 OPEN, CLOSE = "\x00<generation>\x00", "\x00</generation>\x00"
 """Text rendered for the marks; text that contains either is refused."""
 PROBE: tuple[Message, ...] = (
@@ -141,16 +136,16 @@ def fixed_clock() -> datetime:
     return TEMPLATE_DATE
 
 
-@dataclass(frozen=True)
-class TemplateFunctions:
-    """Filters and globals of chat templates besides Jinja's own."""
+def compile_template(text: str, clock: Clock = fixed_clock) -> jinja2.Template:
+    """Compile a template as transformers does.
 
-    filters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    globals: Mapping[str, object] = field(default_factory=dict)
+    Args:
+        text: the template.
+        clock: of `strftime_now`.
 
-
-def own_functions() -> TemplateFunctions:
-    """Equivalents of the functions of transformers 5, for use without it."""
+    Raises:
+        jinja2.TemplateError: invalid Jinja.
+    """
 
     def tojson(
         value: Any,
@@ -171,66 +166,20 @@ def own_functions() -> TemplateFunctions:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    return TemplateFunctions({"tojson": tojson}, {"raise_exception": raise_exception})
-
-
-def transformers_functions() -> TemplateFunctions:
-    """Functions of the environment in which transformers compiles chat templates.
-
-    Raises:
-        ImportError: transformers is not installed.
-    """
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    environment = _compile_jinja_template("").environment
-    return TemplateFunctions(
-        _difference(environment.filters, FILTERS),
-        _difference(environment.globals, DEFAULT_NAMESPACE),
-    )
-
-
-def _difference(
-    names: Mapping[str, Value], default: Mapping[str, object]
-) -> dict[str, Value]:
-    return {
-        name: value for name, value in names.items() if default.get(name) is not value
-    }
-
-
-def template_functions() -> TemplateFunctions:
-    """Functions of transformers, or the equivalents if it is not installed."""
-    try:
-        return transformers_functions()
-    except ImportError:
-        return own_functions()
-
-
-def compile_template(
-    text: str, clock: Clock = fixed_clock, functions: TemplateFunctions | None = None
-) -> jinja2.Template:
-    """Compile a template as transformers does.
-
-    Args:
-        text: the template.
-        clock: of `strftime_now`.
-        functions: `template_functions()` by default.
-
-    Raises:
-        jinja2.TemplateError: invalid Jinja.
-    """
-
     def strftime_now(form: str) -> str:
         refuse_widths(form)
         return clock().strftime(form)
 
-    functions = functions or template_functions()
     environment = BoundedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationMarks, loopcontrols],
     )
-    environment.add_filters(functions.filters)
-    environment.globals |= {**functions.globals, "strftime_now": strftime_now}
+    environment.add_filters({"tojson": tojson})
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": strftime_now,
+    }
     return environment.from_string(text)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gristmill.core.files import as_path, atomic_write, is_local
+from gristmill.core.files import atomic_write, is_local
 
 Record = TypeVar("Record")
 """A dataclass whose fields are all arrays."""
@@ -43,9 +43,9 @@ def save(folder: Path, name: str, record: Any) -> Path:
     return folder / name
 
 
-def load_record(folder: str | Path, name: str, kind: type[Record]) -> Record:
+def load_record(folder: Path, name: str, kind: type[Record]) -> Record:
     """A record that `save` wrote; its arrays are memory-mapped where they are local."""
-    path = as_path(folder) / name
+    path = folder / name
     with path.open("rb") as stream:
         line = stream.readline()
         content = (

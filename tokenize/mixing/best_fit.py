@@ -6,9 +6,9 @@ document is longer than a row, a tree over the possible spaces finds the smalles
 sufficient one in O(log L) for rows of L tokens; bins of equal space are on a stack. The
 most recently filled bin is used first, so the result is deterministic.
 
-A mixture packs more items than fit into memory: `deal_out` computes the same bins from
-the number of items of each length, in memory that depends on L alone, and `bin_of`
-looks up the bin of an item.
+A mixture packs more items than fit into memory: `deal_out` computes the bins from the
+number of items of each length, in memory that depends on L alone, and `bin_of` looks up
+the bin of an item.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gristmill.dataprep.text.kernels import kernel
 
 @kernel
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
-    """Pack items, fewer than 2**31, into bins; takes 16 bytes per item.
+    """Pack items, fewer than 2**31, into bins.
 
     Args:
         lengths: int32 of shape (n,), 1 to `capacity`; items of equal length keep their
@@ -30,42 +30,22 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
     Returns:
         the bin of each item (int32, shape (n,)), and the number of bins.
     """
-    order = longest_first(lengths, capacity)
+    items = np.zeros(capacity + 1, dtype=np.int64)
+    for length in lengths:
+        items[length] += 1
+    begins, dealt, used = deal_out(items, capacity)
+    ranks = np.zeros(capacity + 1, dtype=np.int64)
     bins = np.empty(len(lengths), dtype=np.int32)
-    # for each bin: the next one on its stack, or -1
-    next_bin = np.empty(len(lengths), dtype=np.int32)
-    # for each space: the bin filled last, or -1
-    top = np.full(capacity + 1, -1, dtype=np.int32)
-    leaves = 1
-    while leaves <= capacity:
-        leaves *= 2
-    tree = np.zeros(2 * leaves, dtype=np.bool_)
-    used = 0
-    for item in order:
+    for item in range(len(lengths)):
         length = lengths[item]
-        space = smallest_space(tree, leaves, length)
-        if space:
-            target_bin = top[space]
-            top[space] = next_bin[target_bin]
-            if top[space] < 0:
-                mark(tree, leaves + space, False)
-        else:
-            target_bin, space = used, capacity
-            used += 1
-        bins[item] = target_bin
-        remaining_space = space - length
-        if remaining_space:
-            if top[remaining_space] < 0:
-                mark(tree, leaves + remaining_space, True)
-            next_bin[target_bin] = top[remaining_space]
-            top[remaining_space] = target_bin
+        bins[item] = bin_of(begins, dealt, capacity, length, ranks[length])
+        ranks[length] += 1
     return bins, used
 
 
 @kernel
 def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Compute the bins of `best_fit_decreasing` from the number of items of each
-    length.
+    """Compute the bins of items from the number of items of each length.
 
     Items of one length fill the bin with the smallest space until it has no room for
     another: it remains the bin with the smallest space. All of them are therefore dealt
@@ -178,22 +158,6 @@ def bin_of(
         else:
             high = middle
     return dealt[low, 1] + dealt[low, 2] * ((rank - dealt[low, 0]) // dealt[low, 3])
-
-
-@kernel
-def longest_first(lengths: np.ndarray, longest: int) -> np.ndarray:
-    """Item numbers by decreasing length, stable (int32; counting sort)."""
-    begins = np.zeros(longest + 2, dtype=np.int64)
-    for length in lengths:
-        begins[longest - length + 1] += 1
-    for step in range(1, longest + 2):
-        begins[step] += begins[step - 1]
-    order = np.empty(len(lengths), dtype=np.int32)
-    for item in range(len(lengths)):
-        step = longest - lengths[item]
-        order[begins[step]] = item
-        begins[step] += 1
-    return order
 
 
 @kernel

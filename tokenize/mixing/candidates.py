@@ -8,7 +8,7 @@ ledger, by id (`ledger.py`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.document_numbers import count_rows
 from gristmill.dataprep.documents import (
@@ -148,32 +147,26 @@ def collect(
         MixError: an expression is wrong, or documents belong to a source that is not
             among `sources`.
     """
-    all_corpora = corpora(inputs)
     shards = [
-        (corpus_number, shard)
-        for corpus_number, corpus in enumerate(all_corpora)
+        (corpus_number, corpus["tokenize"], shard)
+        for corpus_number, corpus in enumerate(corpora(inputs))
         for shard in shard_names(corpus["ingest"])
     ]
-    rows = count_rows(
-        [
-            all_corpora[corpus_number]["tokenize"] / docs_name(shard)
-            for corpus_number, shard in shards
-        ]
-    )
+    rows = count_rows([folder / docs_name(shard) for _, folder, shard in shards])
     tasks = [
         Task(
             f"{number:05d}",
             {"corpus": corpus_number, "shard": shard, "number": number},
             rows[number] * ENTRY_BYTES,
         )
-        for number, (corpus_number, shard) in enumerate(shards)
+        for number, (corpus_number, _, shard) in enumerate(shards)
     ]
     documents = sum(rows)
     bits = partition_bits(documents, ENTRY_BYTES)
     ledger_bits = partition_bits(documents, CANDIDATE_BYTES)
     process = partial(
         judge_shard,
-        inputs={name: str(folder) for name, folder in inputs.items()},
+        inputs=dict(inputs),
         sources=sources,
         validation=validation,
         draws=draws,
@@ -202,7 +195,7 @@ def collect(
 
 def judge_shard(
     task: Task,
-    inputs: Mapping[str, str],
+    inputs: Mapping[str, Path],
     sources: Mapping[str, MixedSource],
     validation: float,
     draws: Draws,
@@ -217,41 +210,43 @@ def judge_shard(
     Returns:
         `most`: by source, the most repeats of a document in one pass.
     """
-    corpus = corpora({name: as_path(folder) for name, folder in inputs.items()})[
-        task.payload["corpus"]
-    ]
-    docs, source = _read_docs(
-        corpus["tokenize"] / docs_name(task.payload["shard"]), list(sources)
-    )
+    corpus = corpora(inputs)[task.payload["corpus"]]
+    shard = task.payload["shard"]
+    docs = read_table(corpus["tokenize"] / docs_name(shard))
+    names = docs["source"].cast(pa.string())
+    numbers = pc.index_in(names, value_set=pa.array(list(sources), pa.string()))
+    if numbers.null_count:
+        stranger = names.filter(pc.is_null(numbers))[0].as_py()
+        raise MixError(
+            f"{corpus['tokenize'] / docs_name(shard)}: documents of {stranger!r}, "
+            f"which is not a source of the mixture (sources: {', '.join(sources)})"
+        )
+    source = numbers.to_numpy().astype(np.int64)
     words = id_words(docs["id"])
-    verdicts, repeats = _judge(
-        corpus,
-        task.payload["shard"],
-        docs,
-        source,
-        words,
-        sources,
-        order_key(seed, "mix", "repeats"),
-    )
-    split = drawn_below(
-        _cluster_words(corpus, task.payload["shard"], docs), VALIDATION_KEY, validation
-    )
-    state = np.where((verdicts == MET) & split, HELD_OUT, verdicts).astype(np.int8)
+    key = order_key(seed, "mix", "repeats")
+    verdicts, repeats = _judge(corpus, shard, docs, source, words, sources, key)
+    cluster_words = words
+    if (step := step_with(corpus, shard, CLUSTER)) is not None:
+        clusters = read_annotations(corpus, shard, step, [CLUSTER])[CLUSTER]
+        cluster_ids = clusters.take(docs["row"]).cast(pa.binary(ID_BYTES))
+        cluster_words = id_words(pc.coalesce(cluster_ids, docs["id"]))
+    split = drawn_below(cluster_words, VALIDATION_KEY, validation)
+    held_out = (verdicts == MET) & split
+    trains = (verdicts == MET) & ~split
+    state = np.where(held_out, HELD_OUT, verdicts).astype(np.int8)
 
-    times = np.where(
-        state == HELD_OUT, 1, np.where(state == TRAINS, np.maximum(repeats, 0), 0)
-    )
+    times = np.where(held_out, 1, np.where(trains, np.maximum(repeats, 0), 0))
     entry = np.repeat(np.arange(len(docs)), times)
     time = np.arange(len(entry)) - np.repeat(np.cumsum(times) - times, times)
     stream = np.where(
-        state == HELD_OUT, validation_stream(source, len(sources)), train_stream(source)
+        held_out, validation_stream(source, len(sources)), train_stream(source)
     )[entry]
     tokens = docs["tokens"].to_numpy()[entry]
     if rearranging is not None:
-        trains = np.flatnonzero(state[entry] == TRAINS)
+        training = np.flatnonzero(trains[entry])
         tokens = tokens.copy()
-        tokens[trains] += ADDED * rearranging.chosen(
-            source[entry[trains]], words[entry[trains]], time[trains]
+        tokens[training] += ADDED * rearranging.chosen(
+            source[entry[training]], words[entry[training]], time[training]
         )
     entries = pa.table(
         [
@@ -265,11 +260,8 @@ def judge_shard(
         ],
         schema=ENTRIES_SCHEMA,
     )
-    yield Sent(
-        ENTRIES,
-        entries,
-        draws.partitions(stream, words.take(entry, axis=0), time, 0, bits),
-    )
+    partitions = draws.partitions(stream, words.take(entry, axis=0), time, 0, bits)
+    yield Sent(ENTRIES, entries, partitions)
 
     documents = pa.table(
         [
@@ -286,38 +278,10 @@ def judge_shard(
     )
     yield Sent(DOCUMENTS, documents, leading(words[:, 0], ledger_bits))
     most = [
-        int(times[(state == TRAINS) & (source == number)].max(initial=1))
+        int(times[trains & (source == number)].max(initial=1))
         for number in range(len(sources))
     ]
     return Done([], {"most": most})
-
-
-def _read_docs(path: Path, sources: Sequence[str]) -> tuple[pa.Table, np.ndarray]:
-    """Table beside a token part, and the source number of each of its documents
-    (int64).
-    """
-    docs = read_table(path)
-    names = docs["source"].cast(pa.string())
-    source = pc.index_in(names, value_set=pa.array(sources, pa.string()))
-    if source.null_count:
-        stranger = names.filter(pc.is_null(source))[0].as_py()
-        raise MixError(
-            f"{path}: documents of {stranger!r}, which is not a source of the "
-            f"mixture (sources: {', '.join(sources)})"
-        )
-    return docs, source.to_numpy().astype(np.int64)
-
-
-def _cluster_words(
-    inputs: Mapping[str, Path], shard: str, docs: pa.Table
-) -> np.ndarray:
-    step = step_with(inputs, shard, CLUSTER)
-    if step is None:
-        return id_words(docs["id"])
-    clusters = read_annotations(inputs, shard, step, [CLUSTER])[CLUSTER].take(
-        docs["row"]
-    )
-    return id_words(pc.coalesce(clusters.cast(pa.binary(ID_BYTES)), docs["id"]))
 
 
 def _judge(

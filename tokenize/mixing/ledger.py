@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.core.files import as_path, atomic_write
+from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, SourceCounts
 from gristmill.dataprep.documents import ID_BYTES
@@ -29,14 +29,11 @@ from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.tokenize.document_sampling import (
     columns_of,
-    id_words,
     ordered_by,
     word_ids,
     words_of,
 )
-from gristmill.tokenize.mixing.array_files import load_record, save
 from gristmill.tokenize.mixing.candidates import HELD_OUT, TRAINS, Candidates
-from gristmill.tokenize.mixing.exclude import among
 from gristmill.tokenize.mixing.source_filters import UNKNOWN
 from gristmill.tokenize.mixing.streams import (
     Draws,
@@ -125,31 +122,30 @@ def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
         np.zeros(number, np.int32),
     )
     for stream, end in enumerate(ends):
-        for pass_number, partition, base in reversed([*streams.places(stream, end)]):
-            if pass_number:
-                continue
-            segment = streams.segment(pass_number, partition).of(stream)
-            last = int(np.searchsorted(segment.starts(base)[:-1], end)) - 1
-            last_entries.any[stream] = True
-            last_entries.words[stream] = segment.words[last]
-            last_entries.time[stream] = segment.time[last]
-            last_entries.draw[stream] = streams.draws.of(
-                np.array([stream]),
-                segment.words[last : last + 1],
-                segment.time[last : last + 1],
-                0,
-            )[0]
-            later_entries = streams.bases.entries[0, partition + 1 :, stream]
-            last_entries.whole[stream] = (
-                last + 1 == len(segment.words) and not later_entries.any()
-            )
-            break
+        first_pass = [place for place in streams.places(stream, end) if not place[0]]
+        if not first_pass:
+            continue
+        _, partition, base = first_pass[-1]
+        segment = streams.segment(0, partition).of(stream)
+        last = int(np.searchsorted(segment.starts(base)[:-1], end)) - 1
+        words = segment.words[last : last + 1]
+        time = segment.time[last : last + 1]
+        later_entries = streams.bases.entries[0, partition + 1 :, stream]
+        last_entries.any[stream] = True
+        last_entries.whole[stream] = (
+            last + 1 == len(segment.words) and not later_entries.any()
+        )
+        last_entries.draw[stream] = streams.draws.of(
+            np.array([stream]), words, time, 0
+        )[0]
+        last_entries.words[stream] = words[0]
+        last_entries.time[stream] = time[0]
     return last_entries
 
 
 @dataclass(frozen=True)
 class Emptied:
-    """Ids (uint64 of shape (n, 2), see `id_words`) of documents in emptied rows.
+    """Ids (`pa.binary(ID_BYTES)`) of documents in emptied rows.
 
     Attributes:
         excluded: on the exclusion list.
@@ -157,9 +153,9 @@ class Emptied:
         still: those of `touched` that are also in other rows.
     """
 
-    excluded: np.ndarray
-    touched: np.ndarray
-    still: np.ndarray
+    excluded: pa.Array
+    touched: pa.Array
+    still: pa.Array
 
 
 def find_emptied(
@@ -183,7 +179,7 @@ def find_emptied(
     }
     return Emptied(
         *(
-            id_words(pa.array(sorted(set(ids)), pa.binary(ID_BYTES)))
+            pa.array(sorted(ids), pa.binary(ID_BYTES))
             for ids in (excluded, touched, still)
         )
     )
@@ -204,13 +200,13 @@ def write_ledger(
     Args:
         candidates: all documents.
         streams: of all sources.
-        taken: see `last_taken`.
+        last_entries: see `last_taken`.
         emptied: see `find_emptied`.
         sources: names by number.
         out: the packed set's folder.
         context: of the jobs.
-        used: documents in training rows, by the leading bits of their ids, if `taken`
-            does not determine them.
+        used: documents in training rows, by the leading bits of their ids, if
+            `last_entries` does not determine them.
 
     Returns:
         the counts, by RULES (a document is kept if any of its tokens is in a row);
@@ -221,8 +217,6 @@ def write_ledger(
         trained = train_stream(np.arange(len(sources)))
         last_entries.any[trained] = False
         last_entries.whole[trained] = False
-    save(context.work / "plan", "taken", last_entries)
-    save(context.work / "plan", "emptied", emptied)
     tables = -(-candidates.documents // FILE_DOCUMENTS)
     bits = min(max(0, tables - 1).bit_length(), candidates.ledger_bits)
     partitions_per_table = 1 << (candidates.ledger_bits - bits)
@@ -240,18 +234,16 @@ def write_ledger(
     process = partial(
         write_table_of,
         draws=streams.draws,
-        plan=str(context.work / "plan"),
-        sources=len(sources),
+        last_entries=last_entries,
+        emptied=emptied,
         ledger=candidates.ledger,
-        out=str(out),
+        out=out,
         documents=used,
     )
     results = run_tasks(JOB, tasks, process, context, direct=True)
     totals = np.sum([result["counts_"] for result in results], axis=0)
     counts = {name: _ledger_of(totals[number]) for number, name in enumerate(sources)}
-    laid_out = {
-        name: int(totals[number, LAID_OUT]) for number, name in enumerate(sources)
-    }
+    laid_out = dict(zip(sources, totals[:, LAID_OUT].tolist(), strict=True))
     return {**_ledger_of(totals.sum(axis=0)), "sources": counts}, laid_out, 1 << bits
 
 
@@ -260,28 +252,25 @@ READ, KEPT, BYTES_READ, BYTES_KEPT, LAID_OUT, FIRST_RULE = range(6)
 
 
 def _ledger_of(counts: np.ndarray) -> SourceCounts:
-    dropped = {
-        rule: int(number)
-        for rule, number in zip(RULES, counts[FIRST_RULE:], strict=True)
-        if number
-    }
+    numbers: list[int] = counts.tolist()
+    dropped = zip(RULES, numbers[FIRST_RULE:], strict=True)
     return {
-        "read": int(counts[READ]),
-        "kept": int(counts[KEPT]),
+        "read": numbers[READ],
+        "kept": numbers[KEPT],
         "quarantined": 0,
-        "dropped": dropped,
-        "bytes_read": int(counts[BYTES_READ]),
-        "bytes_kept": int(counts[BYTES_KEPT]),
+        "dropped": {rule: number for rule, number in dropped if number},
+        "bytes_read": numbers[BYTES_READ],
+        "bytes_kept": numbers[BYTES_KEPT],
     }
 
 
 def write_table_of(
     task: Task,
     draws: Draws,
-    plan: str,
-    sources: int,
+    last_entries: Taken,
+    emptied: Emptied,
     ledger: Shuffled,
-    out: str,
+    out: Path,
     documents: Shuffled | None = None,
 ) -> Done:
     """Write one table: payload `file`, `first` (partition), `partitions`.
@@ -289,27 +278,21 @@ def write_table_of(
     Returns:
         `counts_`: by source, the columns READ to LAID_OUT and one for each rule.
     """
-    last_entries = load_record(plan, "taken", Taken)
-    emptied = load_record(plan, "emptied", Emptied)
-    counts = np.zeros((sources, FIRST_RULE + len(RULES)), dtype=np.int64)
-    path = as_path(out) / task.payload["file"]
-    partitions = range(
-        task.payload["first"], task.payload["first"] + task.payload["partitions"]
+    counts = np.zeros((draws.sources, FIRST_RULE + len(RULES)), dtype=np.int64)
+    path = out / task.payload["file"]
+    first = task.payload["first"]
+    tables = (
+        _judged(
+            ledger.read(partition),
+            draws,
+            last_entries,
+            emptied,
+            counts,
+            None if documents is None else documents.read(partition),
+        )
+        for partition in range(first, first + task.payload["partitions"])
     )
-
-    def tables() -> Iterator[pa.Table]:
-        for partition in partitions:
-            used_documents = None if documents is None else documents.read(partition)
-            yield _judged(
-                ledger.read(partition),
-                draws,
-                last_entries,
-                emptied,
-                counts,
-                used_documents,
-            )
-
-    write_in_groups(path, tables())
+    write_in_groups(path, tables)
     return Done([path], {"counts_": counts.tolist()})
 
 
@@ -353,26 +336,18 @@ def _judged(
     order = ordered_by(columns["high"], columns["low"])
     columns = {name: column[order] for name, column in columns.items()}
     words = words_of(columns)
-    source = columns["source"]
-    state = columns["state"]
-    repeats = columns["repeats"]
-    used = _used(words, source, state, repeats, draws, last_entries)
-    if used_documents is not None:
-        ids = word_ids(words_of(columns_of(used_documents)))
-        used |= (state == TRAINS) & pc.is_in(word_ids(words), value_set=ids).to_numpy(
-            zero_copy_only=False
-        )
-    laid_out = used & (state == TRAINS)
-    excluded = _among(words, emptied.excluded)
-    withheld = (
-        used
-        & ~excluded
-        & _among(words, emptied.touched)
-        & ~_among(words, emptied.still)
-    )
-    used &= ~excluded & ~withheld
+    ids = word_ids(words)
+    source, state, repeats = columns["source"], columns["state"], columns["repeats"]
     trains = state == TRAINS
     held_out = state == HELD_OUT
+    used = _used(words, source, state, repeats, draws, last_entries)
+    if used_documents is not None:
+        used |= trains & _among(ids, word_ids(words_of(columns_of(used_documents))))
+    laid_out = used & trains
+    excluded = _among(ids, emptied.excluded)
+    emptied_rows = _among(ids, emptied.touched) & ~_among(ids, emptied.still)
+    withheld = used & ~excluded & emptied_rows
+    used &= ~excluded & ~withheld
     masks = (
         excluded,
         withheld,
@@ -386,10 +361,22 @@ def _judged(
     reason = np.full(len(words), -1, dtype=np.int8)
     for number, mask in reversed([*enumerate(masks)]):
         reason[mask] = number
-    _count(counts, source, reason, used, laid_out, columns["bytes"])
+    size = columns["bytes"]
+    counted = (
+        np.ones(len(words)),
+        used,
+        size,
+        used * size,
+        laid_out,
+        *(reason == rule for rule in range(len(RULES))),
+    )
+    for column, weights in enumerate(counted):
+        # float64 sums are exact below 2**53 bytes per partition.
+        totals = np.bincount(source, weights, minlength=len(counts))
+        counts[:, column] += totals.astype(np.int64)
     return pa.table(
         [
-            word_ids(words),
+            ids,
             columns["shard"],
             columns["row"],
             source,
@@ -431,42 +418,7 @@ def _used(
     return used
 
 
-def _among(words: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Mask (bool) of the ids that are in a list; both as words."""
-    marked = np.zeros(len(words), dtype=bool)
-    if len(targets):
-        candidates = np.flatnonzero(np.isin(words[:, 0], targets[:, 0]))
-        matches = among(
-            word_ids(words[candidates]), word_ids(targets).to_pylist()
-        ).to_numpy(zero_copy_only=False)
-        marked[candidates[np.asarray(matches, dtype=bool)]] = True
-    return marked
-
-
-def _count(
-    counts: np.ndarray,
-    source: np.ndarray,
-    reason: np.ndarray,
-    used: np.ndarray,
-    laid_out: np.ndarray,
-    size: np.ndarray,
-) -> None:
-    number = len(counts)
-    for column, mask in (
-        (READ, np.ones(len(source), dtype=bool)),
-        (KEPT, used),
-        (LAID_OUT, laid_out),
-    ):
-        counts[:, column] += np.bincount(source[mask], minlength=number)
-    for column, mask in (
-        (BYTES_READ, np.ones(len(source), dtype=bool)),
-        (BYTES_KEPT, used),
-    ):
-        # float64 sums are exact below 2**53 bytes per partition.
-        counts[:, column] += np.bincount(
-            source[mask], size[mask], minlength=number
-        ).astype(np.int64)
-    for rule in range(len(RULES)):
-        counts[:, FIRST_RULE + rule] += np.bincount(
-            source[reason == rule], minlength=number
-        )
+def _among(ids: pa.Array, documents: pa.Array) -> np.ndarray:
+    """Mask (bool) of the ids that are in a list."""
+    matches = pc.is_in(ids, value_set=documents)
+    return np.asarray(matches.to_numpy(zero_copy_only=False), dtype=bool)

@@ -227,7 +227,7 @@ def lay_out(
         streams=streams_for_workers(streams),
         packing=packing,
         sources=sources,
-        plan=str(context.work / "plan"),
+        plan=context.work / "plan",
     )
     results = run_tasks(LAYOUT_JOB, tasks, process, context, direct=True)
     layouts = []
@@ -258,13 +258,13 @@ def streams_for_workers(streams: Streams) -> Streams:
     return replace(streams, bases=Bases(empty, empty, empty))
 
 
-def with_bases(streams: Streams, plan: str) -> Streams:
+def with_bases(streams: Streams, plan: Path) -> Streams:
     """The inverse of `streams_for_workers`."""
     return replace(streams, bases=load_record(plan, "bases", Bases))
 
 
 def lay_out_stream(
-    task: Task, streams: Streams, packing: Packing, sources: int, plan: str
+    task: Task, streams: Streams, packing: Packing, sources: int, plan: Path
 ) -> Done:
     """Scan a stream (payload `stream`, `ends`) and save the state that the rows of each
     segment depend on.
@@ -434,7 +434,7 @@ def place(
         shards=shards,
         packing=packing,
         ends=[layout.ends for layout in layouts],
-        plan=str(context.work / "plan"),
+        plan=context.work / "plan",
         sends=parts > 0,
         rearranging=rearranging,
     )

@@ -22,7 +22,6 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks
@@ -110,11 +109,9 @@ class Draws:
         bits: int,
     ) -> np.ndarray:
         """Partition (int64) of each entry of a pass: the leading `bits` of its draw."""
-        return (
-            leading(self.of(stream, words, time, number), bits)
-            if bits
-            else np.zeros(len(words), dtype=np.int64)
-        )
+        if not bits:
+            return np.zeros(len(words), dtype=np.int64)
+        return leading(self.of(stream, words, time, number), bits)
 
     def of(
         self, stream: np.ndarray, words: np.ndarray, time: np.ndarray, number: int
@@ -127,14 +124,10 @@ class Draws:
         for key, kind_mask in ((self.training, training), (self.validation, ~training)):
             for repeat in range(int(time[kind_mask].max(initial=-1)) + 1):
                 mask = kind_mask & (time == repeat)
+                parts = (number, repeat) if repeat else (number,)
                 # For rows of two numbers, bracket indexing takes five times as long.
                 selected_words = words.compress(mask, axis=0)
-                draws[mask] = draw(
-                    selected_words,
-                    order_key(
-                        key, "pass", *((number, repeat) if repeat else (number,))
-                    ),
-                )
+                draws[mask] = draw(selected_words, order_key(key, "pass", *parts))
         return draws
 
 
@@ -181,7 +174,7 @@ class Segment:
 
 
 def sort_segment(
-    task: Task, draws: Draws, bits: int, number: int, entries: Shuffled, folder: str
+    task: Task, draws: Draws, bits: int, number: int, entries: Shuffled, folder: Path
 ) -> Done:
     """Sort a partition of a pass: payload `partition`.
 
@@ -225,7 +218,7 @@ def sort_segment(
         columns["offset"][order],
         tokens,
     )
-    path = save(as_path(folder), segment_name(number, partition), segment)
+    path = save(folder, segment_name(number, partition), segment)
     return Done(
         [path],
         {
@@ -246,7 +239,7 @@ def draw_again(
     bits: int,
     number: int,
     streams: Sequence[int],
-    folder: str,
+    folder: Path,
 ) -> Generator[Sent, None, Done]:
     """Send the documents of a partition of the first pass to the partitions of another
     pass: payload `partition`.
@@ -387,7 +380,7 @@ def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Strea
         bits=bits,
         number=number,
         streams=tuple(wanted),
-        folder=str(streams.folder),
+        folder=streams.folder,
     )
     job = pass_job(number)
     partitions = 1 << bits
@@ -417,7 +410,7 @@ def _sort_pass(
         bits=bits,
         number=number,
         entries=entries,
-        folder=str(work / SEGMENTS),
+        folder=work / SEGMENTS,
     )
     results = run_tasks(
         f"sort-{number}", partition_tasks(1 << bits), sort, context, direct=True
