@@ -377,10 +377,9 @@ def stage_rows(texts: Sequence[str]) -> Iterator[Row]:
         write_shard(inputs["ingest"], 0, texts)
         shard, out = shard_name(0), Path(folder) / "out"
         task = Task(Path(shard).stem, {"shard": shard})
-        input_folders = {name: str(path) for name, path in inputs.items()}
 
         def stage() -> None:
-            encode_shard(task, input_folders, str(out))
+            encode_shard(task, inputs, out)
 
         def read() -> None:
             with open_table(inputs["ingest"] / shard) as file:

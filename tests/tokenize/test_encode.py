@@ -141,8 +141,8 @@ def test_full_disk_fails_the_shard(
     with pytest.raises(OSError, match="no space left"):
         encode.encode_shard(
             Task("part-00000", {"shard": "part-00000.parquet"}),
-            {name: str(folder) for name, folder in inputs.items()},
-            str(stages.root / "full"),
+            inputs,
+            stages.root / "full",
         )
     assert not [
         path.name

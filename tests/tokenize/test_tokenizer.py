@@ -192,12 +192,9 @@ def test_sample_candidates_are_bounded(
     for source_candidates in candidates(
         ingest, tasks, {"prose": 4000}, 1, stages.context("candidates")
     ).values():
-        assert (
-            source_candidates.size.sum() - source_candidates.size[-1]
-            < 4000
-            <= source_candidates.size.sum()
-        )
-        assert len(source_candidates.size) <= 4000 // min(sizes) + 1
+        drawn_sizes = source_candidates["size"].to_numpy()
+        assert drawn_sizes.sum() - drawn_sizes[-1] < 4000 <= drawn_sizes.sum()
+        assert len(drawn_sizes) <= 4000 // min(sizes) + 1
     sample = draw_sample(ingest, ["prose"], 4000, None, 1, stages.context("whole"))
     stages.ingest("other", stages.documents("prose", 600)[::-1], 1)
     again = draw_sample(

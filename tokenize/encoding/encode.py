@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 
 from gristmill.core.files import (
     array_bytes,
-    as_path,
     atomic_write,
     json_object,
     write_json,
@@ -157,18 +156,15 @@ def run(
             encoded.
     """
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.beam.workers))
-    folders = {name: str(folder) for name, folder in inputs.items()}
-    process = partial(encode_shard, inputs=folders, out=str(out))
+    process = partial(encode_shard, inputs=dict(inputs), out=out)
     tasks = [
         Task(task.name.removesuffix(".parquet"), {"shard": task.name}, task.size_bytes)
         for task in shard_tasks(inputs["ingest"])
     ]
-    tokenizer = _load_once(folders["tokenizer"])  # before all threads load it
+    tokenizer = _load_once(inputs["tokenizer"])  # before all threads load it
     results = run_tasks("encode", tasks, process, context)
     counts = balance(results, Judging().max_quarantined, "tokenize", errors=out)
-    checked, changed = (
-        sum(result["decoded"][place] for result in results) for place in (0, 1)
-    )
+    checked, changed = map(sum, zip((0, 0), *(result["decoded"] for result in results)))
     if changed:
         context.warn(
             f"{changed} of {checked} documents that were decoded again come back "
@@ -203,17 +199,14 @@ def run(
     )
 
 
-def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
+def encode_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
     """Encode one document shard and write its files."""
-    folders = {name: as_path(folder) for name, folder in inputs.items()}
     shard = task.payload["shard"]
     tokenizer = _load_once(inputs["tokenizer"])
-    documents = read_documents(folders, shard, ["id", "source"])
-    annotations = combine_annotations(folders, shard, documents["id"], [EDITS])
+    documents = read_documents(inputs, shard, ["id", "source"])
+    annotations = combine_annotations(inputs, shard, documents["id"], [EDITS])
     rows = np.flatnonzero(annotations.keep).astype(np.int64)
-    files = [
-        as_path(out) / name(shard) for name in (tokens_name, docs_name, counts_name)
-    ]
+    files = [out / name(shard) for name in (tokens_name, docs_name, counts_name)]
     sizes = {
         name: np.zeros(len(rows), np.int64)
         for name in ("bytes", "tokens", "characters", "words")
@@ -227,7 +220,7 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
         if isinstance(encoder, str)
         else (BATCH_BYTES, encoder.unlike)
     )
-    texts = read_texts(folders, shard, annotations, PART_BYTES)
+    texts = read_texts(inputs, shard, annotations, PART_BYTES)
     begin = 0
     decoded = (0, 0)
     with ThreadPoolExecutor(1, "flush") as flushing:
@@ -256,28 +249,26 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
                                 tokenizer, data, offsets, ids, lengths
                             )
                         sizes["tokens"][first : first + len(lengths)] = lengths
-                        errors.update(
-                            {
-                                int(rows[first + number]): error
-                                for number, error in batch_errors.items()
-                            }
-                        )
+                        for number, error in batch_errors.items():
+                            errors[int(rows[first + number])] = error
                     begin = part.stop
             # the disk takes about as long as the code below
             flushed = flushing.submit(opened.pop_all().close)
         good = ~np.isin(rows, list(errors))
-        tokens = sizes["tokens"][good]
         written = rows[good]
+        written_sizes = {name: values[good] for name, values in sizes.items()}
+        tokens = written_sizes["tokens"]
+        kept = documents
+        if len(written) < len(documents):
+            kept = documents.take(pa.array(written))
         docs = pa.table(
             {
                 "row": written,
-                "id": _rows_of(documents["id"], written),
-                "source": _rows_of(documents["source"], written).cast(
-                    DOCS_SCHEMA.field("source").type
-                ),
+                "id": kept["id"],
+                "source": kept["source"].cast(DOCS_SCHEMA.field("source").type),
                 "offset": np.cumsum(tokens) - tokens,
                 "tokens": tokens,
-                "bytes": sizes["bytes"][good],
+                "bytes": written_sizes["bytes"],
             },
             schema=DOCS_SCHEMA,
         )
@@ -286,23 +277,39 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
             sink.write(array_bytes(token_counts))
         flushed.result()
     if errors:
-        files.append(as_path(out) / f"{task.name}.quarantine.parquet")
-        write_table(files[-1], _quarantine_table(folders, shard, errors))
+        bad = read_shard(inputs, shard, ["source", "locator", "text"]).documents.take(
+            pa.array(sorted(errors))
+        )
+        quarantine = pa.table(
+            {
+                "source": bad["source"].cast(pa.string()),
+                "file": bad["locator"].cast(pa.string()),
+                "record": pa.array(sorted(errors), pa.int64()),
+                "error": [errors[row] for row in sorted(errors)],
+                "excerpt": [
+                    text[:EXCERPT_CHARACTERS] for text in bad["text"].to_pylist()
+                ],
+            },
+            schema=QUARANTINE_SCHEMA,
+        )
+        files.append(out / f"{task.name}.quarantine.parquet")
+        write_table(files[-1], quarantine)
     reasons = np.full(len(documents), None)
     reasons[list(errors)] = QUARANTINE_REASON
-    unchanged = np.zeros(len(documents), np.int64)
     text_bytes = np.zeros(len(documents), np.int64)
     text_bytes[rows] = sizes["bytes"]
     counts = count_documents(
-        documents, rows, pa.array(reasons, pa.string()), unchanged, pa.array(text_bytes)
+        documents,
+        rows,
+        pa.array(reasons, pa.string()),
+        np.zeros_like(text_bytes),
+        pa.array(text_bytes),
     )
-    written_sizes = {name: values[good] for name, values in sizes.items()}
     languages = None
-    if (step := step_with(folders, shard, LANGUAGE)) is not None:
-        language = read_annotations(folders, shard, step, [LANGUAGE])[LANGUAGE].take(
-            docs["row"]
-        )
-        languages = measure(pc.fill_null(language, UNKNOWN_LANGUAGE), written_sizes)
+    if (step := step_with(inputs, shard, LANGUAGE)) is not None:
+        column = read_annotations(inputs, shard, step, [LANGUAGE])[LANGUAGE]
+        language = pc.fill_null(column.take(docs["row"]), UNKNOWN_LANGUAGE)
+        languages = measure(language, written_sizes)
     return Done(
         files,
         {
@@ -326,20 +333,10 @@ def decode_some(
     Returns:
         the number of decoded documents, and the number whose text changed.
     """
-    number = int(
-        np.searchsorted(
-            offsets[1 : len(lengths) + 1] - offsets[0], DECODED_BYTES, side="right"
-        )
-    )
-    ends = np.cumsum(lengths[:number])
-    again = (
-        [
-            tokenizer.decode(part.tolist())
-            for part in np.split(ids[: ends[-1]], ends[:-1])
-        ]
-        if number
-        else []
-    )
+    sizes = offsets[1 : len(lengths) + 1] - offsets[0]
+    number = int(np.searchsorted(sizes, DECODED_BYTES, side="right"))
+    parts = np.split(ids, np.cumsum(lengths[:number]))[:number]
+    again = [tokenizer.decode(part.tolist()) for part in parts]
     return number, sum(map(operator.ne, texts_of(data, offsets[: number + 1]), again))
 
 
@@ -362,31 +359,9 @@ def _counted(
         yield data, offsets, characters, words, hits
 
 
-def _rows_of(column: pa.ChunkedArray, rows: np.ndarray) -> pa.ChunkedArray:
-    """Values of some rows, ascending; usually all of them."""
-    return column if len(rows) == len(column) else column.take(pa.array(rows))
-
-
 @lru_cache(maxsize=1)
-def _load_once(folder: str) -> TextTokenizer:
-    return load(as_path(folder))
-
-
-def _quarantine_table(
-    folders: Mapping[str, Path], shard: str, errors: Mapping[int, str]
-) -> pa.Table:
-    documents = read_shard(folders, shard, ["source", "locator", "text"]).documents
-    bad = documents.take(pa.array(sorted(errors)))
-    return pa.table(
-        {
-            "source": bad["source"].cast(pa.string()),
-            "file": bad["locator"].cast(pa.string()),
-            "record": pa.array(sorted(errors), pa.int64()),
-            "error": [errors[row] for row in sorted(errors)],
-            "excerpt": [text[:EXCERPT_CHARACTERS] for text in bad["text"].to_pylist()],
-        },
-        schema=QUARANTINE_SCHEMA,
-    )
+def _load_once(folder: Path) -> TextTokenizer:
+    return load(folder)
 
 
 DECODED_BYTES = 20_000
@@ -454,14 +429,15 @@ def encode_with_library(
     try:
         ids = [encoding.ids for encoding in tokenizer.encode(texts)]
     except Exception:  # noqa: BLE001 - the library raises bare Exception; find out which document it was
-        ids = [
-            _encode_one(tokenizer, text, number, errors)
-            for number, text in enumerate(texts)
-        ]
-    flat = np.fromiter(
-        chain.from_iterable(ids), dtype=np.int64, count=sum(map(len, ids))
-    )
-    return check_ids(flat, tokenizer), np.array([*map(len, ids)], np.int64), errors
+        ids = [[] for _ in texts]
+        for number, text in enumerate(texts):
+            try:
+                ids[number] = tokenizer.encode([text])[0].ids
+            except Exception as error:  # noqa: BLE001 - any failure quarantines this document alone
+                errors[number] = f"{type(error).__name__}: {error}"
+    lengths = np.array([*map(len, ids)], np.int64)
+    flat = np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum())
+    return check_ids(flat, tokenizer), lengths, errors
 
 
 def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
@@ -479,38 +455,31 @@ def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
 
 
 def _encoder(tokenizer: TextTokenizer) -> FastEncoder | str:
-    """Fast encoder of this thread, or the reason why only the library can encode."""
+    """Fast encoder of this thread, or the reason why only the library can encode; the
+    first thread checks the tokenizer against the library for all threads.
+    """
     cached: tuple[str, FastEncoder | str] | None = getattr(_of_thread, "encoder", None)
-    if cached is None or cached[0] != tokenizer.sha256:
-        _of_thread.encoder = None  # two encoders at once would double the memory
-        cached = _of_thread.encoder = (tokenizer.sha256, _new_encoder(tokenizer))
-    return cached[1]
+    if cached is not None and cached[0] == tokenizer.sha256:
+        return cached[1]
+    _of_thread.encoder = None  # two encoders at once would double the memory
+    with _reading:
+        if tokenizer.sha256 not in _known:
+            _known.clear()
+            try:
+                fast = FastEncoder.for_tokenizer(tokenizer.tokenizer)
+                _known[tokenizer.sha256] = fast.known
+            except NotKnownError as error:
+                _known[tokenizer.sha256] = str(error)
+            fast = None
+        known = _known[tokenizer.sha256]
+    encoder = known
+    if not isinstance(known, str):
+        encoder = FastEncoder(tokenizer.tokenizer, known)
+    _of_thread.encoder = (tokenizer.sha256, encoder)
+    return encoder
 
 
 _of_thread = threading.local()
-
-
-def _new_encoder(tokenizer: TextTokenizer) -> FastEncoder | str:
-    """New encoder; the first thread checks the tokenizer against the library for all
-    threads.
-    """
-    with _reading:
-        cached = _known.get(tokenizer.sha256)
-        if cached is None:
-            try:
-                encoder: FastEncoder | str = FastEncoder.for_tokenizer(
-                    tokenizer.tokenizer
-                )
-            except NotKnownError as error:
-                encoder = str(error)
-            _known.clear()
-            _known[tokenizer.sha256] = (
-                encoder if isinstance(encoder, str) else encoder.known
-            )
-            return encoder
-    return (
-        cached if isinstance(cached, str) else FastEncoder(tokenizer.tokenizer, cached)
-    )
 
 
 _reading = threading.Lock()
@@ -523,18 +492,6 @@ sha256.
 def describe_encoder(tokenizer: TextTokenizer) -> str:
     """Encoder of a tokenizer: gigatoken, or the library with the reason."""
     encoder = _known.get(tokenizer.sha256) or _encoder(tokenizer)
-    return (
-        f"the tokenizers library, because {encoder}"
-        if isinstance(encoder, str)
-        else GIGATOKEN
-    )
-
-
-def _encode_one(
-    tokenizer: TextTokenizer, text: str, number: int, errors: dict[int, str]
-) -> list[int]:
-    try:
-        return tokenizer.encode([text])[0].ids
-    except Exception as error:  # noqa: BLE001 - any failure quarantines this document alone
-        errors[number] = f"{type(error).__name__}: {error}"
-        return []
+    if isinstance(encoder, str):
+        return f"the tokenizers library, because {encoder}"
+    return GIGATOKEN

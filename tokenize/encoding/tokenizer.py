@@ -150,26 +150,25 @@ def run(
         gristmill.tokenize.encoding.vocabulary.VocabularyError: the requested vocabulary
             cannot be learnt.
     """
-    section = sections.Tokenizer.model_validate(config["tokenizer"])
-    os.environ.setdefault("RAYON_NUM_THREADS", str(context.beam.workers))
-    chat = section.chat_formatter or read_template(section)
-    if section.path is not None:
-        tokenizer = read_external(
-            as_path(section.path),
-            section.special_tokens,
-            own_template=chat is not None,
-            end_of_text=section.end_of_text,
-        )
-        check(tokenizer, chat or CHAT_TEMPLATE, section.end_of_text)
     from gristmill.tokenize.encoding.vocabulary_sample import (
         TokenizerSample,
         draw_sample,
     )
 
-    sample = (
-        TokenizerSample({}, {})
-        if section.path is not None
-        else draw_sample(
+    section = sections.Tokenizer.model_validate(config["tokenizer"])
+    os.environ.setdefault("RAYON_NUM_THREADS", str(context.beam.workers))
+    own_chat = section.chat_formatter or read_template(section)
+    chat = own_chat or CHAT_TEMPLATE
+    sample = TokenizerSample({}, {})
+    if section.path is not None:
+        tokenizer = read_external(
+            as_path(section.path),
+            section.special_tokens,
+            own_template=own_chat is not None,
+            end_of_text=section.end_of_text,
+        )
+    else:
+        sample = draw_sample(
             inputs,
             config["sources"],
             section.sample_bytes,
@@ -177,8 +176,6 @@ def run(
             config["seed"],
             context,
         )
-    )
-    if section.path is None:
         tokenizer = train(
             sample,
             section.vocab_size,
@@ -188,14 +185,14 @@ def run(
             section.character_coverage,
             section.transition_point,
         )
-        check(tokenizer, chat or CHAT_TEMPLATE)
-        if tokenizer.get_vocab_size() < section.vocab_size:
-            context.warn(
-                f"the sample holds only {tokenizer.get_vocab_size()} of the "
-                f"{section.vocab_size} tokens asked for; the vocabulary is smaller "
-                "than tokenizer.vocab_size, which changes nothing else"
-            )
-    write_tokenizer(tokenizer, out, chat or CHAT_TEMPLATE, section.end_of_text)
+    check(tokenizer, chat, section.end_of_text)
+    if section.path is None and tokenizer.get_vocab_size() < section.vocab_size:
+        context.warn(
+            f"the sample holds only {tokenizer.get_vocab_size()} of the "
+            f"{section.vocab_size} tokens asked for; the vocabulary is smaller "
+            "than tokenizer.vocab_size, which changes nothing else"
+        )
+    write_tokenizer(tokenizer, out, chat, section.end_of_text)
     loaded = load(out)
     bytes_per_token = dict[str, float | None]()
     for source, texts in sample.measure.items():
@@ -244,22 +241,35 @@ def check(
     Raises:
         TokenizerError: it cannot.
     """
-    special = {
-        token.content
-        for token in tokenizer.get_added_tokens_decoder().values()
+    special = special_ids(tokenizer)
+    key = "chat_formatter" if isinstance(chat, OwnFormatter) else "chat_template"
+    try:
+        if isinstance(chat, OwnFormatter):
+            check_formatter(chat, special)
+        else:
+            eos, pad = end_and_pad(tokenizer, end_of_text)
+            check_template(chat, special, eos_token=eos, pad_token=pad)
+    except TemplateRefusedError as error:
+        raise TokenizerError(f"tokenizer.{key}: {error}") from error
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Special token -> id."""
+    return {
+        token.content: number
+        for number, token in tokenizer.get_added_tokens_decoder().items()
         if token.special
     }
-    if isinstance(chat, OwnFormatter):
-        try:
-            return check_formatter(chat, special)
-        except TemplateRefusedError as error:
-            raise TokenizerError(f"tokenizer.chat_formatter: {error}") from error
+
+
+def end_and_pad(
+    tokenizer: Tokenizer, end_of_text: str | None
+) -> tuple[str | None, str | None]:
+    """Tokens that end a text (by default the first of END_OF_TEXT_NAMES in the
+    vocabulary) and that fill a row.
+    """
     eos = end_of_text or first_known(tokenizer, END_OF_TEXT_NAMES)
-    names = {"eos_token": eos, "pad_token": first_known(tokenizer, PAD_NAMES) or eos}
-    try:
-        check_template(chat, special, **names)
-    except TemplateRefusedError as error:
-        raise TokenizerError(f"tokenizer.chat_template: {error}") from error
+    return eos, first_known(tokenizer, PAD_NAMES) or eos
 
 
 def write_tokenizer(
@@ -277,8 +287,7 @@ def write_tokenizer(
         end_of_text: the token that ends a text; by default the first of
             END_OF_TEXT_NAMES in the vocabulary.
     """
-    eos = end_of_text or first_known(tokenizer, END_OF_TEXT_NAMES)
-    pad = first_known(tokenizer, PAD_NAMES) or eos
+    eos, pad = end_and_pad(tokenizer, end_of_text)
     write_json(
         out / TOKENIZER_CONFIG_FILE,
         {
@@ -312,19 +321,11 @@ def load(folder: Path) -> TextTokenizer:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    eos = configured_end_of_text(folder, tokenizer) or first_known(
-        tokenizer, END_OF_TEXT_NAMES
-    )
-    if eos is None:
+    eos, pad = end_and_pad(tokenizer, configured_end_of_text(folder, tokenizer))
+    if eos is None or pad is None:
         raise TokenizerError(
             f"{path} has no token that ends a text; run the tokenizer stage again"
         )
-    special_ids = {
-        token.content: number
-        for number, token in tokenizer.get_added_tokens_decoder().items()
-        if token.special
-    }
-    pad = first_known(tokenizer, PAD_NAMES) or eos
     ids = tokenizer.get_vocab(with_added_tokens=True)
     counted = folder / "token_bytes.npy"
     if counted.exists():
@@ -336,7 +337,7 @@ def load(folder: Path) -> TextTokenizer:
     return TextTokenizer(
         tokenizer,
         _vocab_size(tokenizer),
-        special_ids,
+        special_ids(tokenizer),
         ids[eos],
         ids[pad],
         token_bytes,
@@ -352,11 +353,8 @@ def configured_end_of_text(folder: Path, tokenizer: Tokenizer) -> str | None:
     token = read_json(config).get("eos_token") if config.exists() else None
     if isinstance(token, dict):  # transformers writes a token with its flags
         token = token.get("content")
-    return (
-        token
-        if isinstance(token, str) and tokenizer.token_to_id(token) is not None
-        else None
-    )
+    is_known = isinstance(token, str) and tokenizer.token_to_id(token) is not None
+    return token if is_known else None
 
 
 def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
@@ -373,11 +371,10 @@ def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
             sizes[number] = 0 if added[number].special else len(token.encode())
         elif byte_level:
             sizes[number] = len(token)
+        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            sizes[number] = 1
         else:
-            is_byte = (
-                len(token) == 6 and token.startswith("<0x") and token.endswith(">")
-            )
-            sizes[number] = 1 if is_byte else len(token.replace(BLANK, " ").encode())
+            sizes[number] = len(token.replace(BLANK, " ").encode())
     return sizes
 
 
@@ -390,15 +387,10 @@ def word_edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
     `##` prefix; special tokens belong to no word.
     """
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
-    blanks = (
-        {
-            character
-            for byte, character in enumerate(byte_characters())
-            if chr(byte).isspace() and byte < 0x80
-        }
-        if (_is_byte_level(tokenizer))
-        else {BLANK, " ", "\t", "\n", "\r"}
-    )
+    blanks = {BLANK, " ", "\t", "\n", "\r"}
+    if _is_byte_level(tokenizer):
+        characters = byte_characters()
+        blanks = {characters[byte] for byte in range(0x80) if chr(byte).isspace()}
     special = tokenizer.get_added_tokens_decoder()
     begins, ends = np.ones((2, _vocab_size(tokenizer)), dtype=bool)
     for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
@@ -468,11 +460,7 @@ def read_external(
             f"tokenizer.path: {path} is not a tokenizer.json that the tokenizers "
             f"library reads: {error}"
         ) from error
-    special = {
-        token.content
-        for token in tokenizer.get_added_tokens_decoder().values()
-        if token.special
-    }
+    special = special_ids(tokenizer)
     if end_of_text is not None and end_of_text not in special:
         raise TokenizerError(
             f"tokenizer.end_of_text: {end_of_text!r} is not a special token of "

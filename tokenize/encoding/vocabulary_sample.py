@@ -14,13 +14,13 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.document_numbers import number_documents
 from gristmill.dataprep.documents import (
@@ -30,15 +30,17 @@ from gristmill.dataprep.documents import (
     read_shard,
     shard_names,
 )
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.shuffle import Sent, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
 from gristmill.dataprep.shuffle_format import MOST_PARTITIONS
 from gristmill.tokenize.document_sampling import (
+    columns_of,
     draw,
     drawn_below,
     drawn_order,
     id_words,
     leading,
+    words_of,
 )
 from gristmill.tokenize.order import order_key
 
@@ -111,37 +113,27 @@ def draw_sample(
     """
     shares = share_bytes(sources, total_bytes, weights)
     tasks = shard_tasks(inputs["ingest"])
-    if (
-        sum(task.size_bytes for task in tasks) < LITTLE_TEXT
-        and context.beam.runner == "local"
-    ):
+    stored_bytes = sum(task.size_bytes for task in tasks)
+    if stored_bytes < LITTLE_TEXT and context.beam.runner == "local":
         context = context.with_one_worker()
     drawn = candidates(inputs, tasks, shares, seed, context)
     selection: dict[tuple[int, int], tuple[str, bool, int]] = {}
     for source, share in shares.items():
         learnt, measured = (drawn[source, held_out] for held_out in (False, True))
         measures = max(1, int(share * HELD_OUT))
-        if not len(learnt.size) or not len(measured.size):
-            learnt = measured = learnt if len(learnt.size) else measured
+        if not len(learnt) or not len(measured):
+            learnt = measured = learnt if len(learnt) else measured
             measures = share
         for place, limit in _fill(learnt, share):
             selection[place] = (source, True, limit)
         for place, limit in _fill(measured, measures):
             selection.setdefault(place, (source, False, limit))
-    texts = _read_texts(inputs, tasks, selection, context)
-    learn = {
-        source: [
-            text for place, text in texts if selection[place][:2] == (source, True)
-        ]
-        for source in shares
-    }
-    measure = {
-        source: [
-            text for place, text in texts if selection[place][:2] == (source, False)
-        ]
-        for source in shares
-    }
-    if not any(map(len, learn.values())):
+    learn: dict[str, list[str]] = {source: [] for source in shares}
+    measure: dict[str, list[str]] = {source: [] for source in shares}
+    for place, text in _read_texts(inputs, tasks, selection, context):
+        source, is_learnt, _ = selection[place]
+        (learn if is_learnt else measure)[source].append(text)
+    if not any(learn.values()):
         raise SampleError(
             "no text is left to learn a tokenizer from (sources: "
             f"{', '.join(shares) or 'none'}): {_what_was_dropped(inputs)}; loosen "
@@ -184,17 +176,12 @@ def _what_was_dropped(inputs: Mapping[str, Path]) -> str:
     """
     dropped_by_stage = []
     for stage in annotation_stages(inputs):
-        tables = [
-            read_annotations(inputs, shard, stage, ["keep", "reason"])
-            for shard in shard_names(inputs["ingest"])
-        ]
-        reasons = Counter(
-            reason
-            for table in tables
-            for reason in table["reason"].to_pylist()
-            if reason is not None
-        )
-        read = sum(len(table) - table["keep"].null_count for table in tables)
+        reasons = Counter[str]()
+        read = 0
+        for shard in shard_names(inputs["ingest"]):
+            table = read_annotations(inputs, shard, stage, ["keep", "reason"])
+            reasons.update(filter(None, table["reason"].to_pylist()))
+            read += len(table) - table["keep"].null_count
         worst = ", ".join(
             f"{rule} {number:,}" for rule, number in reasons.most_common(SHOWN_RULES)
         )
@@ -205,51 +192,15 @@ def _what_was_dropped(inputs: Mapping[str, Path]) -> str:
     return "; ".join(dropped_by_stage) or "the sources hold none"
 
 
-@dataclass(frozen=True)
-class _Documents:
-    """Documents of a source in draw order: (n, 2) id words, text bytes, shard and
-    row.
+def first_documents(rows: pa.Table, key: int, share: int) -> pa.Table:
+    """First documents (rows of DRAWN_SCHEMA) in draw order that fill a share; more
+    documents can only shorten this prefix.
     """
-
-    words: np.ndarray
-    size: np.ndarray
-    shard: np.ndarray
-    row: np.ndarray
-
-    @classmethod
-    def of(cls, rows: pa.Table) -> _Documents:
-        """Documents from rows of DRAWN_SCHEMA."""
-        high, low, size, shard, row = (
-            rows[name].to_numpy() for name in DRAWN_SCHEMA.names
-        )
-        return cls(np.stack([high, low], axis=1), size, shard, row)
-
-    def table(self) -> pa.Table:
-        """Rows of DRAWN_SCHEMA."""
-        return pa.table(
-            [self.words[:, 0], self.words[:, 1], self.size, self.shard, self.row],
-            schema=DRAWN_SCHEMA,
-        )
-
-    def joined(self, others: _Documents) -> _Documents:
-        """Concatenation with `others`."""
-        return _Documents(
-            *(
-                np.concatenate([getattr(self, name), getattr(others, name)])
-                for name in ("words", "size", "shard", "row")
-            )
-        )
-
-    def first(self, key: int, share: int) -> _Documents:
-        """First documents in draw order that fill a share; more documents can only
-        shorten this prefix.
-        """
-        order = drawn_order(self.words, key)
-        size = self.size[order]
-        prefix = order[: int(np.searchsorted(np.cumsum(size) - size, share))]
-        return _Documents(
-            self.words[prefix], self.size[prefix], self.shard[prefix], self.row[prefix]
-        )
+    columns = columns_of(rows)
+    order = drawn_order(words_of(columns), key)
+    size = columns["size"][order]
+    number = int(np.searchsorted(np.cumsum(size) - size, share))
+    return rows.take(pa.array(order[:number]))
 
 
 def candidates(
@@ -258,9 +209,9 @@ def candidates(
     shares: Mapping[str, int],
     seed: int,
     context: Context,
-) -> dict[tuple[str, bool], _Documents]:
-    """Documents of all shards that fill each source's share, by source and whether held
-    out.
+) -> dict[tuple[str, bool], pa.Table]:
+    """Documents of all shards (DRAWN_SCHEMA, in draw order) that fill each source's
+    share, by source and whether held out.
 
     Memory holds these and one partition, for any size of the corpus.
 
@@ -268,36 +219,34 @@ def candidates(
         tasks: one per shard.
     """
     rows = int(number_documents(inputs["ingest"]).starts[-1])
-    kinds = [(source, held_out) for source in shares for held_out in (False, True)]
+    kinds = list(product(shares, (False, True)))
     row_bytes = sum(field.type.bit_width // 8 for field in DRAWN_SCHEMA)
     needed_bits = max(0, -(-rows * row_bytes // PARTITION_BYTES) - 1).bit_length()
     most_bits = (MOST_PARTITIONS // max(len(kinds), 1)).bit_length() - 1
     bits = max(0, min(needed_bits, most_bits))
     send = partial(
-        send_draws,
-        inputs={name: str(folder) for name, folder in inputs.items()},
-        shares=dict(shares),
-        seed=seed,
-        bits=bits,
+        send_draws, inputs=dict(inputs), shares=dict(shares), seed=seed, bits=bits
     )
     _, sent = run_shuffle(
         DRAW, tasks, send, context, {DRAW: len(kinds) << bits}, direct=True
     )
-    return {
-        kind: _first_of(
-            sent[DRAW],
-            place << bits,
-            1 << bits,
-            order_key(seed, "tokenizer"),
-            shares[kind[0]],
-        )
-        for place, kind in enumerate(kinds)
-    }
+    key = order_key(seed, "tokenizer")
+    firsts = {}
+    for place, kind in enumerate(kinds):
+        share = shares[kind[0]]
+        documents = DRAWN_SCHEMA.empty_table()
+        for partition in range(place << bits, place + 1 << bits):
+            if sent[DRAW].is_nothing or documents["size"].to_numpy().sum() >= share:
+                break
+            more = pa.concat_tables([documents, sent[DRAW].read(partition)])
+            documents = first_documents(more, key, share)
+        firsts[kind] = documents
+    return firsts
 
 
 def send_draws(
     task: Task,
-    inputs: Mapping[str, str],
+    inputs: Mapping[str, Path],
     shares: Mapping[str, int],
     seed: int,
     bits: int,
@@ -307,56 +256,44 @@ def send_draws(
 
     Only the documents of each kind that fill its share are sent.
     """
-    read = read_shard(
-        {name: as_path(folder) for name, folder in inputs.items()},
-        task.name,
-        ["id", "source", "text"],
-    )
+    read = read_shard(inputs, task.name, ["id", "source", "text"])
     table = read.documents.take(pa.array(read.rows))
     words = id_words(table["id"])
     names = table["source"].cast(pa.string()).to_numpy()
-    sizes = pc.binary_length(table["text"]).to_numpy().astype(np.int64)
+    documents = pa.table(
+        [
+            words[:, 0],
+            words[:, 1],
+            pc.binary_length(table["text"]).cast(pa.int64()),
+            np.full(len(words), task.payload["shard"]),
+            read.rows,
+        ],
+        schema=DRAWN_SCHEMA,
+    )
     key = order_key(seed, "tokenizer")
     is_held_out = drawn_below(words, order_key(seed, "tokenizer", "held out"), HELD_OUT)
     tables = [DRAWN_SCHEMA.empty_table()]
     targets = [np.empty(0, np.int64)]
-    for place, (source, held_out) in enumerate(
-        (source, held_out) for source in shares for held_out in (False, True)
-    ):
-        selection = np.flatnonzero((names == source) & (is_held_out == held_out))
-        shard = np.full(len(selection), task.payload["shard"])
-        first_documents = _Documents(
-            words[selection], sizes[selection], shard, read.rows[selection]
-        ).first(key, shares[source])
-        tables.append(first_documents.table())
-        drawn = draw(first_documents.words, key)
+    for place, (source, held_out) in enumerate(product(shares, (False, True))):
+        mask = (names == source) & (is_held_out == held_out)
+        first = first_documents(documents.filter(pa.array(mask)), key, shares[source])
+        tables.append(first)
+        drawn = draw(words_of(columns_of(first)), key)
         targets.append((place << bits) + leading(drawn, bits))
     yield Sent(DRAW, pa.concat_tables(tables).combine_chunks(), np.concatenate(targets))
     return Done()
 
 
-def _first_of(
-    sent: Shuffled, begin: int, number: int, key: int, share: int
-) -> _Documents:
-    """First documents of some partitions, in draw order, that fill a share."""
-    documents = _Documents.of(DRAWN_SCHEMA.empty_table())
-    for partition in range(begin, begin + number):
-        if sent.is_nothing or documents.size.sum() >= share:
-            break
-        more = _Documents.of(sent.read(partition))
-        documents = documents.joined(more).first(key, share)
-    return documents
-
-
-def _fill(documents: _Documents, share: int) -> list[tuple[tuple[int, int], int]]:
+def _fill(documents: pa.Table, share: int) -> list[tuple[tuple[int, int], int]]:
     """First documents that fill a share: shard and row, and the bytes used of each."""
-    before = np.cumsum(documents.size) - documents.size
-    is_used = before < share
-    limits = np.minimum(documents.size, share - before)[is_used].tolist()
-    places = zip(
-        documents.shard[is_used].tolist(), documents.row[is_used].tolist(), strict=True
+    size = documents["size"].to_numpy()
+    room = share - (np.cumsum(size) - size)
+    is_used = room > 0
+    limits = np.minimum(size, room)[is_used].tolist()
+    shards, rows = (
+        documents[name].to_numpy()[is_used].tolist() for name in ("shard", "row")
     )
-    return list(zip(places, limits, strict=True))
+    return list(zip(zip(shards, rows, strict=True), limits, strict=True))
 
 
 def _read_texts(
@@ -367,52 +304,41 @@ def _read_texts(
 ) -> list[tuple[tuple[int, int], str]]:
     """Chosen texts in the order of their ids, each cut to its limit."""
     rows: dict[int, list[tuple[int, int]]] = {}
-    for place, (_, _, limit) in sorted(chosen.items()):
-        rows.setdefault(place[0], []).append((place[1], limit))
+    for (shard, row), (_, _, limit) in sorted(chosen.items()):
+        rows.setdefault(shard, []).append((row, limit))
     reading = [
         replace(tasks[shard], payload={"shard": shard, "rows": shard_rows})
         for shard, shard_rows in rows.items()
     ]
-    send = partial(
-        send_texts, inputs={name: str(folder) for name, folder in inputs.items()}
-    )
+    send = partial(send_texts, inputs=dict(inputs))
     _, sent = run_shuffle(TEXTS, reading, send, context, {TEXTS: 1}, direct=True)
     if sent[TEXTS].is_nothing:
         return []
-    text_rows = (
-        sent[TEXTS]
-        .read(0)
-        .sort_by([(name, "ascending") for name in ("id", "shard", "row")])
+    order = [(name, "ascending") for name in ("id", "shard", "row")]
+    texts = sent[TEXTS].read(0).sort_by(order)
+    shards, numbers, contents = (
+        texts[name].to_pylist() for name in ("shard", "row", "text")
     )
-    places = zip(
-        text_rows["shard"].to_pylist(), text_rows["row"].to_pylist(), strict=True
-    )
-    return list(zip(places, text_rows["text"].to_pylist(), strict=True))
+    return list(zip(zip(shards, numbers, strict=True), contents, strict=True))
 
 
-def send_texts(task: Task, inputs: Mapping[str, str]) -> Generator[Sent, None, Done]:
+def send_texts(task: Task, inputs: Mapping[str, Path]) -> Generator[Sent, None, Done]:
     """Send the chosen texts of a shard: payload `shard`, and `rows` with the bytes used
     of each.
     """
     rows, limits = zip(*task.payload["rows"], strict=True)
-    folders = {name: as_path(folder) for name, folder in inputs.items()}
-    table = read_documents(folders, task.name, ["id", "text"]).take(pa.array(rows))
+    table = read_documents(inputs, task.name, ["id", "text"]).take(pa.array(rows))
     texts = [
         text
         if len(text) * 4 <= limit
         else text.encode()[:limit].decode(errors="ignore")
         for text, limit in zip(table["text"].to_pylist(), limits, strict=True)
     ]
-    yield Sent(
-        TEXTS,
-        pa.table(
-            {
-                "id": table["id"].combine_chunks(),
-                "shard": np.full(len(rows), task.payload["shard"]),
-                "row": np.array(rows),
-                "text": pa.array(texts, pa.large_string()),
-            }
-        ),
-        np.zeros(len(rows), np.int64),
-    )
+    sent = {
+        "id": table["id"].combine_chunks(),
+        "shard": np.full(len(rows), task.payload["shard"]),
+        "row": np.array(rows),
+        "text": pa.array(texts, pa.large_string()),
+    }
+    yield Sent(TEXTS, pa.table(sent), np.zeros(len(rows), np.int64))
     return Done()

@@ -69,30 +69,25 @@ class Before:
         """Phases of the kept rows: rows by source, and rows by source of the full order
         of each phase.
         """
-        rows = list[tuple[int, ...]]()
-        full_orders = list[tuple[int, ...]]()
+        rows: list[tuple[int, ...]] = []
+        full_orders: list[tuple[int, ...]] = []
         remaining = self.rows
-        for phase, order in zip(
-            self.phases, (*self.begun, *self.phases[len(self.begun) :]), strict=True
-        ):
-            if remaining:
-                rows.append(
-                    phase
-                    if remaining >= sum(phase)
-                    else tuple(rows_before(order, remaining))
-                )
-                full_orders.append(order)
-                remaining -= sum(rows[-1])
+        orders = (*self.begun, *self.phases[len(self.begun) :])
+        for phase, order in zip(self.phases, orders, strict=True):
+            if not remaining:
+                break
+            if remaining < sum(phase):
+                phase = tuple(rows_before(order, remaining))
+            rows.append(phase)
+            full_orders.append(order)
+            remaining -= sum(phase)
         return tuple(rows), tuple(full_orders)
 
     def reach(self, source: int) -> int:
         """End of a source's rows in this set and all earlier ones."""
         source_rows = sum(phase[source] for phase in self.phases)
-        return (
-            source_rows
-            if self.before is None
-            else max(source_rows, self.before.reach(source))
-        )
+        earlier = 0 if self.before is None else self.before.reach(source)
+        return max(source_rows, earlier)
 
     def numbers(
         self, source: int, name: str, rows: np.ndarray, mix_seed: int
@@ -100,11 +95,9 @@ class Before:
         """Numbers (int64) of rows of a source's stream in the training's order of
         reading.
         """
-        numbers = (
-            rows.copy()
-            if self.before is None
-            else self.before.numbers(source, name, rows, mix_seed)
-        )
+        numbers = rows.copy()
+        if self.before is not None:
+            numbers = self.before.numbers(source, name, rows, mix_seed)
         begins = np.cumsum([0, *(phase[source] for phase in self.phases)])
         phase_of = np.searchsorted(begins, numbers, side="right") - 1
         for phase in range(len(self.begun), len(self.phases)):
@@ -112,17 +105,12 @@ class Before:
             if len(selection):
                 count = self.phases[phase][source]
                 parts = phase_parts(phase)
-                stored = permute(
-                    numbers[selection] - begins[phase],
-                    count,
-                    order_key(mix_seed, "mix", "rows", *parts, name),
+                stored_key = order_key(mix_seed, "mix", "rows", *parts, name)
+                stored = permute(numbers[selection] - begins[phase], count, stored_key)
+                read_key = order_key(
+                    self.seed, *parts, "epoch", 0, self.sources[source]
                 )
-                read = permute(
-                    stored,
-                    count,
-                    order_key(self.seed, *parts, "epoch", 0, self.sources[source]),
-                    inverse=True,
-                )
+                read = permute(stored, count, read_key, inverse=True)
                 numbers[selection] = begins[phase] + read
         return numbers
 
@@ -160,9 +148,10 @@ def check_reach(
         MixError: `max_epochs` of a source was lowered below the rows that it had.
     """
     for number, (name, most) in enumerate(zip(sources, most_rows, strict=True)):
-        if before.reach(number) > most:
+        reach = before.reach(number)
+        if reach > most:
             raise MixError(
-                f"sources.{name}: the set that is continued had {before.reach(number)} "
+                f"sources.{name}: the set that is continued had {reach} "
                 f"rows of it, but its max_epochs allows {most}: these are the same "
                 "documents more often, and which were read is settled; give it its "
                 "former max_epochs, and a lower weight"
@@ -180,17 +169,8 @@ def digest_of_sums(sums: np.ndarray) -> str:
 
 def read_sums(folder: Path, files: Sequence[str]) -> np.ndarray:
     """Read the checksums (uint64) of all rows of some shards, in order."""
-    return np.concatenate(
-        [
-            np.empty(0, CHECKSUM_DTYPE),
-            *(
-                np.frombuffer(
-                    (folder / sums_name(file)).read_bytes(), dtype=CHECKSUM_DTYPE
-                )
-                for file in files
-            ),
-        ]
-    )
+    content = b"".join((folder / sums_name(file)).read_bytes() for file in files)
+    return np.frombuffer(content, dtype=CHECKSUM_DTYPE)
 
 
 def check_kept_rows(

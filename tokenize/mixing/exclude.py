@@ -9,8 +9,7 @@ resumes exactly where it was (see `order.OrderWithout`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +29,8 @@ def read_excluded(path: str) -> tuple[bytes, ...]:
         MixError: a line that is not an id.
     """
     documents = set()
-    for number, line in enumerate(
-        as_path(path).read_text(encoding="utf-8").splitlines(), start=1
-    ):
+    lines = as_path(path).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
@@ -75,15 +73,11 @@ class EmptiedRows:
         pad: int,
         excluded_later: Sequence[tuple[Sequence[bytes], int]] = (),
     ) -> None:
-        self.rows, hit = rows_with(pieces, excluded)
+        self.rows = rows_with(pieces, excluded)
         for ids, later in excluded_later:
-            behind, _ = rows_with(
-                pieces.filter(pc.greater_equal(pieces["row"], later)), ids
-            )
-            self.rows = np.union1d(self.rows, behind)
-            hit = pc.is_in(pieces["row"], value_set=pa.array(self.rows, pa.int64()))
-        self.pieces = pieces.filter(pc.invert(hit)) if len(self.rows) else pieces
-        self.touched = _hex_ids(pieces.filter(hit)) if len(self.rows) else []
+            behind = pieces.filter(pc.greater_equal(pieces["row"], later))
+            self.rows = np.union1d(self.rows, rows_with(behind, ids))
+        self.pieces, self.touched = without_rows(pieces, self.rows)
         self._first = first
         self._pad = pad
         self._whole = hashlib.sha256()
@@ -96,10 +90,8 @@ class EmptiedRows:
         for block in blocks:
             if len(self.rows):
                 self._whole.update(np.ascontiguousarray(block).data.cast("B"))
-                here = slice(
-                    *np.searchsorted(self.rows, (first, first + len(block))).tolist()
-                )
-                block[self.rows[here] - first] = self._pad
+                begin, end = np.searchsorted(self.rows, (first, first + len(block)))
+                block[self.rows[begin:end] - first] = self._pad
                 first += len(block)
             yield block
 
@@ -120,33 +112,31 @@ def drop_rows(
         the remaining tokens and pieces, and the ids (hexadecimal) of all documents in
         the dropped rows.
     """
-    rows, is_dropped = rows_with(pieces, excluded)
-    if not len(rows):
-        return tokens, pieces, []
-    kept_pieces = pieces.filter(pc.invert(is_dropped))
+    rows = rows_with(pieces, excluded)
+    kept_pieces, touched = without_rows(pieces, rows)
     numbers = kept_pieces["row"].to_numpy()
     renumbered = pa.array(numbers - np.searchsorted(rows, numbers))
+    place = pieces.schema.get_field_index("row")
     return (
-        np.delete(tokens, rows, axis=0),
-        kept_pieces.set_column(
-            kept_pieces.schema.get_field_index("row"), "row", renumbered
-        ),
-        _hex_ids(pieces.filter(is_dropped)),
+        np.delete(tokens, rows, axis=0) if len(rows) else tokens,
+        kept_pieces.set_column(place, "row", renumbered),
+        touched,
     )
 
 
-def rows_with(pieces: pa.Table, documents: Sequence[bytes]) -> tuple[np.ndarray, Any]:
-    """Rows (int64, ascending) that hold any of the documents, and the mask (boolean
-    column) of the pieces in them.
+def rows_with(pieces: pa.Table, documents: Sequence[bytes]) -> np.ndarray:
+    """Rows (int64, ascending) that hold any of the documents."""
+    ids = pa.array(list(documents), pa.binary(ID_BYTES))
+    hits = pieces.filter(pc.is_in(pieces["id"], value_set=ids))
+    return np.unique(hits["row"].to_numpy())
+
+
+def without_rows(pieces: pa.Table, rows: np.ndarray) -> tuple[pa.Table, list[str]]:
+    """Pieces outside of some rows (int64), and the ids (hexadecimal) of all documents
+    in them.
     """
-    rows = np.unique(pieces.filter(among(pieces["id"], documents))["row"].to_numpy())
-    return rows, pc.is_in(pieces["row"], value_set=pa.array(rows, pa.int64()))
-
-
-def among(ids: pa.Array | pa.ChunkedArray, documents: Collection[bytes]) -> Any:
-    """Mask (boolean column) of the ids that are in a list of documents."""
-    return pc.is_in(ids, value_set=pa.array(list(documents), pa.binary(ID_BYTES)))
-
-
-def _hex_ids(pieces: pa.Table) -> list[str]:
-    return sorted({document.hex() for document in pieces["id"].to_pylist()})
+    if not len(rows):
+        return pieces, []
+    hit = pc.is_in(pieces["row"], value_set=pa.array(rows, pa.int64()))
+    documents = set(pieces.filter(hit)["id"].to_pylist())
+    return pieces.filter(pc.invert(hit)), sorted(map(bytes.hex, documents))

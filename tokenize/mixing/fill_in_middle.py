@@ -84,13 +84,11 @@ class Rearranging:
         """
         mask = np.zeros(len(words), dtype=bool)
         for number in np.unique(source).tolist():
+            rate = self.rates[number]
             for repeat in np.unique(time[source == number]).tolist():
                 selection = (source == number) & (time == repeat)
                 key = order_key(self.key, "chosen", repeat)
-                rate = self.rates[number]
-                mask[selection] = (
-                    drawn_below(words[selection], key, rate) if rate < 1 else True
-                )
+                mask[selection] = rate >= 1 or drawn_below(words[selection], key, rate)
         return mask
 
     def cuts(
@@ -103,18 +101,15 @@ class Rearranging:
         for repeat in np.unique(time).tolist():
             selection = time == repeat
             for column, name in enumerate(("first", "second", "form")):
-                drawn[column, selection] = draw(
-                    words[selection], order_key(self.key, name, number, repeat)
-                )
+                key = order_key(self.key, name, number, repeat)
+                drawn[column, selection] = draw(words[selection], key)
         # Multiplying by the upper halves draws uniformly below n + 1 without division,
         # exact below 2^32 tokens.
-        bounds = np.sort(
-            ((drawn[:2] >> np.uint64(32)) * (tokens + 1).astype(np.uint64))
-            >> np.uint64(32),
-            axis=0,
-        )
+        half = np.uint64(32)
+        places = (drawn[:2] >> half) * (tokens + 1).astype(np.uint64) >> half
+        begin, end = np.sort(places, axis=0).astype(np.int64)
         spm = (drawn[2] >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.spm_rate
-        return bounds[0].astype(np.int64), bounds[1].astype(np.int64), spm
+        return begin, end, spm
 
     def runs(
         self, begin: np.ndarray, end: np.ndarray, spm: np.ndarray, tokens: np.ndarray
@@ -130,16 +125,10 @@ class Rearranging:
             end token, id of the end token.
         """
         zeros = np.zeros_like(begin)
-        source = np.stack([zeros, zeros, end, np.where(spm, 0, begin)], axis=1)
-        text = np.stack(
-            [
-                zeros,
-                np.where(spm, 0, begin),
-                tokens - end,
-                np.where(spm, end, end - begin),
-            ],
-            axis=1,
-        )
+        prefix = np.where(spm, 0, begin)
+        middle = np.where(spm, end, end - begin)
+        source = np.stack([zeros, zeros, end, prefix], axis=1)
+        text = np.stack([zeros, prefix, tokens - end, middle], axis=1)
         ends = np.array(
             [self.prefix, self.suffix, self.middle, self.eos], dtype=np.int32
         )

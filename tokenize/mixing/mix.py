@@ -70,8 +70,6 @@ from gristmill.tokenize.mixing.send_tokens import send_tokens
 from gristmill.tokenize.mixing.streams import (
     Draws,
     make_streams,
-    train_stream,
-    validation_stream,
 )
 from gristmill.tokenize.mixing.write_shards import (
     RowPlan,
@@ -146,12 +144,10 @@ def run(
     streams = make_streams(
         candidates.entries, context.work, candidates.bits, draws, planning
     )
-    pass_tokens = {
-        name: streams.pass_tokens(train_stream(number))
-        for number, name in enumerate(names)
-    }
+    tokens_of_streams = streams.bases.tokens[0].sum(axis=0).tolist()
+    pass_tokens = dict(zip(names, tokens_of_streams, strict=False))
+    held_out_tokens = dict(zip(names, tokens_of_streams[len(names) :], strict=True))
     before = before_of(section.continues, names)
-    kept_rows = () if before is None else before.kept()[0]
     if before is not None:
         check_reach(
             before,
@@ -161,12 +157,9 @@ def run(
                 for name, source in sources.items()
             ],
         )
+    kept_rows = () if before is None else before.kept()[0]
     quotas = plan_quotas(section, sources, pass_tokens, kept_rows)
     streams, ends = find_ends(streams, sources, section, quotas, planning, before)
-    held_out_tokens = {
-        name: streams.pass_tokens(validation_stream(number, len(names)))
-        for number, name in enumerate(names)
-    }
     # Whole rows of one pass, independent of seed and packing.
     held_out_ends = [
         min(section.max_validation_rows, tokens // length) * length
@@ -214,10 +207,9 @@ def run(
         excluded_later=tuple(_excluded_later(section.continues)),
     )
     token_bytes = str(inputs["tokenizer"] / "token_bytes.npy")
-    tasks = [*_validation_tasks(held_out, shards), *_train_tasks(shards)]
     results = run_tasks(
         "rows",
-        tasks,
+        _row_tasks(held_out, shards),
         partial(write_shard, plan=plan, token_bytes=token_bytes),
         context,
         direct=True,
@@ -232,7 +224,7 @@ def run(
         names,
         out,
         planning,
-        None if used is None else used.documents,
+        None if used is None else used[0],
     )
     if section.continues is not None and used is not None:
         check_kept_rows(section.continues, out, entries)
@@ -243,7 +235,7 @@ def run(
                 ends=(layout.row_tokens,),
                 tokens=layout.row_tokens + layout.tokens - layout.end,
             )
-            for (name, layout), copies in zip(train.items(), used.copies, strict=True)
+            for (name, layout), copies in zip(train.items(), used[1], strict=True)
         }
     mixed = Mixed(
         counts,
@@ -355,33 +347,33 @@ def _warn(
         )
 
 
-def _validation_tasks(held_out: Mapping[str, Layout], shards: Shards) -> list[Task]:
-    return [
-        Task(
-            f"validation-{number:05d}",
-            {
-                "held_out": True,
-                "file": validation_name(name),
-                "partition": shards.training + number,
-                "rows": layout.rows,
-            },
-        )
-        for number, (name, layout) in enumerate(held_out.items())
-    ]
-
-
-def _train_tasks(shards: Shards) -> list[Task]:
+def _row_tasks(held_out: Mapping[str, Layout], shards: Shards) -> list[Task]:
+    """Tasks of the held-out shards, a source each, and of the training shards."""
     total = sum(map(sum, shards.phases))
     return [
-        Task(
-            f"train-{shard:05d}",
-            {
-                "held_out": False,
-                "file": train_name(shard),
-                "partition": shard,
-                "first": first,
-                "rows": min(shards.shard_rows, total - first),
-            },
-        )
-        for shard, first in enumerate(range(0, total, shards.shard_rows))
+        *(
+            Task(
+                f"validation-{number:05d}",
+                {
+                    "held_out": True,
+                    "file": validation_name(name),
+                    "partition": shards.training + number,
+                    "rows": layout.rows,
+                },
+            )
+            for number, (name, layout) in enumerate(held_out.items())
+        ),
+        *(
+            Task(
+                f"train-{shard:05d}",
+                {
+                    "held_out": False,
+                    "file": train_name(shard),
+                    "partition": shard,
+                    "first": first,
+                    "rows": min(shards.shard_rows, total - first),
+                },
+            )
+            for shard, first in enumerate(range(0, total, shards.shard_rows))
+        ),
     ]

@@ -161,11 +161,12 @@ def describe(
     names = list(sources)
     length = section.sequence_length
     train = mixed.train
+    layouts = list(train.values())
     packing = packing_of(section).name
     before = before_of(section.continues, names)
-    tokens = sum(layout.row_tokens for layout in train.values())
+    tokens = sum(layout.row_tokens for layout in layouts)
     rows_per_phase = list(
-        zip(*(layout.rows_per_phase for layout in train.values()), strict=True)
+        zip(*(layout.rows_per_phase for layout in layouts), strict=True)
     )
     realised = {}
     for name, layout in train.items():
@@ -182,26 +183,29 @@ def describe(
             cut_tokens=layout.tokens - layout.end,
         )
     total = sum(quotas.per_source())
-    requested_rows = quotas.asked_per_source()
+    requested_rows = dict(zip(names, quotas.asked_per_source(), strict=True))
     return MixSummary(
         counts=mixed.counts,
-        rows=sum(layout.rows for layout in train.values()),
+        rows=sum(layout.rows for layout in layouts),
         tokens=tokens,
         padding_tokens=sum(part.padding_tokens for part in realised.values()),
         packing=packing,
-        packings=_packings([layout.costs for layout in train.values()]),
+        packings={
+            name: PackingCost(
+                *np.sum([astuple(layout.costs[name]) for layout in layouts], 0).tolist()
+            )
+            for name in layouts[0].costs
+        },
         requested={
             name: {
                 "share": float(rows / total),
                 "tokens": float(rows * length),
-                **source.model_dump(include=LIMITS, exclude_none=True),
+                **sources[name].model_dump(include=LIMITS, exclude_none=True),
             }
-            for (name, source), rows in zip(
-                sources.items(), requested_rows, strict=True
-            )
+            for name, rows in requested_rows.items()
         },
         realised=realised,
-        stages=_phases(names, quotas, rows_per_phase, train, section),
+        stages=_phases(names, quotas, rows_per_phase, layouts, section),
         redistributed=redistributed(names, quotas, length),
         # Phases that were already read belong to the order of the continued set.
         prefixes=describe_prefixes(
@@ -229,17 +233,20 @@ def redistributed(
     """Tokens of each source above (below: negative) its weight's request; empty if no
     limit was met.
     """
-    requested_rows = quotas.asked_per_source()
-    moved = {
-        name: (rows - share) * length
-        for name, rows, share in zip(
-            sources, quotas.per_source(), requested_rows, strict=True
+    moved = [
+        (rows - share) * length
+        for rows, share in zip(
+            quotas.per_source(), quotas.asked_per_source(), strict=True
         )
-    }
+    ]
     # Rounding to whole rows moves less than a row.
-    if all(abs(tokens) < length for tokens in moved.values()):
+    if all(abs(tokens) < length for tokens in moved):
         return {}
-    return {name: round(tokens) for name, tokens in moved.items() if tokens}
+    return {
+        name: round(tokens)
+        for name, tokens in zip(sources, moved, strict=True)
+        if tokens
+    }
 
 
 def describe_redistribution(moved: Mapping[str, int]) -> str:
@@ -260,16 +267,14 @@ def _phases(
     sources: Sequence[str],
     quotas: Quotas,
     rows: Sequence[Sequence[int]],
-    train: Mapping[str, Layout],
+    layouts: Sequence[Layout],
     section: Mix,
 ) -> list[MixedPhase]:
     ends: list[float | None] = [phase.end for phase in section.phases] or [None]
     if section.continues is not None:
         passed = np.cumsum([sum(line) for line in quotas.rows])
         ends = (passed / passed[-1]).tolist()
-    tokens = list(
-        zip(*(layout.tokens_per_phase for layout in train.values()), strict=True)
-    )
+    tokens = list(zip(*(layout.tokens_per_phase for layout in layouts), strict=True))
     return [
         MixedPhase(
             until=1.0 if end is None else end,
@@ -277,29 +282,16 @@ def _phases(
             tokens=sum(tokens[number]),
             rows_per_source=list(rows[number]),
             requested=_shares(sources, quotas.asked[number]),
-            realised=_shares(sources, tokens[number]),
+            realised=_shares(sources, [Fraction(part) for part in tokens[number]]),
         )
         for number, end in enumerate(ends)
     ]
 
 
-def _shares(
-    sources: Sequence[str], parts: Sequence[Fraction] | Sequence[int]
-) -> dict[str, float]:
-    exact = [Fraction(part) for part in parts]
+def _shares(sources: Sequence[str], parts: Sequence[Fraction]) -> dict[str, float]:
+    total = sum(parts)
     return {
-        name: float(part / sum(exact))
-        for name, part in zip(sources, exact, strict=True)
-    }
-
-
-def _packings(costs: Sequence[Mapping[str, PackingCost]]) -> dict[str, PackingCost]:
-    """Cost of every packing, summed over all sources."""
-    return {
-        name: PackingCost(
-            *map(sum, zip(*(astuple(source[name]) for source in costs), strict=True))
-        )
-        for name in costs[0]
+        name: float(part / total) for name, part in zip(sources, parts, strict=True)
     }
 
 
@@ -324,11 +316,9 @@ def describe_prefixes(
         bound = np.where(counts > 0, (1 - shares) / 2 + shares * (number - 1) / 2, 0.0)
         drifts = np.maximum(drifts, largest_drifts(counts))
         bounds = np.maximum(bounds, bound)
+    columns = zip(sources, drifts.tolist(), bounds.tolist(), strict=True)
     return {
-        name: Drift(round(drift, 4), round(bound, 4))
-        for name, drift, bound in zip(
-            sources, drifts.tolist(), bounds.tolist(), strict=True
-        )
+        name: Drift(round(drift, 4), round(bound, 4)) for name, drift, bound in columns
     }
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -45,9 +46,8 @@ class Packing:
     @property
     def name(self) -> str:
         """Name in the summary."""
-        return ("best_fit" if self.best_fit else "stream") + (
-            "_aligned" if self.aligned else ""
-        )
+        name = "best_fit" if self.best_fit else "stream"
+        return f"{name}_aligned" if self.aligned else name
 
 
 def packing_of(section: Mix) -> Packing:
@@ -95,26 +95,23 @@ def ends_of_phases(
     if not packing.aligned:
         ends: list[int] = np.cumsum(quotas).tolist()
         return ends
-    ends = []
-    begin = 0
+    ends, begin = [], 0
     length = packing.sequence_length
-    shares = [quota if packing.best_fit else quota // length for quota in quotas]
-    remaining = shares[0]
     advance = fill_beginnings if packing.best_fit else follow_rows
     segment_iterator = iter(segments)
     starts = np.zeros(1, dtype=np.int64)
-    while True:
-        begin, remaining = advance(starts, begin, remaining, length)
-        if remaining:
+    for quota in quotas:
+        remaining = quota if packing.best_fit else quota // length
+        while True:
+            begin, remaining = advance(starts, begin, remaining, length)
+            if not remaining:
+                break
             following = next(segment_iterator, None)
             if following is None:
                 return None
             starts = following
-            continue
         ends.append(int(begin))
-        if len(ends) == len(shares):
-            return ends
-        remaining = shares[len(ends)]
+    return ends
 
 
 @kernel
@@ -215,33 +212,30 @@ def cut(
     length = packing.sequence_length
     span = max(0, min(int(starts[-1]), end) - int(starts[0]))
     capacity = len(starts) + span // length + 1
-    columns = [np.empty(capacity, dtype=np.int64) for _ in range(4)]
-    if not packing.best_fit and not packing.aligned:
+    columns = np.empty((4, capacity), dtype=np.int64)
+    if places is None or not (packing.best_fit or packing.aligned):
         number = cut_stream(starts, end, length, *columns)
+    elif dealing is None:
+        number = cut_aligned(
+            starts, end, length, int(places.free[0]), int(places.rows[0]), *columns
+        )
     else:
-        assert places is not None
-        if packing.best_fit:
-            assert dealing is not None
-            first_row, full_rows = dealing.rows.tolist()
-            number = cut_best_fit(
-                starts,
-                begin,
-                end,
-                length,
-                packing.aligned,
-                first_row,
-                int(places.rows[phase]),
-                full_rows,
-                places.ranks[phase].copy(),
-                dealing.begins,
-                dealing.dealt,
-                *columns,
-            )
-        else:
-            number = cut_aligned(
-                starts, end, length, int(places.free[0]), int(places.rows[0]), *columns
-            )
-    return Pieces(*(column[:number] for column in columns))
+        first_row, full_rows = dealing.rows.tolist()
+        number = cut_best_fit(
+            starts,
+            begin,
+            end,
+            length,
+            packing.aligned,
+            first_row,
+            int(places.rows[phase]),
+            full_rows,
+            places.ranks[phase].copy(),
+            dealing.begins,
+            dealing.dealt,
+            *columns,
+        )
+    return Pieces(*columns[:, :number])
 
 
 @kernel
@@ -479,21 +473,17 @@ class Costs:
         self._stream = np.zeros(2, dtype=np.int64)
         self._aligned = np.zeros(5, dtype=np.int64)
         self._fits = {
-            aligned: Fit(
-                self._length,
-                aligned,
-                self._ends
-                if used == Packing(self._length, True, aligned)
-                else [0, ends[-1]],
+            packing: Fit(packing, self._ends if packing == used else [0, ends[-1]])
+            for packing in (
+                Packing(self._length, True, aligned) for aligned in (False, True)
             )
-            for aligned in (False, True)
         }
         self._documents = 0
 
     def places(self) -> Places:
         """State for the rows of the next segment."""
         if self._used.best_fit:
-            return self._fits[self._used.aligned].places()
+            return self._fits[self._used].places()
         return Places(
             self._aligned[4:].copy(),
             self._aligned[2:3].copy(),
@@ -513,44 +503,40 @@ class Costs:
         """Bins of each phase's remainders; empty unless the packing in use is
         `best_fit`.
         """
-        return self._fits[self._used.aligned].dealings() if self._used.best_fit else []
+        return self._fits[self._used].dealings() if self._used.best_fit else []
 
     def rows_of_phases(self) -> list[int]:
         """Rows of each phase with the packing in use."""
         if self._used.best_fit:
-            return self._fits[self._used.aligned].rows()
+            return self._fits[self._used].rows()
         if self._used.aligned:
             raise ValueError(
                 "rows that begin with documents are as many as the phases ask for"
             )
-        return [
-            -(-end // self._length) - -(-begin // self._length)
-            for begin, end in pairwise(self._ends)
-        ]
+        ends = [-(-end // self._length) for end in self._ends]
+        return [end - begin for begin, end in pairwise(ends)]
 
     def by_packing(self) -> dict[str, PackingCost]:
         """Cost of each packing, by name."""
         end = self._ends[-1]
-        (cut, cut_tokens, rows, tokens, _) = self._aligned.tolist()
-        costs = {
-            "stream": self._cost(-(-end // self._length), end, *self._stream.tolist()),
-            "stream_aligned": self._cost(rows, tokens, cut, cut_tokens),
+        cut, cut_tokens, rows, tokens, _ = self._aligned.tolist()
+        measured = {
+            "stream": (-(-end // self._length), end, *self._stream.tolist()),
+            "stream_aligned": (rows, tokens, cut, cut_tokens),
+            **{packing.name: fit.cost() for packing, fit in self._fits.items()},
         }
-        for aligned, fit in self._fits.items():
-            name = Packing(self._length, True, aligned).name
-            costs[name] = self._cost(sum(fit.rows()), fit.tokens, *fit.cut)
-        return costs
-
-    def _cost(self, rows: int, tokens: int, cut: int, cut_tokens: int) -> PackingCost:
-        return PackingCost(
-            rows=rows,
-            tokens=tokens,
-            padding_tokens=rows * self._length - tokens,
-            dropped_tokens=self._ends[-1] - tokens,
-            documents=self._documents,
-            split_documents=cut,
-            split_tokens=cut_tokens,
-        )
+        return {
+            name: PackingCost(
+                rows=rows,
+                tokens=tokens,
+                padding_tokens=rows * self._length - tokens,
+                dropped_tokens=end - tokens,
+                documents=self._documents,
+                split_documents=cut,
+                split_tokens=cut_tokens,
+            )
+            for name, (rows, tokens, cut, cut_tokens) in measured.items()
+        }
 
 
 class Fit:
@@ -558,14 +544,12 @@ class Fit:
     segment.
     """
 
-    def __init__(self, length: int, aligned: bool, ends: Sequence[int]) -> None:
-        self._length = length
-        self._aligned = aligned
+    def __init__(self, packing: Packing, ends: Sequence[int]) -> None:
+        self._packing = packing
         self._ends = ends
         phases = len(ends) - 1
         self._found = np.zeros((phases, 4), dtype=np.int64)
-        self._rests = np.zeros((phases, length), dtype=np.int64)
-        self._dealt: list[tuple[np.ndarray, np.ndarray, int]] | None = None
+        self._rests = np.zeros((phases, packing.sequence_length), dtype=np.int64)
 
     def places(self) -> Places:
         """State for the rows of the next segment."""
@@ -581,44 +565,36 @@ class Fit:
                     begin,
                     end,
                     self._ends[-1],
-                    self._length,
-                    self._aligned,
+                    self._packing.sequence_length,
+                    self._packing.aligned,
                     self._found[phase],
                     self._rests[phase],
                 )
 
-    @property
-    def tokens(self) -> int:
-        """Document tokens in all rows."""
-        return int(self._found[:, 3].sum())
-
-    @property
-    def cut(self) -> tuple[int, int]:
-        """Number of cut documents, and their tokens."""
-        return int(self._found[:, 0].sum()), int(self._found[:, 1].sum())
+    def cost(self) -> tuple[int, int, int, int]:
+        """Rows and document tokens of all phases, cut documents and their tokens."""
+        cut, cut_tokens, _, tokens = self._found.sum(axis=0).tolist()
+        return sum(self.rows()), tokens, cut, cut_tokens
 
     def rows(self) -> list[int]:
         """Rows of each phase."""
-        whole_rows: list[int] = self._found[:, 2].tolist()
-        return [
-            number + used
-            for number, (_, _, used) in zip(whole_rows, self._deal(), strict=True)
-        ]
+        counts = zip(self._found[:, 2].tolist(), self._dealt, strict=True)
+        return [number + used for number, (_, _, used) in counts]
 
     def dealings(self) -> list[Dealing]:
         """Bins of each phase's remainders."""
-        first = np.cumsum([0, *self.rows()]).tolist()
+        first = np.cumsum([0, *self.rows()])
         return [
             Dealing(np.array([row, counts[2]]), begins, dealt)
             for row, counts, (begins, dealt, _) in zip(
-                first, self._found, self._deal(), strict=False
+                first, self._found, self._dealt, strict=False
             )
         ]
 
-    def _deal(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
-        if self._dealt is None:
-            # a whole row is not a remainder
-            padded = np.pad(self._rests, ((0, 0), (0, 1)))
-            padded[:, 0] = 0
-            self._dealt = [deal_out(rests, self._length) for rests in padded]
-        return self._dealt
+    @cached_property
+    def _dealt(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
+        """Bins of all segments' remainders, see `deal_out`."""
+        # a whole row is not a remainder
+        padded = np.pad(self._rests, ((0, 0), (0, 1)))
+        padded[:, 0] = 0
+        return [deal_out(rests, self._packing.sequence_length) for rests in padded]

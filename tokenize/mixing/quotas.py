@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
+from itertools import pairwise, product
 from math import ceil, floor, lcm
 
 from gristmill.mixtures.mix import Mix, Weights, temperature
@@ -76,18 +77,16 @@ def plan_phases(
         pass_tokens: source -> tokens of one pass over its training documents, for
             shares by size.
     """
-    if not section.phases:
-        return [Phase(Fraction(1), _weigh(section.weights, own_weights, pass_tokens))]
-    return [
-        Phase(
-            exact(1.0 if phase.end is None else phase.end),
-            _weigh(
-                section.weights if phase.weights is None else phase.weights,
-                own_weights,
-                pass_tokens,
-            ),
+    phases = [
+        (
+            1.0 if phase.end is None else phase.end,
+            section.weights if phase.weights is None else phase.weights,
         )
         for phase in section.phases
+    ]
+    return [
+        Phase(exact(end), _weigh(weights, own_weights, pass_tokens))
+        for end, weights in phases or [(1.0, section.weights)]
     ]
 
 
@@ -139,18 +138,14 @@ def rows_of_phases(total: int, phases: Sequence[Phase], kept: int = 0) -> list[i
             f"mix.tokens are {total} rows, but {kept} of them were read already "
             "(mix.continues); ask for more tokens"
         )
-    rows = [
-        max(end, kept) - max(begin, kept)
-        for begin, end in zip([0, *ends], ends, strict=False)
-    ]
-    if not all(
-        number or 0 < end <= kept for number, end in zip(rows, ends, strict=True)
-    ):
-        raise MixError(
-            f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of "
-            f"{total} rows; ask for more "
-            "tokens (mix.tokens), or move the `end` of a phase"
-        )
+    rows = [max(end, kept) - max(begin, kept) for begin, end in pairwise([0, *ends])]
+    for number, end in zip(rows, ends, strict=True):
+        if not number and not 0 < end <= kept:
+            raise MixError(
+                f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of "
+                f"{total} rows; ask for more "
+                "tokens (mix.tokens), or move the `end` of a phase"
+            )
     return rows
 
 
@@ -178,11 +173,9 @@ class Supply:
     def most_rows(self, sequence_length: int) -> int:
         """Most whole rows within its limits."""
         available = self.available_rows(sequence_length)
-        return (
-            available
-            if self.max_tokens is None
-            else min(available, self.max_tokens // sequence_length)
-        )
+        if self.max_tokens is None:
+            return available
+        return min(available, self.max_tokens // sequence_length)
 
     def least_rows(self, sequence_length: int) -> int:
         """Least whole rows that reach its minimum."""
@@ -208,7 +201,7 @@ class Quotas:
 
     def asked_per_source(self) -> list[Fraction]:
         """Exact rows of each source over all phases, from the weights alone."""
-        return [sum(column, Fraction(0)) for column in zip(*self.asked, strict=True)]
+        return column_sums(self.asked)
 
 
 @dataclass(frozen=True)
@@ -230,10 +223,6 @@ class MixRequest:
     supplies: Mapping[str, Supply]
     kept: Sequence[Sequence[int]] = ()
 
-    def total_rows(self) -> int:
-        """Whole rows of the set."""
-        return self.tokens // self.sequence_length
-
     def asked(self, total: int) -> Table:
         """Exact rows by phase and source of a set of `total` rows, from the weights
         alone; without finished phases.
@@ -252,18 +241,15 @@ class MixRequest:
         """Exact rows within the sources' limits (see `fill`)."""
         requested = self.asked(total)[len(self.kept) :]
         kept = self._kept()
-        read = [sum(column, Fraction(0)) for column in zip(*kept, strict=True)] or [
-            Fraction(0)
-        ] * len(self.supplies)
+        read = column_sums(kept) or [Fraction(0)] * len(self.supplies)
         shares = [[part / sum(line) for part in line] for line in requested]
-        least = [
-            max(0, number - int(have))
-            for number, have in zip(self.least(), read, strict=True)
-        ]
-        most = [
-            max(0, number - int(have))
-            for number, have in zip(self.most(), read, strict=True)
-        ]
+        least, most = (
+            [
+                max(0, number - int(have))
+                for number, have in zip(limits, read, strict=True)
+            ]
+            for limits in (self.least(), self.most())
+        )
         return [
             *kept,
             *fill([int(sum(line)) for line in requested], shares, least, most),
@@ -303,18 +289,20 @@ def plan_quotas(
         MixError: a share cannot be filled.
     """
     own_weights = {name: source.weight for name, source in sources.items()}
-    supplies = {
-        name: Supply(
-            source.max_epochs,
-            pass_tokens[name],
-            source.min_tokens,
-            source.max_tokens,
-        )
-        for name, source in sources.items()
-    }
-    phases = plan_phases(section, own_weights, pass_tokens)
     request = MixRequest(
-        section.tokens, section.sequence_length, phases, supplies, kept
+        section.tokens,
+        section.sequence_length,
+        plan_phases(section, own_weights, pass_tokens),
+        {
+            name: Supply(
+                source.max_epochs,
+                pass_tokens[name],
+                source.min_tokens,
+                source.max_tokens,
+            )
+            for name, source in sources.items()
+        },
+        kept,
     )
     return plan_rows(request, section.on_shortfall == "redistribute")
 
@@ -332,24 +320,13 @@ def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
             break the sources' limits, naming every such source (with `redistribute`:
             limits that leave a phase short).
     """
-    total = request.total_rows()
     length = request.sequence_length
+    total = request.tokens // length
     if not total:
         raise MixError(
             f"mix.tokens is {request.tokens}, which is less than one row "
             f"of {length} tokens"
         )
-    _check_minimums(request)
-    requested = request.asked(total)
-    rows = round_table(request.filled(total) if redistribute else requested)
-    quotas = Quotas(tuple(map(tuple, rows)), tuple(map(tuple, requested)))
-    if not redistribute and not _fits(request, quotas.per_source()):
-        raise MixError(_describe(request, quotas.per_source()))
-    return quotas
-
-
-def _check_minimums(request: MixRequest) -> None:
-    length = request.sequence_length
     for name, supply in request.supplies.items():
         if supply.least_rows(length) > supply.most_rows(length):
             raise MixError(
@@ -357,6 +334,12 @@ def _check_minimums(request: MixRequest) -> None:
                 f"{supply.least_rows(length)} rows of "
                 f"{length} tokens, but {_limit(supply, length)}; lower min_tokens"
             )
+    requested = request.asked(total)
+    rows = round_table(request.filled(total) if redistribute else requested)
+    quotas = Quotas(tuple(map(tuple, rows)), tuple(map(tuple, requested)))
+    if not redistribute and not _fits(request, quotas.per_source()):
+        raise MixError(_describe(request, quotas.per_source()))
+    return quotas
 
 
 def _fits(request: MixRequest, rows: Sequence[int]) -> bool:
@@ -371,15 +354,17 @@ def _describe(request: MixRequest, rows: Sequence[int]) -> str:
         "breaks the limits of its sources:"
     ]
     for number, (name, supply) in enumerate(request.supplies.items()):
-        asks = (
-            f"  {name}: {_weight_of(request, number)} asks for "
-            f"{rows[number] * length} tokens, but "
-        )
+        weight = f"weight {float(request.phases[0].weights[number]):g}"
+        if request.kept:
+            weight = "what was read of it, and its weight,"
+        elif len(request.phases) > 1:
+            weight = f"its share of {len(request.phases)} phases"
+        asks = f"  {name}: {weight} asks for {rows[number] * length} tokens, but "
         if rows[number] > supply.most_rows(length):
             excess = (rows[number] - supply.most_rows(length)) * length
             lines.append(
                 f"{asks}{_limit(supply, length)}, {excess} too "
-                f"few{_remedy(request, number, rows)}"
+                f"few; {_remedy(request, number, rows)}"
             )
         elif rows[number] < supply.least_rows(length):
             lines.append(
@@ -395,14 +380,6 @@ def _describe(request: MixRequest, rows: Sequence[int]) -> str:
         "or let the other sources have the difference: mix.on_shortfall: redistribute"
     )
     return "\n".join(lines)
-
-
-def _weight_of(request: MixRequest, number: int) -> str:
-    if request.kept:
-        return "what was read of it, and its weight,"
-    if len(request.phases) > 1:
-        return f"its share of {len(request.phases)} phases"
-    return f"weight {float(request.phases[0].weights[number]):g}"
 
 
 def _limit(supply: Supply, length: int) -> str:
@@ -421,33 +398,25 @@ def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
     supply = list(request.supplies.values())[number]
     if not supply.pass_tokens:
         return (
-            "; no document of it is left: look at what dropped them, or set its "
+            "no document of it is left: look at what dropped them, or set its "
             "weight to 0"
         )
     advice = []
+    tokens = rows[number] * length
     if rows[number] > supply.available_rows(length):
-        advice.append(
-            "raise its max_epochs to "
-            f"{_ceil(Fraction(rows[number] * length, supply.pass_tokens))}"
-        )
+        epochs = ceil(Fraction(tokens, supply.pass_tokens) * 1000) / 1000
+        advice.append(f"raise its max_epochs to {epochs:g}")
     if supply.max_tokens is not None and rows[number] > supply.max_tokens // length:
-        advice.append(f"raise its max_tokens to {rows[number] * length}")
+        advice.append(f"raise its max_tokens to {tokens}")
     remedy = " and ".join(advice)
     weights = request.phases[0].weights
     other_weights = sum(weights) - weights[number]
-    max_rows = supply.most_rows(length)
-    total = sum(rows)
-    if (
-        len(request.phases) == 1
-        and not request.kept
-        and other_weights
-        and max_rows < total
-    ):
-        remedy += (
-            ", or lower its weight to "
-            f"{_floor(other_weights * max_rows / (total - max_rows))}"
-        )
-    return f"; {remedy}"
+    most = supply.most_rows(length)
+    others = sum(rows) - most
+    if len(request.phases) == 1 and not request.kept and other_weights and others > 0:
+        weight = floor(other_weights * most / others * 1000) / 1000
+        remedy += f", or lower its weight to {weight:g}"
+    return remedy
 
 
 def _most_tokens(request: MixRequest) -> int:
@@ -456,49 +425,37 @@ def _most_tokens(request: MixRequest) -> int:
     """
     if any(request.least()) or request.kept:
         return 0
-    begins = [Fraction(0), *(phase.end for phase in request.phases)]
-    sizes = [
-        phase.end - begin for begin, phase in zip(begins, request.phases, strict=False)
-    ]
-    lines = [phase.shares() for phase in request.phases]
-    shares = [
-        sum(
-            (size * line[number] for size, line in zip(sizes, lines, strict=True)),
-            Fraction(0),
-        )
-        for number in range(len(request.supplies))
-    ]
+    ends = [Fraction(0), *(phase.end for phase in request.phases)]
+    shares = column_sums(
+        [
+            [(end - begin) * share for share in phase.shares()]
+            for (begin, end), phase in zip(pairwise(ends), request.phases, strict=True)
+        ]
+    )
     exact_rows = min(
         int(rows / share)
         for rows, share in zip(request.most(), shares, strict=True)
         if share
     )
     # Rounding may change the total by one row per source and phase.
-    candidates = range(exact_rows + len(shares) * len(lines), 0, -1)
-    return (
-        next((total for total in candidates if _fits_at(request, total)), 0)
-        * request.sequence_length
-    )
-
-
-def _fits_at(request: MixRequest, total: int) -> bool:
-    try:
-        requested = request.asked(total)
-    except MixError:
-        return False
-    rows = round_table(requested)
-    return _fits(request, [sum(column) for column in zip(*rows, strict=True)])
-
-
-def _ceil(value: Fraction) -> str:
-    return f"{-(-value * 1000 // 1) / 1000:g}"
-
-
-def _floor(value: Fraction) -> str:
-    return f"{float(value * 1000 // 1) / 1000:g}"
+    for total in range(exact_rows + len(shares) * len(request.phases), 0, -1):
+        try:
+            rows = round_table(request.asked(total))
+        except MixError:
+            continue
+        if _fits(request, [sum(column) for column in zip(*rows, strict=True)]):
+            return total * request.sequence_length
+    return 0
 
 
 Table = list[list[Fraction]]
+
+
+def column_sums(table: Sequence[Sequence[Fraction]]) -> list[Fraction]:
+    """Rows of each source over all phases."""
+    return [sum(column, Fraction(0)) for column in zip(*table, strict=True)]
+
+
 """Rows per phase and source: table[phase][source]."""
 
 
@@ -534,7 +491,7 @@ def fill(
     fixed: dict[int, list[Fraction]] = {}
     while True:
         table = _distribute(rows, shares, fixed)
-        totals = [sum(column, Fraction(0)) for column in zip(*table, strict=True)]
+        totals = column_sums(table)
         below_minimum = [
             source for source, total in enumerate(totals) if total < least[source]
         ]
@@ -545,15 +502,16 @@ def fill(
             return table
         deficit = sum(least[source] - totals[source] for source in below_minimum)
         excess = sum(totals[source] - most[source] for source in above_maximum)
-        for source in (
-            below_minimum
-            if deficit > excess
-            else above_maximum
-            if excess > deficit
-            else [*below_minimum, *above_maximum]
-        ):
-            limit = least[source] if source in below_minimum else most[source]
-            fixed[source] = _scale([phase[source] for phase in table], limit, rows)
+        limits = {source: least[source] for source in below_minimum}
+        if excess > deficit:
+            limits = {}
+        if excess >= deficit:
+            limits |= {source: most[source] for source in above_maximum}
+        for source, limit in limits.items():
+            # A source without rows is scaled in the proportions of the phases.
+            column = [phase[source] for phase in table]
+            parts = column if any(column) else [Fraction(number) for number in rows]
+            fixed[source] = [part * limit / sum(parts) for part in parts]
 
 
 def _distribute(
@@ -594,17 +552,6 @@ def _distribute(
             ]
         )
     return table
-
-
-def _scale(
-    column: Sequence[Fraction], total: int, rows: Sequence[int]
-) -> list[Fraction]:
-    """Rows of a source scaled to a total; proportional to the phases' rows if it has no
-    rows.
-    """
-    parts = column if any(column) else [Fraction(number) for number in rows]
-    parts_sum = sum(parts, Fraction(0))
-    return [part * total / parts_sum for part in parts]
 
 
 Cell = tuple[int, int]
@@ -665,62 +612,35 @@ def _cycle(
     """Cells to raise and cells to lower, starting with the largest remainder; None if
     all cells are whole.
     """
-    width = len(parts[0])
-    first = _extreme(
-        parts,
-        ((line, source) for line in range(len(parts) - 1) for source in range(width)),
-        unit,
-        1,
-    )
+    shape = (len(parts), len(parts[0]))
+    first = _extreme(parts, product(range(shape[0] - 1), range(shape[1])), unit, 1)
     if first is None:
         return None
     path = [first]
-    lines = [first[0]]
-    sources = [first[1]]
+    visited = ([first[0]], [first[1]])
     while True:
+        # Along a line to a cell that is lowered, then along a column to a raised one.
+        axis = len(path) % 2
+        sign = -1 if axis else 1
         line, source = path[-1]
+        cells = [
+            (line, other) if axis else (other, source)
+            for other in range(shape[axis])
+            if other != path[-1][axis]
+        ]
         # Prefer a cell that closes the cycle: short cycles keep the order of the
         # remainders.
-        lowered = _extreme(
-            parts,
-            ((line, candidate) for candidate in sources if candidate != source),
-            unit,
-            -1,
-        ) or _extreme(
-            parts,
-            ((line, candidate) for candidate in range(width) if candidate != source),
-            unit,
-            -1,
+        closing = [cell for cell in cells if cell[axis] in visited[axis]]
+        cell = _extreme(parts, closing, unit, sign) or _extreme(
+            parts, cells, unit, sign
         )
-        # A line with a whole sum has another fractional cell.
-        assert lowered is not None
-        path.append(lowered)
-        if lowered[1] in sources:
-            begin = 2 * sources.index(lowered[1])
-            return path[begin::2], path[begin + 1 :: 2]
-        sources.append(lowered[1])
-        raised = _extreme(
-            parts,
-            ((candidate, lowered[1]) for candidate in lines if candidate != line),
-            unit,
-            1,
-        ) or _extreme(
-            parts,
-            (
-                (candidate, lowered[1])
-                for candidate in range(len(parts))
-                if candidate != line
-            ),
-            unit,
-            1,
-        )
-        # A column with a whole sum has another fractional cell.
-        assert raised is not None
-        path.append(raised)
-        if raised[0] in lines:
-            begin = 2 * lines.index(raised[0]) + 1
-            return path[begin + 1 :: 2], path[begin::2]
-        lines.append(raised[0])
+        # A line or column with a whole sum has another fractional cell.
+        assert cell is not None
+        path.append(cell)
+        if cell[axis] in visited[axis]:
+            begin = 2 * visited[axis].index(cell[axis]) + 1 - axis
+            return path[begin + begin % 2 :: 2], path[begin + 1 - begin % 2 :: 2]
+        visited[axis].append(cell[axis])
 
 
 def _extreme(

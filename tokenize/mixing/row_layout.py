@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
@@ -139,57 +138,40 @@ def find_ends(
             document drop too many of its tokens.
     """
     packing = packing_of(section)
+    length = section.sequence_length
     ends_of_sources = dict[int, list[int]]()
     while len(ends_of_sources) < len(sources):
         short_streams = []
         for number, (name, source) in enumerate(sources.items()):
             if number in ends_of_sources:
                 continue
-            quota_tokens = [
-                rows[number] * section.sequence_length for rows in quotas.rows
-            ]
+            quota = [rows[number] * length for rows in quotas.rows]
             if before is not None:  # includes rows that are passed over
-                quota_tokens = [
-                    max(
-                        sum(quota_tokens),
-                        before.reach(number) * section.sequence_length,
-                    )
-                ]
+                quota = [max(sum(quota), before.reach(number) * length)]
             stream = train_stream(number)
-            max_tokens = int(exact(source.max_epochs) * streams.pass_tokens(stream))
-            ends = ends_of_phases(
-                streams.starts(stream, max_tokens), quota_tokens, packing
-            )
-            if (
-                streams.tokens(stream) >= max_tokens
-                if ends is None
-                else ends[-1] > max_tokens
-            ):
-                raise MixError(
-                    _describe_short(name, sum(quota_tokens), max_tokens, packing)
+            available = streams.tokens(stream)
+            most = int(exact(source.max_epochs) * streams.pass_tokens(stream))
+            ends = ends_of_phases(streams.starts(stream, most), quota, packing)
+            if available >= most if ends is None else ends[-1] > most:
+                remedy = (
+                    "mix.document_starts to any"
+                    if packing.best_fit
+                    else "mix.packing to best_fit"
                 )
-            if ends is None or ends[-1] > streams.tokens(stream):
+                raise MixError(
+                    f"sources.{name}: {most} tokens may be read (max_epochs), but rows "
+                    "that begin with a document drop what does not fit into them, so "
+                    f"these do not fill {sum(quota)} tokens ({sum(quota) // length} "
+                    f"rows of {length}); raise its max_epochs, lower its weight or "
+                    f"mix.tokens, or set {remedy}"
+                )
+            if ends is None or ends[-1] > available:
                 short_streams.append(stream)
             else:
                 ends_of_sources[number] = ends
         if short_streams:
             streams = add_pass(streams, short_streams, context)
     return streams, [ends_of_sources[number] for number in range(len(sources))]
-
-
-def _describe_short(name: str, quota: int, max_tokens: int, packing: Packing) -> str:
-    return (
-        f"sources.{name}: {max_tokens} tokens may be read (max_epochs), but rows that "
-        "begin with a document drop what does not fit into them, so these do not fill "
-        f"{quota} tokens ({quota // packing.sequence_length} rows of "
-        f"{packing.sequence_length}); raise its max_epochs, lower its weight or "
-        "mix.tokens, or set "
-        + (
-            "mix.document_starts to any"
-            if packing.best_fit
-            else "mix.packing to best_fit"
-        )
-    )
 
 
 def lay_out(
@@ -273,33 +255,33 @@ def lay_out_stream(
         `rows` of each phase (empty if the quotas determine them), `tokens`, `costs`.
     """
     streams = with_bases(streams, plan)
-    stream = task.payload["stream"]
-    ends = task.payload["ends"]
-    stream_packing = packing if stream < sources else Packing(packing.sequence_length)
-    costs = Costs(ends, stream_packing)
+    stream, ends = task.payload["stream"], task.payload["ends"]
+    if stream >= sources:
+        packing = Packing(packing.sequence_length)
+    folder = plan / f"stream-{stream:05d}"
+    costs = Costs(ends, packing)
     files = []
     tokens = 0
-    folder = as_path(plan) / f"stream-{stream:05d}"
-    saves_places = stream_packing.best_fit or stream_packing.aligned
     for number, partition, base in streams.places(stream, ends[-1]):
         starts = streams.segment(number, partition).of(stream).starts(base)
-        if saves_places:
+        if packing.best_fit or packing.aligned:
             files.append(save(folder, segment_name(number, partition), costs.places()))
         costs.add(starts)
         tokens = int(starts[int(np.searchsorted(starts[:-1], ends[-1]))])
     for phase, dealing in enumerate(costs.dealings()):
-        files.append(save(folder, _dealing_name(phase), dealing))
+        files.append(save(folder, dealing_name(phase), dealing))
     return Done(
         files,
         {
-            "rows": costs.rows_of_phases() if stream_packing.best_fit else [],
+            "rows": costs.rows_of_phases() if packing.best_fit else [],
             "tokens": tokens,
             "costs": {name: asdict(cost) for name, cost in costs.by_packing().items()},
         },
     )
 
 
-def _dealing_name(phase: int) -> str:
+def dealing_name(phase: int) -> str:
+    """File name of the bins of a phase's remainders."""
     return f"phase-{phase:05d}"
 
 
@@ -345,63 +327,32 @@ class Shards:
         merged (`order.py`). In a set that continues another, rows are ordered by their
         numbers (`continue_mixture.py`); rows that are passed over get -1.
         """
+        if not len(rows):
+            return rows
+        # Consecutive rows repeat, once per piece: each is permuted only once.
+        low, high = int(rows.min()), int(rows.max()) + 1
+        repeats = high - low < len(rows)
+        numbers = np.arange(low, high) if repeats else rows
+        name = self.sources[source]
+        kept_rows: Sequence[Sequence[int]] = ()
         if self.before is not None:
-            return self._places_behind(self.before, source, rows)
-        begins, ends = self._phase_begins(source)
-        phases = np.searchsorted(begins, rows, side="right") - 1
-        places = np.empty_like(rows)
-        for phase in np.unique(phases).tolist():
-            selection = np.flatnonzero(phases == phase)
-            low = int(rows[selection].min())
-            high = int(rows[selection].max()) + 1
-            # Consecutive rows repeat, once per piece: each is permuted only once.
-            distinct_rows = (
-                np.arange(low, high) if high - low < len(selection) else rows[selection]
-            )
-            row_places = ends[phase] + self._merged(
-                phase, source, distinct_rows - begins[phase]
-            )
-            places[selection] = (
-                row_places[rows[selection] - low]
-                if high - low < len(selection)
-                else row_places
-            )
-        return places
-
-    def _phase_begins(self, source: int) -> tuple[np.ndarray, np.ndarray]:
-        """First row of each phase in a source's stream, and in the files."""
-        return (
-            np.cumsum([0, *(counts[source] for counts in self.phases)]),
-            np.cumsum([0, *(sum(counts) for counts in self.phases)]),
-        )
-
-    def _places_behind(
-        self, before: Before, source: int, rows: np.ndarray
-    ) -> np.ndarray:
-        distinct_rows, back = np.unique(rows, return_inverse=True)
-        numbers = before.numbers(source, self.sources[source], distinct_rows, self.seed)
-        places = np.full(len(distinct_rows), -1)
-        begins, ends = self._phase_begins(source)
-        kept_rows = before.kept()[1]
+            numbers = self.before.numbers(source, name, numbers, self.seed)
+            kept_rows = self.before.kept()[1]
+        begins = np.cumsum([0, *(counts[source] for counts in self.phases)])
+        ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
         phases = np.searchsorted(begins, numbers, side="right") - 1
+        places = np.full(len(numbers), -1)
         for phase in np.unique(phases[phases < len(self.phases)]).tolist():
             selection = np.flatnonzero(phases == phase)
             within = numbers[selection] - begins[phase]
-            places[selection] = ends[phase] + (
-                rank(kept_rows[phase], source, within)
-                if phase < len(kept_rows)
-                else self._merged(phase, source, within)
-            )
-        row_places: np.ndarray = places[back]
-        return row_places
-
-    def _merged(self, phase: int, source: int, rows: np.ndarray) -> np.ndarray:
-        """Places of a source's rows within a phase."""
-        counts = self.phases[phase]
-        key = order_key(
-            self.seed, "mix", "rows", *phase_parts(phase), self.sources[source]
-        )
-        return rank(counts, source, permute(rows, counts[source], key))
+            counts = self.phases[phase]
+            if phase < len(kept_rows):
+                counts = kept_rows[phase]
+            else:
+                key = order_key(self.seed, "mix", "rows", *phase_parts(phase), name)
+                within = permute(within, counts[source], key)
+            places[selection] = ends[phase] + rank(counts, source, within)
+        return places[rows - low] if repeats else places
 
 
 def place(
@@ -412,7 +363,7 @@ def place(
     parts: int,
     context: Context,
     rearranging: Rearranging | None = None,
-) -> tuple[Shuffled, Shuffled | None, Used | None]:
+) -> tuple[Shuffled, Shuffled | None, tuple[Shuffled, list[int]] | None]:
     """Send the pieces of all segments to their shards, in stream order.
 
     Args:
@@ -421,12 +372,17 @@ def place(
         rearranging: selection of rearranged documents.
 
     Returns:
-        the pieces, the requests, and the used documents of a set that continues
-        another.
+        the pieces, the requests, and for a set that continues another: the documents in
+        training rows (USED_SCHEMA) by the leading bits of their ids, and of each source
+        the entries of its stream with at least one token in a row.
     """
+    bases = streams.bases
+    ends = np.array([layout.end for layout in layouts])
+    is_used = np.asarray(((bases.begins < ends) & (bases.entries > 0)).any(axis=2))
+    is_used[0, 0] = True
     tasks = [
         Task(segment_name(number, partition), {"pass": number, "partition": partition})
-        for number, partition in _used_segments(streams, layouts)
+        for number, partition in np.argwhere(is_used).tolist()
     ]
     process = partial(
         place_segment,
@@ -438,38 +394,19 @@ def place(
         sends=parts > 0,
         rearranging=rearranging,
     )
-    partitions = {
-        PLACE_JOB: shards.number,
-        **({WANTED: parts} if parts else {}),
-        **({USED: 1 << shards.ledger_bits} if shards.before is not None else {}),
-    }
+    partitions = {PLACE_JOB: shards.number}
+    if parts:
+        partitions[WANTED] = parts
+    if shards.before is not None:
+        partitions[USED] = 1 << shards.ledger_bits
     results, sent = run_shuffle(
         PLACE_JOB, tasks, process, context, partitions, direct=True
     )
-    used = (
-        None
-        if shards.before is None
-        else Used(
-            sent[USED],
-            np.sum([result["copies"] for result in results], axis=0).tolist(),
-        )
-    )
+    used = None
+    if shards.before is not None:
+        copies = np.sum([result["copies"] for result in results], axis=0).tolist()
+        used = (sent[USED], copies)
     return sent[PLACE_JOB], sent.get(WANTED), used
-
-
-@dataclass(frozen=True)
-class Used:
-    """Documents in the rows of a set that continues another.
-
-    Attributes:
-        documents: USED_SCHEMA, those in training rows, by the leading bits of their
-            ids.
-        copies: of each source, the entries of its stream with at least one token in a
-            row.
-    """
-
-    documents: Shuffled
-    copies: list[int]
 
 
 def used_of(
@@ -491,26 +428,13 @@ def used_of(
     return Sent(USED, documents.combine_chunks(), partitions), copies.tolist()
 
 
-def _used_segments(
-    streams: Streams, layouts: Sequence[Layout]
-) -> list[tuple[int, int]]:
-    """Pass and partition of each segment that any stream takes documents of; at least
-    one.
-    """
-    ends = np.array([layout.end for layout in layouts])
-    bases = streams.bases
-    used = np.asarray(((bases.begins < ends) & (bases.entries > 0)).any(axis=2))
-    used[0, 0] = True
-    return [(number, partition) for number, partition in np.argwhere(used).tolist()]
-
-
 def place_segment(
     task: Task,
     streams: Streams,
     shards: Shards,
     packing: Packing,
     ends: Sequence[Sequence[int]],
-    plan: str,
+    plan: Path,
     sends: bool = False,
     rearranging: Rearranging | None = None,
 ) -> Generator[Sent, None, Done]:
@@ -521,11 +445,8 @@ def place_segment(
         sends: also send requests to the token parts.
         rearranging: see `place`.
     """
-    pieces = [
-        _pieces_of(
-            task, with_bases(streams, plan), shards, packing, ends, plan, rearranging
-        )
-    ]
+    streams = with_bases(streams, plan)
+    pieces = [_pieces_of(task, streams, shards, packing, ends, plan, rearranging)]
     if sends:
         yield wanted_of(*pieces[0])
     copies: list[int] = []
@@ -545,12 +466,12 @@ def _pieces_of(
     shards: Shards,
     packing: Packing,
     ends: Sequence[Sequence[int]],
-    plan: str,
+    plan: Path,
     rearranging: Rearranging | None,
 ) -> tuple[pa.Table, np.ndarray]:
     """Pieces of a segment (PLACED_SCHEMA) and the shard of each."""
-    number = task.payload["pass"]
-    partition = task.payload["partition"]
+    number, partition = task.payload["pass"], task.payload["partition"]
+    name = segment_name(number, partition)
     segment = streams.segment(number, partition)
     schema = PLACED_SCHEMA if rearranging is None else ENDS_SCHEMA
     tables = [schema.empty_table()]
@@ -562,14 +483,16 @@ def _pieces_of(
             continue
         source = stream % len(shards.sources)
         trains = stream < len(shards.sources)
-        stream_packing = packing if trains else Packing(packing.sequence_length)
-        saved = (
-            as_path(plan) / f"stream-{stream:05d}",
-            segment_name(number, partition),
-        )
+        copy = number * (shards.copies[source] if trains else 1) + documents.time
         for pieces in _cut_phases(
-            documents.starts(base), stream_ends, stream_packing, *saved
+            documents.starts(base),
+            stream_ends,
+            packing if trains else Packing(packing.sequence_length),
+            plan / f"stream-{stream:05d}",
+            name,
         ):
+            target = np.full(len(pieces.row), shards.training + source)
+            row = pieces.row
             if trains:
                 places = shards.places(source, pieces.row)
                 if (places < 0).any():
@@ -578,12 +501,7 @@ def _pieces_of(
                         *(column[is_placed] for column in vars(pieces).values())
                     )
                     places = places[is_placed]
-                target = places // shards.shard_rows
-                row = places % shards.shard_rows
-            else:
-                target = np.full(len(pieces.row), shards.training + source)
-                row = pieces.row
-            copy = number * (shards.copies[source] if trains else 1) + documents.time
+                target, row = np.divmod(places, shards.shard_rows)
             runs = None
             if rearranging is not None:
                 runs = _runs_of(documents, pieces, source, number, trains, rearranging)
@@ -597,16 +515,15 @@ def _cut_phases(
     starts: np.ndarray, ends: Sequence[int], packing: Packing, folder: Path, name: str
 ) -> Iterator[Pieces]:
     """Pieces of a segment; one `Pieces` per overlapping phase for `best_fit`."""
-    if not (packing.best_fit or packing.aligned):
-        yield cut(starts, 0, ends[-1], packing)
-        return
-    places = load_record(folder, name, Places)
+    places = None
+    if packing.best_fit or packing.aligned:
+        places = load_record(folder, name, Places)
     if not packing.best_fit:
         yield cut(starts, 0, ends[-1], packing, places)
         return
     for phase, (begin, end) in enumerate(pairwise([0, *ends])):
         if begin < starts[-1] and end > starts[0]:
-            dealing = load_record(folder, _dealing_name(phase), Dealing)
+            dealing = load_record(folder, dealing_name(phase), Dealing)
             yield cut(starts, begin, end, packing, places, phase, dealing)
 
 

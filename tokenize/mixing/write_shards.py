@@ -102,9 +102,18 @@ def write_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
     """Write a shard of training rows, or of a source's held-out rows if payload
     `held_out` is set.
     """
-    if task.payload["held_out"]:
-        return write_validation_shard(task, plan, token_bytes)
-    return write_train_shard(task, plan)
+    if not task.payload["held_out"]:
+        return write_train_shard(task, plan)
+    rows = task.payload["rows"]
+    contents = read_contents(plan, task.payload["partition"], rows)
+    tokens = next(blocks_of(plan, contents, rows, block_rows=rows))
+    tokens, pieces, touched = drop_rows(tokens, contents.table(0), plan.excluded)
+    path = as_path(plan.out) / task.payload["file"]
+    entry = write_rows(path, tokens, pieces)
+    with as_path(token_bytes).open("rb") as stream:
+        sizes = np.load(stream)
+    text_bytes = int(sizes[tokens].sum(dtype=np.int64))
+    return Done(files_of(path), asdict(WrittenShard(entry, touched, text_bytes)))
 
 
 def write_train_shard(task: Task, plan: RowPlan) -> Done:
@@ -121,22 +130,6 @@ def write_train_shard(task: Task, plan: RowPlan) -> Done:
     blocks = emptied.blocks(blocks_of(plan, contents, rows))
     entry = emptied.describe(write_blocks(path, blocks, emptied.pieces, first))
     return Done(files_of(path), asdict(WrittenShard(entry, emptied.touched)))
-
-
-def write_validation_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
-    """Write all held-out rows of a source and count their text bytes: payload `file`,
-    `partition`, `rows`.
-    """
-    rows = task.payload["rows"]
-    contents = read_contents(plan, task.payload["partition"], rows)
-    tokens = next(blocks_of(plan, contents, rows, block_rows=rows))
-    tokens, pieces, touched = drop_rows(tokens, contents.table(0), plan.excluded)
-    path = as_path(plan.out) / task.payload["file"]
-    entry = write_rows(path, tokens, pieces)
-    with as_path(token_bytes).open("rb") as stream:
-        sizes = np.load(stream)
-    text_bytes = int(sizes[tokens].sum(dtype=np.int64))
-    return Done(files_of(path), asdict(WrittenShard(entry, touched, text_bytes)))
 
 
 @dataclass(frozen=True)
@@ -175,44 +168,32 @@ class Contents:
     end: np.ndarray | None = None
 
     def table(self, first: int) -> pa.Table:
-        """Pieces as PIECES_SCHEMA, with the shard's rows counted from `first`."""
-        if self.end is not None:
-            return self._joined().table(first)
+        """Pieces as PIECES_SCHEMA, with their runs joined and the shard's rows counted
+        from `first`.
+        """
+        begins = np.arange(len(self.row))
+        length = self.length
+        if self.end is not None and len(begins):
+            is_first = np.ones(len(begins), dtype=bool)
+            is_first[1:] = (
+                (self.row[1:] != self.row[:-1])
+                | (self.copy[1:] != self.copy[:-1])
+                | (self.offset[1:] != self.offset[:-1] + self.length[:-1])
+                | (self.words[1:] != self.words[:-1]).any(axis=1)
+            )
+            begins = np.flatnonzero(is_first)
+            length = np.add.reduceat(self.length, begins)
         return pa.table(
             [
-                self.row + first,
-                self.start.astype(np.int32),
-                self.length.astype(np.int32),
-                word_ids(self.words),
-                self.source,
-                self.copy,
-                self.offset,
+                self.row[begins] + first,
+                self.start[begins].astype(np.int32),
+                length.astype(np.int32),
+                word_ids(self.words.take(begins, axis=0)),
+                self.source[begins],
+                self.copy[begins],
+                self.offset[begins],
             ],
             schema=PIECES_SCHEMA,
-        )
-
-    def _joined(self) -> Contents:
-        """Pieces with their runs joined."""
-        begins = np.ones(len(self.row), dtype=bool)
-        begins[1:] = (
-            (self.row[1:] != self.row[:-1])
-            | (self.copy[1:] != self.copy[:-1])
-            | (self.offset[1:] != self.offset[:-1] + self.length[:-1])
-            | (self.words[1:] != self.words[:-1]).any(axis=1)
-        )
-        first = np.flatnonzero(begins)
-        length = np.add.reduceat(self.length, first) if len(first) else self.length
-        return Contents(
-            self.row[first],
-            self.start[first],
-            length,
-            self.words.take(first, axis=0),
-            self.source[first],
-            self.copy[first],
-            self.offset[first],
-            self.part[first],
-            self.first[first],
-            self.text[first],
         )
 
 
@@ -224,22 +205,19 @@ def read_contents(plan: RowPlan, partition: int, rows: int) -> Contents:
     first = bin_begins(columns["row"], rows)
     order = by_bin(columns["row"], first)
     columns = {name: column[order] for name, column in columns.items()}
-    length = columns["length"].astype(np.int64)
+    row, length, part, begin, text = (
+        columns[name].astype(np.int64)
+        for name in ("row", "length", "part", "first", "text")
+    )
     passed = np.cumsum(length) - length
-    start = passed - passed[first[columns["row"]]] if len(length) else passed
-    part, begin, text = (
-        columns[name].astype(np.int64) for name in ("part", "first", "text")
-    )
-    sent = (
-        None
-        if plan.sent is None
-        else receive_tokens(plan.sent, partition, DTYPES[plan.dtype])
-    )
-    if sent is not None:
-        part, begin = np.zeros_like(part), received_places(part, begin, text)
+    sent = None
+    if plan.sent is not None:
+        sent = receive_tokens(plan.sent, partition, DTYPES[plan.dtype])
+        begin = received_places(part, begin, text)
+        part = np.zeros_like(part)
     return Contents(
-        columns["row"].astype(np.int64),
-        start,
+        row,
+        passed - passed[first[row]] if len(length) else passed,
         length,
         words_of(columns),
         columns["source"],
@@ -272,35 +250,34 @@ def blocks_of(
         (n, sequence_length) in the plan's dtype, in memory that the next block reuses;
         one empty block if there are no rows.
     """
+    dtype = DTYPES[plan.dtype]
     parts = (
-        TokenParts([as_path(part) for part in plan.parts], DTYPES[plan.dtype])
+        TokenParts(list(map(as_path, plan.parts)), dtype)
         if contents.sent is None
-        else TokensHere(contents.sent)
+        else TokenParts([], dtype, contents.sent)
     )
     length = plan.sequence_length
-    # Parts that cannot be mapped all at once are read completely, one by one: a single
-    # block reads each only once.
-    rows_per_block = (
-        rows
-        if not parts.at_once
-        else block_rows or max(1, BLOCK_BYTES // (length * parts.dtype.itemsize))
-    )
-    rows_per_block = max(1, min(rows_per_block, rows))
-    blocks = max(1, -(-rows // rows_per_block))
+    per_block = block_rows or max(1, BLOCK_BYTES // (length * dtype.itemsize))
+    if not parts.at_once:
+        # Parts that cannot be mapped all at once are read completely, one by one: a
+        # single block reads each only once.
+        per_block = rows
+    per_block = max(1, min(per_block, rows))
+    blocks = max(1, -(-rows // per_block))
     origin = parts.begins[contents.part] + contents.first
     target = contents.row * length + contents.start
     order, _ = order_below(origin, int(parts.begins[-1]))
-    block = (contents.row // rows_per_block).astype(np.int32)
+    block = (contents.row // per_block).astype(np.int32)
     bounds = np.searchsorted(block, np.arange(blocks + 1))
     order = order[by_bin(block[order], bounds)]  # sorted by origin within each block
-    ends = (
-        np.full(1, plan.eos, dtype=np.int32) if contents.end is None else contents.end
-    )
+    ends = contents.end
+    if ends is None:
+        ends = np.full(1, plan.eos, dtype=np.int32)
     filled = np.bincount(contents.row, contents.length, rows).astype(np.int64)
-    out = np.empty((rows_per_block, length), dtype=parts.dtype)
+    out = np.empty((per_block, length), dtype=dtype)
     for number in range(blocks):
-        first = number * rows_per_block
-        block_tokens = out[: min(rows_per_block, rows - first)]
+        first = number * per_block
+        block_tokens = out[: min(per_block, rows - first)]
         for opened, selection in parts.opened(
             order[bounds[number] : bounds[number + 1]], origin
         ):
@@ -327,20 +304,29 @@ class TokenParts:
     Args:
         paths: of the files, by number.
         dtype: of the tokens.
+        sent: tokens in memory, as a single part in place of the files.
 
     Attributes:
         begins: int64 of shape (parts + 1,), tokens before each part.
         at_once: all parts can be mapped at once: they are few and on a local disk.
     """
 
-    def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        dtype: np.dtype[Any],
+        sent: np.ndarray | None = None,
+    ) -> None:
         self.dtype = dtype
         self.at_once = len(paths) <= MOST_PARTS and all(map(is_local, paths))
         sizes = [path.stat().st_size // dtype.itemsize for path in paths]
+        self._mapped = list[np.ndarray]()
+        if sent is not None:
+            sizes = [len(sent)]
+            self._mapped = [sent]
         self.begins = np.cumsum([0, *sizes], dtype=np.int64)
         self._paths = paths
-        self._mapped = list[np.ndarray]()
-        self._addresses = np.zeros(len(paths), dtype=np.uint64)
+        self._addresses = np.zeros(len(sizes), dtype=np.uint64)
 
     def opened(
         self, chosen: np.ndarray, origin: np.ndarray
@@ -360,39 +346,16 @@ class TokenParts:
         if self.at_once:
             if not self._mapped:
                 self._mapped = [read_tokens(path, self.dtype) for path in self._paths]
-                self._addresses[:] = [part.ctypes.data for part in self._mapped]
+            self._addresses[:] = [part.ctypes.data for part in self._mapped]
             yield self._addresses, chosen
             return
-        bounds = [
-            *np.searchsorted(origin[chosen], self.begins[:-1]).tolist(),
-            len(chosen),
-        ]
+        bounds = np.searchsorted(origin[chosen], self.begins[:-1]).tolist()
+        bounds.append(len(chosen))
         for number, (first, last) in enumerate(pairwise(bounds)):
             if first < last:
                 part = read_tokens(self._paths[number], self.dtype)
                 self._addresses[number] = part.ctypes.data
                 yield self._addresses, chosen[first:last]
-
-
-class TokensHere:
-    """In-memory tokens of a shard with the interface of `TokenParts`, as a single part.
-
-    Args:
-        tokens: all of them.
-    """
-
-    at_once = True
-
-    def __init__(self, tokens: np.ndarray) -> None:
-        self.dtype = tokens.dtype
-        self.begins = np.array([0, len(tokens)])
-        self._tokens = tokens
-
-    def opened(
-        self, chosen: np.ndarray, origin: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `TokenParts.opened`."""
-        yield np.array([self._tokens.ctypes.data], dtype=np.uint64), chosen
 
 
 @kernel
