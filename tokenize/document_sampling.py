@@ -26,9 +26,9 @@ def id_words(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """
     column = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     raw = (
-        np.frombuffer(column.buffers()[1], dtype=np.uint8)
+        np.frombuffer(column.buffers()[1], np.uint8)
         if len(column)
-        else np.empty(0, dtype=np.uint8)
+        else np.empty(0, np.uint8)
     )
     start = column.offset * ID_BYTES
     words = raw[start : start + len(column) * ID_BYTES].view(">u8").reshape(-1, 2)
@@ -56,7 +56,7 @@ def word_ids(words: np.ndarray) -> pa.Array:
 def leading(values: np.ndarray, bits: int) -> np.ndarray:
     """Leading bits of uint64 numbers, as int64; 0 for no bits."""
     if not bits:
-        return np.zeros(len(values), dtype=np.int64)
+        return np.zeros(len(values), np.int64)
     return (values >> np.uint64(64 - bits)).astype(np.int64)
 
 
@@ -135,8 +135,8 @@ def order_of_spread(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         the order (int64, shape (n,)) and the sorted keys.
     """
     bits = min(max(1, len(keys).bit_length() - 2), MOST_BITS)
-    order = np.empty(len(keys), dtype=np.int64)
-    ordered = np.empty(len(keys), dtype=np.uint64)
+    order = np.empty(len(keys), np.int64)
+    ordered = np.empty(len(keys), np.uint64)
     if not sort_buckets(keys, bits, LARGEST_BUCKET, order, ordered):
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
@@ -167,7 +167,7 @@ def sort_buckets(
         whether the keys were sorted.
     """
     shift = np.uint64(64 - bits)
-    places = np.zeros((1 << bits) + 1, dtype=np.int64)
+    places = np.zeros((1 << bits) + 1, np.int64)
     for key in keys:
         places[(key >> shift) + np.uint64(1)] += 1
     for bucket in range(len(places) - 1):

@@ -59,7 +59,7 @@ class LossMasks:
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self.trained_per_row = np.concatenate(
             [
-                np.empty(0, dtype=np.int64),
+                np.empty(0, np.int64),
                 *(
                     np.bitwise_count(part[start : start + ROWS_AT_A_TIME]).sum(
                         axis=1, dtype=np.int64
@@ -82,7 +82,7 @@ class LossMasks:
                 shards.tolist(), np.asarray(rows).tolist(), strict=True
             )
         ]
-        bits = np.array(packed, dtype=np.uint8).reshape(len(rows), -1)
+        bits = np.array(packed, np.uint8).reshape(len(rows), -1)
         return np.unpackbits(
             bits, axis=1, count=self._length, bitorder="little"
         ).astype(bool)
@@ -91,7 +91,7 @@ class LossMasks:
 def _open(path: Path, rows: int, width: int) -> np.ndarray:
     check_size(path, rows, width)
     return (
-        np.memmap(path, dtype=np.uint8, mode="r").reshape(rows, width)
+        np.memmap(path, np.uint8, mode="r").reshape(rows, width)
         if rows
         else np.empty((0, width), np.uint8)
     )

@@ -79,7 +79,7 @@ class Order:
         self.total = int(self._ends[-1])
         self.has_phases = False
         self._as_stored = 0
-        self._ahead = (0, np.empty(0, dtype=np.int64))
+        self._ahead = (0, np.empty(0, np.int64))
 
     def _set_phases(self, phases: Sequence[Sequence[int]]) -> None:
         self._phases = [checked_counts(counts) for counts in phases]
@@ -129,7 +129,7 @@ class Order:
             ValueError: a negative position.
             ReadOnceError: a position beyond the end of a set with phases.
         """
-        positions = np.asarray(positions, dtype=np.int64)
+        positions = np.asarray(positions, np.int64)
         return self._shuffle(*self._places(positions), inverse=False).reshape(
             positions.shape
         )
@@ -180,7 +180,7 @@ class Order:
         counts = self._phases[phase]
         # Compute the next batches' spans too: the overhead of a call is half the cost
         # of a batch.
-        rows = np.empty(max(count, min(ROWS_AHEAD, end - place)), dtype=np.int64)
+        rows = np.empty(max(count, min(ROWS_AHEAD, end - place)), np.int64)
         keys = _epoch_keys(self.seed, phase, epoch, len(counts), False)
         rows_of_span(counts, self._half_bits[phase], keys, place - before, rows)
         if before:
@@ -201,9 +201,9 @@ class Order:
         Raises:
             ReadOnceError: a later epoch of a set with phases.
         """
-        rows = np.asarray(rows, dtype=np.int64)
+        rows = np.asarray(rows, np.int64)
         self.check_reads((epoch + 1) * self.total)
-        epochs = np.full(rows.size, epoch, dtype=np.int64)
+        epochs = np.full(rows.size, epoch, np.int64)
         return epoch * self.total + self._shuffle(
             epochs, rows.ravel(), inverse=True
         ).reshape(rows.shape)
@@ -282,11 +282,11 @@ def sources_of_rows(
     """
     counts = [checked_counts(phase) for phase in (*begun, *phases[len(begun) :])]
     ends = np.cumsum([sum(phase) for phase in phases], dtype=np.int64)
-    row_sources = np.empty(len(rows), dtype=np.int64)
+    row_sources = np.empty(len(rows), np.int64)
     phase_of = np.searchsorted(ends, rows, side="right")
     for phase in _distinct(phase_of):
         mask = phase_of == phase
-        places = np.asarray(rows, dtype=np.int64)[mask] - (
+        places = np.asarray(rows, np.int64)[mask] - (
             int(ends[phase - 1]) if phase else 0
         )
         sources = np.empty_like(places)
@@ -305,7 +305,7 @@ def checked_counts(rows_per_source: Sequence[int] | np.ndarray) -> np.ndarray:
     """Counts as int64; raises ValueError if they are negative or too large for exact
     arithmetic.
     """
-    counts = np.asarray(rows_per_source, dtype=np.int64).reshape(-1)
+    counts = np.asarray(rows_per_source, np.int64).reshape(-1)
     if (counts < 0).any() or sum(counts.tolist()) > MAX_ROWS:
         raise ValueError(
             f"rows per source must be between 0 and {MAX_ROWS} together, not "
@@ -327,7 +327,7 @@ def rank(
     rows_per_source: Sequence[int] | np.ndarray, source: int, index: np.ndarray
 ) -> np.ndarray:
     """Places in the merged order of rows `index` (int64, shape (k,)) of a source."""
-    places = np.empty(len(index), dtype=np.int64)
+    places = np.empty(len(index), np.int64)
     rank_source(checked_counts(rows_per_source), source, index, places)
     return places
 
@@ -352,8 +352,8 @@ def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.nd
         half_bits_of(n),
         round_keys(key, inverse),
         inverse,
-        np.empty(len(numbers), dtype=np.uint64),
-        np.empty(len(numbers), dtype=np.int64),
+        np.empty(len(numbers), np.uint64),
+        np.empty(len(numbers), np.int64),
     )
     return numbers
 
@@ -367,7 +367,7 @@ def round_keys(key: int, inverse: bool = False) -> np.ndarray:
     """Keys (uint64, (FEISTEL_ROUNDS,)) of a permutation's rounds, in order of use."""
     numbers = range(FEISTEL_ROUNDS)
     keys = [order_key(key, number) for number in numbers]
-    return np.array(keys[::-1] if inverse else keys, dtype=np.uint64)
+    return np.array(keys[::-1] if inverse else keys, np.uint64)
 
 
 def mix_bits(values: np.ndarray, key: np.uint64) -> np.ndarray:
@@ -397,7 +397,7 @@ class OrderWithout(Order):
 
     def __init__(self, whole: Order, withheld: np.ndarray) -> None:
         self._whole = whole
-        self._withheld = np.unique(np.asarray(withheld, dtype=np.int64))
+        self._withheld = np.unique(np.asarray(withheld, np.int64))
         self.seed = whole.seed
         self.has_phases = whole.has_phases
         self.total = whole.total - len(self._withheld)
@@ -409,7 +409,7 @@ class OrderWithout(Order):
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
         """See Order.rows; withheld rows never occur."""
-        positions = np.asarray(positions, dtype=np.int64)
+        positions = np.asarray(positions, np.int64)
         epochs, places = self._places(positions)
         for epoch in np.unique(epochs).tolist():
             mask = epochs == epoch
@@ -430,7 +430,7 @@ class OrderWithout(Order):
 
     def positions(self, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
         """See Order.positions; raises ValueError for a withheld row."""
-        rows = np.asarray(rows, dtype=np.int64)
+        rows = np.asarray(rows, np.int64)
         never = rows[np.isin(rows, self._withheld)]
         if never.size:
             raise ValueError(f"row {never.flat[0]} is withheld: no position reads it")

@@ -88,13 +88,13 @@ def reorder(counts, half_bits, round_keys, places, inverse, found):  # type: ign
         found: int64 (n,), filled.
     """
     sources, index = (
-        np.empty(len(places), dtype=np.int64),
-        np.empty(len(places), dtype=np.int64),
+        np.empty(len(places), np.int64),
+        np.empty(len(places), np.int64),
     )
     unrank_all(counts, places, sources, index)
     values, slots = (
-        np.empty(len(places), dtype=np.uint64),
-        np.empty(len(places), dtype=np.int64),
+        np.empty(len(places), np.uint64),
+        np.empty(len(places), np.int64),
     )
     for source in range(len(counts)):
         chosen = np.flatnonzero(sources == source)
@@ -128,12 +128,12 @@ def rows_of_span(counts, half_bits, round_keys, place, found):  # type: ignore[n
     """
     total = counts.sum()
     within, index = (
-        np.empty(len(found), dtype=np.int64),
-        np.empty(len(found), dtype=np.int64),
+        np.empty(len(found), np.int64),
+        np.empty(len(found), np.int64),
     )
     values, slots = (
-        np.empty(len(found), dtype=np.uint64),
-        np.empty(len(found), dtype=np.int64),
+        np.empty(len(found), np.uint64),
+        np.empty(len(found), np.int64),
     )
     for source in range(len(counts)):
         count = counts[source]

@@ -135,7 +135,7 @@ class PackedSet:
         self._begun = train.get("begun", [])
         self.withheld = np.array(
             [row for shard in self.shards for row in shard.get("withheld", ())],
-            dtype=np.int64,
+            np.int64,
         )
         self._shards = Shards(
             self.folder, self.shards, self.sequence_length, self.dtype, stream, warn
@@ -268,7 +268,7 @@ class PackedSet:
             )
             for shard in used
         ]
-        back = np.empty(len(rows), dtype=np.int64)
+        back = np.empty(len(rows), np.int64)
         back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = (
             np.arange(len(rows))
         )

@@ -228,9 +228,9 @@ def read_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
     otherwise read completely.
     """
     if not is_local(path):
-        return np.frombuffer(path.read_bytes(), dtype=dtype)
+        return np.frombuffer(path.read_bytes(), dtype)
     if not path.stat().st_size:
-        return np.empty(0, dtype=dtype)
+        return np.empty(0, dtype)
     with path.open("rb") as stream:  # `np.memmap` takes ten times as long to create
         return np.frombuffer(
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), dtype
@@ -356,14 +356,14 @@ class Boundaries:
         """
         from gristmill.tokenize.row_positions import fill_positions
 
-        positions = np.empty((len(self), sequence_length), dtype=np.int32)
+        positions = np.empty((len(self), sequence_length), np.int32)
         fill_positions(self.offsets, self.bounds, positions)
         return positions
 
 
 def whole_rows(rows: int, sequence_length: int) -> Boundaries:
     """Boundaries of rows with a single piece each."""
-    bounds = np.tile(np.array([0, sequence_length], dtype=np.int32), rows)
+    bounds = np.tile(np.array([0, sequence_length], np.int32), rows)
     return Boundaries(np.arange(rows + 1, dtype=np.int64) * 2, bounds)
 
 
@@ -384,7 +384,7 @@ def boundaries_of(
     offsets = np.concatenate([[0], np.cumsum(np.maximum(counts, 1) + 1)]).astype(
         np.int64
     )
-    bounds = np.zeros(offsets[-1], dtype=np.int32)
+    bounds = np.zeros(offsets[-1], np.int32)
     bounds[offsets[1:] - 1] = np.where(counts, 0, sequence_length)
     begins = np.cumsum(counts) - counts
     bounds[offsets[row] + np.arange(len(row)) - begins[row]] = pieces["start"]
@@ -398,7 +398,7 @@ def boundaries_of(
 def join(parts: list[Boundaries]) -> Boundaries:
     """Concatenate the rows of several boundaries."""
     sizes = np.concatenate([[np.int64(0)], *(np.diff(part.offsets) for part in parts)])
-    empty = np.empty(0, dtype=np.int32)
+    empty = np.empty(0, np.int32)
     return Boundaries(
         np.cumsum(sizes), np.concatenate([empty, *(part.bounds for part in parts)])
     )
@@ -419,14 +419,12 @@ def read_boundaries(path: Path, rows: int) -> Boundaries:
         ValueError: its size does not match its offsets.
     """
     raw = (
-        np.memmap(path, dtype=np.uint8, mode="r")
+        np.memmap(path, np.uint8, mode="r")
         if is_local(path) and path.stat().st_size
-        else np.frombuffer(path.read_bytes(), dtype=np.uint8)
+        else np.frombuffer(path.read_bytes(), np.uint8)
     )
     head = 8 * (rows + 1)
-    offsets = (
-        raw[:head].view("<i8") if len(raw) >= head else np.zeros(1, dtype=np.int64)
-    )
+    offsets = raw[:head].view("<i8") if len(raw) >= head else np.zeros(1, np.int64)
     if len(offsets) != rows + 1 or len(raw) != head + 4 * int(offsets[-1]):
         raise ValueError(
             f"{path}: {len(raw)} bytes are not the boundaries of {rows} rows; run "

@@ -76,7 +76,7 @@ class Shards:
         self._length = sequence_length
         self._dtype = dtype
         self._open: dict[str, np.ndarray] = {}
-        self._addresses, self._sums = np.zeros((2, len(entries)), dtype=np.uint64)
+        self._addresses, self._sums = np.zeros((2, len(entries)), np.uint64)
         self._sound: set[str] = set()
         self._buffers = Buffers()
         self._remote: RemoteRows | None = None
@@ -105,7 +105,7 @@ class Shards:
         Raises:
             PackedSetError: the set has no such row.
         """
-        rows = np.asarray(rows, dtype=np.int64).reshape(-1)
+        rows = np.asarray(rows, np.int64).reshape(-1)
         total = int(self.ends[-1]) if len(self.ends) else 0
         if rows.size and (rows.min() < 0 or rows.max() >= total):
             raise PackedSetError(
@@ -118,7 +118,7 @@ class Shards:
         """Tokens (n, L) of rows (int64 of shape (n,)), in `out` or in reused memory
         (see Buffers).
         """
-        rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1)
+        rows = np.ascontiguousarray(rows, np.int64).reshape(-1)
         tokens = (
             self._buffers.array((len(rows), self._length), self._dtype)
             if out is None
@@ -273,11 +273,11 @@ class Buffers:
         for length in shape:
             size *= length
         if size < LARGE_BYTES:
-            return np.empty(shape, dtype=dtype)
+            return np.empty(shape, dtype)
         memory = self._of_size(size)
         # Every view refers to this array, not to the memory: its end releases the
         # memory.
-        owner = np.frombuffer(memory, dtype=dtype, count=size // dtype.itemsize)
+        owner = np.frombuffer(memory, dtype, count=size // dtype.itemsize)
         loan = _Loan(owner, self._take_back)
         loan.memory = memory
         self._lent[id(loan)] = loan

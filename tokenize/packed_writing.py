@@ -1,11 +1,9 @@
-"""Writers of the shards of a packed set with the files beside them, and of small packed
-sets from memory.
-"""
+"""Writers of the shards of a packed set with the files beside them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -13,25 +11,16 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.files import atomic_write, sha256_file, write_json
+from gristmill.core.files import atomic_write, sha256_file
 from gristmill.dataprep.documents import write_table
 from gristmill.tokenize.document_sampling import id_words, ordered_by, word_ids
 from gristmill.tokenize.packed_files import (
-    DTYPES,
-    FORMAT,
     INDEX_GROUP_ROWS,
-    MANIFEST,
     PIECES_SCHEMA,
-    PackedManifest,
-    PackedSetError,
     ShardEntry,
-    TokenizerEntry,
     boundaries_of,
-    dtype_name,
     files_of,
     to_bytes,
-    train_name,
-    validation_name,
 )
 from gristmill.tokenize.row_bytes import row_checksums
 
@@ -133,61 +122,3 @@ def index_of(pieces: pa.Table) -> pa.Table:
     )
     new = np.concatenate([[True], ~same])[: len(row)]
     return pa.table([word_ids(words.compress(new, axis=0)), row[new]], ["id", "row"])
-
-
-def write_packed_set(
-    folder: Path,
-    rows: np.ndarray,
-    rows_per_source: Mapping[str, int],
-    tokenizer: TokenizerEntry,
-    validation: Mapping[str, np.ndarray] | None = None,
-) -> None:
-    """Write a whole packed set from memory, one shard, with no document pieces.
-
-    Args:
-        folder: of the set.
-        rows: (R, L) tokens; row r is of the source at place r of the merged order.
-        rows_per_source: source -> rows, R together.
-        tokenizer: of the tokens.
-        validation: source -> (n, L) tokens.
-
-    Raises:
-        PackedSetError: the counts do not sum to R, or a token is outside the
-            vocabulary.
-    """
-    name = dtype_name(tokenizer["vocab_size"])
-    checked = {source: np.asarray(part) for source, part in (validation or {}).items()}
-    if sum(rows_per_source.values()) != len(rows):
-        raise PackedSetError(
-            f"{folder}: {len(rows)} rows, but {dict(rows_per_source)} per source"
-        )
-    for part in (rows, *checked.values()):
-        if part.size and not 0 <= part.min() <= part.max() < tokenizer["vocab_size"]:
-            raise PackedSetError(
-                f"{folder}: tokens {part.min()} to {part.max()} in a vocabulary of "
-                f"{tokenizer['vocab_size']}"
-            )
-    no_pieces = PIECES_SCHEMA.empty_table()
-    shard = write_rows(
-        folder / train_name(0), np.asarray(rows).astype(DTYPES[name]), no_pieces
-    )
-    held_out = {
-        source: write_rows(
-            folder / validation_name(source), part.astype(DTYPES[name]), no_pieces
-        )
-        for source, part in checked.items()
-    }
-    manifest: PackedManifest = {
-        "format": FORMAT,
-        "dtype": name,
-        "sequence_length": rows.shape[1],
-        "sources": list(rows_per_source),
-        "tokenizer": tokenizer,
-        "validation": held_out,
-        "train": {
-            "rows": len(rows),
-            "rows_per_source": list(rows_per_source.values()),
-            "shards": [shard],
-        },
-    }
-    write_json(folder / MANIFEST, manifest)

@@ -36,9 +36,9 @@ def by_shard(
         rows: int64 (k,), in [0, R).
         ends: int64 (shards,), ascending: the first row behind each shard.
     """
-    numbers = np.empty(len(rows), dtype=np.int64)
-    places = np.empty(len(rows), dtype=np.int64)
-    starts = np.zeros(len(ends) + 1, dtype=np.int64)
+    numbers = np.empty(len(rows), np.int64)
+    places = np.empty(len(rows), np.int64)
+    starts = np.zeros(len(ends) + 1, np.int64)
     sort_by_shard(rows, ends, numbers, places, starts)
     bounds = starts.tolist()
     for shard, (first, last) in enumerate(pairwise(bounds)):
@@ -181,7 +181,7 @@ def row_checksums(rows: np.ndarray) -> np.ndarray:
         uint64 of shape (n,).
     """
     content = np.ascontiguousarray(rows)
-    checksums = np.empty(len(content), dtype="<u8")
+    checksums = np.empty(len(content), "<u8")
     if len(content):
         hash_rows(content.view(np.uint8).reshape(len(content), -1), checksums)
     return checksums

@@ -70,7 +70,7 @@ def describe_documents(
         MisalignedError: a shard holds another document at the ledger's location.
     """
     ledger = packed.ledger(list(ids))
-    shards = np.array(ledger["shard"].to_pylist(), dtype=np.int64)
+    shards = np.array(ledger["shard"].to_pylist(), np.int64)
     documents = corpus_shards(inputs)
     descriptions: dict[bytes, DocumentOrigin] = {}
     for shard in np.unique(shards).tolist():

@@ -341,7 +341,7 @@ class OpenIndex:
         Args:
             ids: its tokens, integers of shape (size,).
         """
-        text = np.ascontiguousarray(ids, dtype=self._rows.dtype)
+        text = np.ascontiguousarray(ids, self._rows.dtype)
         size = len(text)
         shortest = self.shortest
         if size < shortest:

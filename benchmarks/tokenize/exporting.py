@@ -19,7 +19,8 @@ from gristmill.dataprep.documents import ID_BYTES
 from gristmill.tokenize.exporting.exported_files import FORMATS, export_tokens
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import train_name
-from gristmill.tokenize.packed_writing import write_packed_set, write_rows
+from gristmill.tokenize.packed_writing import write_rows
+from tests.packed_sets import write_packed_set
 
 ROWS, LENGTH, PIECES_PER_ROW = 16_384, 2048, 2
 """64 MB: a shard of the stage `mix`."""

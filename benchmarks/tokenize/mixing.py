@@ -47,7 +47,7 @@ from gristmill.tokenize.mixing.write_shards import RowPlan, gather, write_train_
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import TokenizerEntry
-from gristmill.tokenize.packed_writing import write_packed_set
+from tests.packed_sets import write_packed_set
 
 ROWS, LENGTH = 16_384, 1024
 MEAN_DOCUMENT_TOKENS = 900

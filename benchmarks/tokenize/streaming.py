@@ -40,8 +40,9 @@ from gristmill.core.files import read_json, write_json
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, train_name
-from gristmill.tokenize.packed_writing import write_packed_set, write_rows
+from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
+from tests.packed_sets import write_packed_set
 
 PYTHON_VARIABLE = "GRISTMILL_STREAMING_PYTHON"
 ROWS, LENGTH, BATCH, SHARDS = 32_768, 2048, 256, 8

@@ -34,8 +34,9 @@ from gristmill.tokenize.packed_files import (
     TokenizerEntry,
     train_name,
 )
-from gristmill.tokenize.packed_writing import write_packed_set, write_rows
+from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.text_index import OpenIndex, Passage
+from tests.packed_sets import write_packed_set
 
 SIZES = (4_000_000, 32_000_000)
 """Tokens; the larger set has 64 MB."""

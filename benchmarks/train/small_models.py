@@ -17,7 +17,6 @@ from benchmarks.measuring import fastest
 from gristmill.mixtures.optimizers import Optimizer
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
@@ -28,6 +27,7 @@ from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.parallel.process_groups import World
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from tests.packed_sets import write_packed_set
 
 EOS, PAD = 0, 1
 WARMUPS, REPEATS = 2, 8

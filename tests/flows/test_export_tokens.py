@@ -15,7 +15,7 @@ from gristmill.flows import export_tokens
 from gristmill.flows.cli import data_commands
 from gristmill.flows.cli import main as cli
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_writing import write_packed_set
+from tests.packed_sets import write_packed_set
 
 LENGTH = 8
 

@@ -38,7 +38,7 @@ from gristmill.flows.sweeps.sweep_report import (
     write_results,
 )
 from gristmill.mixtures.load import parse_manifest
-from gristmill.tokenize.packed_writing import write_packed_set
+from tests.packed_sets import write_packed_set
 
 OWN = {"prose": 3.0, "code": 1.0, "maths": 1.0}
 MANIFEST = """\

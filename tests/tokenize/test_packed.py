@@ -14,7 +14,8 @@ from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.order import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
-from gristmill.tokenize.packed_writing import write_packed_set, write_rows
+from gristmill.tokenize.packed_writing import write_rows
+from tests.packed_sets import write_packed_set
 from tests.tokenize.order_definition import unrank
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}

@@ -20,9 +20,10 @@ from gristmill.core.object_stores import StoreUnavailableError
 from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA
-from gristmill.tokenize.packed_writing import write_packed_set, write_rows
+from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.tokenize.streaming.remote_rows import shards_that_fit
+from tests.packed_sets import write_packed_set
 
 LENGTH = 16
 ROWS = np.random.default_rng(5).integers(0, 1000, (60, LENGTH))

@@ -27,9 +27,10 @@ from gristmill.mixtures.engine import BeamEngine
 from gristmill.tokenize import packed_files, text_index
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, train_name
-from gristmill.tokenize.packed_writing import write_packed_set, write_rows
+from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.suffixes import MappedRows, Rows
 from gristmill.tokenize.text_index import OpenIndex
+from tests.packed_sets import write_packed_set
 from tests.tokenize.test_mix_memory import peak_bytes
 
 LENGTH, SHORTEST = 24, 4

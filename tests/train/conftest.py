@@ -75,7 +75,7 @@ def mix_folder(
     texts: dict[str, str],
 ) -> Path:
     from gristmill.tokenize.encoding.tokenizer import load
-    from gristmill.tokenize.packed_writing import write_packed_set
+    from tests.packed_sets import write_packed_set
 
     tokenizer = load(tokenizer_folder)
     streams = {

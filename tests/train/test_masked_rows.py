@@ -19,7 +19,6 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.objectives.token_objectives import Masked
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.data.batch import filled_positions
 from gristmill.train.evaluation.masked_tokens import MEASURED
 from gristmill.train.models.encoder import Encoder
@@ -28,6 +27,7 @@ from gristmill.train.models.weights import WeightsError, drawn, load_model
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.masked_rows import Masking, NoMaskTokenError, masking_of
 from gristmill.train.objectives.prediction_targets import Read, draws
+from tests.packed_sets import write_packed_set
 from tests.train.jsonl import read_metrics
 from tests.train.test_parallel import assert_same, train_on
 

@@ -13,9 +13,10 @@ import torch
 from gristmill.core.files import read_json, write_json
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA
-from gristmill.tokenize.packed_writing import write_packed_set, write_rows
+from gristmill.tokenize.packed_writing import write_rows
 from gristmill.train.loop.objective import UNTRAINED
 from gristmill.train.objectives.next_token import NextToken
+from tests.packed_sets import write_packed_set
 
 PAD, EOS, LENGTH, VOCAB = 1, 0, 24, 100
 

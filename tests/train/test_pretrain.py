@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.batch_plan import RowPlan, extend_digest
 from gristmill.train.loop.loop import OtherRowsError
 from gristmill.train.models.weights import (
@@ -26,6 +25,7 @@ from gristmill.train.models.weights import (
 from gristmill.train.objectives import next_token
 from gristmill.train.parallel import sharding
 from gristmill.train.stages import pretrain
+from tests.packed_sets import write_packed_set
 from tests.train.jsonl import read_metrics
 
 SIXES = RowPlan(((0, 0, 6),))

@@ -24,7 +24,7 @@ from gristmill.tokenize.packed_files import (
     train_name,
     validation_name,
 )
-from gristmill.tokenize.packed_writing import write_packed_set, write_rows
+from gristmill.tokenize.packed_writing import write_rows
 from gristmill.train.evaluation.answering import Reader, answer_task, open_reader, until
 from gristmill.train.evaluation.leaked_items import effect, item_coverage
 from gristmill.train.evaluation.likelihood import (
@@ -40,6 +40,7 @@ from gristmill.train.evaluation.tasks import Item, TaskError, read_task
 from gristmill.train.loop.rows_read import RowsRead, rows_read
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
+from tests.packed_sets import write_packed_set
 from tests.train.jsonl import write_jsonl
 
 QUESTIONS = [

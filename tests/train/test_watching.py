@@ -29,10 +29,10 @@ from gristmill.mixtures.engine import (
     TrainingEngine,
     Wandb,
 )
-from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.throughput import Profiler
 from gristmill.train.stages import pretrain
+from tests.packed_sets import write_packed_set
 from tests.train.jsonl import read_metrics
 
 

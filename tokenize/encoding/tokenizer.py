@@ -365,7 +365,7 @@ def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     """
     byte_level = _is_byte_level(tokenizer)
     added = tokenizer.get_added_tokens_decoder()
-    sizes = np.zeros(_vocab_size(tokenizer), dtype=np.uint16)
+    sizes = np.zeros(_vocab_size(tokenizer), np.uint16)
     for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
         if number in added:
             sizes[number] = 0 if added[number].special else len(token.encode())
@@ -392,7 +392,7 @@ def word_edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
         characters = byte_characters()
         blanks = {characters[byte] for byte in range(0x80) if chr(byte).isspace()}
     special = tokenizer.get_added_tokens_decoder()
-    begins, ends = np.ones((2, _vocab_size(tokenizer)), dtype=bool)
+    begins, ends = np.ones((2, _vocab_size(tokenizer)), bool)
     for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
         if number in special:
             continue

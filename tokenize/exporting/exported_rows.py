@@ -91,7 +91,7 @@ class Split:
         """Rows at positions [first, stop) of the order, in blocks."""
         for positions in self._positions(first, stop):
             rows = self._rows_at(positions)
-            tokens = np.empty((len(rows), self.sequence_length), dtype=self.dtype)
+            tokens = np.empty((len(rows), self.sequence_length), self.dtype)
             bounds = self._boundaries(rows)
             shards = np.searchsorted(self._ends, rows, side="right")
             for shard in np.unique(shards).tolist():
@@ -140,7 +140,7 @@ class Split:
             )
             for shard in used
         ]
-        back = np.empty(len(rows), dtype=np.int64)
+        back = np.empty(len(rows), np.int64)
         back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = (
             np.arange(len(rows))
         )
@@ -152,10 +152,8 @@ class Split:
             len(shard.boundaries.bounds) - len(shard.boundaries)
             for shard in self._shards
         )
-        first = np.memmap(
-            folder / "first", dtype=np.int64, mode="w+", shape=(self.rows + 1,)
-        )
-        pieces = np.memmap(folder / "pieces", dtype=PIECE, mode="w+", shape=(total,))
+        first = np.memmap(folder / "first", np.int64, mode="w+", shape=(self.rows + 1,))
+        pieces = np.memmap(folder / "pieces", PIECE, mode="w+", shape=(total,))
         for name in ("first", "pieces"):
             reserve(folder / name)
         at = row = 0
@@ -205,7 +203,7 @@ class Scratch:
 def pieces_of(bounds: Boundaries) -> tuple[np.ndarray, np.ndarray]:
     """Lengths of all pieces (int64), and number of pieces of each row (int64)."""
     differences = np.diff(bounds.bounds.astype(np.int64))
-    inner = np.ones(len(differences), dtype=bool)
+    inner = np.ones(len(differences), bool)
     inner[bounds.offsets[1:-1] - 1] = False
     return differences[inner], np.diff(bounds.offsets) - 1
 

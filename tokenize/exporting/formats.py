@@ -52,7 +52,7 @@ def llmc_header(tokens: int, dtype: np.dtype) -> bytes:
     """256 int32 before the tokens: magic, version, number of tokens, zeros (llm.c,
     modded-nanogpt's train_gpt.py).
     """
-    header = np.zeros(LLMC_HEADER_INTS, dtype="<i4")
+    header = np.zeros(LLMC_HEADER_INTS, "<i4")
     wide = dtype.itemsize == 4
     header[:3] = (
         (LLMC_WIDE_MAGIC if wide else LLMC_MAGIC),
@@ -71,7 +71,7 @@ def write_tokens(sink: Sink, blocks: Iterable[Block], dtype: np.dtype) -> None:
     """Write the tokens of blocks back to back."""
     for block in blocks:
         sink.write(
-            np.ascontiguousarray(block.tokens, dtype=dtype).data.cast("B")
+            np.ascontiguousarray(block.tokens, dtype).data.cast("B")
             if len(block.tokens)
             else b""
         )
@@ -100,7 +100,7 @@ def write_megatron_index(
         + np.uint64(MEGATRON_VERSION).tobytes()
         + np.uint8(MEGATRON_CODES[dtype]).tobytes()
     )
-    sink.write(np.array([count, count + 1], dtype="<u8").tobytes())
+    sink.write(np.array([count, count + 1], "<u8").tobytes())
     for part in lengths():
         sink.write(part.astype("<i4").tobytes())
     at = 0
@@ -112,7 +112,7 @@ def write_megatron_index(
     for part in lengths():
         sink.write(np.arange(document, document + len(part), dtype="<i8").tobytes())
         document += len(part)
-    sink.write(np.array([count], dtype="<i8").tobytes())
+    sink.write(np.array([count], "<i8").tobytes())
 
 
 def write_olmo_documents(sink: Sink, lengths: Iterable[np.ndarray]) -> None:

@@ -149,7 +149,7 @@ def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.nd
         with path.open("rb") as stream:
             stream.seek(begin)
             return np.frombuffer(
-                stream.read(-1 if end is None else end - begin), dtype=np.uint8
+                stream.read(-1 if end is None else end - begin), np.uint8
             )  # type: ignore[arg-type]
     family = compression.partition(":")[0]
     try:
@@ -160,7 +160,7 @@ def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.nd
             "set with zstd, gz, bz2 or none"
         ) from None
     try:
-        return np.frombuffer(read_whole(path, ending), dtype=np.uint8)[begin:end]
+        return np.frombuffer(read_whole(path, ending), np.uint8)[begin:end]
     except (CorruptFileError, RecordTooLongError) as error:
         raise TokenFileError(f"{file.name}: {error}") from error
 
@@ -309,7 +309,7 @@ def _megatron(file: TokenFile, content: np.ndarray) -> Runs:
             f"{file.name}: has {len(content):,} bytes, but its index says "
             f"{int(after.max()):,}; one of both is cut off, or of another set"
         )
-    inner = np.ones(sequences, dtype=bool)
+    inner = np.ones(sequences, bool)
     inner[first[:-1][first[:-1] < sequences]] = False
     apart = np.flatnonzero(inner[1:] & (pointers[1:] != after[:-1]))
     if len(apart):

@@ -30,12 +30,12 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
     Returns:
         the bin of each item (int32, shape (n,)), and the number of bins.
     """
-    items = np.zeros(capacity + 1, dtype=np.int64)
+    items = np.zeros(capacity + 1, np.int64)
     for length in lengths:
         items[length] += 1
     begins, dealt, used = deal_out(items, capacity)
-    ranks = np.zeros(capacity + 1, dtype=np.int64)
-    bins = np.empty(len(lengths), dtype=np.int32)
+    ranks = np.zeros(capacity + 1, np.int64)
+    bins = np.empty(len(lengths), np.int32)
     for item in range(len(lengths)):
         length = lengths[item]
         bins[item] = bin_of(begins, dealt, capacity, length, ranks[length])
@@ -66,16 +66,16 @@ def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, 
         number of bins.
     """
     # first bin, number of bins, step, next run on the stack or -1
-    runs = np.empty((64, 4), dtype=np.int64)
-    dealt = np.empty((64, 4), dtype=np.int64)
+    runs = np.empty((64, 4), np.int64)
+    dealt = np.empty((64, 4), np.int64)
     # by falling length, turned round at the end
-    begins = np.zeros(capacity + 2, dtype=np.int64)
+    begins = np.zeros(capacity + 2, np.int64)
     # for each space: the run filled last, or -1
-    top = np.full(capacity + 1, -1, dtype=np.int64)
+    top = np.full(capacity + 1, -1, np.int64)
     leaves = 1
     while leaves <= capacity:
         leaves *= 2
-    tree = np.zeros(2 * leaves, dtype=np.bool_)
+    tree = np.zeros(2 * leaves, np.bool_)
     free, run_count, used, dealings = -1, 0, 0, 0  # released runs are reused
     for length in range(capacity, 0, -1):
         begins[capacity - length] = dealings
@@ -202,7 +202,7 @@ def by_bin(bins: np.ndarray, first: np.ndarray) -> np.ndarray:
     Returns:
         int32 of shape (n,).
     """
-    order, free = np.empty(len(bins), dtype=np.int32), first.copy()
+    order, free = np.empty(len(bins), np.int32), first.copy()
     for item in range(len(bins)):
         order[free[bins[item]]] = item
         free[bins[item]] += 1
@@ -213,13 +213,13 @@ def bin_begins(bins: np.ndarray, number: int) -> np.ndarray:
     """Items in the bins before each of `number` bins, and all items: int64 of shape
     (number + 1,).
     """
-    begins = np.zeros(number + 1, dtype=np.int64)
+    begins = np.zeros(number + 1, np.int64)
     np.cumsum(np.bincount(bins, minlength=number), out=begins[1:])
     return begins
 
 
 def best_fit_rows(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
     """Item numbers (int32) in each bin of `best_fit_decreasing`, in item order."""
-    bins, used = best_fit_decreasing(np.asarray(lengths, dtype=np.int32), capacity)
+    bins, used = best_fit_decreasing(np.asarray(lengths, np.int32), capacity)
     first = bin_begins(bins, used)
     return np.split(by_bin(bins, first), first[1:-1])

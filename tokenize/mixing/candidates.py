@@ -254,7 +254,7 @@ def judge_shard(
             words[entry, 0],
             words[entry, 1],
             time.astype(np.int32),
-            np.full(len(entry), task.payload["number"], dtype=np.int32),
+            np.full(len(entry), task.payload["number"], np.int32),
             docs["offset"].to_numpy()[entry],
             tokens,
         ],
@@ -267,7 +267,7 @@ def judge_shard(
         [
             words[:, 0],
             words[:, 1],
-            np.full(len(docs), task.payload["number"], dtype=np.int32),
+            np.full(len(docs), task.payload["number"], np.int32),
             docs["row"].to_numpy(),
             source.astype(np.int32),
             state,
@@ -294,8 +294,8 @@ def _judge(
     key: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Verdicts (int8) and repeats (int64) of a shard's documents."""
-    verdicts = np.full(len(docs), MET, dtype=np.int8)
-    repeats = np.ones(len(docs), dtype=np.int64)
+    verdicts = np.full(len(docs), MET, np.int8)
+    repeats = np.ones(len(docs), np.int64)
     expressions = [
         expression
         for settings in sources.values()

@@ -170,7 +170,7 @@ def digest_of_sums(sums: np.ndarray) -> str:
 def read_sums(folder: Path, files: Sequence[str]) -> np.ndarray:
     """Read the checksums (uint64) of all rows of some shards, in order."""
     content = b"".join((folder / sums_name(file)).read_bytes() for file in files)
-    return np.frombuffer(content, dtype=CHECKSUM_DTYPE)
+    return np.frombuffer(content, CHECKSUM_DTYPE)
 
 
 def check_kept_rows(
@@ -233,7 +233,7 @@ def sets_before(section: Continues | None) -> list[SetBefore]:
     before = before_of(section, section.sources)
     assert before is not None
     full_order = Order.of_phases(before.phases, section.seed, len(before.begun))
-    withheld = np.array(section.withheld, dtype=np.int64)
+    withheld = np.array(section.withheld, np.int64)
     order = OrderWithout(full_order, withheld) if len(withheld) else full_order
     positions = section.rows - int(
         (full_order.positions(withheld) < section.rows).sum()

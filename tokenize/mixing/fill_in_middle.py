@@ -82,7 +82,7 @@ class Rearranging:
         """Mask (bool) of the rearranged entries; `time` is the repeat of a document
         within a pass.
         """
-        mask = np.zeros(len(words), dtype=bool)
+        mask = np.zeros(len(words), bool)
         for number in np.unique(source).tolist():
             rate = self.rates[number]
             for repeat in np.unique(time[source == number]).tolist():
@@ -97,7 +97,7 @@ class Rearranging:
         """Cuts of documents in a pass: begin and end of the middle (int64), and whether
         the form is SPM.
         """
-        drawn = np.empty((3, len(words)), dtype=np.uint64)
+        drawn = np.empty((3, len(words)), np.uint64)
         for repeat in np.unique(time).tolist():
             selection = time == repeat
             for column, name in enumerate(("first", "second", "form")):
@@ -129,9 +129,7 @@ class Rearranging:
         middle = np.where(spm, end, end - begin)
         source = np.stack([zeros, zeros, end, prefix], axis=1)
         text = np.stack([zeros, prefix, tokens - end, middle], axis=1)
-        ends = np.array(
-            [self.prefix, self.suffix, self.middle, self.eos], dtype=np.int32
-        )
+        ends = np.array([self.prefix, self.suffix, self.middle, self.eos], np.int32)
         return source, text, np.broadcast_to(ends, text.shape)
 
     def cut_pieces(
@@ -156,8 +154,8 @@ class Rearranging:
         """
         source = np.zeros((len(tokens), RUNS), np.int64)
         text = np.zeros((len(tokens), RUNS), np.int64)
-        ends = np.full(text.shape, self.eos, dtype=np.int32)
-        has_end = np.zeros(text.shape, dtype=bool)
+        ends = np.full(text.shape, self.eos, np.int32)
+        has_end = np.zeros(text.shape, bool)
         text[:, 0] = tokens
         has_end[:, 0] = True
         selection = np.flatnonzero(rearranged)

@@ -278,7 +278,7 @@ def write_table_of(
     Returns:
         `counts_`: by source, the columns READ to LAID_OUT and one for each rule.
     """
-    counts = np.zeros((draws.sources, FIRST_RULE + len(RULES)), dtype=np.int64)
+    counts = np.zeros((draws.sources, FIRST_RULE + len(RULES)), np.int64)
     path = out / task.payload["file"]
     first = task.payload["first"]
     tables = (
@@ -358,7 +358,7 @@ def _judged(
         trains & (repeats > 0) & ~used,
         held_out & ~used,
     )
-    reason = np.full(len(words), -1, dtype=np.int8)
+    reason = np.full(len(words), -1, np.int8)
     for number, mask in reversed([*enumerate(masks)]):
         reason[mask] = number
     size = columns["bytes"]
@@ -421,4 +421,4 @@ def _used(
 def _among(ids: pa.Array, documents: pa.Array) -> np.ndarray:
     """Mask (bool) of the ids that are in a list."""
     matches = pc.is_in(ids, value_set=documents)
-    return np.asarray(matches.to_numpy(zero_copy_only=False), dtype=bool)
+    return np.asarray(matches.to_numpy(zero_copy_only=False), bool)

@@ -310,7 +310,7 @@ def describe_prefixes(
     drifts = np.zeros(len(sources))
     bounds = np.zeros(len(sources))
     for rows in phases:
-        counts = np.array(rows, dtype=np.int64)
+        counts = np.array(rows, np.int64)
         shares = counts / max(1, counts.sum())
         number = np.count_nonzero(counts)
         bound = np.where(counts > 0, (1 - shares) / 2 + shares * (number - 1) / 2, 0.0)

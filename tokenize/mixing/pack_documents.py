@@ -68,7 +68,7 @@ def pack(
     """
     if sequence_length < 1:
         raise ValueError(f"sequence_length must be 1 or more, not {sequence_length}")
-    lengths = np.array([len(document) for document in documents], dtype=np.int64)
+    lengths = np.array([len(document) for document in documents], np.int64)
     if method == "stream":
         rows = _cut_stream(lengths, sequence_length)
     elif method == "best_fit":
@@ -76,7 +76,7 @@ def pack(
     else:
         raise ValueError(f"method must be best_fit or stream, not {method!r}")
     shape = (len(rows), sequence_length)
-    tokens = np.full(shape, pad, dtype=np.int64)
+    tokens = np.full(shape, pad, np.int64)
     positions = np.full(shape, PADDING)
     of = np.full(shape, PADDING)
     for row, pieces in enumerate(rows):

@@ -99,7 +99,7 @@ def ends_of_phases(
     length = packing.sequence_length
     advance = fill_beginnings if packing.best_fit else follow_rows
     segment_iterator = iter(segments)
-    starts = np.zeros(1, dtype=np.int64)
+    starts = np.zeros(1, np.int64)
     for quota in quotas:
         remaining = quota if packing.best_fit else quota // length
         while True:
@@ -212,7 +212,7 @@ def cut(
     length = packing.sequence_length
     span = max(0, min(int(starts[-1]), end) - int(starts[0]))
     capacity = len(starts) + span // length + 1
-    columns = np.empty((4, capacity), dtype=np.int64)
+    columns = np.empty((4, capacity), np.int64)
     if places is None or not (packing.best_fit or packing.aligned):
         number = cut_stream(starts, end, length, *columns)
     elif dealing is None:
@@ -470,8 +470,8 @@ class Costs:
         self._ends = [0, *ends]
         self._used = used
         self._length = used.sequence_length
-        self._stream = np.zeros(2, dtype=np.int64)
-        self._aligned = np.zeros(5, dtype=np.int64)
+        self._stream = np.zeros(2, np.int64)
+        self._aligned = np.zeros(5, np.int64)
         self._fits = {
             packing: Fit(packing, self._ends if packing == used else [0, ends[-1]])
             for packing in (
@@ -487,7 +487,7 @@ class Costs:
         return Places(
             self._aligned[4:].copy(),
             self._aligned[2:3].copy(),
-            np.empty((1, 0), dtype=np.int64),
+            np.empty((1, 0), np.int64),
         )
 
     def add(self, starts: np.ndarray) -> None:
@@ -548,8 +548,8 @@ class Fit:
         self._packing = packing
         self._ends = ends
         phases = len(ends) - 1
-        self._found = np.zeros((phases, 4), dtype=np.int64)
-        self._rests = np.zeros((phases, packing.sequence_length), dtype=np.int64)
+        self._found = np.zeros((phases, 4), np.int64)
+        self._rests = np.zeros((phases, packing.sequence_length), np.int64)
 
     def places(self) -> Places:
         """State for the rows of the next segment."""

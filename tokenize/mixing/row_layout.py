@@ -236,7 +236,7 @@ def lay_out(
 
 def streams_for_workers(streams: Streams) -> Streams:
     """Streams without their bases, which workers load from a file."""
-    empty = np.empty((0, 0, 0), dtype=np.int64)
+    empty = np.empty((0, 0, 0), np.int64)
     return replace(streams, bases=Bases(empty, empty, empty))
 
 
@@ -475,7 +475,7 @@ def _pieces_of(
     segment = streams.segment(number, partition)
     schema = PLACED_SCHEMA if rearranging is None else ENDS_SCHEMA
     tables = [schema.empty_table()]
-    targets = [np.empty(0, dtype=np.int64)]
+    targets = [np.empty(0, np.int64)]
     for stream, stream_ends in enumerate(ends):
         base = int(streams.bases.begins[number, partition, stream])
         documents = segment.of(stream)
@@ -556,7 +556,7 @@ def _placed(
             length.astype(np.int32),
             segment.words[entry, 0],
             segment.words[entry, 1],
-            np.full(len(entry), source, dtype=np.int32),
+            np.full(len(entry), source, np.int32),
             copy[entry].astype(np.int32),
             offset,
             segment.part[entry],
@@ -581,7 +581,7 @@ def _runs_of(
     words = segment.words[entry]
     time = segment.time[entry]
     tokens = segment.tokens[entry]
-    is_rearranged = np.zeros(len(entry), dtype=bool)
+    is_rearranged = np.zeros(len(entry), bool)
     if trains:
         is_rearranged = rearranging.chosen(np.full(len(entry), source), words, time)
     return rearranging.cut_pieces(

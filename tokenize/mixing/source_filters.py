@@ -91,7 +91,7 @@ def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
     is_known, values = _evaluate(
         f"sources.{source}.where", condition, "BOOLEAN", measured
     )
-    verdicts = np.full(len(measured), UNKNOWN, dtype=np.int8)
+    verdicts = np.full(len(measured), UNKNOWN, np.int8)
     verdicts[is_known] = np.where(values[is_known].astype(bool), MET, NOT_MET)
     return verdicts
 

@@ -110,7 +110,7 @@ class Draws:
     ) -> np.ndarray:
         """Partition (int64) of each entry of a pass: the leading `bits` of its draw."""
         if not bits:
-            return np.zeros(len(words), dtype=np.int64)
+            return np.zeros(len(words), np.int64)
         return leading(self.of(stream, words, time, number), bits)
 
     def of(
@@ -119,7 +119,7 @@ class Draws:
         """Draws (uint64) of the entries of a pass; every repeat of a document has its
         own draw.
         """
-        draws = np.empty(len(words), dtype=np.uint64)
+        draws = np.empty(len(words), np.uint64)
         training = stream < self.sources
         for key, kind_mask in ((self.training, training), (self.validation, ~training)):
             for repeat in range(int(time[kind_mask].max(initial=-1)) + 1):
@@ -166,7 +166,7 @@ class Segment:
         """First token of each document in its stream, from `base`, and the end of the
         last: int64 of shape (n + 1,).
         """
-        starts = np.empty(len(self.tokens) + 1, dtype=np.int64)
+        starts = np.empty(len(self.tokens) + 1, np.int64)
         starts[0] = base
         np.cumsum(self.tokens + 1, out=starts[1:])
         starts[1:] += base
@@ -254,7 +254,7 @@ def draw_again(
     for stream in streams:
         entries = first.of(stream)
         arrays = [
-            np.full(len(entries.words), stream, dtype=np.int32),
+            np.full(len(entries.words), stream, np.int32),
             *entries.words.T,
             entries.time,
             entries.part,
@@ -416,8 +416,8 @@ def _sort_pass(
         f"sort-{number}", partition_tasks(1 << bits), sort, context, direct=True
     )
     return (
-        np.array([result["entries"] for result in results], dtype=np.int64),
-        np.array([result["tokens"] for result in results], dtype=np.int64),
+        np.array([result["entries"] for result in results], np.int64),
+        np.array([result["tokens"] for result in results], np.int64),
     )
 
 

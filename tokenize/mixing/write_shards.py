@@ -174,7 +174,7 @@ class Contents:
         begins = np.arange(len(self.row))
         length = self.length
         if self.end is not None and len(begins):
-            is_first = np.ones(len(begins), dtype=bool)
+            is_first = np.ones(len(begins), bool)
             is_first[1:] = (
                 (self.row[1:] != self.row[:-1])
                 | (self.copy[1:] != self.copy[:-1])
@@ -272,9 +272,9 @@ def blocks_of(
     order = order[by_bin(block[order], bounds)]  # sorted by origin within each block
     ends = contents.end
     if ends is None:
-        ends = np.full(1, plan.eos, dtype=np.int32)
+        ends = np.full(1, plan.eos, np.int32)
     filled = np.bincount(contents.row, contents.length, rows).astype(np.int64)
-    out = np.empty((per_block, length), dtype=dtype)
+    out = np.empty((per_block, length), dtype)
     for number in range(blocks):
         first = number * per_block
         block_tokens = out[: min(per_block, rows - first)]
@@ -326,7 +326,7 @@ class TokenParts:
             self._mapped = [sent]
         self.begins = np.cumsum([0, *sizes], dtype=np.int64)
         self._paths = paths
-        self._addresses = np.zeros(len(sizes), dtype=np.uint64)
+        self._addresses = np.zeros(len(sizes), np.uint64)
 
     def opened(
         self, chosen: np.ndarray, origin: np.ndarray

@@ -208,9 +208,9 @@ class RemoteRows:
             """Put the rows where they belong, right or wrong: nobody looks there before
             all are right.
             """
-            row_tokens = np.frombuffer(content, dtype=self._dtype).reshape(
-                -1, self._length
-            )[rows - first]
+            row_tokens = np.frombuffer(content, self._dtype).reshape(-1, self._length)[
+                rows - first
+            ]
             out[places] = row_tokens
             wrong = row_checksums(row_tokens) != expected
             if wrong.any():
@@ -231,9 +231,7 @@ class RemoteRows:
             entry = self._shards[shard]
             name = sums_name(entry["file"])
             path = self.file(name, entry["beside"][name])
-            self._sums[shard] = np.asarray(
-                np.memmap(path, dtype=CHECKSUM_DTYPE, mode="r")
-            )
+            self._sums[shard] = np.asarray(np.memmap(path, CHECKSUM_DTYPE, mode="r"))
         return self._sums[shard]
 
     def _fetch_shards(self) -> None:
@@ -265,7 +263,7 @@ class RemoteRows:
             return
         if path is not None:
             self._here[shard] = np.asarray(
-                np.memmap(path, dtype=self._dtype, mode="r")
+                np.memmap(path, self._dtype, mode="r")
             ).reshape(-1, self._length)
 
     def _bytes(self, entry: ShardEntry) -> int:

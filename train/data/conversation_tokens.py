@@ -226,7 +226,7 @@ class Chat:
             encoded = self.tokenizer.encode(text, add_special_tokens=False).ids
             ids += encoded
             turns += [turn if generated else 0] * len(encoded)
-        return Tokens(np.array(ids, dtype=np.int64), np.array(turns, dtype=np.int64))
+        return Tokens(np.array(ids, np.int64), np.array(turns, np.int64))
 
     def _rendered(
         self,
@@ -477,9 +477,7 @@ def conversation(
         ChatError: no token is trained at any length.
     """
     trained = (
-        np.ones(len(tokens.turns), dtype=bool)
-        if everything
-        else tokens.turns >= first_turn
+        np.ones(len(tokens.turns), bool) if everything else tokens.turns >= first_turn
     )
     trained[np.isin(tokens.turns, list(untrained))] = False
     trained[:1] = False
@@ -491,7 +489,7 @@ def conversation(
         return None
     answered = np.unique(turns[kept & (turns > 0)])
     last = np.array(
-        [np.flatnonzero(tokens.turns == turn)[-1] for turn in answered], dtype=np.int64
+        [np.flatnonzero(tokens.turns == turn)[-1] for turn in answered], np.int64
     )
     has_end = np.isin(tokens.ids[last], list(stops))
     is_whole = last < length
@@ -566,8 +564,8 @@ def fingerprint_of(conversations: Iterable[Conversation]) -> str:
     for conversation in conversations:
         digest.update(len(conversation.ids).to_bytes(8, "little"))
         digest.update(
-            np.asarray(conversation.ids, dtype="<i8").tobytes()
-            + np.asarray(conversation.trained, dtype=np.uint8).tobytes()
+            np.asarray(conversation.ids, "<i8").tobytes()
+            + np.asarray(conversation.trained, np.uint8).tobytes()
         )
     return digest.hexdigest()
 

@@ -233,8 +233,8 @@ def _write_shard(
     dtype: str,
     pad: int,
 ) -> ShardEntry:
-    tokens = np.full((len(rows), length), pad, dtype=DTYPES[dtype])
-    trained = np.zeros((len(rows), length), dtype=bool)
+    tokens = np.full((len(rows), length), pad, DTYPES[dtype])
+    trained = np.zeros((len(rows), length), bool)
     table = []
     for place, (row, source) in enumerate(zip(rows, sources.tolist(), strict=True)):
         start = 0
@@ -300,6 +300,6 @@ def copies(
     keys = [seeded_bytes(seed, example_id, size=16) for example_id in ids]
     order = sorted(range(len(keys)), key=lambda place: (keys[place], place))
     reached = np.concatenate([[0], np.cumsum(trained_tokens[order])])
-    repeats = np.full(len(keys), int(passes), dtype=np.int64)
+    repeats = np.full(len(keys), int(passes), np.int64)
     repeats[order[: int(np.abs(reached - remainder).argmin())]] += 1
     return repeats

@@ -141,7 +141,7 @@ def are_held_out(examples: Iterable[Example], share: float, seed: int) -> np.nda
     """`is_held_out` for the prompts of n examples: (n,) bool."""
     return np.array(
         [is_held_out(example["prompt"], share, seed) for example in examples],
-        dtype=bool,
+        bool,
     )
 
 

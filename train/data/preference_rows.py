@@ -89,7 +89,7 @@ def write_pair_rows(
     """
     items = [item for of_set in sets.values() for item in of_set]
     examples = [item.example for item in items]
-    sizes = np.array([len(item.conversations) for item in items], dtype=np.int64)
+    sizes = np.array([len(item.conversations) for item in items], np.int64)
     counts = [
         sum(len(item.conversations) for item in of_set) for of_set in sets.values()
     ]
@@ -256,7 +256,7 @@ class AnswerRows:
                 for rows, label in zip(counts, labels, strict=True)
                 for kind in ((True, False) if rows == ROWS_OF_PAIR else (label,))
             ],
-            dtype=bool,
+            bool,
         )
         self.num_tokens = (
             packed.boundaries(np.arange(packed.rows, dtype=np.int64))
@@ -294,8 +294,8 @@ class AnswerRows:
         answer_masks = self._masks.read(partners)
         length = self.packed.sequence_length
         pad = self.packed.manifest["tokenizer"]["pad"]
-        ids = np.full(prompt_ids.shape, pad, dtype=np.int64)
-        trained = np.zeros(prompt_ids.shape, dtype=bool)
+        ids = np.full(prompt_ids.shape, pad, np.int64)
+        trained = np.zeros(prompt_ids.shape, bool)
         longest = 0
         for number, partner in enumerate(partners):
             # An answer is all of its row's trained tokens, and ends the row.
@@ -338,7 +338,7 @@ def partners_of(examples: np.ndarray, prompts: list[bytes]) -> np.ndarray:
     """
     firsts = np.searchsorted(examples, np.arange(len(prompts) + 1))
     counts = np.diff(firsts)
-    partners = np.empty(len(examples), dtype=np.int64)
+    partners = np.empty(len(examples), np.int64)
     following = _next_with_another_prompt(prompts)
     for answer, example in enumerate(examples.tolist()):
         next_example = following[example]
@@ -440,7 +440,7 @@ def draw_pairs(
         np.repeat(
             of_set,
             copies(
-                np.ones(len(of_set), dtype=np.int64),
+                np.ones(len(of_set), np.int64),
                 [rows.ids[pair] for pair in of_set],
                 quota,
                 seed,
@@ -501,7 +501,7 @@ def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
     """Draws of all sets in their merged order (see tokenize/order.py)."""
     counts = [len(drawn) for drawn in draws]
     set_of = sources_of_rows([counts], np.arange(sum(counts), dtype=np.int64))
-    pairs = np.empty(len(set_of), dtype=np.int64)
+    pairs = np.empty(len(set_of), np.int64)
     for number, drawn in enumerate(draws):
         pairs[set_of == number] = drawn
     return pairs

@@ -508,7 +508,7 @@ class RowStream(IterableDataset[Any]):
         `length` in the row, `offset` in the document, `copy`); of pairs `example`
         instead. `gristmill explain MANIFEST ID` prints the rest of a document.
         """
-        return self.kind.provenance(np.asarray(rows, dtype=np.int64))
+        return self.kind.provenance(np.asarray(rows, np.int64))
 
     def trained_tokens(self, batch: int) -> int:
         """Number of tokens with a loss in a batch, counted from 0, on all ranks: the

@@ -1,0 +1,81 @@
+"""Packed sets written from memory, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.core.files import write_json
+from gristmill.tokenize.packed_files import (
+    DTYPES,
+    FORMAT,
+    MANIFEST,
+    PIECES_SCHEMA,
+    PackedManifest,
+    PackedSetError,
+    TokenizerEntry,
+    dtype_name,
+    train_name,
+    validation_name,
+)
+from gristmill.tokenize.packed_writing import write_rows
+
+
+def write_packed_set(
+    folder: Path,
+    rows: np.ndarray,
+    rows_per_source: Mapping[str, int],
+    tokenizer: TokenizerEntry,
+    validation: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """Write a whole packed set from memory, one shard, with no document pieces.
+
+    Args:
+        folder: of the set.
+        rows: (R, L) tokens; row r is of the source at place r of the merged order.
+        rows_per_source: source -> rows, R together.
+        tokenizer: of the tokens.
+        validation: source -> (n, L) tokens.
+
+    Raises:
+        PackedSetError: the counts do not sum to R, or a token is outside the
+            vocabulary.
+    """
+    name = dtype_name(tokenizer["vocab_size"])
+    checked = {source: np.asarray(part) for source, part in (validation or {}).items()}
+    if sum(rows_per_source.values()) != len(rows):
+        raise PackedSetError(
+            f"{folder}: {len(rows)} rows, but {dict(rows_per_source)} per source"
+        )
+    for part in (rows, *checked.values()):
+        if part.size and not 0 <= part.min() <= part.max() < tokenizer["vocab_size"]:
+            raise PackedSetError(
+                f"{folder}: tokens {part.min()} to {part.max()} in a vocabulary of "
+                f"{tokenizer['vocab_size']}"
+            )
+    no_pieces = PIECES_SCHEMA.empty_table()
+    shard = write_rows(
+        folder / train_name(0), np.asarray(rows).astype(DTYPES[name]), no_pieces
+    )
+    held_out = {
+        source: write_rows(
+            folder / validation_name(source), part.astype(DTYPES[name]), no_pieces
+        )
+        for source, part in checked.items()
+    }
+    manifest: PackedManifest = {
+        "format": FORMAT,
+        "dtype": name,
+        "sequence_length": rows.shape[1],
+        "sources": list(rows_per_source),
+        "tokenizer": tokenizer,
+        "validation": held_out,
+        "train": {
+            "rows": len(rows),
+            "rows_per_source": list(rows_per_source.values()),
+            "shards": [shard],
+        },
+    }
+    write_json(folder / MANIFEST, manifest)
