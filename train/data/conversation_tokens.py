@@ -74,6 +74,9 @@ class ContentLeftOutError(ChatError):
     """Content of a conversation that the template does not write."""
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class Tokens:
     """A rendered conversation.
@@ -154,20 +157,16 @@ class Chat:
         """Ids that end an answer: end of text, end of turn, and the special token at
         the end of the template's answers.
         """
+        stops = {self.end_of_text}
         end = self.tokenizer.token_to_id(END_OF_TURN)
+        if end is not None:
+            stops.add(end)
         answers = [text for text, generated in self.segments(PROBE) if generated]
-        last = (
-            self.tokenizer.encode(answers[-1], add_special_tokens=False).ids[-1:]
-            if answers
-            else []
-        )
         added = self.tokenizer.get_added_tokens_decoder()
-        special = {
-            number for number in last if number in added and added[number].special
-        }
-        return frozenset(
-            {self.end_of_text} | special | (set() if end is None else {end})
-        )
+        for answer in answers[-1:]:
+            last = self.tokenizer.encode(answer, add_special_tokens=False).ids[-1:]
+            stops |= {id_ for id_ in last if id_ in added and added[id_].special}
+        return frozenset(stops)
 
     def segments(
         self,
@@ -190,13 +189,24 @@ class Chat:
         """
         if spelled := next(self._special_in([*messages, *tools]), None):
             raise ChatError(f"content holds {spelled!r}, which is a special token")
+        formatter = self._formatter
+
+        def text(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+            """The conversation, possibly with marks."""
+            if formatter is None:
+                return self._render(render_text, messages, prompt, tools)
+            segments = formatter.segments(messages, prompt, tools)
+            return "".join(part for part, _ in segments)
+
         try:
-            segments = self._rendered(messages, prompt, tools)
+            segments: list[tuple[str, bool]] = (
+                self._render(render_segments, messages, prompt, tools)
+                if formatter is None
+                else formatter.segments(messages, prompt, tools)
+            )
         except TEMPLATE_ERRORS as error:
             raise ChatError(f"{self.formatter or self._file}: {error}") from error
-        left_out = part_left_out(
-            lambda messages, tools: self._text(messages, prompt, tools), messages, tools
-        )
+        left_out = part_left_out(text, messages, tools)
         if left_out is not None:
             raise ContentLeftOutError(
                 f"{self.formatter or self._file} does not write {left_out.label}, so "
@@ -228,36 +238,16 @@ class Chat:
             turns += [turn if generated else 0] * len(encoded)
         return Tokens(np.array(ids, np.int64), np.array(turns, np.int64))
 
-    def _rendered(
+    def _render(
         self,
+        render: Callable[..., T],
         messages: Sequence[Message],
         prompt: bool,
         tools: Sequence[Tool],
-    ) -> list[tuple[str, bool]]:
-        if self._formatter is not None:
-            return self._formatter.segments(messages, prompt, tools)
+    ) -> T:
+        """Call `render_segments` or `render_text` with the template."""
         assert self._template is not None
-        return render_segments(
-            self._template,
-            messages,
-            prompt,
-            tools=list(tools) or None,
-            **self._named_tokens,
-        )
-
-    def _text(
-        self,
-        messages: Sequence[Message],
-        prompt: bool,
-        tools: Sequence[Tool],
-    ) -> str:
-        """Conversation as text, possibly with marks."""
-        if self._formatter is not None:
-            return "".join(
-                text for text, _ in self._formatter.segments(messages, prompt, tools)
-            )
-        assert self._template is not None
-        return render_text(
+        return render(
             self._template,
             messages,
             prompt,
@@ -326,9 +316,6 @@ class Chat:
 
 class NothingToTrainError(ValueError):
     """A set of examples has no token to train on."""
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)

@@ -85,13 +85,9 @@ def packed_rows(pieces: Sequence[Piece], length: int, best_fit: bool) -> list[Ro
     """Rows of at most `length` tokens that hold every piece once: packed, or one piece
     per row.
     """
-    if not best_fit:
+    if not best_fit or not pieces:
         return [[piece] for piece in pieces]
-    rows = (
-        best_fit_rows(np.array([len(piece.ids) for piece in pieces]), length)
-        if pieces
-        else []
-    )
+    rows = best_fit_rows(np.array([len(piece.ids) for piece in pieces]), length)
     return [[pieces[place] for place in row] for row in rows]
 
 
@@ -103,8 +99,6 @@ def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
     """
     packed = trained.packed
     rows = trained.first(count)
-    tokens = packed.read(rows)
-    positions = packed.positions(rows)
     pieces = packed.pieces(np.unique(rows))
     ids_of_row: dict[int, list[bytes]] = {}
     for row, piece_id in zip(
@@ -112,15 +106,15 @@ def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
     ):
         ids_of_row.setdefault(row, []).append(piece_id)
     pieces_per_row: list[Row] = []
-    for place, row in enumerate(rows.tolist()):
-        starts = np.flatnonzero(positions[place] == 0)
-        ends = [*starts[1:], int((positions[place] >= 0).sum())]
+    for row, tokens, positions in zip(
+        rows.tolist(), packed.read(rows), packed.positions(rows), strict=True
+    ):
+        starts = np.flatnonzero(positions == 0)
+        ends = [*starts[1:], int((positions >= 0).sum())]
         ids = ids_of_row.get(row, [bytes(16)] * len(starts))
         pieces_per_row.append(
             [
-                Piece(
-                    piece_id, tokens[place, start:end], positions[place, start:end] > 0
-                )
+                Piece(piece_id, tokens[start:end], positions[start:end] > 0)
                 for piece_id, start, end in zip(ids, starts, ends, strict=True)
             ]
         )
@@ -151,12 +145,16 @@ def write_example_rows(
         pad: padding id.
     """
     counts = [len(rows) for rows in sets.values()]
-    source_of = sources_of_rows([counts], np.arange(sum(counts), dtype=np.int64))
     waiting = [iter(rows) for rows in sets.values()]
-    ordered = [next(waiting[source]) for source in source_of.tolist()]
+    ordered = [next(waiting[source]) for source in merged_order(counts).tolist()]
     return write_ordered_rows(
         folder, list(sets), ordered, [counts], length, tokenizer, pad
     )
+
+
+def merged_order(*phases: Sequence[int]) -> np.ndarray:
+    """Number of the set (int64) of each row of phases with some rows of each set."""
+    return sources_of_rows(phases, np.arange(sum(map(sum, phases)), dtype=np.int64))
 
 
 def write_ordered_rows(
@@ -181,7 +179,7 @@ def write_ordered_rows(
     """
     dtype = dtype_name(tokenizer["vocab_size"])
     counts = [sum(column) for column in zip(*phases, strict=True)]
-    source_of = sources_of_rows(phases, np.arange(len(rows), dtype=np.int64))
+    source_of = merged_order(*phases)
     step = max(1, SHARD_BYTES // (length * DTYPES[dtype].itemsize))
     shards = [
         _write_shard(

@@ -35,7 +35,7 @@ from gristmill.dataprep.documents import read_table, write_table
 from gristmill.dataprep.examples.conversations import Example
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks
-from gristmill.tokenize.order import Order, sources_of_rows
+from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import TokenizerEntry
 from gristmill.train.data.conversation_tokens import (
@@ -47,6 +47,7 @@ from gristmill.train.data.conversation_tokens import (
 from gristmill.train.data.example_rows import (
     WrittenRows,
     copies,
+    merged_order,
     piece_of,
     quotas,
     write_ordered_rows,
@@ -157,98 +158,104 @@ def check_pairs(packed: PackedSet) -> None:
         )
 
 
-class PairRows:
-    """The pairs of a packed set, by number.
+class PreferenceRows:
+    """Pairs or answers of a packed set, by number.
 
     Args:
         packed: the rows, with their files of examples.
 
     Attributes:
-        ids: of each of the P pairs.
-        sets: int64 of shape (P,), the number of each one's set.
-        first: int64 of shape (P,), the row of its chosen answer; the rejected one's is
-            the next.
-        num_tokens: int64 of shape (P,), tokens of both conversations.
-        scored_tokens: int64 of shape (P, 2), tokens of the chosen and of the rejected
-            answer.
+        ids: of the example of each.
+        sets: int64 of shape (n,), the number of each one's set.
+        num_tokens: int64 of shape (n,), tokens of its conversations.
+        scored_tokens: int64, tokens of its answers.
         made_of: inputs that the rows depend on, by name.
         fingerprint: 32 hexadecimal digits, a hash of the rows.
     """
 
+    ids: list[str]
+    sets: np.ndarray
+    num_tokens: np.ndarray
+    scored_tokens: np.ndarray
+
     def __init__(self, packed: PackedSet) -> None:
         self.packed = packed
         self._masks = LossMasks(packed)
-        table = read_table(packed.folder / EXAMPLES, ["id", "set", "row", "rows"])
-        table = table.filter(pc.equal(table["rows"], ROWS_OF_PAIR))
-        self.ids: list[str] = table["id"].to_pylist()
-        self.sets = table["set"].to_numpy().astype(np.int64)
-        self.first = table["row"].to_numpy()
-        both = np.stack([self.first, self.first + 1], axis=1)
-        filled = packed.boundaries(np.arange(packed.rows, dtype=np.int64)).filled()
-        self.num_tokens = filled[both].sum(axis=1)
-        self.scored_tokens = self._masks.trained_per_row[both]
+        rows = np.arange(packed.rows, dtype=np.int64)
+        self._filled = packed.boundaries(rows).filled()
         self.made_of: dict[str, str | int] = read_json(packed.folder / MADE_OF)
         self.fingerprint = self._masks.fingerprint
 
     def __len__(self) -> int:
-        return len(self.first)
+        return len(self.ids)
 
-    def records(self) -> list[Example]:
-        """Source records of the pairs."""
-        table = read_table(self.packed.folder / EXAMPLES, ["rows", "record"])
-        return [
-            json.loads(record)
-            for record in table.filter(pc.equal(table["rows"], ROWS_OF_PAIR))[
-                "record"
-            ].to_pylist()
-        ]
-
-    def read(self, pairs: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Ids and targets of n pairs, (2n, t) each, all chosen answers first; t is as
-        small as the rows allow.
-        """
-        rows = np.concatenate([self.first[pairs], self.first[pairs] + 1])
-        longest = int(self.packed.boundaries(rows).filled().max())
+    def _read_rows(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Ids and targets, (n, t) each; t is as small as the rows allow."""
+        longest = int(self._filled[rows].max())
         t = padded_length(longest, self.packed.sequence_length)
         return ids_and_targets(
             self.packed.read(rows)[:, :t], self._masks.read(rows)[:, :t]
         )
 
 
-class AnswerRows:
-    """The answers of a packed set, by number, in the order of its rows.
+class PairRows(PreferenceRows):
+    """The pairs of a packed set, by number.
 
-    Args:
-        packed: the rows, with their files of examples.
+    Attributes:
+        first: int64 of shape (P,), the row of each one's chosen answer; the rejected
+            one's is the next.
+        scored_tokens: int64 of shape (P, 2), tokens of the chosen and of the rejected
+            answer.
+    """
+
+    def __init__(self, packed: PackedSet) -> None:
+        super().__init__(packed)
+        table = read_table(packed.folder / EXAMPLES, ["id", "set", "row", "rows"])
+        table = table.filter(pc.equal(table["rows"], ROWS_OF_PAIR))
+        self.ids = table["id"].to_pylist()
+        self.sets = table["set"].to_numpy().astype(np.int64)
+        self.first = table["row"].to_numpy()
+        both = np.stack([self.first, self.first + 1], axis=1)
+        self.num_tokens = self._filled[both].sum(axis=1)
+        self.scored_tokens = self._masks.trained_per_row[both]
+
+    def records(self) -> list[Example]:
+        """Source records of the pairs."""
+        table = read_table(self.packed.folder / EXAMPLES, ["rows", "record"])
+        pairs = table.filter(pc.equal(table["rows"], ROWS_OF_PAIR))
+        return list(map(json.loads, pairs["record"].to_pylist()))
+
+    def read(self, pairs: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Ids and targets of n pairs, (2n, t) each, all chosen answers first; t is as
+        small as the rows allow.
+        """
+        return self._read_rows(
+            np.concatenate([self.first[pairs], self.first[pairs] + 1])
+        )
+
+
+class AnswerRows(PreferenceRows):
+    """The answers of a packed set, by number, in the order of its rows.
 
     Attributes:
         records: of the examples.
         examples: int64 of shape (A,), the number of each answer's record.
-        ids: of the example of each of the A answers.
-        sets: int64 of shape (A,), the number of each one's set.
         desirable: bool of shape (A,); the chosen answer of a pair is desirable.
-        num_tokens, scored_tokens: int64 of shape (A,), of the conversation and of its
-            answer.
         partners: int64 of shape (A,), for each answer the number of an answer to
             another prompt.
-        made_of: inputs that the rows depend on, by name.
-        fingerprint: 32 hexadecimal digits, a hash of the rows.
     """
 
     def __init__(self, packed: PackedSet) -> None:
-        self.packed = packed
-        self._masks = LossMasks(packed)
+        super().__init__(packed)
         table = read_table(
             packed.folder / EXAMPLES, ["id", "set", "rows", "label", "record"]
         )
         counts = table["rows"].to_numpy()
         labels = table["label"].to_pylist()
-        self.records: list[Example] = [
-            json.loads(record) for record in table["record"].to_pylist()
-        ]
+        self.records: list[Example] = list(map(json.loads, table["record"].to_pylist()))
         self.examples = np.repeat(np.arange(len(counts)), counts)
         names = table["id"].to_pylist()
-        self.ids: list[str] = [names[example] for example in self.examples]
+        self.ids = [names[example] for example in self.examples]
         self.sets = table["set"].to_numpy().astype(np.int64)[self.examples]
         self.desirable = np.array(
             [
@@ -258,44 +265,29 @@ class AnswerRows:
             ],
             bool,
         )
-        self.num_tokens = (
-            packed.boundaries(np.arange(packed.rows, dtype=np.int64))
-            .filled()
-            .astype(np.int64)
-        )
+        self.num_tokens = self._filled
         self.scored_tokens = self._masks.trained_per_row
         self.partners = partners_of(
             self.examples, [canonical_json(record["prompt"]) for record in self.records]
         )
-        self.made_of: dict[str, str | int] = read_json(packed.folder / MADE_OF)
-        self.fingerprint = self._masks.fingerprint
-
-    def __len__(self) -> int:
-        return len(self.examples)
 
     def read(self, answers: np.ndarray) -> tuple[Tensor, Tensor]:
         """Ids and targets of n answers, (n, t) each; t is as small as the rows
         allow.
         """
-        longest = int(self.num_tokens[answers].max())
-        t = padded_length(longest, self.packed.sequence_length)
-        return ids_and_targets(
-            self.packed.read(answers)[:, :t], self._masks.read(answers)[:, :t]
-        )
+        return self._read_rows(answers)
 
     def read_mismatched(self, answers: np.ndarray) -> tuple[Tensor, Tensor]:
         """Ids and targets, (n, t), of the prompts of n answers, each followed by its
         partner's answer; truncated like rows.
         """
         partners = self.partners[answers]
-        prompt_ids = self.packed.read(answers)
         prompt_masks = self._masks.read(answers)
         answer_ids = self.packed.read(partners)
         answer_masks = self._masks.read(partners)
         length = self.packed.sequence_length
-        pad = self.packed.manifest["tokenizer"]["pad"]
-        ids = np.full(prompt_ids.shape, pad, np.int64)
-        trained = np.zeros(prompt_ids.shape, bool)
+        ids = self.packed.read(answers)
+        trained = np.zeros(ids.shape, bool)
         longest = 0
         for number, partner in enumerate(partners):
             # An answer is all of its row's trained tokens, and ends the row.
@@ -304,8 +296,8 @@ class AnswerRows:
             size = min(int(self.num_tokens[partner]) - first, length - begin)
             answer = slice(first, first + size)
             end = begin + size
-            ids[number, :begin] = prompt_ids[number, :begin]
             ids[number, begin:end] = answer_ids[number, answer]
+            ids[number, end:] = self.packed.manifest["tokenizer"]["pad"]
             trained[number, begin:end] = answer_masks[number, answer]
             longest = max(longest, end)
         t = padded_length(longest, length)
@@ -336,74 +328,40 @@ def partners_of(examples: np.ndarray, prompts: list[bytes]) -> np.ndarray:
         examples: (A,) int64 ascending, the number of each answer's example.
         prompts: of the examples.
     """
-    firsts = np.searchsorted(examples, np.arange(len(prompts) + 1))
-    counts = np.diff(firsts)
-    partners = np.empty(len(examples), np.int64)
-    following = _next_with_another_prompt(prompts)
-    for answer, example in enumerate(examples.tolist()):
-        next_example = following[example]
-        partners[answer] = (
-            answer
-            if next_example == example
-            else (
-                firsts[next_example] + (answer - firsts[example]) % counts[next_example]
-            )
-        )
-    return partners
-
-
-def _next_with_another_prompt(prompts: list[bytes]) -> list[int]:
-    """Next example, cyclically, with another prompt; the example itself if there is
-    none.
-    """
     number = len(prompts)
     if len(set(prompts)) < 2:
-        return list(range(number))
+        return np.arange(len(examples))
     following = [0] * number
     # Two backward passes, so that each example sees the result of its successor.
     for place in range(2 * number - 1, -1, -1):
-        example = place % number
-        after = (place + 1) % number
+        example, after = place % number, (place + 1) % number
         following[example] = (
             after if prompts[after] != prompts[example] else following[after]
         )
-    return following
+    firsts = np.searchsorted(examples, np.arange(number + 1))
+    counts = np.diff(firsts)
+    partner_examples = np.array(following)[examples]
+    places = np.arange(len(examples)) - firsts[examples]
+    return firsts[partner_examples] + places % counts[partner_examples]
 
 
 def held_out_mask(records: Sequence[Example], section: Dpo, seed: int) -> np.ndarray:
-    """Mask of held-out pairs, (n,) bool.
+    """Mask of held-out pairs or labelled answers, (n,) bool: by prompt.
 
     Raises:
-        NothingToTrainError: all pairs are held out.
+        NothingToTrainError: all are held out.
     """
     held_out = are_held_out(records, section.holdout, seed)
     if held_out.all():
         raise NothingToTrainError(
-            f"dpo: all {len(records)} pairs are held out; lower dpo.holdout "
-            f"({section.holdout}) or add pairs with other prompts"
-        )
-    return held_out
-
-
-def held_out_answers(rows: AnswerRows, section: Dpo, seed: int) -> np.ndarray:
-    """Mask of held-out answers, (A,) bool: by prompt, as for pairs.
-
-    Raises:
-        NothingToTrainError: all answers are held out.
-    """
-    held_out: np.ndarray = are_held_out(rows.records, section.holdout, seed)[
-        rows.examples
-    ]
-    if held_out.all():
-        raise NothingToTrainError(
-            f"dpo: all {len(rows)} answers are held out; lower dpo.holdout "
-            f"({section.holdout}) or add answers to other prompts"
+            f"dpo: all {len(records)} examples are held out; lower dpo.holdout "
+            f"({section.holdout}) or add examples with other prompts"
         )
     return held_out
 
 
 def draw_pairs(
-    rows: PairRows | AnswerRows, held_out: np.ndarray, section: Dpo, seed: int
+    rows: PreferenceRows, held_out: np.ndarray, section: Dpo, seed: int
 ) -> list[np.ndarray]:
     """Pairs to train on, set by set (int64 numbers of pairs, repetitions adjacent).
 
@@ -465,7 +423,7 @@ class Drawn:
     """
 
     def __init__(
-        self, rows: PairRows | AnswerRows, draws: Sequence[np.ndarray], seed: int
+        self, rows: PreferenceRows, draws: Sequence[np.ndarray], seed: int
     ) -> None:
         self._rows = rows
         self.order = Order([len(drawn) for drawn in draws], seed)
@@ -499,8 +457,7 @@ class Drawn:
 
 def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
     """Draws of all sets in their merged order (see tokenize/order.py)."""
-    counts = [len(drawn) for drawn in draws]
-    set_of = sources_of_rows([counts], np.arange(sum(counts), dtype=np.int64))
+    set_of = merged_order([len(drawn) for drawn in draws])
     pairs = np.empty(len(set_of), np.int64)
     for number, drawn in enumerate(draws):
         pairs[set_of == number] = drawn
@@ -508,7 +465,7 @@ def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def write_drawn_ids(
-    folder: Path, rows: PairRows | AnswerRows, draws: Sequence[np.ndarray]
+    folder: Path, rows: PreferenceRows, draws: Sequence[np.ndarray]
 ) -> None:
     """Write the example of each row of a training (see `write_example_ids`)."""
     write_example_ids(
@@ -538,7 +495,7 @@ class DrawnSet:
 
 
 def describe_draws(
-    rows: PairRows | AnswerRows,
+    rows: PreferenceRows,
     names: Sequence[str],
     draws: Sequence[np.ndarray],
     held_out: np.ndarray,

@@ -18,9 +18,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NotRequired, Protocol, TypedDict
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -31,7 +30,6 @@ from gristmill.core.files import as_path, read_json
 from gristmill.mixtures.engine import Stream
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks, mask_name
-from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.data.batch import (
@@ -58,6 +56,7 @@ ROWS_AT_A_TIME = 16
 """Rows of one rank that are read together if rows are requested singly."""
 NO_END = 1 << 62
 PROVENANCE = "provenance"
+ANSWERS = ("chosen", "rejected")
 RUN = "run.json"
 """File in a run's folder with its manifest and its stages' folders."""
 
@@ -121,9 +120,8 @@ class StreamState(TypedDict):
     fingerprint: str
 
 
-class _Kind(Protocol):
-    """Interface to the rows of one kind of packed set: documents, conversations, or
-    preference pairs.
+class _Documents:
+    """Rows of documents, all of whose tokens have a loss.
 
     Attributes:
         packed: the rows.
@@ -131,43 +129,53 @@ class _Kind(Protocol):
         fingerprint: hash of the data read.
     """
 
-    packed: PackedSet
-    order: Order
-    fingerprint: str
-
-    def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
-        """The tensors of some rows (int64, shape (n,)); `trim`: drop the padding common
-        to all of them.
-        """
-
-    def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
-        """Origin of each of some rows."""
-
-    def trained(self, rows: np.ndarray) -> int:
-        """Number of tokens with a loss in some rows; of pairs, the number of pairs."""
-
-
-class _Documents:
-    def __init__(self, packed: PackedSet, seed: int, document_mask: bool) -> None:
+    def __init__(
+        self, packed: PackedSet, seed: int, document_mask: bool = False
+    ) -> None:
         self.packed = packed
         self.order = packed.order(seed)
         self.fingerprint = packed.fingerprint
         self._document_mask = document_mask
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
+        """The tensors of some rows (int64, shape (n,)); `trim`: drop the padding common
+        to all of them.
+        """
         return laid_out(read_documents(self.packed, rows, self._document_mask), layout)
 
     def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
-        return described(self.packed, rows)
+        """Origin of each of some rows."""
+        pieces: dict[int, list[Piece]] = {row: [] for row in rows.tolist()}
+        for piece in self.packed.pieces(np.unique(rows)).to_pylist():
+            pieces[piece["row"]].append(
+                {
+                    "id": piece["id"].hex(),
+                    "start": piece["start"],
+                    "length": piece["length"],
+                    "offset": piece["offset"],
+                    "copy": piece["copy"],
+                }
+            )
+        numbers = zip(rows.tolist(), self.packed.source_of(rows).tolist(), strict=True)
+        return [
+            {
+                "row": row,
+                "source": self.packed.sources[source],
+                "documents": pieces[row],
+            }
+            for row, source in numbers
+        ]
 
     def trained(self, rows: np.ndarray) -> int:
+        """Number of tokens with a loss in some rows; of pairs, the number of pairs."""
         return predicted_tokens(self.packed, rows)
 
 
-class _Turns:
+class _Turns(_Documents):
+    """Rows of conversations."""
+
     def __init__(self, packed: PackedSet, seed: int) -> None:
-        self.packed = packed
-        self.order = packed.order(seed)
+        super().__init__(packed, seed)
         self._masks = LossMasks(packed)
         self.fingerprint = self._masks.fingerprint
 
@@ -179,17 +187,16 @@ class _Turns:
             )
         return laid_out(TrainedRows(ids, trained, positions), layout)
 
-    def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
-        return described(self.packed, rows)
-
     def trained(self, rows: np.ndarray) -> int:
         return int(self._masks.trained_per_row[rows].sum())
 
 
-class _Pairs:
+class _Pairs(_Documents):
+    """Preference pairs, by the rows of their chosen answers."""
+
     def __init__(self, packed: PackedSet, seed: int, section: Dpo | None) -> None:
+        super().__init__(packed, seed)
         check_pairs(packed)
-        self.packed = packed
         self._pairs = PairRows(packed)
         if section is None:
             sets = [
@@ -208,14 +215,10 @@ class _Pairs:
         labels = torch.cat(
             (targets.new_full((len(targets), 1), IGNORED), targets[:, :-1]), dim=1
         )
-        chosen, rejected = ids.chunk(2)
-        of_chosen, of_rejected = labels.chunk(2)
-        return {
-            "chosen_input_ids": chosen,
-            "chosen_labels": of_chosen,
-            "rejected_input_ids": rejected,
-            "rejected_labels": of_rejected,
-        }
+        parts = (*ids.chunk(2), *labels.chunk(2))
+        names = ("input_ids", "labels")
+        keys = [f"{answer}_{name}" for name in names for answer in ANSWERS]
+        return dict(zip(keys, parts, strict=True))
 
     def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
         return [
@@ -240,23 +243,17 @@ def laid_out(read: TrainedRows, layout: Layout) -> Any:
     """
     ids = torch.from_numpy(read.ids)
     trained = None if read.trained is None else torch.from_numpy(read.trained)
-    positions = (
-        None
-        if read.positions is None
-        else torch.from_numpy(padding_apart(read.positions))
-    )
-    if layout == "torchtitan":
-        return {
-            "input": ids,
-            **({} if positions is None else {"positions": positions}),
-        }, next_tokens(ids, trained)
-    return {
-        "input_ids": ids,
-        "labels": ids.clone()
-        if trained is None
-        else ids.masked_fill(~trained, IGNORED),
-        **({} if positions is None else {"position_ids": positions}),
-    }
+    titan = layout == "torchtitan"
+    batch = {"input" if titan else "input_ids": ids}
+    if not titan:
+        is_trained = torch.ones_like(ids, dtype=torch.bool)
+        batch["labels"] = ids.masked_fill(
+            ~(is_trained if trained is None else trained), IGNORED
+        )
+    if read.positions is not None:
+        positions = torch.from_numpy(padding_apart(read.positions))
+        batch["positions" if titan else "position_ids"] = positions
+    return (batch, next_tokens(ids, trained)) if titan else batch
 
 
 def padding_apart(positions: np.ndarray) -> np.ndarray:
@@ -269,27 +266,6 @@ def padding_apart(positions: np.ndarray) -> np.ndarray:
     return np.where(
         positions >= 0, positions, np.arange(positions.shape[1]) - filled
     ).astype(np.int64)
-
-
-def described(packed: PackedSet, rows: np.ndarray) -> list[RowOrigin]:
-    """Origin of some rows of documents."""
-    pieces: dict[int, list[Piece]] = {row: [] for row in rows.tolist()}
-    for piece in packed.pieces(np.unique(rows)).to_pylist():
-        pieces[piece["row"]].append(
-            {
-                "id": piece["id"].hex(),
-                "start": piece["start"],
-                "length": piece["length"],
-                "offset": piece["offset"],
-                "copy": piece["copy"],
-            }
-        )
-    return [
-        {"row": row, "source": packed.sources[source], "documents": pieces[row]}
-        for row, source in zip(
-            rows.tolist(), packed.source_of(rows).tolist(), strict=True
-        )
-    ]
 
 
 @dataclass(frozen=True)
@@ -370,26 +346,25 @@ def stream(
         reading = manifest.get("engine", {}).get("stream", {})
     return RowStream(
         folder,
-        rank=rank,
-        world_size=world_size,
-        batch_size=batch_size,
-        each=each,
-        seed=seed,
-        epochs=epochs,
-        layout=layout,
-        document_mask=document_mask,
-        provenance=provenance,
-        reading=Stream.model_validate(reading),
-        dpo=Dpo.model_validate(section) if stage == "dpo_data" and section else None,
+        rank,
+        world_size,
+        batch_size,
+        each,
+        seed,
+        epochs,
+        layout,
+        document_mask,
+        provenance,
+        Stream.model_validate(reading),
+        Dpo.model_validate(section) if stage == "dpo_data" and section else None,
     )
 
 
 def _resolved(run_or_folder: Any, stage: str) -> tuple[str, dict[str, Any]]:
     """Folder of a packed set, and the manifest of its run; empty if unknown."""
     if hasattr(run_or_folder, "folder") and hasattr(run_or_folder, "path"):
-        return str(run_or_folder.folder(stage)), read_json(run_or_folder.path / RUN)[
-            "manifest"
-        ]
+        manifest = read_json(run_or_folder.path / RUN)["manifest"]
+        return str(run_or_folder.folder(stage)), manifest
     folder = as_path(run_or_folder)
     if not (folder / RUN).exists():
         return str(folder), {}
@@ -405,10 +380,10 @@ def _resolved(run_or_folder: Any, stage: str) -> tuple[str, dict[str, Any]]:
             f"{', '.join(stage_folders) or 'none'}"
         )
     # The store may have been moved or copied.
-    moved = folder.parent.parent / stage / stage_folders[stage].name
-    return str((moved if moved.exists() else stage_folders[stage]) / "data"), record[
-        "manifest"
-    ]
+    stage_folder = folder.parent.parent / stage / stage_folders[stage].name
+    if not stage_folder.exists():
+        stage_folder = stage_folders[stage]
+    return str(stage_folder / "data"), record["manifest"]
 
 
 class RowStream(IterableDataset[Any]):
@@ -425,22 +400,21 @@ class RowStream(IterableDataset[Any]):
 
     def __init__(
         self,
-        folder: str | Path,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        batch_size: int | None = None,
-        each: Literal["batch", "row"] | None = None,
-        seed: int = 0,
-        epochs: int | None = None,
-        layout: Layout = "transformers",
-        document_mask: bool = False,
-        provenance: bool = False,
-        reading: Stream | None = None,
-        dpo: Dpo | None = None,
+        folder: str,
+        rank: int,
+        world_size: int,
+        batch_size: int | None,
+        each: Literal["batch", "row"] | None,
+        seed: int,
+        epochs: int | None,
+        layout: Layout,
+        document_mask: bool,
+        provenance: bool,
+        reading: Stream,
+        dpo: Dpo | None,
     ) -> None:
         super().__init__()
-        self.folder = str(folder)
+        self.folder = folder
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
@@ -452,11 +426,11 @@ class RowStream(IterableDataset[Any]):
         self.layout = layout
         self._provenance = provenance
         self._document_mask = document_mask
-        self._reading = reading or Stream()
+        self._reading = reading
         self._dpo = dpo
         self._place = _Place()
         self._has_start = False
-        self._opened: _Kind | None = None
+        self._opened: _Documents | None = None
         self._process = 0
         _check(self)
         if isinstance(self.kind, _Pairs) and (
@@ -470,13 +444,20 @@ class RowStream(IterableDataset[Any]):
         self.kind.order.check_reads((epochs or 1) * self.kind.order.total)
 
     @property
-    def kind(self) -> _Kind:
+    def kind(self) -> _Documents:
         """Packed set, opened in this process."""
         # Threads and connections to a store do not survive a fork.
         if self._opened is None or (
             self._process != os.getpid() and not self._opened.packed.local
         ):
-            self._opened = _open(self)
+            packed = PackedSet(self.folder, self._reading)
+            shards = packed.manifest["train"]["shards"]
+            if (packed.folder / EXAMPLES).exists():
+                self._opened = _Pairs(packed, self.seed, self._dpo)
+            elif shards and mask_name(shards[0]["file"]) in shards[0]["beside"]:
+                self._opened = _Turns(packed, self.seed)
+            else:
+                self._opened = _Documents(packed, self.seed, self._document_mask)
             self._process = os.getpid()
         return self._opened
 
@@ -608,9 +589,7 @@ class RowStream(IterableDataset[Any]):
                 f"taken up by worker {worker} of "
                 f"{workers}; use as many workers, or seek(rows read so far)"
             )
-        self._place = _Place(
-            before.position, before.batches, before.rows, worker, workers
-        )
+        self._place = replace(before, worker=worker, workers=workers)
         self._has_start = False
         return self._batches(self._place)
 
@@ -660,12 +639,10 @@ class RowStream(IterableDataset[Any]):
                     place.rows if number == place.batches else 0, len(parts)
                 ):
                     is_last = done + 1 == len(parts)
-                    self._place = _Place(
-                        place.position,
-                        number + is_last,
-                        0 if is_last else done + 1,
-                        place.worker,
-                        place.workers,
+                    self._place = replace(
+                        place,
+                        batches=number + is_last,
+                        rows=0 if is_last else done + 1,
                     )
                     yield parts[done]
 
@@ -676,14 +653,19 @@ class RowStream(IterableDataset[Any]):
             rows, self.rank, self.world_size, -(-len(rows) // self.world_size)
         )
         batch = self.kind.batch(rank_rows, self.layout, trim=self.each == "batch")
-        origins = self.kind.provenance(rank_rows) if self._provenance else []
+        parts = [batch]
+        origins: list[Any] = []
+        if self._provenance:
+            origins = self.kind.provenance(rank_rows)
         if self.each == "batch":
-            return [{**batch, PROVENANCE: origins} if origins else batch]
+            origins = [origins] if origins else []
+        else:
+            parts = [_one(batch, place) for place in range(len(rank_rows))]
+        if not origins:
+            return parts
         return [
-            {**_one(batch, place), PROVENANCE: origins[place]}
-            if origins
-            else _one(batch, place)
-            for place in range(len(rank_rows))
+            {**part, PROVENANCE: origin}
+            for part, origin in zip(parts, origins, strict=True)
         ]
 
 
@@ -694,16 +676,6 @@ def _one(batch: Any, place: int) -> Any:
     if isinstance(batch, tuple):
         return tuple(_one(part, place) for part in batch)
     return {name: _one(part, place) for name, part in batch.items()}
-
-
-def _open(stream: RowStream) -> _Kind:
-    packed = PackedSet(stream.folder, stream._reading)
-    if (packed.folder / EXAMPLES).exists():
-        return _Pairs(packed, stream.seed, stream._dpo)
-    shards = packed.manifest["train"]["shards"]
-    if shards and mask_name(shards[0]["file"]) in shards[0].get("beside", {}):
-        return _Turns(packed, stream.seed)
-    return _Documents(packed, stream.seed, stream._document_mask)
 
 
 def _check(stream: RowStream) -> None:

@@ -20,7 +20,6 @@ from gristmill.train.data.preference_rows import (
     AnswerRows,
     describe_draws,
     draw_pairs,
-    held_out_answers,
     merged,
     write_drawn_ids,
 )
@@ -113,7 +112,7 @@ def optimise(
         rows = AnswerRows(data)
         length = data.sequence_length
         shape = tuned_shape(read_shape(start), length, context)
-        is_out = held_out_answers(rows, section, seed)
+        is_out = held_out_mask(rows.records, section, seed)[rows.examples]
         draws = draw_pairs(rows, is_out, section, seed)
         dtype = compute_dtype(section.precision, world.device)
         reference = read_answer_reference(
