@@ -37,8 +37,8 @@ from gristmill.tokenize.packed_files import (
     boundaries_name,
     check_content,
     check_size,
+    gather_boundaries,
     ids_name,
-    join,
     ledger_name,
     pieces_name,
     read_boundaries,
@@ -188,19 +188,18 @@ class PackedSet:
         """Position and shares of each phase; empty for a single phase."""
         if len(self.phases) == 1:
             return []
-        begins = self._positions_of(
-            np.cumsum([0, *(sum(rows) for rows in self.phases[:-1])]).tolist()
-        )
+        totals = [sum(rows) for rows in self.phases]
+        begins = self._positions_of(np.cumsum([0, *totals[:-1]]).tolist())
         return [
             PackedPhase(
                 begin,
                 {
-                    name: number / sum(rows)
+                    name: number / total
                     for name, number in zip(self.sources, rows, strict=True)
                     if number
                 },
             )
-            for begin, rows in zip(begins, self.phases, strict=True)
+            for begin, total, rows in zip(begins, totals, self.phases, strict=True)
         ]
 
     def _positions_of(self, rows: list[int]) -> list[int]:
@@ -258,21 +257,8 @@ class PackedSet:
         """Boundaries of the document pieces of training rows (int64, shape (n,)), in
         the requested order.
         """
-        rows, shards = self._locate(rows)
-        if not len(rows):
-            return join([])
-        used = np.unique(shards).tolist()
-        parts = [
-            self._boundaries_of(self.shards[shard]).of(
-                rows[shards == shard] - self._shards.first(shard)
-            )
-            for shard in used
-        ]
-        back = np.empty(len(rows), np.int64)
-        back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = (
-            np.arange(len(rows))
-        )
-        return parts[0] if len(parts) == 1 else join(parts).of(back)
+        readers = [partial(self._boundaries_of, entry) for entry in self.shards]
+        return gather_boundaries(readers, self._shards.ends, self._shards.checked(rows))
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
         """Position of each token within its document piece (int32, shape (n, L));
@@ -296,31 +282,23 @@ class PackedSet:
         reads only their shards.
         """
         rows, shards = self._locate(rows)
-        return pa.concat_tables(
-            [
-                NO_PIECES,
-                *(
-                    pieces_of_rows(
-                        self.folder, self.shards[shard]["file"], rows[shards == shard]
-                    )
-                    for shard in np.unique(shards).tolist()
-                ),
-            ]
-        )
+        tables = [
+            pieces_of_rows(
+                self.folder, self.shards[shard]["file"], rows[shards == shard]
+            )
+            for shard in np.unique(shards).tolist()
+        ]
+        return pa.concat_tables([NO_PIECES, *tables])
 
     def rows_of_documents(self, documents: Collection[bytes]) -> pa.Table:
         """Pieces of documents in the training rows (PIECES_SCHEMA), of all copies, by
         row.
         """
-        return pa.concat_tables(
-            [
-                NO_PIECES,
-                *(
-                    pieces_of_documents(self.folder, shard["file"], documents)
-                    for shard in self.shards
-                ),
-            ]
-        )
+        tables = [
+            pieces_of_documents(self.folder, shard["file"], documents)
+            for shard in self.shards
+        ]
+        return pa.concat_tables([NO_PIECES, *tables])
 
     def rows_of_document(self, document: bytes) -> pa.Table:
         """Pieces of a document in the training rows (PIECES_SCHEMA), of all copies."""
@@ -355,19 +333,16 @@ class PackedSet:
         """Ledger entries of documents (LEDGER_SCHEMA), by id; documents that were never
         tokenised are absent.
         """
-        tables: dict[str, list[bytes]] = {}
+        ids: dict[str, list[bytes]] = {}
         count = self.manifest.get("ledgers", 1)
         for document in sorted(documents):
             leading = int.from_bytes(document[:8]) * count >> 64
-            tables.setdefault(ledger_name(leading, count), []).append(document)
-        tables_read = [
-            read_matching(self.folder / name, "id", ids) for name, ids in tables.items()
+            ids.setdefault(ledger_name(leading, count), []).append(document)
+        tables = [
+            read_matching(self.folder / name, "id", of_table)
+            for name, of_table in ids.items()
         ]
-        return (
-            pa.concat_tables(tables_read)
-            if tables_read
-            else LEDGER_SCHEMA.empty_table()
-        )
+        return pa.concat_tables(tables) if tables else LEDGER_SCHEMA.empty_table()
 
     @property
     def has_ledger(self) -> bool:

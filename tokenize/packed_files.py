@@ -39,7 +39,7 @@ FlashAttention's varlen interface calls them).
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -239,14 +239,11 @@ def read_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
 
 def _mapping(tokens: np.ndarray) -> mmap.mmap | None:
     """Memory map that backs an array, if any."""
-    base_object: Any = tokens
-    while base_object is not None and not isinstance(base_object, mmap.mmap):
-        base_object = (
-            base_object.obj
-            if isinstance(base_object, memoryview)
-            else getattr(base_object, "base", None)
-        )
-    return base_object
+    owner: Any = tokens
+    while owner is not None and not isinstance(owner, mmap.mmap):
+        name = "obj" if isinstance(owner, memoryview) else "base"
+        owner = getattr(owner, name, None)
+    return owner
 
 
 def expect_far_reads(tokens: np.ndarray) -> None:
@@ -402,6 +399,29 @@ def join(parts: list[Boundaries]) -> Boundaries:
     return Boundaries(
         np.cumsum(sizes), np.concatenate([empty, *(part.bounds for part in parts)])
     )
+
+
+def gather_boundaries(
+    shards: Sequence[Callable[[], Boundaries]], ends: np.ndarray, rows: np.ndarray
+) -> Boundaries:
+    """Boundaries of rows of several shards, in the requested order.
+
+    Args:
+        shards: give the boundaries of each.
+        ends: int64 of shape (shards,), end of each in rows.
+        rows: int64 of shape (n,), counted through all shards.
+    """
+    numbers = np.searchsorted(ends, rows, side="right")
+    used = np.unique(numbers).tolist()
+    places = [np.flatnonzero(numbers == shard) for shard in used]
+    parts = [
+        shards[shard]().of(rows[place] - (int(ends[shard - 1]) if shard else 0))
+        for shard, place in zip(used, places, strict=True)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    back = np.argsort(np.concatenate([np.empty(0, np.int64), *places]))
+    return join(parts).of(back)
 
 
 def to_bytes(boundaries: Boundaries) -> bytes:

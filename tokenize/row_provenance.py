@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-import numpy as np
-
 from gristmill.dataprep.corpus import url_of
 from gristmill.dataprep.documents import (
     JUDGEMENT_COLUMNS,
@@ -17,7 +15,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.quality.scorers import SCORES
-from gristmill.dataprep.row_groups import integers, read_rows
+from gristmill.dataprep.row_groups import read_rows
 from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpus_shards
 from gristmill.tokenize.packed import PackedSet
@@ -69,22 +67,22 @@ def describe_documents(
     Raises:
         MisalignedError: a shard holds another document at the ledger's location.
     """
-    ledger = packed.ledger(list(ids))
-    shards = np.array(ledger["shard"].to_pylist(), np.int64)
+    places: dict[int, list[tuple[int, bytes]]] = {}
+    for entry in packed.ledger(list(ids)).to_pylist():
+        places.setdefault(entry["shard"], []).append((entry["row"], entry["id"]))
     documents = corpus_shards(inputs)
     descriptions: dict[bytes, DocumentOrigin] = {}
-    for shard in np.unique(shards).tolist():
-        entries = ledger.take(integers(np.flatnonzero(shards == shard))).to_pylist()
+    for shard, entries in sorted(places.items()):
         corpus, name = documents[shard]
-        described = _describe_shard(corpus, name, [entry["row"] for entry in entries])
-        for entry, description in zip(entries, described, strict=True):
-            if description["id"] != entry["id"].hex():
+        described = _describe_shard(corpus, name, [row for row, _ in entries])
+        for (row, document), description in zip(entries, described, strict=True):
+            if description["id"] != document.hex():
                 raise MisalignedError(
-                    f"{corpus[INGEST] / name}: row {entry['row']} is document "
+                    f"{corpus[INGEST] / name}: row {row} is document "
                     f"{description['id']}, but the packed set {packed.folder} says "
-                    f"{entry['id'].hex()}; run the mix stage again"
+                    f"{document.hex()}; run the mix stage again"
                 )
-            descriptions[entry["id"]] = description
+            descriptions[document] = description
     return descriptions
 
 
@@ -92,9 +90,8 @@ def _describe_shard(
     inputs: Mapping[str, Path], shard: str, rows: Sequence[int]
 ) -> list[DocumentOrigin]:
     origins: list[DocumentOrigin] = []
-    for document in read_rows(
-        inputs[INGEST] / shard, rows, ["id", "source", "locator", "metadata"]
-    ).to_pylist():
+    columns = ["id", "source", "locator", "metadata"]
+    for document in read_rows(inputs[INGEST] / shard, rows, columns).to_pylist():
         origin = DocumentOrigin(
             id=document["id"].hex(),
             source=document["source"],
@@ -112,7 +109,7 @@ def _describe_shard(
                 origins, _measured(path, rows, scores), strict=True
             ):
                 origin["quality"] = values
-        judged = [name for name in names if name in JUDGED_COLUMNS]
+        judged = [name for name in JUDGED_COLUMNS if name in names]
         if judged:
             for origin, values in zip(
                 origins, _measured(path, rows, judged), strict=True

@@ -86,38 +86,29 @@ class MappedRows:
         pieces.
         """
         length = self.rows.length
+        by_shard = []
         numbers = np.searchsorted(self.rows.ends, places // length, side="right")
-        places_by_shard = [
-            places[numbers == number]
-            - (self.rows.ends[number - 1] * length if number else 0)
-            for number in range(len(self._kept))
-        ]
-        for (shard_tokens, offsets, _), shard_places in zip(
-            self._kept, places_by_shard, strict=True
-        ):
-            read_ahead(
-                shard_tokens,
-                shard_places,
-                np.minimum(shard_places + tokens, shard_tokens.size),
-            )
-            read_ahead(offsets, shard_places // length, shard_places // length + 2)
-        for (_, offsets, bounds), shard_places in zip(
-            self._kept, places_by_shard, strict=True
-        ):
-            read_ahead(
-                bounds,
-                offsets[shard_places // length],
-                offsets[shard_places // length + 1],
-            )
+        for number, arrays in enumerate(self._kept):
+            first = self.rows.ends[number - 1] * length if number else 0
+            by_shard.append((arrays, places[numbers == number] - first))
+        for (shard_tokens, offsets, _), within in by_shard:
+            lasts = np.minimum(within + tokens, shard_tokens.size)
+            read_ahead(shard_tokens, within, lasts)
+            read_ahead(offsets, within // length, within // length + 2)
+        for (_, offsets, bounds), within in by_shard:
+            rows = within // length
+            read_ahead(bounds, offsets[rows], offsets[rows + 1])
+
+
+@kernel
+def _load(address, at, kind):  # type: ignore[no-untyped-def]
+    """Number at an index of an array at an address."""
+    return np.int64(carray(pointer(address), (at + 1,), kind)[np.uint64(at)])
 
 
 @kernel
 def _token(address, at, wide):  # type: ignore[no-untyped-def]
-    if wide:
-        return np.int64(
-            carray(pointer(address + np.uint64(4 * at)), (1,), np.uint32)[0]
-        )
-    return np.int64(carray(pointer(address + np.uint64(2 * at)), (1,), np.uint16)[0])
+    return _load(address, at, np.uint32) if wide else _load(address, at, np.uint16)
 
 
 @kernel
@@ -134,27 +125,16 @@ def _tokens_left(place, rows):  # type: ignore[no-untyped-def]
     row = place // rows.length
     shard = np.searchsorted(rows.ends, row, side="right")
     within = row - (rows.ends[shard - 1] if shard else 0)
-    entries = carray(
-        pointer(rows.offsets[shard] + np.uint64(8 * within)), (2,), np.int64
-    )
-    low, high, start = entries[0], entries[1] - 1, place - row * rows.length
+    low = _load(rows.offsets[shard], within, np.int64)
+    high = _load(rows.offsets[shard], within + 1, np.int64) - 1
+    start = place - row * rows.length
     while low < high:  # the first bound after the place
         middle = (low + high) // 2
-        if (
-            carray(pointer(rows.bounds[shard] + np.uint64(4 * middle)), (1,), np.int32)[
-                0
-            ]
-            <= start
-        ):
+        if _load(rows.bounds[shard], middle, np.int32) <= start:
             low = middle + 1
         else:
             high = middle
-    return (
-        np.int64(
-            carray(pointer(rows.bounds[shard] + np.uint64(4 * low)), (1,), np.int32)[0]
-        )
-        - start
-    )
+    return _load(rows.bounds[shard], low, np.int32) - start
 
 
 @kernel

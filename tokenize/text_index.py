@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -57,6 +58,8 @@ from gristmill.tokenize.suffixes import (
 )
 
 HEADER, FORMAT = "index.json", 2
+KINDS = ("places", "prints", "buckets")
+"""Files of a partition: its places, their prints, and the starts of its buckets."""
 GRAMS = "grams"
 CHUNK_TOKENS = 1_000_000
 PLACE_BYTES = 12
@@ -99,10 +102,6 @@ class Plan:
     partition_bits: int
     dtype: np.dtype[Any]
     out: Path
-
-    def rows(self) -> MappedRows:
-        """Mapped rows of the set."""
-        return map_rows(self.packed)
 
 
 def map_rows(packed: PackedSet) -> MappedRows:
@@ -198,7 +197,7 @@ def send_places(task: Task, plan: Plan) -> Generator[Sent, None, Done]:
     """Send every possible start of a passage in a shard to the partition of its
     bucket.
     """
-    mapped = plan.rows()
+    mapped = map_rows(plan.packed)
     length = plan.packed.sequence_length
     first = task.payload["first"]
     last = task.payload["last"]
@@ -245,12 +244,11 @@ def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
                 places,
             )
         spare = np.empty(int(counts.max()), plan.dtype)
-        mapped = plan.rows()  # which must outlive the kernel: its rows are addresses
+        mapped = map_rows(
+            plan.packed
+        )  # which must outlive the kernel: its rows are addresses
         sort_buckets(places, starts, plan.shortest, mapped.rows, spare, prints)
-    files = [
-        plan.out / name_of(partition)
-        for name_of in (places_name, prints_name, buckets_name)
-    ]
+    files = [plan.out / file_name(kind, partition) for kind in KINDS]
     for path, content in zip(
         files, (places, prints, starts.astype(plan.dtype)), strict=True
     ):
@@ -259,19 +257,9 @@ def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
     return Done(files, {"places": len(places)})
 
 
-def places_name(partition: int) -> str:
-    """File name of a partition's places."""
-    return f"places-{partition:05d}.bin"
-
-
-def prints_name(partition: int) -> str:
-    """File name of a partition's prints."""
-    return f"prints-{partition:05d}.bin"
-
-
-def buckets_name(partition: int) -> str:
-    """File name of the starts of a partition's buckets."""
-    return f"buckets-{partition:05d}.bin"
+def file_name(kind: str, partition: int) -> str:
+    """Name of a partition's file of KINDS."""
+    return f"{kind}-{partition:05d}.bin"
 
 
 @dataclass(frozen=True)
@@ -311,6 +299,10 @@ class Part(NamedTuple):
     firsts: np.ndarray
     lasts: np.ndarray
 
+    def within(self, most: int) -> np.ndarray:
+        """Mask of the ranges with at most so many places."""
+        return self.lasts - self.firsts <= most
+
 
 class OpenIndex:
     """An index and the rows that it is of, mapped.
@@ -342,47 +334,33 @@ class OpenIndex:
             ids: its tokens, integers of shape (size,).
         """
         text = np.ascontiguousarray(ids, self._rows.dtype)
-        size = len(text)
-        shortest = self.shortest
+        size, shortest = len(text), self.shortest
         if size < shortest:
             return []
+        rows = self._rows.rows
         address = np.uint64(text.ctypes.data)
-        wide = self._rows.rows.wide
         buckets = np.empty(size - shortest + 1, np.int64)
-        prints = np.empty(size - shortest + 1, np.uint8)
-        hash_text(address, size, shortest, self._bits, wide, buckets, prints)
+        prints = np.empty(len(buckets), np.uint8)
+        hash_text(address, size, shortest, self._bits, rows.wide, buckets, prints)
         owners = buckets // self._per_partition
         matches = np.zeros((len(buckets), 3), np.int64)
-        for part in self._look_ahead(owners, buckets, prints):
-            some = np.zeros((len(part.begins), 3), np.int64)
+        for held, begins, firsts, lasts in self._look_ahead(owners, buckets, prints):
+            some = np.zeros((len(begins), 3), np.int64)
             find_longest(
-                address,
-                size,
-                part.begins,
-                part.firsts,
-                part.lasts,
-                part.held.places,
-                shortest,
-                self._rows.rows,
-                some,
+                address, size, begins, firsts, lasts, held.places, shortest, rows, some
             )
-            matches[part.begins] = some
+            matches[begins] = some
         lengths = matches[:, 0]
         # A passage that the token before it belongs to is a part of the one from there
         # on.
-        is_longest = (lengths > 0) & (
-            np.concatenate([[0], lengths[:-1]]) != lengths + 1
-        )
-        kept = zip(
-            np.flatnonzero(is_longest).tolist(),
-            owners[is_longest].tolist(),
-            matches[is_longest].tolist(),
-            strict=True,
-        )
-        return [
-            Passage(begin, tokens, self._partition(owner).places[first:last])
-            for begin, owner, (tokens, first, last) in kept
-        ]
+        before = np.concatenate([[0], lengths[:-1]])
+        longest = np.flatnonzero((lengths > 0) & (before != lengths + 1))
+        passages = []
+        for begin in longest.tolist():
+            tokens, first, last = matches[begin].tolist()
+            places = self._partition(int(owners[begin])).places[first:last]
+            passages.append(Passage(begin, tokens, places))
+        return passages
 
     def _look_ahead(
         self, owners: np.ndarray, buckets: np.ndarray, prints: np.ndarray
@@ -390,83 +368,53 @@ class OpenIndex:
         """Candidate ranges of a text's n-grams, being prefetched; n-grams without
         candidates are left out.
         """
-        each = [
-            (
-                self._partition(number),
-                np.flatnonzero(owners == number),
-                number * self._per_partition,
-            )
-            for number in np.unique(owners).tolist()
-        ]
-        for mapped_files, begins, first in each:
-            read_ahead(
-                mapped_files.starts,
-                buckets[begins] - first,
-                buckets[begins] - first + 2,
-            )
+        looked_up = []
+        for number in np.unique(owners).tolist():
+            begins = np.flatnonzero(owners == number)
+            slots = buckets[begins] - number * self._per_partition
+            held = self._partition(number)
+            read_ahead(held.starts, slots, slots + 2)
+            looked_up.append((held, begins, slots))
         parts = [
             Part(
-                mapped_files,
+                held,
                 begins,
-                mapped_files.starts[buckets[begins] - first].astype(np.int64),
-                mapped_files.starts[buckets[begins] - first + 1].astype(np.int64),
+                held.starts[slots].astype(np.int64),
+                held.starts[slots + 1].astype(np.int64),
             )
-            for mapped_files, begins, first in each
+            for held, begins, slots in looked_up
         ]
         for part in parts:
-            short = part.lasts - part.firsts <= MOST_PRINTS
+            short = part.within(MOST_PRINTS)
             read_ahead(part.held.prints, part.firsts[short], part.lasts[short])
-        for part in parts:
-            keep_alike(
-                part.held.prints,
-                prints[part.begins],
-                MOST_PRINTS,
-                part.firsts,
-                part.lasts,
-            )
-        parts = [
-            Part(part.held, part.begins[there], part.firsts[there], part.lasts[there])
-            for part in parts
-            if (there := part.lasts > part.firsts).any()
-        ]
-        short = [part.lasts - part.firsts <= MOST_ROWS for part in parts]
-        for part in parts:
-            read_ahead(
-                part.held.places,
-                part.firsts,
-                np.minimum(part.lasts, part.firsts + MOST_PRINTS),
-            )
-        places = [
-            part.held.places[
-                np.concatenate(
-                    [
-                        np.arange(first, last)
-                        for first, last in zip(
-                            part.firsts[some].tolist(),
-                            part.lasts[some].tolist(),
-                            strict=True,
-                        )
-                    ]
-                )
-            ].astype(np.int64)
-            for part, some in zip(parts, short, strict=True)
-            if some.any()
-        ]
+        candidates = []
+        for held, begins, firsts, lasts in parts:
+            keep_alike(held.prints, prints[begins], MOST_PRINTS, firsts, lasts)
+            there = lasts > firsts
+            if there.any():
+                part = Part(held, begins[there], firsts[there], lasts[there])
+                candidates.append(part)
+                ends = np.minimum(part.lasts, part.firsts + MOST_PRINTS)
+                read_ahead(held.places, part.firsts, ends)
+        places = []
+        for part in candidates:
+            some = part.within(MOST_ROWS)
+            ranges = map(range, part.firsts[some].tolist(), part.lasts[some].tolist())
+            indices = np.array([*chain.from_iterable(ranges)], np.int64)
+            places.append(part.held.places[indices].astype(np.int64))
         if places:
             self._rows.read_ahead(np.concatenate(places), AHEAD_TOKENS)
-        return parts
+        return candidates
 
     def _partition(self, number: int) -> Partition:
         if number not in self._open:
-            names = (places_name(number), prints_name(number), buckets_name(number))
             dtypes = (self._dtype, np.dtype(np.uint8), self._dtype)
-            mapped_files = Partition(
+            self._open[number] = Partition(
                 *(
-                    read_tokens(self._folder / name, dtype)
-                    for name, dtype in zip(names, dtypes, strict=True)
+                    read_tokens(self._folder / file_name(kind, number), dtype)
+                    for kind, dtype in zip(KINDS, dtypes, strict=True)
                 )
             )
-            for array in mapped_files:
+            for array in self._open[number]:
                 expect_far_reads(array)
-            self._open[number] = mapped_files
         return self._open[number]

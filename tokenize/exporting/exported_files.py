@@ -74,6 +74,11 @@ class ExportedFile:
     stop: int
     tokens: int
 
+    def described(self) -> FileEntry:
+        """Entry in `<split>.json`."""
+        rows = self.stop - self.first
+        return {"name": self.name, "rows": rows, "tokens": self.tokens}
+
 
 class FileEntry(TypedDict):
     """An exported file in `<split>.json`."""
@@ -168,14 +173,7 @@ def export_tokens(
         "sources": packed.sources,
         "tokenizer": packed.manifest["tokenizer"],
         "packed_set": packed.fingerprint,
-        "files": [
-            {
-                "name": shard.name,
-                "rows": shard.stop - shard.first,
-                "tokens": shard.tokens,
-            }
-            for shard in shards
-        ],
+        "files": [shard.described() for shard in shards],
     }
     write_json(out / f"{prefix}.json", export)
     write_text(
@@ -193,34 +191,25 @@ def plan(rows: Split, form: str, prefix: str, shard_tokens: int) -> list[Exporte
     hold.
     """
     shards: list[ExportedFile] = []
-    several = form in SHARDED
-    first = 0
-    file_tokens = 0
-    position = 0
-    for part in rows.filled():
-        for filled in part.tolist():
-            if several and file_tokens + filled > shard_tokens:
-                shards.append(
-                    ExportedFile(
-                        _name(form, prefix, len(shards)), first, position, file_tokens
-                    )
-                )
-                first = position
-                file_tokens = 0
-            file_tokens = file_tokens + filled
-            position = position + 1
-    return [
-        *shards,
-        ExportedFile(_name(form, prefix, len(shards)), first, position, file_tokens),
-    ]
+    first = position = tokens = 0
 
+    def end_file() -> None:
+        name = {
+            "llmc": f"{prefix}_{len(shards):06d}",
+            "olmo": f"{prefix}-{len(shards):05d}",
+            "megatron": f"{prefix}_text_document",
+        }.get(form, prefix)
+        shards.append(ExportedFile(name, first, position, tokens))
 
-def _name(form: str, prefix: str, number: int) -> str:
-    return {
-        "llmc": f"{prefix}_{number:06d}",
-        "olmo": f"{prefix}-{number:05d}",
-        "megatron": f"{prefix}_text_document",
-    }.get(form, prefix)
+    for block in rows.blocks():
+        for filled in block.bounds.filled().tolist():
+            if form in SHARDED and tokens + filled > shard_tokens:
+                end_file()
+                first, tokens = position, 0
+            tokens += filled
+            position += 1
+    end_file()
+    return shards
 
 
 def _write(
@@ -231,8 +220,10 @@ def _write(
     checksums = dict[str, str]()
 
     def opened(ending: str) -> AbstractContextManager[HashedSink]:
-        name = f"{shard.name}{ending}"
-        return hashed_write(out / name, checksums, name)
+        return hashed_write(out / f"{shard.name}{ending}", checksums)
+
+    def lengths() -> Iterator[np.ndarray]:
+        return (block.lengths for block in rows.blocks(shard.first, shard.stop))
 
     if form == "mds":
         write_mds(scratch / "mds", _samples(rows), dtype)
@@ -244,18 +235,16 @@ def _write(
     with opened(".npy" if form == "olmo" else ".bin") as sink:
         if form == "llmc":
             sink.write(formats.llmc_header(shard.tokens, dtype))
-        formats.write_tokens(sink, rows.blocks(shard.first, shard.stop), dtype)
+        for block in rows.blocks(shard.first, shard.stop):
+            tokens = np.ascontiguousarray(rows.tokens(block), dtype)
+            sink.write(tokens.data.cast("B") if len(tokens) else b"")
     if form == "megatron":
         with opened(".idx") as sink:
-            formats.write_megatron_index(sink, lambda: _lengths(rows, shard), dtype)
+            formats.write_megatron_index(sink, lengths, dtype)
     if form == "olmo":
         with opened(".csv.gz") as sink:
-            formats.write_olmo_documents(sink, _lengths(rows, shard))
+            formats.write_olmo_documents(sink, lengths())
     return checksums
-
-
-def _lengths(rows: Split, shard: ExportedFile) -> Iterator[np.ndarray]:
-    return (places.lengths for places in rows.places(shard.first, shard.stop))
 
 
 def _samples(rows: Split) -> Iterator[Sample]:
@@ -263,17 +252,11 @@ def _samples(rows: Split) -> Iterator[Sample]:
     `formats.columns`).
     """
     for block in rows.blocks():
-        ends = np.cumsum(block.lengths)
-        begins = ends - block.lengths
-        last = np.cumsum(block.counts)
-        row_ends = np.cumsum(block.filled)
-        for row, stop in enumerate(row_ends.tolist()):
-            start = stop - int(block.filled[row])
-            pieces = begins[int(last[row] - block.counts[row]) : int(last[row])] - start
-            yield {
-                "tokens": block.tokens[start:stop],
-                "starts": pieces.astype(np.int32),
-            }
+        tokens = np.split(rows.tokens(block), np.cumsum(block.bounds.filled())[:-1])
+        offsets = block.bounds.offsets
+        for row, row_tokens in enumerate(tokens):
+            starts = block.bounds.bounds[offsets[row] : offsets[row + 1] - 1]
+            yield {"tokens": row_tokens, "starts": starts.astype(np.int32)}
 
 
 def _dtype(form: str, dtype: np.dtype) -> np.dtype:
@@ -345,28 +328,20 @@ def write_documents(
         atomic_write(path) as sink,
         pq.ParquetWriter(sink, SCHEMA, compression="zstd") as writer,
     ):
-        for places in split.places(first, stop):
-            pieces = scratch.of(places.rows)
-            ends = at + np.cumsum(places.lengths)
-            writer.write_table(
-                pa.table(
-                    {
-                        "start": ends - places.lengths,
-                        "length": places.lengths.astype(np.int32),
-                        "row": np.repeat(places.rows, places.counts),
-                        "id": word_ids(
-                            np.stack([pieces["high"], pieces["low"]], axis=1)
-                        ),
-                        **{
-                            name: np.ascontiguousarray(pieces[name])
-                            for name in ("source", "copy", "offset")
-                        },
-                    },
-                    schema=SCHEMA,
-                )
-            )
+        for block in split.blocks(first, stop):
+            pieces = scratch.of(block.rows)
+            ends = at + np.cumsum(block.lengths)
+            columns = {
+                "start": ends - block.lengths,
+                "length": block.lengths.astype(np.int32),
+                "row": np.repeat(block.rows, block.counts),
+                "id": word_ids(np.stack([pieces["high"], pieces["low"]], axis=1)),
+            }
+            for name in ("source", "copy", "offset"):
+                columns[name] = np.ascontiguousarray(pieces[name])
+            writer.write_table(pa.table(columns, schema=SCHEMA))
             at = int(ends[-1])
-            written = written + len(pieces)
+            written += len(pieces)
     return written
 
 
@@ -398,17 +373,15 @@ class HashedSink:
 
     def sha256(self) -> str:
         """The checksum of all bytes, in hexadecimal."""
-        while self._waiting:
-            self._waiting.popleft().result()
+        for waiting in self._waiting:
+            waiting.result()
         return self._digest.hexdigest()
 
 
 @contextmanager
-def hashed_write(
-    path: Path, checksums: dict[str, str], name: str
-) -> Iterator[HashedSink]:
-    """Write a file atomically and put its SHA-256 into `checksums` under a name."""
+def hashed_write(path: Path, checksums: dict[str, str]) -> Iterator[HashedSink]:
+    """Write a file atomically and put its SHA-256 into `checksums` under its name."""
     with ThreadPoolExecutor(1) as thread, atomic_write(path) as sink:
         hashed = HashedSink(sink, thread)
         yield hashed
-        checksums[name] = hashed.sha256()
+        checksums[path.name] = hashed.sha256()

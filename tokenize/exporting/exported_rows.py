@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,12 @@ from gristmill.core.files import reserve
 from gristmill.tokenize.document_sampling import id_words
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import OpenShard, PackedSet
-from gristmill.tokenize.packed_files import Boundaries, PackedSetError, join
+from gristmill.tokenize.packed_files import (
+    Boundaries,
+    PackedSetError,
+    gather_boundaries,
+)
+from gristmill.tokenize.row_bytes import by_shard
 
 BLOCK_TOKENS = 1 << 21
 PIECE = np.dtype(
@@ -38,29 +44,14 @@ class Block:
     """Consecutive rows.
 
     Attributes:
-        tokens: of the documents, flat, in the set's dtype, without padding.
-        filled: int64 of shape (rows,), tokens of each row.
+        rows: int64 of shape (rows,), their numbers in the packed set.
+        bounds: boundaries of their document pieces.
         lengths: int64 of shape (pieces,), tokens of each document piece.
         counts: int64 of shape (rows,), pieces of each row.
     """
 
-    tokens: np.ndarray
-    filled: np.ndarray
-    lengths: np.ndarray
-    counts: np.ndarray
-
-
-@dataclass(frozen=True)
-class Places:
-    """Document pieces of consecutive rows.
-
-    Attributes:
-        rows: int64 of shape (rows,), their numbers in the packed set.
-        lengths: int64 of shape (pieces,), tokens of each piece.
-        counts: int64 of shape (rows,), pieces of each row.
-    """
-
     rows: np.ndarray
+    bounds: Boundaries
     lengths: np.ndarray
     counts: np.ndarray
 
@@ -89,62 +80,30 @@ class Split:
 
     def blocks(self, first: int = 0, stop: int | None = None) -> Iterator[Block]:
         """Rows at positions [first, stop) of the order, in blocks."""
-        for positions in self._positions(first, stop):
-            rows = self._rows_at(positions)
-            tokens = np.empty((len(rows), self.sequence_length), self.dtype)
-            bounds = self._boundaries(rows)
-            shards = np.searchsorted(self._ends, rows, side="right")
-            for shard in np.unique(shards).tolist():
-                chosen = shards == shard
-                tokens[chosen] = self._shards[shard].tokens[
-                    rows[chosen] - self._first(shard)
-                ]
-            filled = bounds.filled()
-            full = bool((filled == self.sequence_length).all())
-            flat = (
-                tokens.reshape(-1)
-                if full
-                else tokens[np.arange(self.sequence_length) < filled[:, None]]
-            )
-            yield Block(flat, filled, *pieces_of(bounds))
-
-    def places(self, first: int = 0, stop: int | None = None) -> Iterator[Places]:
-        """Places of the document pieces at positions [first, stop), in blocks."""
-        for positions in self._positions(first, stop):
-            rows = self._rows_at(positions)
-            yield Places(rows, *pieces_of(self._boundaries(rows)))
-
-    def filled(self) -> Iterator[np.ndarray]:
-        """Tokens of each row (int64) in order, in blocks."""
-        for positions in self._positions(0, None):
-            yield self._boundaries(self._rows_at(positions)).filled()
-
-    def _positions(self, first: int, stop: int | None) -> Iterator[np.ndarray]:
         step = max(1, BLOCK_TOKENS // self.sequence_length)
         end = self.rows if stop is None else stop
+        readers = [partial(_boundaries_of, shard) for shard in self._shards]
         for begin in range(first, end, step):
-            yield np.arange(begin, min(end, begin + step), dtype=np.int64)
+            rows = np.arange(begin, min(end, begin + step), dtype=np.int64)
+            if self._order is not None:
+                rows = self._order.rows(rows)
+            bounds = gather_boundaries(readers, self._ends, rows)
+            differences = np.diff(bounds.bounds.astype(np.int64))
+            inner = np.ones(len(differences), bool)
+            inner[bounds.offsets[1:-1] - 1] = False
+            yield Block(rows, bounds, differences[inner], np.diff(bounds.offsets) - 1)
 
-    def _rows_at(self, positions: np.ndarray) -> np.ndarray:
-        return positions if self._order is None else self._order.rows(positions)
-
-    def _first(self, shard: int) -> int:
-        return int(self._ends[shard]) - len(self._shards[shard].tokens)
-
-    def _boundaries(self, rows: np.ndarray) -> Boundaries:
-        shards = np.searchsorted(self._ends, rows, side="right")
-        used = np.unique(shards).tolist()
-        parts = [
-            self._shards[shard].boundaries.of(
-                rows[shards == shard] - self._first(shard)
-            )
-            for shard in used
-        ]
-        back = np.empty(len(rows), np.int64)
-        back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = (
-            np.arange(len(rows))
-        )
-        return join(parts).of(back)
+    def tokens(self, block: Block) -> np.ndarray:
+        """Tokens of the documents of a block, flat, in the set's dtype, without
+        padding.
+        """
+        tokens = np.empty((len(block.rows), self.sequence_length), self.dtype)
+        for shard, rows, places in by_shard(block.rows, self._ends):
+            tokens[places] = self._shards[shard].tokens[rows]
+        filled = block.bounds.filled()
+        if (filled == self.sequence_length).all():
+            return tokens.reshape(-1)
+        return tokens[np.arange(self.sequence_length) < filled[:, None]]
 
     def scratch(self, folder: Path) -> Scratch:
         """Write the fields of every piece to a local folder, for lookups by row."""
@@ -169,13 +128,15 @@ class Split:
                     f"its rows have {first[row] - at}; run the mix stage again"
                 )
             part = pieces[at : at + len(table)]
-            words = id_words(table["id"])
-            part["high"] = words[:, 0]
-            part["low"] = words[:, 1]
+            part["high"], part["low"] = id_words(table["id"]).T
             for name in ("source", "copy", "offset"):
                 part[name] = table[name].to_numpy()
             at += len(table)
         return Scratch(first, pieces)
+
+
+def _boundaries_of(shard: OpenShard) -> Boundaries:
+    return shard.boundaries
 
 
 @dataclass(frozen=True)
@@ -198,14 +159,6 @@ class Scratch:
             begin - (np.cumsum(counts) - counts), counts
         )
         return np.asarray(self.pieces[index])
-
-
-def pieces_of(bounds: Boundaries) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths of all pieces (int64), and number of pieces of each row (int64)."""
-    differences = np.diff(bounds.bounds.astype(np.int64))
-    inner = np.ones(len(differences), bool)
-    inner[bounds.offsets[1:-1] - 1] = False
-    return differences[inner], np.diff(bounds.offsets) - 1
 
 
 def split_of(packed: PackedSet, split: str, seed: int | None) -> Split:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol, TypedDict
 
 import numpy as np
 
-from gristmill.tokenize.exporting.exported_rows import Block
 from gristmill.tokenize.packed_files import TokenizerEntry
 
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1
@@ -53,28 +53,16 @@ def llmc_header(tokens: int, dtype: np.dtype) -> bytes:
     modded-nanogpt's train_gpt.py).
     """
     header = np.zeros(LLMC_HEADER_INTS, "<i4")
-    wide = dtype.itemsize == 4
-    header[:3] = (
-        (LLMC_WIDE_MAGIC if wide else LLMC_MAGIC),
-        (LLMC_WIDE_VERSION if wide else LLMC_VERSION),
-        tokens,
-    )
+    magic = (LLMC_MAGIC, LLMC_VERSION)
+    if dtype.itemsize == 4:
+        magic = (LLMC_WIDE_MAGIC, LLMC_WIDE_VERSION)
+    header[:3] = (*magic, tokens)
     return header.tobytes()
 
 
 def megatron_dtype(dtype: np.dtype) -> np.dtype:
     """Megatron's storage dtype for tokens of a set's dtype."""
     return np.dtype("<u2") if dtype.itemsize == 2 else np.dtype("<i4")
-
-
-def write_tokens(sink: Sink, blocks: Iterable[Block], dtype: np.dtype) -> None:
-    """Write the tokens of blocks back to back."""
-    for block in blocks:
-        sink.write(
-            np.ascontiguousarray(block.tokens, dtype).data.cast("B")
-            if len(block.tokens)
-            else b""
-        )
 
 
 def write_megatron_index(
@@ -122,15 +110,10 @@ def write_olmo_documents(sink: Sink, lengths: Iterable[np.ndarray]) -> None:
     at = 0
     with gzip.GzipFile(filename="", mode="wb", fileobj=sink, mtime=0) as packed:
         for part in lengths:
-            ends = at + np.cumsum(part)
-            starts = ends - part
-            packed.write(
-                "".join(
-                    f"{begin},{end}\n"
-                    for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)
-                ).encode()
-            )
-            at = int(ends[-1]) if len(ends) else at
+            bounds = at + np.cumsum([0, *part.tolist()])
+            lines = (f"{begin},{end}\n" for begin, end in pairwise(bounds.tolist()))
+            packed.write("".join(lines).encode())
+            at = int(bounds[-1])
 
 
 SHARD_BYTES = 1 << 26

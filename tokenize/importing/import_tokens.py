@@ -12,11 +12,12 @@ each.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +51,7 @@ from gristmill.tokenize.importing.token_files import (
     token_listing,
 )
 from gristmill.tokenize.importing.token_sources import DOCUMENTS, TOKENS
-from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
+from gristmill.tokenize.packed_files import DTYPES, dtype_name
 
 PART_TOKENS = 1 << 25
 """Tokens per part of whole documents: about the bytes of a shard of the packed set."""
@@ -187,33 +188,30 @@ def run(
         TokenFileError: a file is damaged, has another format or another tokenizer.
     """
     tokenizer = load(inputs["tokenizer"])
-    sources = {
-        name: TokenSource.model_validate(
-            {key: value for key, value in section.items() if key != "listing"}
-        )
-        for name, section in config["sources"].items()
-    }
+    sources: dict[str, TokenSource] = {}
+    scan_tasks: dict[str, list[Task]] = {}
     files: dict[str, list[TokenFile]] = {}
-    for name, source in sources.items():
-        planned = config["sources"][name].get("listing")
-        if planned is not None and planned != token_listing(
-            name,
-            source,
-            verify=any(file["stamp"].startswith("sha256:") for file in planned),
-        ):
-            raise ChangedInputError(
-                f"source {name!r}: its files changed since the run was planned; run "
-                "again"
-            )
-        files[name] = token_files(name, source)
-        if (source.end_of_text or 0) >= tokenizer.vocab_size:
+    for number, (name, section) in enumerate(config["sources"].items()):
+        settings = {key: value for key, value in section.items() if key != "listing"}
+        source = TokenSource.model_validate(settings)
+        planned = section.get("listing")
+        if planned is not None:
+            verify = any(file["stamp"].startswith("sha256:") for file in planned)
+            if planned != token_listing(name, source, verify):
+                raise ChangedInputError(
+                    f"source {name!r}: its files changed since the run was planned; "
+                    "run again"
+                )
+        end = tokenizer.eos if source.end_of_text is None else source.end_of_text
+        if end >= tokenizer.vocab_size:
             raise TokenFileError(
                 f"sources.{name}.end_of_text: {source.end_of_text} is beyond the "
                 f"tokenizer's vocabulary of {tokenizer.vocab_size:,}; is it the "
                 "tokenizer that made these tokens?"
             )
-    scan_tasks = {
-        name: [
+        sources[name] = source
+        files[name] = token_files(name, source)
+        scan_tasks[name] = [
             Task(
                 f"{number:03d}-{place:06d}",
                 {
@@ -221,27 +219,22 @@ def run(
                     "dtype": source.dtype,
                     "column": source.column,
                     "document_tokens": source.document_tokens,
-                    "end_of_text": tokenizer.eos
-                    if source.end_of_text is None
-                    else source.end_of_text,
+                    "end_of_text": end,
                 },
                 file.size,
             )
             for place, file in enumerate(files[name])
         ]
-        for number, (name, source) in enumerate(sources.items())
-    }
-    all_scan_tasks = [task for tasks in scan_tasks.values() for task in tasks]
-    bounds = str(context.work / "bounds")
-    results = dict(
-        zip(
-            (task.name for task in all_scan_tasks),
-            run_tasks("bounds", all_scan_tasks, partial(_look, bounds), context),
-            strict=True,
+    results = iter(
+        run_tasks(
+            "bounds",
+            [task for tasks in scan_tasks.values() for task in tasks],
+            partial(_look, context.work / "bounds"),
+            context,
         )
     )
     scanned = {
-        name: [ScannedFile(**results[task.name]) for task in tasks]
+        name: [ScannedFile(**next(results)) for _ in tasks]
         for name, tasks in scan_tasks.items()
     }
     warnings = [
@@ -251,30 +244,24 @@ def run(
     ]
     for warning in warnings:
         context.warn(warning)
+    selections = [
+        (name, part) for name in sources for part in _parts(files[name], scanned[name])
+    ]
     parts = [
         Task(
             f"part-{number:05d}",
             {"source": name, "wanted": [asdict(selection) for selection in part]},
             DTYPES[dtype_name(tokenizer.vocab_size)].itemsize * PART_TOKENS,
         )
-        for number, (name, part) in enumerate(
-            (name, part)
-            for name in sources
-            for part in _parts(files[name], scanned[name])
-        )
+        for number, (name, part) in enumerate(selections)
     ]
-    copied = run_tasks(
-        "copy", parts, partial(_copy, str(out), str(inputs["tokenizer"])), context
-    )
+    copied = run_tasks("copy", parts, partial(_copy, out, inputs["tokenizer"]), context)
     counts = balance(copied, Judging().max_quarantined, context.stage)
-    tokens = {
-        name: sum(
-            result["tokens"]
-            for result, part in zip(copied, parts, strict=True)
-            if part.payload["source"] == name
-        )
-        for name in sources
-    }
+    tokens = dict.fromkeys(sources, 0)
+    samples: dict[str, str] = {}
+    for (name, _), result in zip(selections, copied, strict=True):
+        tokens[name] += result["tokens"]
+        samples.setdefault(name, result["sample"])
     return ImportSummary(
         counts=counts,
         tokens=sum(tokens.values()),
@@ -289,60 +276,48 @@ def run(
                 formats=sorted({file.kind for file in files[name]}),
                 documents=sum(file.documents for file in scanned[name]),
                 ended=sum(file.ended for file in scanned[name]),
-                sample=_sample(out, parts, name, tokenizer),
+                sample=samples.get(name, ""),
             )
             for name, source in sources.items()
         },
     )
 
 
-def _look(folder: str, task: Task) -> Done:
+def _look(folder: Path, task: Task) -> Done:
     """Find the documents of one file and write their bounds."""
-    file = TokenFile(**task.payload["file"])
     options = task.payload
+    file = TokenFile(**options["file"])
     content = content_of(file)
     runs = runs_of(file, content, options["dtype"], options["column"])
-    document_bounds = bounds_of(
+    bounds = bounds_of(
         runs, content, options["end_of_text"], options["document_tokens"]
     )
-    metadata = [metadata_json(entry) for entry in document_bounds.metadata] or pa.nulls(
-        len(document_bounds.begin), pa.string()
+    number = len(bounds.begin)
+    metadata = list(map(metadata_json, bounds.metadata)) or pa.nulls(
+        number, pa.string()
     )
-    path = as_path(folder) / f"{task.name}.parquet"
-    write_table(
-        path,
-        pa.table(
-            {
-                "begin": document_bounds.begin,
-                "tokens": document_bounds.tokens,
-                "metadata": metadata,
-            },
-            schema=BOUNDS_SCHEMA,
-        ),
-    )
+    path = folder / f"{task.name}.parquet"
+    columns = [bounds.begin, bounds.tokens, metadata]
+    write_table(path, pa.table(columns, schema=BOUNDS_SCHEMA))
+    looks_wide = False
+    if runs.dtype.itemsize == 2 and len(runs.begin):
+        # 32-bit tokens read at the wrong width: every other 16-bit token is 0.
+        first = int(runs.begin[0])
+        most = min(4096, (len(content) - first) // 2)
+        head = np.frombuffer(content, runs.dtype, most, first)
+        looks_wide = most >= 64 and not head[1::2].any() and bool(head[::2].any())
     scanned = ScannedFile(
         name=file.name,
         bounds=str(path),
-        dtype=document_bounds.dtype.str,
-        documents=len(document_bounds.begin),
-        tokens=int(document_bounds.tokens.sum()),
-        ended=document_bounds.ended,
-        other_end=document_bounds.other_end,
+        dtype=bounds.dtype.str,
+        documents=number,
+        tokens=int(bounds.tokens.sum()),
+        ended=bounds.ended,
+        other_end=bounds.other_end,
         are_documents=runs.are_documents,
-        looks_wide=_looks_wide(runs.dtype, content, runs.begin),
+        looks_wide=looks_wide,
     )
     return Done([path], asdict(scanned))
-
-
-def _looks_wide(dtype: np.dtype[Any], content: np.ndarray, begin: np.ndarray) -> bool:
-    """Return whether every other 16-bit token is 0, as in 32-bit tokens read at the
-    wrong width.
-    """
-    if dtype.itemsize != 2 or not len(begin):
-        return False
-    first = int(begin[0])
-    head = np.frombuffer(content, dtype, min(4096, (len(content) - first) // 2), first)
-    return len(head) >= 64 and not head[1::2].any() and bool(head[::2].any())
 
 
 def _check(
@@ -356,12 +331,12 @@ def _check(
     Raises:
         TokenFileError: they cannot be read as they are.
     """
-    wide = next((file.name for file in files if file.looks_wide), None)
-    if wide is not None:
-        raise TokenFileError(
-            f"source {name!r}: {wide}: every other token is 0, as where 32-bit tokens "
-            "are read as 16-bit ones; set `dtype: uint32`"
-        )
+    for file in files:
+        if file.looks_wide:
+            raise TokenFileError(
+                f"source {name!r}: {file.name}: every other token is 0, as where "
+                "32-bit tokens are read as 16-bit ones; set `dtype: uint32`"
+            )
     documents = sum(file.documents for file in files)
     tokens = sum(file.tokens for file in files)
     if not tokens:
@@ -385,32 +360,24 @@ def _check(
             f"source {name!r}: no end of text {end} is in its samples; each is taken "
             "for a document"
         )
-    end_counts: dict[int, int] = {}
+    end_counts = Counter[int]()
     for file in files:
-        if file.other_end is not None:
-            number, count = file.other_end
-            end_counts[number] = end_counts.get(number, 0) + count
-    usual = max(end_counts, key=lambda number: end_counts[number], default=None)
-    if usual is not None and end_counts[usual] > MOSTLY * documents and documents > 1:
-        warnings.append(
-            f"source {name!r}: {end_counts[usual]:,} of {documents:,} documents end "
-            f"with id {usual}, and not with the tokenizer's end of text {end}; if "
-            f"{usual} ends a text, set `end_of_text: {usual}`"
-        )
-    narrow = next(
-        (
-            dtype
-            for dtype in {np.dtype(file.dtype) for file in files}
-            if np.iinfo(dtype).max < tokenizer.vocab_size - 1
-        ),
-        None,
-    )
-    if narrow is not None:
-        warnings.append(
-            f"source {name!r}: its tokens are stored as {narrow.name}, which holds no "
-            f"id above {np.iinfo(narrow).max:,}, but the tokenizer has "
-            f"{tokenizer.vocab_size:,}; is it the tokenizer that made them?"
-        )
+        end_counts.update(dict([file.other_end] if file.other_end else []))
+    for usual, count in end_counts.most_common(1):
+        if documents > 1 and count > MOSTLY * documents:
+            warnings.append(
+                f"source {name!r}: {count:,} of {documents:,} documents end "
+                f"with id {usual}, and not with the tokenizer's end of text {end}; if "
+                f"{usual} ends a text, set `end_of_text: {usual}`"
+            )
+    for dtype in {np.dtype(file.dtype) for file in files}:
+        if np.iinfo(dtype).max < tokenizer.vocab_size - 1:
+            warnings.append(
+                f"source {name!r}: its tokens are stored as {dtype.name}, which holds "
+                f"no id above {np.iinfo(dtype).max:,}, but the tokenizer has "
+                f"{tokenizer.vocab_size:,}; is it the tokenizer that made them?"
+            )
+            break
     return warnings
 
 
@@ -444,75 +411,63 @@ def _parts(
         yield part
 
 
-def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
+def _copy(out: Path, tokenizer_folder: Path, task: Task) -> Done:
     """Write the tokens, document table and origins of one part."""
-    tokenizer = load(as_path(tokenizer_folder))
+    tokenizer = load(tokenizer_folder)
     source = task.payload["source"]
-    dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
     shard = f"{task.name}.parquet"
-    folder = as_path(out)
     tokens_path, docs_path = (
-        folder / TOKENS / name(shard) for name in (tokens_name, docs_name)
+        out / TOKENS / name(shard) for name in (tokens_name, docs_name)
     )
-    rows: dict[str, list[Any]] = {
-        key: [] for key in ("id", "locator", "metadata", "tokens", "bytes")
-    }
+    origin_path = out / DOCUMENTS / shard
+    ids_of: list[bytes] = []
+    locators: list[str] = []
+    metadata_of: list[str] = []
+    sizes: list[tuple[int, int]] = []
     dropped = 0
+    sample = ""
+    selections = [
+        Wanted(**(fields | {"file": TokenFile(**fields["file"])}))
+        for fields in task.payload["wanted"]
+    ]
     with atomic_write(tokens_path) as sink:
-        selections = [
-            Wanted(**(fields | {"file": TokenFile(**fields["file"])}))
-            for fields in task.payload["wanted"]
-        ]
         for locator, metadata, ids in _documents(selections, tokenizer.vocab_size):
             if not len(ids):
                 dropped += 1
                 continue
             # An id does not depend on how the tokens are stored.
-            rows["id"].append(
-                hash_document(
-                    source.encode(), locator.encode(), ids.astype("<u4").tobytes()
-                )
-            )
-            rows["locator"].append(locator)
-            rows["metadata"].append(metadata)
-            rows["tokens"].append(len(ids))
-            rows["bytes"].append(int(tokenizer.token_bytes[ids].sum(dtype=np.int64)))
-            sink.write(ids.astype(dtype).tobytes())
-    number = len(rows["id"])
-    names = (
-        pa.array([source] * number, pa.string())
-        .dictionary_encode()
-        .cast(DOCS_SCHEMA.field("source").type)
-    )
-    tokens = np.array(rows["tokens"], np.int64)
-    write_table(
-        docs_path,
-        pa.table(
-            {
-                "row": np.arange(number),
-                "id": pa.array(rows["id"], pa.binary(ID_BYTES)),
-                "source": names,
-                "offset": np.cumsum(tokens) - tokens,
-                "tokens": tokens,
-                "bytes": pa.array(rows["bytes"], pa.int64()),
-            },
-            schema=DOCS_SCHEMA,
-        ),
-    )
-    origin_path = folder / DOCUMENTS / shard
-    write_table(
-        origin_path,
-        pa.table(
-            {
-                "id": pa.array(rows["id"], pa.binary(ID_BYTES)),
-                "source": names,
-                "locator": pa.array(rows["locator"], pa.string()),
-                "metadata": pa.array(rows["metadata"], pa.string()),
-            },
-            schema=ORIGIN_SCHEMA,
-        ),
-    )
-    size = sum(rows["bytes"])
+            content = ids.astype("<u4").tobytes()
+            ids_of.append(hash_document(source.encode(), locator.encode(), content))
+            locators.append(locator)
+            metadata_of.append(metadata)
+            text_bytes = int(tokenizer.token_bytes[ids].sum(dtype=np.int64))
+            sizes.append((len(ids), text_bytes))
+            sink.write(ids.astype(DTYPES[dtype_name(tokenizer.vocab_size)]).tobytes())
+            if len(sizes) == 1:
+                decoded = tokenizer.decode(ids[:SAMPLE_TOKENS].tolist())
+                sample = decoded[:SAMPLE_CHARACTERS]
+    number = len(sizes)
+    names = pa.array([source] * number, pa.string()).dictionary_encode()
+    documents = {
+        "id": pa.array(ids_of, pa.binary(ID_BYTES)),
+        "source": names.cast(DOCS_SCHEMA.field("source").type),
+    }
+    tokens, text_sizes = np.array(sizes, np.int64).reshape(-1, 2).T
+    docs = {
+        "row": np.arange(number),
+        **documents,
+        "offset": np.cumsum(tokens) - tokens,
+        "tokens": tokens,
+        "bytes": text_sizes,
+    }
+    write_table(docs_path, pa.table(docs, schema=DOCS_SCHEMA))
+    origins = {
+        **documents,
+        "locator": pa.array(locators, pa.string()),
+        "metadata": pa.array(metadata_of, pa.string()),
+    }
+    write_table(origin_path, pa.table(origins, schema=ORIGIN_SCHEMA))
+    size = int(text_sizes.sum())
     counts = {
         "read": number + dropped,
         "kept": number,
@@ -526,6 +481,7 @@ def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
         {
             "counts": {**counts, "sources": {source: counts}},
             "tokens": int(tokens.sum()),
+            "sample": sample,
         },
     )
 
@@ -545,16 +501,17 @@ def _documents(
             selection.first, selection.stop - selection.first
         )
         begins = table["begin"].to_numpy()
-        sizes = table["tokens"].to_numpy() * dtype.itemsize
+        ends = begins + table["tokens"].to_numpy() * dtype.itemsize
         offset = int(begins.min())
-        content = content_of(file, offset, int((begins + sizes).max()))
+        content = content_of(file, offset, int(ends.max()))
         columns = (table[name].to_pylist() for name in ("begin", "tokens", "metadata"))
         for number, (begin, tokens, metadata) in enumerate(
             zip(*columns, strict=True), start=selection.first
         ):
             ids = np.frombuffer(content, dtype, tokens, begin - offset)
-            if tokens and not (ids.max() < vocab_size and ids.min() >= 0):
-                at = int(np.flatnonzero((ids >= vocab_size) | (ids < 0))[0])
+            wrong = np.flatnonzero((ids >= vocab_size) | (ids < 0))
+            if len(wrong):
+                at = int(wrong[0])
                 raise TokenFileError(
                     f"{file.name}: token {at} of document {number} (byte "
                     f"{begin + at * dtype.itemsize:,}) is {int(ids[at])}, but the "
@@ -562,30 +519,3 @@ def _documents(
                     "tokenizer that made these tokens, or correct `dtype:`"
                 )
             yield f"{file.name}#{number}", metadata or "{}", ids
-
-
-def _sample(
-    out: Path, parts: Sequence[Task], source: str, tokenizer: TextTokenizer
-) -> str:
-    """Beginning of a source's first document."""
-    first = next(
-        (part.name for part in parts if part.payload["source"] == source), None
-    )
-    if first is None:
-        return ""
-    shard = f"{first}.parquet"
-    docs = (
-        read_table(out / TOKENS / docs_name(shard), ["tokens"])
-        .slice(0, 1)["tokens"]
-        .to_pylist()
-    )
-    ids = read_tokens(
-        out / TOKENS / tokens_name(shard), DTYPES[dtype_name(tokenizer.vocab_size)]
-    )
-    return (
-        tokenizer.decode(ids[: min(docs[0], SAMPLE_TOKENS)].tolist())[
-            :SAMPLE_CHARACTERS
-        ]
-        if docs
-        else ""
-    )

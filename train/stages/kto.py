@@ -20,6 +20,7 @@ from gristmill.train.data.preference_rows import (
     AnswerRows,
     describe_draws,
     draw_pairs,
+    held_out_mask,
     merged,
     write_drawn_ids,
 )
