@@ -130,48 +130,38 @@ class TextStream:
         incomplete.
         """
         self._ids += ids
-        return self._release(self._taken(last=False), last=False)
+        return self._release(last=False)
 
     def finish(self) -> str:
         """Remaining text at the end, with incomplete characters."""
-        return self._release(self._taken(last=True), last=True)
+        return self._release(last=True)
 
-    def _taken(self, last: bool) -> str:
+    def _release(self, last: bool) -> str:
+        if self.is_stopped:
+            return ""
         # Decoders may treat the first id differently, so new ids are decoded after some
         # that are decoded already.
         before = self._decode(self._ids[self._before : self._shown])
-        text = self._decode(self._ids[self._before :])
-        if not last and text.endswith(UNFINISHED):
-            return ""
-        self._before = self._shown
-        self._shown = len(self._ids)
-        return text[len(before) :]
-
-    def _release(self, text: str, last: bool) -> str:
-        if self.is_stopped:
-            return ""
-        text = self._held + text
+        decoded = self._decode(self._ids[self._before :])
+        text = self._held
+        if last or not decoded.endswith(UNFINISHED):
+            self._before = self._shown
+            self._shown = len(self._ids)
+            text += decoded[len(before) :]
         ends = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if ends:
             self.is_stopped = True
             self._held = ""
             return text[: min(ends)]
-        num_pending = (
-            0
-            if last
-            else max((_overlap(text, stop) for stop in self._stops), default=0)
-        )
-        self._held = text[len(text) - num_pending :]
-        return text[: len(text) - num_pending]
+        pending = 0
+        if not last:
+            pending = max((_overlap(text, stop) for stop in self._stops), default=0)
+        certain = len(text) - pending
+        self._held = text[certain:]
+        return text[:certain]
 
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of a text that may start a stop."""
-    return next(
-        (
-            size
-            for size in range(min(len(stop) - 1, len(text)), 0, -1)
-            if text.endswith(stop[:size])
-        ),
-        0,
-    )
+    sizes = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(stop[:size])), 0)

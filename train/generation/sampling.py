@@ -75,23 +75,9 @@ def draw(weights: np.ndarray, generator: np.random.Generator) -> int:
     """Sample one id from weights (v,) that need not sum to 1, by inverting their
     cumulative distribution.
     """
-    return draw_each(weights[None], [generator])[0]
-
-
-def draw_each(
-    weights: np.ndarray, generators: Sequence[np.random.Generator]
-) -> list[int]:
-    """Sample one id from each row of weights (n, v), by the row's random stream; see
-    `draw`.
-    """
-    cumulative = weights.cumsum(axis=1)
-    return [
-        min(
-            int(row.searchsorted(generator.random() * row[-1], side="right")),
-            len(row) - 1,
-        )
-        for row, generator in zip(cumulative, generators, strict=True)
-    ]
+    cumulative = weights.cumsum()
+    place = cumulative.searchsorted(generator.random() * cumulative[-1], side="right")
+    return min(int(place), len(weights) - 1)
 
 
 def accept(

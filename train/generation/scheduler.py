@@ -26,7 +26,6 @@ from gristmill.train.generation.sampling import (
     accept,
     accept_greedy,
     draw,
-    draw_each,
     probabilities,
     random_numbers,
 )
@@ -186,9 +185,9 @@ class Scheduler:
         if not self._rows:
             return []
         proposals, drafted = self._propose()
-        last = torch.tensor([[row.last] for row in self._rows], device=self._device)
         self._make_room(self._ahead + 1)
-        logits = self.model(torch.cat([last, proposals], dim=1), cache=self._caches[0])
+        ids = torch.cat([self._last_ids(), proposals], dim=1)
+        logits = self.model(ids, cache=self._caches[0])
         new_tokens = self._choose(logits, proposals.tolist(), drafted)
         if self._ahead:
             kept = torch.tensor(
@@ -218,23 +217,14 @@ class Scheduler:
             entering.append(self._waiting.popleft())
         if not entering:
             return
-        fresh = [
-            filled(model, [row.request.prompt[:-1] for row in entering])
-            for model in self._models
-        ]
-        old = range(len(self._rows))
-        new = range(len(entering))
-        self._caches = [
-            arranged(
-                model,
-                [
-                    *([(self._caches[place], old)] if self._rows else []),
-                    (fresh[place], new),
-                ],
-                ROOM,
-            )
-            for place, model in enumerate(self._models)
-        ]
+        prompts = [row.request.prompt[:-1] for row in entering]
+        caches = []
+        for place, model in enumerate(self._models):
+            parts = [(filled(model, prompts), range(len(entering)))]
+            if self._rows:
+                parts.insert(0, (self._caches[place], range(len(self._rows))))
+            caches.append(arranged(model, parts, ROOM))
+        self._caches = caches
         self._rows += entering
 
     def _make_room(self, positions: int) -> None:
@@ -250,20 +240,20 @@ class Scheduler:
         """Ids proposed by the draft (n, g), and its probabilities (g, v) for each
         sampled row.
         """
-        step = torch.tensor([[row.last] for row in self._rows], device=self._device)
+        step = self._last_ids()
+        if not self._ahead:
+            return step[:, :0], {}
         columns: list[Tensor] = []
-        drafted: dict[int, list[np.ndarray]] = {place: [] for place in self._sampled}
+        drafted: dict[int, list[np.ndarray]] = {}
         for _ in range(self._ahead):
             self._make_room(1)
             logits = self._models[1](step, cache=self._caches[1])[:, -1]
             chosen = logits.argmax(dim=-1).tolist()
             for place, distribution in self._weights(logits).items():
-                drafted[place].append(distribution)
+                drafted.setdefault(place, []).append(distribution)
                 chosen[place] = draw(distribution, self._rows[place].generator)
             step = torch.tensor(chosen, device=self._device)[:, None]
             columns.append(step)
-        if not columns:
-            return step[:, :0], {}
         # The last proposal is cached too, so both caches hold the same positions.
         self._make_room(1)
         self._models[1](step, head=lambda hidden, weight: None, cache=self._caches[1])
@@ -271,38 +261,26 @@ class Scheduler:
             place: np.stack(rows) for place, rows in drafted.items()
         }
 
-    @property
-    def _sampled(self) -> list[int]:
-        return [
-            place
-            for place, row in enumerate(self._rows)
-            if row.request.sampling.temperature > 0.0
-        ]
+    def _last_ids(self) -> Tensor:
+        """Newest id of each row, (n, 1)."""
+        return torch.tensor([[row.last] for row in self._rows], device=self._device)
 
     def _weights(self, logits: Tensor) -> dict[int, np.ndarray]:
         """Probabilities by row, for sampled rows; logits (n, ..., v)."""
-        places = self._sampled
-        if not places:
-            return {}
         # Rows with equal parameters are computed together; the result is that of each
         # row alone.
         rows_by_parameters: dict[tuple[float, float], list[int]] = {}
-        for place in places:
-            sampling = self._rows[place].request.sampling
-            rows_by_parameters.setdefault(
-                (sampling.temperature, sampling.top_p), []
-            ).append(place)
-        return {
-            place: distribution
-            for rows in rows_by_parameters.values()
-            for place, distribution in zip(
-                rows,
-                probabilities(
-                    logits[rows].cpu().numpy(), self._rows[rows[0]].request.sampling
-                ),
-                strict=True,
-            )
-        }
+        for place, row in enumerate(self._rows):
+            sampling = row.request.sampling
+            if sampling.temperature > 0.0:
+                parameters = (sampling.temperature, sampling.top_p)
+                rows_by_parameters.setdefault(parameters, []).append(place)
+        weights: dict[int, np.ndarray] = {}
+        for rows in rows_by_parameters.values():
+            sampling = self._rows[rows[0]].request.sampling
+            distributions = probabilities(logits[rows].cpu().numpy(), sampling)
+            weights |= zip(rows, distributions, strict=True)
+        return weights
 
     def _choose(
         self, logits: Tensor, proposals: list[list[int]], drafted: dict[int, np.ndarray]
@@ -311,25 +289,19 @@ class Scheduler:
         likeliest = logits.argmax(dim=-1).tolist()
         weights = self._weights(logits)
         if not self._ahead:
-            drawn = (
-                draw_each(
-                    np.stack([row[0] for row in weights.values()]),
-                    [self._rows[place].generator for place in weights],
-                )
-                if weights
-                else []
-            )
-            ids = dict(zip(weights, drawn, strict=True))
-            return [[ids.get(place, row[0])] for place, row in enumerate(likeliest)]
-        none = np.zeros((0, logits.shape[-1]))
-        accepted = [
-            accept(proposed, drafted.get(place, none), weights[place], row.generator)
-            if place in weights
-            else accept_greedy(proposed, likeliest[place])
-            for place, (row, proposed) in enumerate(
-                zip(self._rows, proposals, strict=True)
-            )
-        ]
+            for place, distribution in weights.items():
+                token = draw(distribution[0], self._rows[place].generator)
+                likeliest[place] = [token]
+            return [row[:1] for row in likeliest]
+        accepted = []
+        for place, (row, proposed) in enumerate(
+            zip(self._rows, proposals, strict=True)
+        ):
+            if place in weights:
+                tokens = accept(proposed, drafted[place], weights[place], row.generator)
+            else:
+                tokens = accept_greedy(proposed, likeliest[place])
+            accepted.append(tokens)
         self.proposed += self._ahead * len(accepted)
         self.accepted += sum(len(tokens) - 1 for tokens in accepted)
         return accepted
@@ -352,14 +324,10 @@ class Scheduler:
         if len(places) == len(self._rows):
             return
         self._rows = [self._rows[place] for place in places]
-        self._caches = (
-            [
-                arranged(model, [(cache, places)], ROOM)
-                for model, cache in zip(self._models, self._caches, strict=True)
-            ]
-            if places
-            else []
-        )
+        caches = zip(self._models, self._caches, strict=True) if places else ()
+        self._caches = [
+            arranged(model, [(cache, places)], ROOM) for model, cache in caches
+        ]
 
 
 def arranged(
@@ -386,14 +354,15 @@ def arranged(
     first = 0
     for cache, rows in chosen:
         width = min(length, cache.length)
-        target_rows = slice(first, first + len(rows))
+        into = (
+            slice(first, first + len(rows)),
+            slice(None),
+            slice(length - width, length),
+        )
+        out_of = rows, slice(None), slice(cache.length - width, cache.length)
         for new, old in zip(target.layers, cache.layers, strict=True):
-            new.keys[target_rows, :, length - width : length] = old.keys[
-                rows, :, cache.length - width : cache.length
-            ]
-            new.values[target_rows, :, length - width : length] = old.values[
-                rows, :, cache.length - width : cache.length
-            ]
+            new.keys[into] = old.keys[out_of]
+            new.values[into] = old.values[out_of]
         first += len(rows)
     return target
 
@@ -508,19 +477,13 @@ def continue_texts(
     for prompt in prompts:
         ids = list(prompt)
         generator = random_numbers(sampling.seed, prompt)
-        while (
-            len(ids) - len(prompt) < max_new_tokens
-            and len(ids) < model.shape.sequence_length
-        ):
+        most = min(len(ids) + max_new_tokens, model.shape.sequence_length)
+        while len(ids) < most:
             logits: Tensor = model(torch.tensor([ids], device=device))[0, -1].cpu()
-            token = (
-                int(logits.argmax())
-                if sampling.temperature == 0.0
-                else draw(
-                    probabilities(logits.numpy().astype(np.float32), sampling),
-                    generator,
-                )
-            )
+            token = int(logits.argmax())
+            if sampling.temperature > 0.0:
+                scores = logits.numpy().astype(np.float32)
+                token = draw(probabilities(scores, sampling), generator)
             if token in stops:
                 break
             ids.append(token)

@@ -78,13 +78,18 @@ longer names precede shorter ones.
 
 def find_device(name: str) -> Device | None:
     """Device for a name as written by people or drivers; None if the table lacks it."""
-    plain_name = _plain(name)
-    exact = (device for device in DEVICES if _plain(device.name) == plain_name)
     words = _words(name)
-    within = (device for device in DEVICES if _stands_in(_words(device.name), words))
-    return next(exact, None) or (
-        None if OTHER_DEVICES & set(words) else next(within, None)
-    )
+    for device in DEVICES:
+        if "".join(_words(device.name)) == "".join(words):
+            return device
+    if OTHER_DEVICES & set(words):
+        return None
+    for device in DEVICES:
+        part = _words(device.name)
+        starts = range(len(words))
+        if any(words[start : start + len(part)] == part for start in starts):
+            return device
+    return None
 
 
 def named_device(name: str) -> Device:
@@ -104,14 +109,6 @@ def named_device(name: str) -> Device:
 
 def _words(name: str) -> list[str]:
     return re.split(r"[ _-]+", name.lower())
-
-
-def _stands_in(part: list[str], words: list[str]) -> bool:
-    return any(words[start : start + len(part)] == part for start in range(len(words)))
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace(" ", "").replace("-", "").replace("_", "")
 
 
 class PricesError(ValueError):
@@ -145,13 +142,9 @@ def read_prices(path: Path | None = None) -> Prices:
             f"{path}: a table of prices is a mapping with "
             f"{', '.join(Prices.model_fields)}"
         )
+    if "as_of" in entries:  # YAML reads a bare 2026-01-31 as a date
+        entries = {**entries, "as_of": str(entries["as_of"])}
     try:
-        # YAML reads a bare 2026-01-31 as a date.
-        return Prices.model_validate(
-            {
-                **entries,
-                **({"as_of": str(entries["as_of"])} if "as_of" in entries else {}),
-            }
-        )
+        return Prices.model_validate(entries)
     except ValidationError as error:
         raise PricesError(f"{path}: {problems_of(error)}") from error

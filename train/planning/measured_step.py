@@ -95,6 +95,8 @@ def check(
         tokens = rows * length
         flops = flops_per_token(shape, length)
         load = Load(rows, length, 1, dtype.itemsize, optimizer.kind)
+        # without framework and fragmentation
+        memory = rank_memory(shape, Form(), load)
         return [
             Check("arithmetic", flops.whole * tokens, counted, "flops"),
             Check("weights", MASTER_BYTES * shape.parameters, weights, "bytes"),
@@ -111,7 +113,9 @@ def check(
             *(
                 []
                 if peak is None
-                else [Check("peak memory", _allocated(shape, load), peak, "bytes")]
+                else [
+                    Check("peak memory", memory.total - memory.overhead, peak, "bytes")
+                ]
             ),
             Check(
                 "step", flops.whole * tokens / (rate * utilisation), seconds, "seconds"
@@ -122,14 +126,6 @@ def check(
 def peak_bytes(device: torch.device) -> int | None:
     """Peak memory of tensors on a GPU so far; None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-def _allocated(shape: Shape, load: Load) -> float:
-    """Predicted peak memory of tensors on one GPU, without framework and
-    fragmentation.
-    """
-    memory = rank_memory(shape, Form(), load)
-    return memory.total - memory.overhead
 
 
 def _forward(model: nn.Module, ids: Tensor) -> Tensor:
@@ -168,11 +164,16 @@ def _count(model: nn.Module, ids: Tensor) -> tuple[float, float]:
             bytes_by_storage[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    handles = [
-        hook
-        for layer in model.get_submodule("model.layers").children()
-        for hook in _brackets(layer, inside)
-    ]
+    def enter(*_: Any) -> None:
+        inside[0] += 1
+
+    def leave(*_: Any) -> None:
+        inside[0] -= 1
+
+    handles = []
+    for layer in model.get_submodule("model.layers").children():
+        handles.append(layer.register_forward_pre_hook(enter))
+        handles.append(layer.register_forward_hook(leave))
     counter = FlopCounterMode(display=False, custom_mapping=uncounted())
     with counter:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -181,18 +182,6 @@ def _count(model: nn.Module, ids: Tensor) -> tuple[float, float]:
             hook.remove()
         loss.backward()
     return float(counter.get_total_flops()), float(sum(bytes_by_storage.values()))
-
-
-def _brackets(layer: Any, inside: list[int]) -> list[Any]:
-    """Hooks that mark the computation of a layer."""
-
-    def enter(*_: Any) -> None:
-        inside[0] += 1
-
-    def leave(*_: Any) -> None:
-        inside[0] -= 1
-
-    return [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
 
 
 def uncounted() -> dict[Any, Any]:

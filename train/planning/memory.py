@@ -239,23 +239,16 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     rank_parameters = layers * block + root
     tokens = load.micro_rows * load.length / form.context
     in_flight = min(form.pipeline, load.micro_batches)
-    kept = (
-        (_kept_bytes(shape, load) + _elsewhere_bytes(shape, form, load))
-        * tokens
-        * layers
-        * in_flight
-        / form.tensor
-    )
+    in_block = block_activation_bytes(shape, load.compute_bytes)
+    in_block += _elsewhere_bytes(shape, form, load)
+    # With checkpointing, a layer keeps its input, and one at a time is recomputed.
+    of_layer = shape.width * load.compute_bytes if load.checkpointing else in_block
+    kept = of_layer * tokens * layers * in_flight / form.tensor
     if load.checkpointing:
-        recomputed = block_activation_bytes(
-            shape, load.compute_bytes
-        ) + _elsewhere_bytes(shape, form, replace(load, checkpointing=False))
-        kept += recomputed * tokens / form.tensor
+        kept += in_block * tokens / form.tensor
     # The current block and the prefetched one, and parameters outside blocks.
     gathered_weights = gathered_parameters(shape, form)
-    gathered = (
-        2 * gathered_weights + root
-    ) * load.compute_bytes + 2 * gathered_weights * load.compute_bytes
+    gathered = (4 * gathered_weights + root) * load.compute_bytes
     if form.weights > 1:
         gathered += MASTER_BYTES * gathered_weights
     # own experts in the compute dtype, and their gradients in both
@@ -299,17 +292,6 @@ def _elsewhere_bytes(shape: Shape, form: Form, load: Load) -> float:
     """Bytes per token and layer of a rank: keys and values of the other ranks' tokens
     of the same rows.
     """
-    if load.checkpointing:
-        return 0.0
     return (
         2 * shape.kv_heads * shape.head_width * load.compute_bytes * (form.context - 1)
     )
-
-
-def _kept_bytes(shape: Shape, load: Load) -> float:
-    """Bytes per token and layer: all activations, or with checkpointing only the
-    layer's input.
-    """
-    if load.checkpointing:
-        return shape.width * load.compute_bytes
-    return block_activation_bytes(shape, load.compute_bytes)

@@ -107,21 +107,32 @@ def rank_forms(
         device: kind of GPU.
         utilisation: MFU of the arithmetic alone, between 0 and 1.
     """
-    best = [
-        _best(
-            [
-                _candidate(shape, form, load, step, device, utilisation)
-                for load in _loads(form, step)
-            ],
-            device,
+    best = []
+    for form in forms(shape, gpus, step.rows, step.length):
+        candidates = [
+            _candidate(shape, form, load, step, device, utilisation)
+            for load in _loads(form, step)
+        ]
+        # The fastest that fits, of equal ones the larger micro-batch; else the one that
+        # needs the least memory.
+        best.append(
+            min(
+                (candidate for candidate in candidates if candidate.fits),
+                key=lambda candidate: (
+                    round(candidate.seconds, 9),
+                    -candidate.load.micro_rows,
+                ),
+                default=None,
+            )
+            or min(candidates, key=lambda candidate: candidate.memory.total)
         )
-        for form in forms(shape, gpus, step.rows, step.length)
-    ]
+    # To the precision of the estimate, about a percent, so that memory decides between
+    # equally fast forms.
     return sorted(
         best,
         key=lambda candidate: (
             not candidate.fits,
-            _rounded(candidate.seconds) if candidate.fits else 0.0,
+            float(f"{candidate.seconds:.2g}") if candidate.fits else 0.0,
             candidate.memory.total,
         ),
     )
@@ -296,26 +307,6 @@ def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> f
         )
         seconds += summed / (device.link if in_machine else NETWORK)
     return seconds
-
-
-def _best(candidates: list[Candidate], device: Device) -> Candidate:
-    """Fastest candidate that fits, of equal ones the larger micro-batch; else the one
-    that needs the least memory.
-    """
-    fitting = [candidate for candidate in candidates if candidate.fits]
-    if not fitting:
-        return min(candidates, key=lambda candidate: candidate.memory.total)
-    return min(
-        fitting,
-        key=lambda candidate: (round(candidate.seconds, 9), -candidate.load.micro_rows),
-    )
-
-
-def _rounded(seconds: float) -> float:
-    """Round to the precision of the estimate, about a percent, so that memory decides
-    between equally fast forms.
-    """
-    return float(f"{seconds:.2g}")
 
 
 def _divisors(number: int) -> list[int]:
