@@ -6,6 +6,7 @@ copying it.
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 import weakref
@@ -136,7 +137,14 @@ class Shards:
             if shard == NO_SUCH_ROW:
                 self.checked(rows)
             if shard <= DAMAGED:
-                self._refuse(int(rows[DAMAGED - shard]))
+                row = int(rows[DAMAGED - shard])
+                shard = int(np.searchsorted(self.ends, row, side="right"))
+                name = self._entries[shard]["file"]
+                raise PackedSetError(
+                    f"{self._folder / name}: row {row - self.first(shard)} has another "
+                    f"checksum than {sums_name(name)} says; one of the two files is "
+                    f"damaged: `{REPAIR}` and a run make it again"
+                )
             self._map(shard)
         return tokens
 
@@ -182,20 +190,6 @@ class Shards:
             # in use already.
             self._open.setdefault(name, opened)
         return self._open[name]
-
-    def _refuse(self, row: int) -> None:
-        """Report the file of a row with a wrong checksum.
-
-        Raises:
-            PackedSetError: always.
-        """
-        shard = int(np.searchsorted(self.ends, row, side="right"))
-        name = self._entries[shard]["file"]
-        raise PackedSetError(
-            f"{self._folder / name}: row {row - self.first(shard)} has another "
-            f"checksum than {sums_name(name)} says; one of the two files is damaged: "
-            f"`{REPAIR}` and a run make it again"
-        )
 
     def here(self, name: str, sha256: str) -> Path:
         """Local path of a file of the set, fetched first from an object store.
@@ -269,12 +263,14 @@ class Buffers:
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """Array of undefined content."""
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
+        size = dtype.itemsize * math.prod(shape)
         if size < LARGE_BYTES:
             return np.empty(shape, dtype)
-        memory = self._of_size(size)
+        memory = None
+        with suppress(IndexError):
+            memory = self._free.pop()  # the most recently used is in the cache
+        if memory is None or not size <= len(memory) <= 2 * size:
+            memory = _new_memory(size)
         # Every view refers to this array, not to the memory: its end releases the
         # memory.
         owner = np.frombuffer(memory, dtype, count=size // dtype.itemsize)
@@ -288,14 +284,6 @@ class Buffers:
 
     def _take_back(self, loan: weakref.ref[np.ndarray]) -> None:
         self._free.append(self._lent.pop(id(loan)).memory)
-
-    def _of_size(self, size: int) -> mmap.mmap:
-        """Free memory of at most twice the size, or new memory."""
-        try:
-            memory = self._free.pop()  # the most recently used is in the cache
-        except IndexError:
-            return _new_memory(size)
-        return memory if size <= len(memory) <= 2 * size else _new_memory(size)
 
 
 def _new_memory(size: int) -> mmap.mmap:

@@ -148,12 +148,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute `left operator right`, unless the result would be too large."""
         is_format = operator == "%" and isinstance(left, str)
+        is_sized = any(
+            isinstance(value, str | bytes | list | tuple) for value in (left, right)
+        )
         _spend(STEP)
         if operator == "**":
-            _refuse_above(
-                _bits(left) * _bits_of_power(right), MOST_BITS, "the bits of a number"
-            )
-        elif operator == "*" and not _is_sized(left, right):
+            exponent = abs(right) if isinstance(right, int) else 1
+            _refuse_above(_bits(left) * exponent, MOST_BITS, "the bits of a number")
+        elif operator == "*" and not is_sized:
             _refuse_above(_bits(left) + _bits(right), MOST_BITS, "the bits of a number")
         elif operator == "*" or is_format:
             _spend_product((left, right))
@@ -170,23 +172,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """
         _spend(STEP)
         if isinstance(function, LoopContext):
-            return super().call(
-                context, function, *(_counted(items, STEP) for items in args), **options
-            )
+            counted = [_counted(items, STEP) for items in args]
+            return super().call(context, function, *counted, **options)
         # The sandbox gives its own function for a text's `format`, around the method.
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
         name = getattr(function, "__name__", "")
-        if (
-            isinstance(owner, str | bytes | list | tuple)
-            and name not in GROWING_METHODS
-        ):
-            _spend(_weight((owner, *args)))
-        elif isinstance(owner, str | bytes | list | tuple):
-            _spend_product((owner, *args, *options.values()))
+        given = (*args, *options.values())
+        if isinstance(owner, str | bytes | list | tuple):
+            if name in GROWING_METHODS:
+                _spend_product((owner, *given))
+            else:
+                _spend(_weight((owner, *args)))
             if name in ("format", "format_map"):
                 refuse_widths(str(owner))
         elif not isinstance(function, Macro) and not isinstance(owner, dict):
-            _spend_product((*args, *options.values()))
+            _spend_product(given)
         return super().call(context, function, *args, **options)
 
 
@@ -222,13 +222,17 @@ class _Charges(NodeTransformer):
         node.iter = _filter(node.iter, _COUNTED, nodes.Const(units, lineno=node.lineno))
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
-        """The body of a macro begins with a charge for what it holds."""
-        return self._charged_body(node)
+    def visit_Macro(self, node: Any) -> Any:
+        """The body of a macro, and of a call block, begins with a charge for what it
+        holds.
+        """
+        units = nodes.Const(_units_of(node.body), lineno=node.lineno)
+        self.generic_visit(node)
+        charge = nodes.ExprStmt(_filter(units, _CHARGED), lineno=node.lineno)
+        node.body.insert(0, charge)
+        return node
 
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
-        """As that of a macro."""
-        return self._charged_body(node)
+    visit_CallBlock = visit_Macro
 
     def visit_Output(self, node: nodes.Output) -> nodes.Output:
         """`{{ x }}` is `{{ x | written }}`."""
@@ -260,14 +264,6 @@ class _Charges(NodeTransformer):
         """`a ~ b` is `[a, b] | joined`."""
         self.generic_visit(node)
         return _filter(nodes.List(node.nodes, lineno=node.lineno), _JOINED)
-
-    def _charged_body(self, node: Any) -> Any:
-        units = nodes.Const(_units_of(node.body), lineno=node.lineno)
-        self.generic_visit(node)
-        node.body.insert(
-            0, nodes.ExprStmt(_filter(units, _CHARGED), lineno=node.lineno)
-        )
-        return node
 
 
 def _filter(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
@@ -302,11 +298,8 @@ def _written(value: Any) -> Any:
         units = _weight(value)
         _budget.characters -= units * CHARACTERS_PER_UNIT
         _spend(units)
-    if _budget.characters < 0:
-        raise SecurityError(
-            f"the template does more than it may: it writes over {MOST_CHARACTERS:,} "
-            "characters"
-        )
+    written = MOST_CHARACTERS - _budget.characters
+    _refuse_above(written, MOST_CHARACTERS, "the text that it writes")
     return value
 
 
@@ -350,14 +343,10 @@ def _spend_product(values: Sequence[Any]) -> None:
     """
     product = 1
     for value in values:
-        size = (
-            abs(value)
-            if isinstance(value, int)
-            else len(value)
-            if hasattr(value, "__len__")
-            else 1
-        )
-        product *= max(size, 1)
+        if isinstance(value, int):
+            product *= max(abs(value), 1)
+        elif hasattr(value, "__len__"):
+            product *= max(len(value), 1)
     _refuse_above(product, MOST_CHARACTERS, "the result of an operation")
     _spend(product // CHARACTERS_PER_UNIT)
     for value in values:
@@ -392,26 +381,15 @@ def _weight(value: Any) -> int:
     return units
 
 
-def _is_sized(*values: Any) -> bool:
-    return any(isinstance(value, str | bytes | list | tuple) for value in values)
-
-
 def _bits(value: Any) -> int:
     return value.bit_length() if isinstance(value, int) else 1
-
-
-def _bits_of_power(value: Any) -> int:
-    return abs(value) if isinstance(value, int) else 1
 
 
 def refuse_widths(form: str) -> None:
     """Raise SecurityError for `%999999999d`, whose result is as long as it says."""
     digits = "".join(letter if letter.isdigit() else " " for letter in form).split()
-    _refuse_above(
-        max((len(run) for run in digits), default=0),
-        MOST_DIGITS,
-        "the digits of a width",
-    )
+    longest = max(map(len, digits), default=0)
+    _refuse_above(longest, MOST_DIGITS, "the digits of a width")
 
 
 def _refuse_above(size: float, most: int, name: str) -> None:

@@ -13,6 +13,7 @@ import inspect
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -91,34 +92,33 @@ class Formatter:
                 each answer.
         """
         conversation = [*messages, *PROBE[-1:]] if prompt else list(messages)
-        arguments = [
-            [copy.deepcopy(message) for message in conversation],
-            *([copy.deepcopy(list(tools)) or None] if self._takes_tools else []),
-        ]
+        arguments: list[Any] = [copy.deepcopy(conversation)]
+        if self._takes_tools:
+            arguments.append(copy.deepcopy(list(tools)) or None)
         try:
             pairs = self._limit().call(self._written, arguments)
         except Exception as error:
             raise FormatterError(
                 " ".join(blame(self._own.use, error).split())
             ) from error
-        merged = _merged([self._checked(pair) for pair in pairs])
-        answers = sum(generated for _, generated in merged)
-        assistant_turns = sum(
-            message["role"] == "assistant" for message in conversation
-        )
-        if answers != assistant_turns:
+        # Adjacent segments of one kind are encoded together.
+        parts = [part for part in map(self._checked, pairs) if part[0]]
+        merged = [
+            ("".join(text for text, _ in group), generated)
+            for generated, group in groupby(parts, key=itemgetter(1))
+        ]
+        generated_places = [
+            place for place, (_, generated) in enumerate(merged) if generated
+        ]
+        turns = sum(message["role"] == "assistant" for message in conversation)
+        if len(generated_places) != turns:
             raise FormatterError(
-                f"{self._own.use.place}: {self._own.use.name} marks {answers} answers "
-                f"in a conversation with {assistant_turns}; mark each answer and its "
+                f"{self._own.use.place}: {self._own.use.name} marks "
+                f"{len(generated_places)} answers in a conversation with {turns}; mark "
+                "each answer and its "
                 "end of turn, and put text that is not marked between two"
             )
-        return (
-            merged[
-                : max(place for place, (_, generated) in enumerate(merged) if generated)
-            ]
-            if prompt
-            else merged
-        )
+        return merged[: generated_places[-1]] if prompt else merged
 
     def _written(self, arguments: Sequence[Any]) -> list[Any]:
         """Segments that the function returns or yields."""
@@ -140,18 +140,6 @@ class Formatter:
         return pair[0], pair[1]
 
 
-def _merged(pairs: Sequence[tuple[str, bool]]) -> Segments:
-    """Join adjacent segments of one kind, which are encoded together, and drop empty
-    ones.
-    """
-    return [
-        ("".join(text for text, _ in group), generated)
-        for generated, group in groupby(
-            (pair for pair in pairs if pair[0]), key=lambda pair: pair[1]
-        )
-    ]
-
-
 def _parameters(own: OwnFormatter) -> Collection[str]:
     try:
         return inspect.signature(load_function(own.use)).parameters
@@ -166,11 +154,9 @@ def read_formatter(folder: Path) -> Formatter | None:
         gristmill.mixtures.user_code.OwnCodeError: it cannot be loaded.
     """
     path = folder / FORMATTER_FILE
-    return (
-        Formatter(OwnFormatter.model_validate(read_json(path)))
-        if path.exists()
-        else None
-    )
+    if not path.exists():
+        return None
+    return Formatter(OwnFormatter.model_validate(read_json(path)))
 
 
 def check_formatter(own: OwnFormatter, special_tokens: Collection[str]) -> None:

@@ -138,7 +138,12 @@ class FastEncoder:
             raise NotKnownError(
                 f"gigatoken does not know it: {' '.join(str(error).split())}"
             ) from error
-        probes = [*PROBES, *_spelt_tokens(tokenizer)]
+        added = tokenizer.get_added_tokens_decoder().values()
+        probes = list(PROBES)
+        for special in (True, False):
+            tokens = [token.content for token in added if token.special == special]
+            for token in tokens[:SPELT_TOKENS]:
+                probes += (token, f"a{token}{token} b {token} c\n{token}1")
         ids, lengths = encoder.encode(pa.array(probes, pa.large_string()))
         expected, expected_lengths = encoder.encode_with_library(probes)
         if not (
@@ -153,8 +158,8 @@ class FastEncoder:
         """Encode n documents.
 
         Returns:
-            ids: uint32, of all documents back to back; lengths: int64 of shape (n,),
-                ids per document.
+            ids: uint32, of all documents back to back; lengths: int64 of shape (n,), ids
+                per document.
 
         Raises:
             pa.ArrowInvalid: a text is not UTF-8.
@@ -190,11 +195,17 @@ class FastEncoder:
             self._least_bytes = min(self._least_bytes, now)
             if now - self._least_bytes > CACHE_BYTES:
                 self.forget()
-        return (
-            self._corrected(data, offsets, ids, lengths, library_rows)
-            if len(library_rows)
-            else (ids, lengths)
+        if not len(library_rows):
+            return ids, lengths
+        library_ids, library_lengths = self.encode_with_library(
+            texts_of(data, offsets, library_rows)
         )
+        ends = np.cumsum(lengths)[library_rows]
+        begins = ends - lengths[library_rows]
+        pieces = np.split(ids, np.stack([begins, ends], 1).ravel())
+        pieces[1::2] = np.split(library_ids, np.cumsum(library_lengths)[:-1])
+        lengths[library_rows] = library_lengths
+        return np.concatenate(pieces), lengths
 
     def encode_with_library(
         self, texts: Sequence[str]
@@ -226,38 +237,15 @@ class FastEncoder:
             )
         return ids, lengths
 
-    def _corrected(
-        self,
-        data: np.ndarray,
-        offsets: np.ndarray,
-        ids: np.ndarray,
-        lengths: np.ndarray,
-        rows: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Ids with those of some texts replaced by the library's."""
-        library_ids, library_lengths = self.encode_with_library(
-            texts_of(data, offsets, rows)
-        )
-        ends = np.cumsum(lengths)[rows]
-        pieces = np.split(ids, np.stack([ends - lengths[rows], ends], 1).ravel())
-        pieces[1::2] = np.split(library_ids, np.cumsum(library_lengths)[:-1])
-        lengths[rows] = library_lengths
-        return np.concatenate(pieces), lengths
-
 
 def texts_of(
     data: np.ndarray, offsets: np.ndarray, rows: np.ndarray | None = None
 ) -> list[str]:
     """Texts of some rows, or of all, from `text_buffers.text_buffers`."""
-    begins, ends = (
-        (offsets[:-1], offsets[1:])
-        if rows is None
-        else (offsets[:-1][rows], offsets[1:][rows])
-    )
-    return [
-        data[begin:end].tobytes().decode()
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
-    ]
+    bounds = np.stack([offsets[:-1], offsets[1:]], axis=1)
+    if rows is not None:
+        bounds = bounds[rows]
+    return [data[begin:end].tobytes().decode() for begin, end in bounds.tolist()]
 
 
 def replace_stand_ins(
@@ -283,23 +271,6 @@ def replace_stand_ins(
 def _is_panic(error: BaseException) -> bool:
     """Return whether an error is a Rust panic, which is not an Exception."""
     return type(error).__name__ == "PanicException"
-
-
-def _spelt_tokens(tokenizer: Tokenizer) -> list[str]:
-    """Texts that spell some special and other added tokens, alone and within text."""
-    added = tokenizer.get_added_tokens_decoder().values()
-    some = [
-        token.content
-        for special in (True, False)
-        for token in [token for token in added if token.special == special][
-            :SPELT_TOKENS
-        ]
-    ]
-    return [
-        text
-        for token in some
-        for text in (token, f"a{token}{token} b {token} c\n{token}1")
-    ]
 
 
 @lru_cache

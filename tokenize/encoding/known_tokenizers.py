@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import string
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +20,6 @@ from gristmill.tokenize.encoding.pretokens import GPT2, byte_characters
 from gristmill.tokenize.encoding.tokenizer_json import (
     UNUSUAL_KEYS,
     AddedToken,
-    Bpe,
     Step,
     TokenizerJson,
     describe,
@@ -72,34 +71,39 @@ def read_known(tokenizer: Tokenizer) -> Known:
     """
     described = describe(tokenizer)
     model = described["model"]
-    normalizers = _steps(described["normalizer"], "normalizers")
-    byte_level = not model.get("byte_fallback")
     if model["type"] != "BPE":
         raise NotKnownError(f"its model is {model['type']}")
     for key in UNUSUAL_KEYS:
         if model.get(key):
             raise NotKnownError(f"its model has {key}")
-    added = _added_tokens(described, nfc=bool(normalizers) and byte_level)
-    if byte_level:
-        vocabulary = _byte_level_vocabulary(model["vocab"])
-        if any(step["type"] != "NFC" for step in normalizers):
-            raise NotKnownError(f"its normalizer is {_names(normalizers)}")
-    else:
-        vocabulary = model["vocab"]
-        _check_byte_fallback(model)
+    normalizers = _steps(described["normalizer"], "normalizers")
+    byte_level = not model.get("byte_fallback")
+    nfc = byte_level and bool(normalizers)
+    added = _added_tokens(described, nfc)
+    vocabulary = model["vocab"]
     pre_tokenizer = described["pre_tokenizer"]
-    digits = False
-    if byte_level:
-        pre_tokenizer, digits = _pre_tokenizer(pre_tokenizer)
     first = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     stand_ins: list[list[int]] = []
-    if digits:
-        cut, stand_ins = _digits_alone(tokenizer, first)
-        added = [*added, *cut]
     if byte_level:
+        vocabulary = _byte_level_vocabulary(vocabulary)
+        if any(step["type"] != "NFC" for step in normalizers):
+            raise NotKnownError(f"its normalizer is {_names(normalizers)}")
+        pre_tokenizer, digits = _pre_tokenizer(pre_tokenizer)
+        if digits:
+            cut, stand_ins = _digits_alone(tokenizer, first)
+            added = [*added, *cut]
         added = [*added, _plain(first + len(stand_ins), NEVER_TEXT)]
         # the library encodes its documents anyway
         stand_ins = [*stand_ins, [0]] if stand_ins else []
+    elif model.get("ignore_merges"):
+        raise NotKnownError("its model has byte_fallback and ignore_merges")
+    else:
+        _refuse_missing(
+            byte
+            for byte in TEXT_BYTES
+            if f"<0x{byte:02X}>" not in vocabulary
+            and (byte >= 0x80 or chr(byte) not in vocabulary)
+        )
     specification = {
         "added_tokens": added,
         "normalizer": described["normalizer"],
@@ -112,13 +116,7 @@ def read_known(tokenizer: Tokenizer) -> Known:
             "ignore_merges": bool(model.get("ignore_merges")),
         },
     }
-    return Known(
-        json.dumps(specification),
-        byte_level,
-        byte_level and bool(normalizers),
-        first,
-        stand_ins,
-    )
+    return Known(json.dumps(specification), byte_level, nfc, first, stand_ins)
 
 
 def _plain(number: int, content: str) -> AddedToken:
@@ -159,8 +157,7 @@ def _byte_level_vocabulary(vocabulary: Mapping[str, int]) -> dict[str, int]:
         NotKnownError: a byte has no token.
     """
     characters = byte_characters()
-    if missing := [byte for byte in TEXT_BYTES if characters[byte] not in vocabulary]:
-        raise NotKnownError(f"its vocabulary lacks {len(missing)} of the bytes of text")
+    _refuse_missing(byte for byte in TEXT_BYTES if characters[byte] not in vocabulary)
     spelt = set(characters)
     return {
         token: number
@@ -169,16 +166,9 @@ def _byte_level_vocabulary(vocabulary: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _check_byte_fallback(model: Bpe) -> None:
-    if model.get("ignore_merges"):
-        raise NotKnownError("its model has byte_fallback and ignore_merges")
-    if missing := [
-        byte
-        for byte in TEXT_BYTES
-        if f"<0x{byte:02X}>" not in model["vocab"]
-        and (byte >= 0x80 or chr(byte) not in model["vocab"])
-    ]:
-        raise NotKnownError(f"its vocabulary lacks {len(missing)} of the bytes of text")
+def _refuse_missing(missing: Iterator[int]) -> None:
+    if number := len(list(missing)):
+        raise NotKnownError(f"its vocabulary lacks {number} of the bytes of text")
 
 
 def _merges(
@@ -191,19 +181,16 @@ def _merges(
     rank: repeating the first merge at the end, which is otherwise ignored, prevents
     that.
     """
-    listed_pairs = [
-        tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge)
-        for merge in listed
+    merges = [
+        tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in listed
     ]
-    pairs: list[tuple[str, ...]] = list(dict.fromkeys(reversed(listed_pairs)))[::-1]
+    last_first = dict.fromkeys(reversed(merges))
     pairs = [
         pair
-        for pair in pairs
-        if pair[0] in vocabulary
-        and pair[1] in vocabulary
-        and pair[0] + pair[1] in vocabulary
+        for pair in reversed(last_first)
+        if all(token in vocabulary for token in (*pair, "".join(pair)))
     ]
-    repeated = len({left + right for left, right in pairs}) < len(pairs)
+    repeated = len(set(map("".join, pairs))) < len(pairs)
     return [*pairs, pairs[0]] if repeated else pairs
 
 
@@ -213,27 +200,29 @@ def _added_tokens(described: TokenizerJson, nfc: bool) -> list[AddedToken]:
     Raises:
         NotKnownError: gigatoken would match them at other places than the library.
     """
-    all_tokens = described["added_tokens"]
-    plain = [token for token in all_tokens if not token["special"]]
+    special = [
+        token["content"] for token in described["added_tokens"] if token["special"]
+    ]
+    plain = [token for token in described["added_tokens"] if not token["special"]]
     for token in plain:
+        content = token["content"]
         for key in ("single_word", "lstrip", "rstrip"):
             if token.get(key):
-                raise NotKnownError(f"its added token {token['content']!r} has {key}")
-        if nfc and not _same_normalized(token["content"], token["normalized"]):
+                raise NotKnownError(f"its added token {content!r} has {key}")
+        # NFC must give the same text before and after splitting at the token.
+        stays = content.isascii() and not MADE_BY_NFC.intersection(content)
+        if token["normalized"] and content[-1:] in COMPOSING:
+            stays = False
+        if nfc and not stays:
             raise NotKnownError(
-                f"its added token {token['content']!r} may be made, "
-                "or undone, by its normalizer"
+                f"its added token {content!r} may be made, or undone, by its normalizer"
             )
-    if len({token["normalized"] for token in plain}) > 1 or (
-        any(token["normalized"] for token in plain)
-        and described["normalizer"]
-        and not nfc
+    normalized = {token["normalized"] for token in plain}
+    if len(normalized) > 1 or (
+        True in normalized and described["normalizer"] and not nfc
     ):
         raise NotKnownError("its added tokens are looked for in normalized text")
-    if hidden_pair := _hidden(
-        [token["content"] for token in all_tokens if token["special"]],
-        {token["content"] for token in plain},
-    ):
+    if hidden_pair := _hidden(special, {token["content"] for token in plain}):
         raise NotKnownError(
             "its added token {1!r} may be a part of the special token {0!r}".format(
                 *hidden_pair
@@ -250,17 +239,6 @@ COMPOSING = frozenset("<=>" + string.ascii_letters)
 """ASCII that NFC composes with a following mark: letters, and the signs that a slash
 negates.
 """
-
-
-def _same_normalized(content: str, normalized: bool) -> bool:
-    """Return whether NFC before or after splitting at an added token gives the same
-    text.
-    """
-    return (
-        content.isascii()
-        and not MADE_BY_NFC.intersection(content)
-        and not (normalized and content[-1:] in COMPOSING)
-    )
 
 
 def _hidden(special: Sequence[str], plain: set[str]) -> tuple[str, str] | None:
@@ -347,11 +325,10 @@ def _digits_alone(
     tokens: list[AddedToken] = []
     stand_ins: list[list[int]] = []
     encodings = tokenizer.encode_batch_fast(numeric, add_special_tokens=False)
-    for character, ids in zip(
-        numeric, (encoding.ids for encoding in encodings), strict=True
-    ):
-        number = ids[0] if len(ids) == 1 else first + len(stand_ins)
-        if len(ids) > 1:
-            stand_ins.append(ids)
+    for character, encoding in zip(numeric, encodings, strict=True):
+        number = encoding.ids[0]
+        if len(encoding.ids) > 1:
+            number = first + len(stand_ins)
+            stand_ins.append(encoding.ids)
         tokens.append(_plain(number, character))
     return tokens, stand_ins

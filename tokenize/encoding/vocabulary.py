@@ -112,20 +112,20 @@ def train(
                 f"tokenizer.special_tokens: {token!r}: {why}; write another like "
                 "<|name|>"
             )
-    if model == "sentencepiece_bpe":
-        return _train_sentencepiece_bpe(
-            sample, vocab_size, special, character_coverage or CHARACTER_COVERAGE
-        )
-    if model == "unigram":
-        return _train_unigram(sample, vocab_size, special, splitter)
-    if model == "superbpe":
-        return _train_superbpe(
-            sample,
-            vocab_size,
-            special,
-            pretokenizer,
-            transition_point or TRANSITION_POINT,
-        )
+    match model:
+        case "sentencepiece_bpe":
+            coverage = character_coverage or CHARACTER_COVERAGE
+            return _train_sentencepiece_bpe(sample, vocab_size, special, coverage)
+        case "unigram":
+            return _train_unigram(sample, vocab_size, special, splitter)
+        case "superbpe":
+            words = _train_bpe(
+                sample,
+                int(vocab_size * (transition_point or TRANSITION_POINT)),
+                special,
+                make_pre_tokenizer(pretokenizer),
+            )
+            return _add_superwords(words, sample, vocab_size, special, splitter)
     return _train_bpe(sample, vocab_size, special, splitter)
 
 
@@ -156,30 +156,24 @@ def _train_bpe(
     return tokenizer
 
 
-def _train_superbpe(
+def _add_superwords(
+    words: Tokenizer,
     sample: TokenizerSample,
     vocab_size: int,
     special: Sequence[str],
-    pretokenizer: str,
-    transition_point: float,
+    splitter: PreTokenizer,
 ) -> Tokenizer:
-    """Learn words first, then merges across them (Liu et al. 2025)."""
+    """Merges across the words of a BPE (Liu et al. 2025)."""
     from tokenizers import decoders, models
 
-    words = _train_bpe(
-        sample,
-        int(vocab_size * transition_point),
-        special,
-        make_pre_tokenizer(pretokenizer),
-    )
     learnt = json.loads(words.to_str())["model"]
-    words.pre_tokenizer = make_superword_splitter(pretokenizer)
+    words.pre_tokenizer = splitter
     vocab, merges = learn_superwords(words, _texts(sample), vocab_size, MIN_PAIR_COUNT)
     model = models.BPE(
         vocab={**learnt["vocab"], **vocab},
         merges=[*map(tuple, learnt["merges"]), *merges],
     )
-    return _assemble(model, special, words.pre_tokenizer, decoders.ByteLevel())
+    return _assemble(model, special, splitter, decoders.ByteLevel())
 
 
 def _train_unigram(

@@ -13,6 +13,7 @@ import csv
 import gzip
 import io
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,14 +180,15 @@ def runs_of(
     Raises:
         TokenFileError: it is damaged, or has another format.
     """
-    if file.kind == "megatron":
-        return _megatron(file, content)
-    if file.kind == "mds":
-        return _mds(file, content, dtype, column)
-    if file.kind == "llmc":
-        return _llmc(file, content)
-    if file.kind == "olmo":
-        return _olmo(file, content, dtype)
+    match file.kind:
+        case "megatron":
+            return _megatron(file, content)
+        case "mds":
+            return _mds(file, content, dtype, column)
+        case "llmc":
+            return _llmc(file, content)
+        case "olmo":
+            return _olmo(file, content, dtype)
     return _whole(file, content, 0, _named(file, dtype))
 
 
@@ -274,17 +276,14 @@ def _megatron(file: TokenFile, content: np.ndarray) -> Runs:
         raise TokenFileError(
             f"{name} does not begin as those of Megatron-LM's indexed datasets do"
         )
-    version = int.from_bytes(index[9:17], "little")
-    code = index[17] if len(index) > 17 else 0
+    head = index[9:34].ljust(25, b"\0")
+    version, code, sequences, documents = struct.unpack("<QBQQ", head)
     if version != MEGATRON_VERSION or code not in MEGATRON_DTYPES:
         raise TokenFileError(
             f"{name} is of version {version} and dtype {code}; version "
             f"{MEGATRON_VERSION} and whole numbers are read"
         )
     dtype = np.dtype(MEGATRON_DTYPES[code])
-    sequences, documents = (
-        int.from_bytes(index[at : at + 8], "little") for at in (18, 26)
-    )
     ends = 34 + np.cumsum([4 * sequences, 8 * sequences, 8 * documents])
     if len(index) < ends[-1] or not documents:
         raise TokenFileError(
@@ -293,12 +292,8 @@ def _megatron(file: TokenFile, content: np.ndarray) -> Runs:
     lengths = np.frombuffer(index, "<i4", sequences, 34).astype(np.int64)
     pointers = np.frombuffer(index, "<i8", sequences, int(ends[0]))
     first = np.frombuffer(index, "<i8", documents, int(ends[1]))
-    if (
-        first[0]
-        or first[-1] != sequences
-        or (np.diff(first) < 0).any()
-        or (lengths < 0).any()
-    ):
+    descends = (np.diff(first) < 0).any() or (lengths < 0).any()
+    if first[0] or first[-1] != sequences or descends:
         raise TokenFileError(
             f"{name} contradicts itself: {documents - 1} documents "
             f"of {sequences} sequences"
@@ -309,7 +304,7 @@ def _megatron(file: TokenFile, content: np.ndarray) -> Runs:
             f"{file.name}: has {len(content):,} bytes, but its index says "
             f"{int(after.max()):,}; one of both is cut off, or of another set"
         )
-    inner = np.ones(sequences, bool)
+    inner = np.ones(sequences, dtype=bool)
     inner[first[:-1][first[:-1] < sequences]] = False
     apart = np.flatnonzero(inner[1:] & (pointers[1:] != after[:-1]))
     if len(apart):
@@ -319,9 +314,7 @@ def _megatron(file: TokenFile, content: np.ndarray) -> Runs:
         )
     before = np.concatenate([[0], np.cumsum(lengths)])
     begin = np.append(pointers, 0)[first[:-1]]
-    return Runs(
-        dtype, begin, before[first[1:]] - before[first[:-1]], are_documents=True
-    )
+    return Runs(dtype, begin, np.diff(before[first]), are_documents=True)
 
 
 def _olmo(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
@@ -405,22 +398,15 @@ def mds_shards(index: Path, name: str) -> list[MdsShard]:
     """
     try:
         shards: list[MdsShard] = json.loads(index.read_bytes())["shards"]
-        wrong = next(
-            (
-                entry
-                for entry in shards
-                if entry["format"] != "mds" or entry["version"] != MDS_VERSION
-            ),
-            None,
-        )
+        formats = {(shard["format"], shard["version"]) for shard in shards}
     except (ValueError, LookupError, TypeError) as error:
         raise TokenFileError(
             f"{name} is not an index of MosaicML Streaming: {error!r}"
         ) from error
-    if wrong is not None:
+    for form, version in sorted(formats - {("mds", MDS_VERSION)}):
         raise TokenFileError(
-            f"{name}: a shard is of format {wrong['format']} version "
-            f"{wrong['version']}; mds version {MDS_VERSION} is read"
+            f"{name}: a shard is of format {form} version {version}; mds version "
+            f"{MDS_VERSION} is read"
         )
     return shards
 
@@ -558,41 +544,32 @@ def bounds_of(
     """
     if runs.are_documents:
         return _without_ends(runs, content, end_of_text)
-    size = runs.dtype.itemsize
-    begins = []
-    lengths = []
+    nothing = np.empty(0, np.int64)
+    begins, lengths = [nothing], [nothing]
     ended = 0
     for begin, tokens in zip(runs.begin.tolist(), runs.tokens.tolist(), strict=True):
         if document_tokens is not None:
             starts = np.arange(0, tokens, document_tokens, dtype=np.int64)
             stops = np.minimum(starts + document_tokens, tokens)
         else:
-            ends = _places(
-                np.frombuffer(content, runs.dtype, tokens, begin), end_of_text
+            ids = np.frombuffer(content, runs.dtype, tokens, begin)
+            ends = np.concatenate(
+                [
+                    nothing,
+                    *(
+                        np.flatnonzero(ids[at : at + SCAN_TOKENS] == end_of_text) + at
+                        for at in range(0, tokens, SCAN_TOKENS)
+                    ),
+                ]
             )
             ended += len(ends)
-            starts = np.append(0, ends + 1)
-            stops = np.append(ends, tokens)
+            starts, stops = np.append(0, ends + 1), np.append(ends, tokens)
         is_some = stops > starts
-        begins.append(begin + starts[is_some] * size)
+        begins.append(begin + starts[is_some] * runs.dtype.itemsize)
         lengths.append((stops - starts)[is_some])
-    nothing = np.empty(0, np.int64)
     return Bounds(
-        runs.dtype,
-        np.concatenate([nothing, *begins]),
-        np.concatenate([nothing, *lengths]),
-        ended,
-        None,
+        runs.dtype, np.concatenate(begins), np.concatenate(lengths), ended, None
     )
-
-
-def _places(tokens: np.ndarray, token_id: int) -> np.ndarray:
-    """Positions of an id: int64, ascending."""
-    positions = [
-        np.flatnonzero(tokens[at : at + SCAN_TOKENS] == token_id) + at
-        for at in range(0, len(tokens), SCAN_TOKENS)
-    ]
-    return np.concatenate([np.empty(0, np.int64), *positions])
 
 
 def _without_ends(runs: Runs, content: np.ndarray, end_of_text: int) -> Bounds:

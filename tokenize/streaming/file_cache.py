@@ -18,7 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,31 +64,33 @@ class FileCache:
         path = self._folder / sha256
         if sha256 in self._held:
             return path
-        with ExitStack() as stack:
-            used = self._opened(f"{sha256}{LOCK}", stack)
-            _lock(used, fcntl.LOCK_SH, wait=True)
+        with self._opened(f"{sha256}{LOCK}") as used:
+            fcntl.flock(used, fcntl.LOCK_SH)
             if not _is_whole(path, size):
                 # Fetching has a separate lock: users keep theirs, which would block
                 # fetching a dropped file again.
                 fcntl.flock(used, fcntl.LOCK_UN)
-                if not _lock(
-                    self._opened(f"{sha256}{FETCH}{LOCK}", stack), fcntl.LOCK_EX, wait
-                ):
-                    return None
-                _lock(used, fcntl.LOCK_SH, wait=True)
-                if not _is_whole(path, size) and not self._fetch(
-                    path, size, fetch, needed
-                ):
-                    return None
+                with self._opened(f"{sha256}{FETCH}{LOCK}") as fetching:
+                    if not _lock(fetching, wait):
+                        return None
+                    fcntl.flock(used, fcntl.LOCK_SH)
+                    if not _is_whole(path, size) and not self._fetch(
+                        path, size, fetch, needed
+                    ):
+                        return None
             os.utime(path)
             # the same lock, which ends with its last descriptor
             self._held[sha256] = os.dup(used)
         return path
 
-    def _opened(self, name: str, stack: ExitStack) -> int:
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        """Descriptor of a lock file."""
         descriptor = os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o644)
-        stack.callback(os.close, descriptor)
-        return descriptor
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def drop(self, sha256: str) -> None:
         """Remove a damaged file; processes that have it open keep their copy."""
@@ -125,7 +127,8 @@ class FileCache:
         """Evict files and allocate the space at once, so that no other process takes
         it.
         """
-        with self._alone():
+        with self._opened(LOCK) as alone:
+            fcntl.flock(alone, fcntl.LOCK_EX)
             part.unlink(missing_ok=True)
             if not self._make_room(size) and not needed:
                 return False
@@ -141,47 +144,22 @@ class FileCache:
         return True
 
     def _make_room(self, size: int) -> bool:
-        files = sorted(self._files())
+        files = []
+        for file in self._folder.iterdir():
+            # another process may have just finished or dropped it
+            with suppress(FileNotFoundError):
+                if not file.name.endswith(LOCK):
+                    status = file.stat()
+                    files.append((status.st_mtime_ns, file.name, status.st_size))
         used_bytes = sum(file_size for _, _, file_size in files)
-        for _, name, file_size in files:
+        for _, name, file_size in sorted(files):
             if used_bytes + size <= self._limit:
                 break
-            if self._remove_unused(self._folder / name):
-                used_bytes -= file_size
+            with self._opened(f"{name.removesuffix(PART)}{LOCK}") as unused:
+                if _lock(unused, wait=False):
+                    (self._folder / name).unlink(missing_ok=True)
+                    used_bytes -= file_size
         return used_bytes + size <= self._limit
-
-    def _remove_unused(self, file: Path) -> bool:
-        lock = os.open(
-            file.with_name(f"{file.name.removesuffix(PART)}{LOCK}"),
-            os.O_RDWR | os.O_CREAT,
-            0o644,
-        )
-        try:
-            if not _lock(lock, fcntl.LOCK_EX, wait=False):
-                return False
-            file.unlink(missing_ok=True)
-            return True
-        finally:
-            os.close(lock)
-
-    def _files(self) -> Iterator[tuple[int, str, int]]:
-        """Last use, name and size of every file."""
-        for file in self._folder.iterdir():
-            if file.name.endswith(LOCK):
-                continue
-            # another process has just finished or dropped it
-            with suppress(FileNotFoundError):
-                status = file.stat()
-                yield status.st_mtime_ns, file.name, status.st_size
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
 
 def default_folder() -> Path:
@@ -199,9 +177,10 @@ def _is_whole(path: Path, size: int) -> bool:
     return path.exists() and path.stat().st_size == size
 
 
-def _lock(descriptor: int, kind: int, wait: bool) -> bool:
+def _lock(descriptor: int, wait: bool) -> bool:
+    """Take a lock alone; False if another process has it and it is not waited for."""
     try:
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     return True

@@ -30,6 +30,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -165,37 +166,33 @@ class RemoteRows:
         gather_rows(tokens, rows, places, out)
         wrong = row_checksums(out[places]) != self._checksums(shard)[rows]
         if wrong.any():
+            entry = self._shards[shard]
             self._here.pop(shard, None)
-            self._cache.drop(self._shards[shard]["sha256"])
+            self._cache.drop(entry["sha256"])
             self._warn(
-                f"{self._shards[shard]['file']}: its copy in the cache is damaged and "
+                f"{entry['file']}: its copy in the cache is damaged and "
                 "was removed; its rows are read from the store"
             )
         return rows[wrong], places[wrong]
 
     def _requests(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Indices into `rows` for each request."""
+        """Indices into `rows` for each request: rows too far from the previous ones
+        have a request of their own.
+        """
         by_place = np.argsort(rows, kind="stable")
+        ordered = rows[by_place].tolist()
         requests: list[np.ndarray] = []
         first = 0
-        for number in range(1, len(rows) + 1):
-            done = number == len(rows)
-            if done or self._apart(
-                rows[by_place[first]],
-                rows[by_place[number - 1]],
-                rows[by_place[number]],
+        for number, (last, row) in enumerate(pairwise(ordered), start=1):
+            gap = row - last - 1
+            span = row + 1 - ordered[first]
+            if (
+                gap * self._row_bytes > GAP_BYTES
+                or span * self._row_bytes > LARGEST_REQUEST_BYTES
             ):
                 requests.append(by_place[first:number])
                 first = number
-        return requests
-
-    def _apart(self, first: int, last: int, row: int) -> bool:
-        """Return whether a row is too far from the previous ones to share their
-        request.
-        """
-        return (row - last - 1) * self._row_bytes > GAP_BYTES or (
-            row + 1 - first
-        ) * self._row_bytes > LARGEST_REQUEST_BYTES
+        return [*requests, by_place[first:]] if ordered else []
 
     def _read(
         self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray
@@ -238,36 +235,26 @@ class RemoteRows:
         """Fetch the shards that fit; those being fetched by another process are retried
         at the end.
         """
-        fitting_shards = shards_that_fit(
-            [self._bytes(entry) for entry in self._shards], self._limit
-        )
+        sizes = [entry["rows"] * self._row_bytes for entry in self._shards]
         for wait in (False, True):
-            for shard in fitting_shards:
+            for shard in shards_that_fit(sizes, self._limit):
                 if self._patience.stopped:
                     return
                 if shard not in self._here:
-                    self._fetch_shard(shard, wait)
+                    self._fetch_shard(shard, sizes[shard], wait)
 
-    def _fetch_shard(self, shard: int, wait: bool) -> None:
-        entry = self._shards[shard]
+    def _fetch_shard(self, shard: int, size: int, wait: bool) -> None:
+        file, sha256 = self._shards[shard]["file"], self._shards[shard]["sha256"]
         try:
-            path = self._cache.get(
-                entry["sha256"],
-                self._bytes(entry),
-                self._copy(entry["file"], self._bytes(entry), entry["sha256"]),
-                wait,
-            )
+            copy = self._copy(file, size, sha256)
+            path = self._cache.get(sha256, size, copy, wait)
         except OSError as error:
             # the rows themselves are asked for one by one, and decide
-            self._warn(f"{entry['file']} was not kept in the cache: {error}")
+            self._warn(f"{file} was not kept in the cache: {error}")
             return
         if path is not None:
-            self._here[shard] = np.asarray(
-                np.memmap(path, self._dtype, mode="r")
-            ).reshape(-1, self._length)
-
-    def _bytes(self, entry: ShardEntry) -> int:
-        return entry["rows"] * self._row_bytes
+            tokens = np.asarray(np.memmap(path, self._dtype, mode="r"))
+            self._here[shard] = tokens.reshape(-1, self._length)
 
     def _copy(self, name: str, size: int, sha256: str) -> Callable[[BinaryIO], None]:
         return lambda sink: self._objects.copy(name, size, sha256, sink)

@@ -66,18 +66,14 @@ class LoraLinear(nn.Linear):
         """(..., in) -> (..., out)."""
         if self.is_off:
             return self._frozen(x)
-        added = self.lora_B(self.lora_A(x)) * self.scale
+        down, up = self.lora_A, self.lora_B
+        added = up(down(x)) * self.scale
         if self.lora_magnitude_vector is None:
             return self._frozen(x) + added
         # The norm is detached from the gradient (section 4.3), which saves a third of
         # the memory at no loss.
-        norm = (
-            adapted_weight(
-                self.weight, self.lora_A.weight, self.lora_B.weight, self.scale
-            )
-            .norm(dim=1)
-            .detach()
-        )
+        weight = adapted_weight(self.weight, down.weight, up.weight, self.scale)
+        norm = weight.norm(dim=1).detach()
         out = (F.linear(x, self.weight) + added) * (self.lora_magnitude_vector / norm)
         return out if self.bias is None else out + self.bias
 
@@ -121,7 +117,7 @@ def adapt(model: nn.Module, lora: Lora) -> None:
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Context in which a model computes without its adapters, as its base model."""
-    layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    layers = [layer for _, layer in _adapted_layers(model)]
     for layer in layers:
         layer.is_off = True
     try:
@@ -265,16 +261,12 @@ def describe_rounding(model: nn.Module, lora: Lora | None) -> RoundedMatrices | 
     """Summary of quantised matrices; None without them."""
     if lora is None or lora.base is None:
         return None
-    layer_bytes = [
-        (layer.rounded.nbytes, 4 * layer.in_features * layer.out_features)
-        for _, layer in _adapted_layers(model)
-        if layer.rounded is not None
-    ]
-    return {
-        "kind": lora.base,
-        "bytes": sum(quantised_bytes for quantised_bytes, _ in layer_bytes),
-        "float32_bytes": sum(float32_bytes for _, float32_bytes in layer_bytes),
-    }
+    quantised = unquantised = 0
+    for _, layer in _adapted_layers(model):
+        if layer.rounded is not None:
+            quantised += layer.rounded.nbytes
+            unquantised += 4 * layer.in_features * layer.out_features
+    return {"kind": lora.base, "bytes": quantised, "float32_bytes": unquantised}
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:

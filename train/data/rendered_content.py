@@ -65,21 +65,27 @@ def part_left_out(
         the conversation.
     """
     conversation: _Conversation = {"messages": list(messages), "tools": list(tools)}
-    parts = list(parts_of(messages, tools))
-    mark = _absent_mark(conversation)
+    # a word that does not occur in the conversation
+    mark = MARK
+    while mark in json.dumps(conversation):
+        mark += "x"
     text = render(messages, tools)
+    parts = {
+        f"{mark}{number:06}": part
+        for number, part in enumerate(parts_of(messages, tools))
+    }
     marked = conversation
-    for number, part in enumerate(parts):
-        marked = _with(marked, part.path, part.changes[0], f"{mark}{number:06}")
+    for own_mark, part in parts.items():
+        marked = _with(marked, part.path, part.changes[0], own_mark)
     written = _rendered(render, marked) or ""
-    for number, part in enumerate(parts):
-        if f"{mark}{number:06}" in written:
+    for own_mark, part in parts.items():
+        if own_mark in written:
             continue
         changed = (
             _rendered(render, _with(conversation, part.path, change, mark))
             for change in part.changes
         )
-        if all(rerendered is None or rerendered == text for rerendered in changed):
+        if all(rerendered in (None, text) for rerendered in changed):
             return part
     return None
 
@@ -97,33 +103,26 @@ def parts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Par
     for number, message in enumerate(messages):
         path = ("messages", number)
         where = f"message {number + 1} ({message['role']})"
-        if message["content"].strip():
+        content = message["content"]
+        if content.strip():
             yield Part(f"the content of {where}", (*path, "content"), (_append,))
-        if message["role"] == "assistant" and THINKING_END in message["content"]:
+        if message["role"] == "assistant" and THINKING_END in content:
             yield Part(
                 f"the reasoning in the content of {where}",
                 (*path, "content"),
                 (_append_to_thinking,),
             )
-        if message.get("reasoning_content"):
-            yield Part(
-                f"the reasoning_content of {where}",
-                (*path, "reasoning_content"),
-                (_append,),
-            )
-        if message.get("name") and not (
-            message["role"] == "tool" and message["name"] in called_tools
-        ):
-            yield Part(f"the name of {where}", (*path, "name"), (_append,))
+        repeats = message["role"] == "tool" and message.get("name") in called_tools
+        for key in ("reasoning_content", "name"):
+            if message.get(key) and not (key == "name" and repeats):
+                yield Part(f"the {key} of {where}", (*path, key), (_append,))
         for place, call in enumerate(message.get("tool_calls", ())):
             function = (*path, "tool_calls", place, "function")
-            name = call["function"]["name"]
-            yield Part(
-                f"the call of {name!r} in {where}", (*function, "name"), (_append,)
-            )
+            label = f"the call of {call['function']['name']!r} in {where}"
+            yield Part(label, (*function, "name"), (_append,))
             if call["function"]["arguments"]:
                 yield Part(
-                    f"the arguments of the call of {name!r} in {where}",
+                    f"the arguments of {label}",
                     (*function, "arguments"),
                     (_add_key, _empty),
                 )
@@ -141,20 +140,14 @@ def _parts_of_tool(path: Path, tool: Tool) -> Iterator[Part]:
     if isinstance(function.get("description"), str) and function["description"].strip():
         yield Part(f"the description of {label}", (*path, "description"), (_append,))
     parameters = function.get("parameters")
-    if (
-        isinstance(parameters, dict)
-        and isinstance(parameters.get("properties"), dict)
-        and parameters["properties"]
-    ):
-        yield Part(
-            f"the parameters of {label}",
-            (*path, "parameters", "properties"),
-            (_add_property, _empty),
-        )
-    elif isinstance(parameters, dict) and parameters and "properties" not in parameters:
-        yield Part(
-            f"the parameters of {label}", (*path, "parameters"), (_add_key, _empty)
-        )
+    if not isinstance(parameters, dict):
+        return
+    label, path = f"the parameters of {label}", (*path, "parameters")
+    properties = parameters.get("properties")
+    if isinstance(properties, dict) and properties:
+        yield Part(label, (*path, "properties"), (_add_property, _empty))
+    elif parameters and "properties" not in parameters:
+        yield Part(label, path, (_add_key, _empty))
 
 
 def _append(text: str, mark: str) -> str:
@@ -175,15 +168,6 @@ def _add_property(properties: Mapping[str, object], mark: str) -> dict[str, obje
 
 def _empty(mapping: Mapping[str, object], mark: str) -> dict[str, object]:
     return {}
-
-
-def _absent_mark(conversation: _Conversation) -> str:
-    """Word that does not occur in the conversation."""
-    text = json.dumps(conversation)
-    mark = MARK
-    while mark in text:
-        mark += "x"
-    return mark
 
 
 def _with(value: Any, path: Path, change: Callable[[Any, str], Any], mark: str) -> Any:
