@@ -98,6 +98,8 @@ def reorder(counts, half_bits, round_keys, places, inverse, found):  # type: ign
     )
     for source in range(len(counts)):
         chosen = np.flatnonzero(sources == source)
+        if not len(chosen):
+            continue
         rows = index[chosen]
         permute_source(
             rows,

@@ -345,7 +345,7 @@ class Shards:
         for phase in np.unique(phases[phases < len(self.phases)]).tolist():
             selection = np.flatnonzero(phases == phase)
             within = numbers[selection] - begins[phase]
-            counts = self.phases[phase]
+            counts: Sequence[int] = self.phases[phase]
             if phase < len(kept_rows):
                 counts = kept_rows[phase]
             else:
