@@ -15,7 +15,8 @@ import numpy as np
 
 from gristmill.core.files import atomic_write, canonical_json, sha256_file
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import check_content, check_size
+from gristmill.tokenize.packed_files import check_content, check_size, read_tokens
+from gristmill.tokenize.row_bytes import by_shard
 
 ROWS_AT_A_TIME = 4096
 
@@ -47,51 +48,31 @@ class LossMasks:
     def __init__(self, packed: PackedSet) -> None:
         self._length = packed.sequence_length
         width = -(-self._length // 8)
-        self._parts = [
-            _open(packed.folder / mask_name(shard["file"]), shard["rows"], width)
-            for shard in packed.shards
-        ]
-        checksums = {
-            mask_name(shard["file"]): shard["beside"][mask_name(shard["file"])]
-            for shard in packed.shards
-        }
+        self._parts: list[np.ndarray] = []
+        checksums = {}
+        for shard in packed.shards:
+            name, rows = mask_name(shard["file"]), shard["rows"]
+            check_size(packed.folder / name, rows, width)
+            mask = read_tokens(packed.folder / name, np.dtype(np.uint8))
+            self._parts.append(mask.reshape(rows, width))
+            checksums[name] = shard["beside"][name]
         check_content(packed.folder, checksums)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
-        self.trained_per_row = np.concatenate(
-            [
-                np.empty(0, np.int64),
-                *(
-                    np.bitwise_count(part[start : start + ROWS_AT_A_TIME]).sum(
-                        axis=1, dtype=np.int64
-                    )
-                    for part in self._parts
-                    for start in range(0, len(part), ROWS_AT_A_TIME)
-                ),
-            ]
-        )
+        counts = [np.empty(0, np.int64)]
+        for part in self._parts:
+            for start in range(0, len(part), ROWS_AT_A_TIME):
+                bits = np.bitwise_count(part[start : start + ROWS_AT_A_TIME])
+                counts.append(bits.sum(axis=1, dtype=np.int64))
+        self.trained_per_row = np.concatenate(counts)
         self.fingerprint = hashlib.blake2b(
             canonical_json([packed.fingerprint, [*checksums.values()]]), digest_size=16
         ).hexdigest()
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Masks of rows: (n, L) bool, in the requested order."""
-        shards = np.searchsorted(self._ends, rows, side="right")
-        packed = [
-            self._parts[shard][row - (self._ends[shard - 1] if shard else 0)]
-            for shard, row in zip(
-                shards.tolist(), np.asarray(rows).tolist(), strict=True
-            )
-        ]
-        bits = np.array(packed, np.uint8).reshape(len(rows), -1)
+        bits = np.empty((len(rows), -(-self._length // 8)), np.uint8)
+        for shard, within, places in by_shard(np.asarray(rows), self._ends):
+            bits[places] = self._parts[shard][within]
         return np.unpackbits(
             bits, axis=1, count=self._length, bitorder="little"
         ).astype(bool)
-
-
-def _open(path: Path, rows: int, width: int) -> np.ndarray:
-    check_size(path, rows, width)
-    return (
-        np.memmap(path, np.uint8, mode="r").reshape(rows, width)
-        if rows
-        else np.empty((0, width), np.uint8)
-    )

@@ -466,15 +466,16 @@ def _encoder(tokenizer: TextTokenizer) -> FastEncoder | str:
         if tokenizer.sha256 not in _known:
             _known.clear()
             try:
-                fast = FastEncoder.for_tokenizer(tokenizer.tokenizer)
-                _known[tokenizer.sha256] = fast.known
+                known = FastEncoder.for_tokenizer(tokenizer.tokenizer).known
+                _known[tokenizer.sha256] = known
             except NotKnownError as error:
                 _known[tokenizer.sha256] = str(error)
-            fast = None
-        known = _known[tokenizer.sha256]
-    encoder = known
-    if not isinstance(known, str):
-        encoder = FastEncoder(tokenizer.tokenizer, known)
+        settings = _known[tokenizer.sha256]
+    encoder = (
+        settings
+        if isinstance(settings, str)
+        else FastEncoder(tokenizer.tokenizer, settings)
+    )
     _of_thread.encoder = (tokenizer.sha256, encoder)
     return encoder
 

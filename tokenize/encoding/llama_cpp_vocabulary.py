@@ -84,22 +84,15 @@ def llama_cpp_vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     name = pre_tokenizer_name(
         described["pre_tokenizer"], bool(model.get("ignore_merges"))
     )
+    tokens = [f"[UNUSED{number}]" for number in range(size)]
+    kinds = [UNUSED] * size
     added = tokenizer.get_added_tokens_decoder()
-    by_id = {
-        number: token
-        for token, number in tokenizer.get_vocab(with_added_tokens=True).items()
-    }
-    tokens = [by_id.get(number, f"[UNUSED{number}]") for number in range(size)]
-    kinds = [
-        UNUSED
-        if number not in by_id
-        else NORMAL
-        if number not in added
-        else CONTROL
-        if added[number].special
-        else USER_DEFINED
-        for number in range(size)
-    ]
+    for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
+        if number < size:
+            tokens[number] = token
+            kinds[number] = NORMAL
+            if number in added:
+                kinds[number] = CONTROL if added[number].special else USER_DEFINED
     merges = [
         merge if isinstance(merge, str) else " ".join(merge)
         for merge in model["merges"]

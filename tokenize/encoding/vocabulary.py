@@ -92,6 +92,8 @@ def train(
         VocabularyError: text could become one of the special tokens, or a package is
             missing.
     """
+    from tokenizers import decoders, models
+
     special = [*SPECIAL_TOKENS, *special_tokens]
     if model == "sentencepiece_bpe":
         splitter = _word_splitter()
@@ -125,7 +127,16 @@ def train(
                 special,
                 make_pre_tokenizer(pretokenizer),
             )
-            return _add_superwords(words, sample, vocab_size, special, splitter)
+            learnt = json.loads(words.to_str())["model"]
+            words.pre_tokenizer = splitter
+            vocab, merges = learn_superwords(
+                words, _texts(sample), vocab_size, MIN_PAIR_COUNT
+            )
+            bpe = models.BPE(
+                vocab={**learnt["vocab"], **vocab},
+                merges=[*map(tuple, learnt["merges"]), *merges],
+            )
+            return _assemble(bpe, special, splitter, decoders.ByteLevel())
     return _train_bpe(sample, vocab_size, special, splitter)
 
 
@@ -154,26 +165,6 @@ def _train_bpe(
     )
     tokenizer.train_from_iterator(_texts(sample), trainer)
     return tokenizer
-
-
-def _add_superwords(
-    words: Tokenizer,
-    sample: TokenizerSample,
-    vocab_size: int,
-    special: Sequence[str],
-    splitter: PreTokenizer,
-) -> Tokenizer:
-    """Merges across the words of a BPE (Liu et al. 2025)."""
-    from tokenizers import decoders, models
-
-    learnt = json.loads(words.to_str())["model"]
-    words.pre_tokenizer = splitter
-    vocab, merges = learn_superwords(words, _texts(sample), vocab_size, MIN_PAIR_COUNT)
-    model = models.BPE(
-        vocab={**learnt["vocab"], **vocab},
-        merges=[*map(tuple, learnt["merges"]), *merges],
-    )
-    return _assemble(model, special, splitter, decoders.ByteLevel())
 
 
 def _train_unigram(
@@ -289,12 +280,11 @@ def frequent_characters(texts: Iterator[str], coverage: float, most: int) -> str
         )
         counts[codes] += times
     counts[[ord(" "), ord(BLANK), ord(UNLEARNT)]] = 0
-    order = np.lexsort((np.arange(CODE_POINTS), -counts))
-    before = np.cumsum(counts[order]) - counts[order]
-    selected_codes = order[(before < coverage * counts.sum()) & (counts[order] > 0)][
-        :most
-    ]
-    return "".join(sorted({BLANK, *map(chr, selected_codes.tolist())}))
+    order = np.argsort(-counts, kind="stable")
+    ordered = counts[order]
+    before = np.cumsum(ordered) - ordered
+    chosen = order[(before < coverage * counts.sum()) & (ordered > 0)][:most]
+    return "".join(sorted({BLANK, *map(chr, chosen.tolist())}))
 
 
 def _only(characters: str, texts: Iterator[str]) -> Iterator[str]:

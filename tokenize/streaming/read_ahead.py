@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class ReadAhead(Generic[T]):
             else None
         )
         self._come = threading.Condition()
-        self._results: dict[int, tuple[T | None, BaseException | None]] = {}
+        self._results: dict[int, Future[T]] = {}
         self._turn = 0
         """How often reading started over: what an earlier turn reads is nobody's."""
         self._taken = 0
@@ -80,10 +80,8 @@ class ReadAhead(Generic[T]):
                 wait_start = time.perf_counter()
                 self._come.wait_for(lambda: step in self._results)
                 self.waited_seconds += time.perf_counter() - wait_start
-            result, error = self._results.pop(step)
-        if error is not None:
-            raise error
-        return result  # type: ignore[return-value]  # None only where `read` returned it
+            outcome = self._results.pop(step)
+        return outcome.result()
 
     def close(self) -> None:
         """Stop prefetching; running reads finish by themselves."""
@@ -102,20 +100,17 @@ class ReadAhead(Generic[T]):
         """Read steps while there is room."""
         while True:
             with self._come:
-                step = self._begun
-                turn = self._turn
+                step, turn = self._begun, self._turn
                 if step >= self._end:
                     self._reading -= 1
                     return
                 self._begun += 1
-            outcome = self._outcome(step)
+            outcome = Future[T]()
+            try:
+                outcome.set_result(self._read(step))
+            except BaseException as error:  # noqa: BLE001 - raised where the step is taken
+                outcome.set_exception(error)
             with self._come:
                 if turn == self._turn:
                     self._results[step] = outcome
                     self._come.notify()
-
-    def _outcome(self, step: int) -> tuple[T | None, BaseException | None]:
-        try:
-            return self._read(step), None
-        except BaseException as error:  # noqa: BLE001 - raised where the step is taken
-            return None, error

@@ -79,10 +79,8 @@ class Engine:
                         self._ended or self._asked or self._cancelled or self._running
                     )
                 )
-                submitted = self._asked
-                cancelled = self._cancelled
-                self._asked = []
-                self._cancelled = set()
+                submitted, self._asked = self._asked, []
+                cancelled, self._cancelled = self._cancelled, set()
                 if self._ended is not None:
                     break
             try:
@@ -90,10 +88,8 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - any error goes to the waiting callers
                 with self._wake:
                     self._ended = error
-        for listener in [
-            *(listener for _, listener in self._running.values()),
-            *(entry[2] for entry in submitted),
-        ]:
+        waiting = [listener for _, listener in self._running.values()]
+        for listener in (*waiting, *(listener for _, _, listener in submitted)):
             listener(self._ended)
 
     def _round(
@@ -102,15 +98,12 @@ class Engine:
         for ticket, request, listener in submitted:
             if ticket not in cancelled:
                 self._running[self._scheduler.add(request)] = ticket, listener
-        for number in [
-            number
-            for number, (ticket, _) in self._running.items()
-            if ticket in cancelled
-        ]:
-            del self._running[number]
-            self._scheduler.cancel(number)
+        for number, (ticket, _) in list(self._running.items()):
+            if ticket in cancelled:
+                del self._running[number]
+                self._scheduler.cancel(number)
         for progress in self._scheduler.step():
-            listener = self._running[progress.number][1]
+            _, listener = self._running[progress.number]
             if progress.finish is not None:
                 del self._running[progress.number]
             listener(progress)
