@@ -101,11 +101,11 @@ def read_turns(
         trim: drop padding common to all rows, down to `padded_length`.
     """
     boundaries = packed.boundaries(rows)
-    t = packed.sequence_length
+    t = length = packed.sequence_length
     if trim:
-        t = padded_length(int(boundaries.filled().max()), t)
+        t = padded_length(int(boundaries.filled().max()), length)
     positions = None
     # a row of one piece has its start and its end
     if np.diff(boundaries.offsets).max() > 2:
-        positions = boundaries.positions(packed.sequence_length)[:, :t].copy()
+        positions = boundaries.positions(length)[:, :t].copy()
     return packed.read(rows)[:, :t].copy(), masks.read(rows)[:, :t].copy(), positions

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
@@ -41,6 +42,7 @@ from gristmill.tokenize.encoding.chat_templates import (
     render_segments,
     render_text,
 )
+from gristmill.tokenize.encoding.tokenizer import special_ids
 from gristmill.train.data.rendered_content import part_left_out
 
 if TYPE_CHECKING:
@@ -162,10 +164,10 @@ class Chat:
         if end is not None:
             stops.add(end)
         answers = [text for text, generated in self.segments(PROBE) if generated]
-        added = self.tokenizer.get_added_tokens_decoder()
+        special = set(special_ids(self.tokenizer).values())
         for answer in answers[-1:]:
-            last = self.tokenizer.encode(answer, add_special_tokens=False).ids[-1:]
-            stops |= {id_ for id_ in last if id_ in added and added[id_].special}
+            ids = self.tokenizer.encode(answer, add_special_tokens=False).ids
+            stops |= special.intersection(ids[-1:])
         return frozenset(stops)
 
     def segments(
@@ -279,33 +281,25 @@ class Chat:
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        special = [
-            token.content
-            for token in self.tokenizer.get_added_tokens_decoder().values()
-            if token.special
-        ]
-        return re.compile("|".join(re.escape(text) for text in (*special, OPEN, CLOSE)))
+        special = [*special_ids(self.tokenizer), OPEN, CLOSE]
+        return re.compile("|".join(map(re.escape, special)))
 
     @cached_property
     def _named_tokens(self) -> dict[str, str]:
         """Special tokens in the tokenizer's configuration, which transformers passes to
         templates.
         """
-        return {
-            name: text
-            for name in self._config
-            if name.endswith("_token") and (text := self._text_of(name))
-        }
-
-    def _text_of(self, name: str) -> str | None:
-        token = self._config.get(name)
-        text = token["content"] if isinstance(token, dict) else token
-        return text if isinstance(text, str) else None
+        named: dict[str, str] = {}
+        for name, token in self._config.items():
+            # transformers writes a token with its flags
+            text = token["content"] if isinstance(token, dict) else token
+            if name.endswith("_token") and isinstance(text, str) and text:
+                named[name] = text
+        return named
 
     def _id(self, *names: str) -> int:
         for name in names:
-            text = self._text_of(name)
-            number = None if text is None else self.tokenizer.token_to_id(text)
+            number = self.tokenizer.token_to_id(self._named_tokens.get(name, ""))
             if number is not None:
                 return int(number)
         raise ChatError(
@@ -402,14 +396,14 @@ def check_content(
     """
     if len(left_out) <= max_quarantined * records:
         return
-    shown = [
+    shown = "\n  ".join(
         f"{places.get(example, example)}: {reason}"
-        for example, reason in left_out.items()
-    ][:SHOWN_EXAMPLES]
+        for example, reason in islice(left_out.items(), SHOWN_EXAMPLES)
+    )
     raise ContentLeftOutError(
         f"{where}: the chat template does not write all of {len(left_out):,} of "
         f"{records:,} examples; or raise, beside "
-        f"its path, max_quarantined from {max_quarantined}:\n  " + "\n  ".join(shown)
+        f"its path, max_quarantined from {max_quarantined}:\n  {shown}"
     )
 
 
@@ -463,25 +457,21 @@ def conversation(
     Raises:
         ChatError: no token is trained at any length.
     """
-    trained = (
-        np.ones(len(tokens.turns), bool) if everything else tokens.turns >= first_turn
-    )
+    trained = (tokens.turns >= first_turn) | everything
     trained[np.isin(tokens.turns, list(untrained))] = False
     trained[:1] = False
     if not trained.any():
         raise ChatError(ALL_UNTRAINED if untrained else UNMARKED)
-    turns = tokens.turns[:length]
     kept = trained[:length]
     if not kept.any():
         return None
-    answered = np.unique(turns[kept & (turns > 0)])
+    answered = np.unique(tokens.turns[:length][kept])
+    answered = answered[answered > 0]
     last = np.array(
         [np.flatnonzero(tokens.turns == turn)[-1] for turn in answered], np.int64
     )
     has_end = np.isin(tokens.ids[last], list(stops))
-    is_whole = last < length
-    ended = int((has_end & is_whole).sum())
-    cut = int((has_end & ~is_whole).sum())
+    ended = int((has_end & (last < length)).sum())
     return Conversation(
         tokens.ids[:length],
         kept,
@@ -489,7 +479,7 @@ def conversation(
         example,
         len(answered),
         ended,
-        cut,
+        int(has_end.sum()) - ended,
     )
 
 
@@ -608,18 +598,20 @@ def counts_of(used: Sequence[Conversation]) -> TokenCounts:
     truncated = sum(conversation.truncated for conversation in used)
     answers = sum(conversation.answers for conversation in used)
     ended = sum(conversation.ended for conversation in used)
+    trained_share = trained / max(tokens, 1)
+    truncated_share = truncated / max(len(used), 1)
     return TokenCounts(
         answers=answers,
-        end_of_turn_share=ended / answers if answers else 0.0,
+        end_of_turn_share=ended / max(answers, 1),
         cut_answers=sum(conversation.cut for conversation in used),
         used=len(used),
         truncated=truncated,
         example_tokens=tokens,
         trained_tokens=trained,
-        trained_share=trained / tokens if tokens else 0.0,
-        masked_share=1.0 - trained / tokens if tokens else 0.0,
-        truncated_share=truncated / len(used) if used else 0.0,
-        whole_share=1.0 - truncated / len(used) if used else 0.0,
+        trained_share=trained_share,
+        masked_share=1.0 - trained_share if tokens else 0.0,
+        truncated_share=truncated_share,
+        whole_share=1.0 - truncated_share if used else 0.0,
     )
 
 

@@ -28,6 +28,7 @@ from gristmill.tokenize.packed_files import (
     FORMAT_WITH_PHASES,
     MANIFEST,
     PIECES_SCHEMA,
+    PackedManifest,
     ShardEntry,
     TokenizerEntry,
     dtype_name,
@@ -193,26 +194,19 @@ def write_ordered_rows(
         )
         for number, start in enumerate(range(0, len(rows), step))
     ]
-    with_phases = (
-        {"stages": [list(phase) for phase in phases]} if len(phases) > 1 else {}
-    )
-    write_json(
-        folder / MANIFEST,
-        {
-            "format": FORMAT_WITH_PHASES if with_phases else FORMAT,
-            "dtype": dtype,
-            "sequence_length": length,
-            "sources": list(sets),
-            "tokenizer": tokenizer,
-            "validation": {},
-            "train": {
-                "rows": len(rows),
-                "rows_per_source": counts,
-                **with_phases,
-                "shards": shards,
-            },
-        },
-    )
+    manifest: PackedManifest = {
+        "format": FORMAT,
+        "dtype": dtype,
+        "sequence_length": length,
+        "sources": list(sets),
+        "tokenizer": tokenizer,
+        "validation": {},
+        "train": {"rows": len(rows), "rows_per_source": counts, "shards": shards},
+    }
+    if len(phases) > 1:
+        manifest["format"] = FORMAT_WITH_PHASES
+        manifest["train"]["stages"] = [list(phase) for phase in phases]
+    write_json(folder / MANIFEST, manifest)
     tokens = sum(len(piece.ids) for row in rows for piece in row)
     return WrittenRows(
         len(rows),
@@ -237,29 +231,23 @@ def _write_shard(
     for place, (row, source) in enumerate(zip(rows, sources.tolist(), strict=True)):
         start = 0
         for piece in row:
-            end = start + len(piece.ids)
-            tokens[place, start:end] = piece.ids
-            trained[place, start:end] = piece.trained
-            table.append(
-                {
-                    "row": first + place,
-                    "start": start,
-                    "length": len(piece.ids),
-                    "id": piece.id,
-                    "source": source,
-                    "copy": 0,
-                    "offset": 0,
-                }
-            )
-            start = end
-    entry = write_rows(
-        path, tokens, pa.Table.from_pylist(table, schema=PIECES_SCHEMA), first
+            size = len(piece.ids)
+            tokens[place, start : start + size] = piece.ids
+            trained[place, start : start + size] = piece.trained
+            table.append((first + place, start, size, piece.id, source, 0, 0))
+            start += size
+    columns = zip(*table, strict=True) if table else [[]] * len(PIECES_SCHEMA)
+    pieces = pa.table(
+        [
+            pa.array(column, field.type)
+            for column, field in zip(columns, PIECES_SCHEMA, strict=True)
+        ],
+        schema=PIECES_SCHEMA,
     )
+    entry = write_rows(path, tokens, pieces, first)
     mask = path.with_name(mask_name(path.name))
-    return {
-        **entry,
-        "beside": {**entry["beside"], mask.name: write_mask(mask, trained)},
-    }
+    entry["beside"][mask.name] = write_mask(mask, trained)
+    return entry
 
 
 def quotas(trained_tokens: Sequence[int], weights: Sequence[float]) -> list[float]:

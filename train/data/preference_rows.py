@@ -88,29 +88,19 @@ def write_pair_rows(
         tokenizer: vocab_size, eos, pad, sha256.
         chat: tokenizer and template of the pairs.
     """
-    items = [item for of_set in sets.values() for item in of_set]
-    examples = [item.example for item in items]
-    sizes = np.array([len(item.conversations) for item in items], np.int64)
-    counts = [
-        sum(len(item.conversations) for item in of_set) for of_set in sets.values()
-    ]
-    write_table(
-        folder / EXAMPLES,
-        pa.table(
-            {
-                "id": [example["id"] for example in examples],
-                "set": np.repeat(
-                    np.arange(len(counts)), [len(of_set) for of_set in sets.values()]
-                ),
-                "row": np.cumsum(sizes) - sizes,
-                "rows": sizes,
-                "label": [example.get("label") for example in examples],
-                "record": [
-                    json.dumps(example, ensure_ascii=False) for example in examples
-                ],
-            }
-        ).cast(EXAMPLES_SCHEMA),
-    )
+    items = [(number, item) for number, of in enumerate(sets.values()) for item in of]
+    examples = [item.example for _, item in items]
+    sizes = np.array([len(item.conversations) for _, item in items], np.int64)
+    numbers = np.array([number for number, _ in items], np.int64)
+    table = {
+        "id": [example["id"] for example in examples],
+        "set": numbers,
+        "row": np.cumsum(sizes) - sizes,
+        "rows": sizes,
+        "label": [example.get("label") for example in examples],
+        "record": [json.dumps(example, ensure_ascii=False) for example in examples],
+    }
+    write_table(folder / EXAMPLES, pa.table(table).cast(EXAMPLES_SCHEMA))
     texts = [
         [
             example[name]
@@ -127,10 +117,11 @@ def write_pair_rows(
             "pairs": hashlib.sha256(canonical_json(texts)).hexdigest(),
         },
     )
+    counts = np.bincount(numbers, sizes, minlength=len(sets)).astype(int)
     return write_ordered_rows(
         folder,
         list(sets),
-        [[piece_of(encoded)] for item in items for encoded in item.conversations],
+        [[piece_of(encoded)] for _, item in items for encoded in item.conversations],
         # One phase per set keeps the two rows of a pair adjacent.
         np.diag(counts).tolist(),
         length,
@@ -390,22 +381,13 @@ def draw_pairs(
                 f"weight is {dataset.weight}; lower dpo.holdout ({section.holdout}) or "
                 "remove the set"
             )
-    quota_per_set = quotas(
-        [len(of_set) for of_set in sets],
-        [dataset.weight or 0.0 for dataset in section.data],
-    )
-    return [
-        np.repeat(
-            of_set,
-            copies(
-                np.ones(len(of_set), np.int64),
-                [rows.ids[pair] for pair in of_set],
-                quota,
-                seed,
-            ),
-        )
-        for of_set, quota in zip(sets, quota_per_set, strict=True)
-    ]
+    weights = [dataset.weight or 0.0 for dataset in section.data]
+    drawn = []
+    for of_set, quota in zip(sets, quotas(list(map(len, sets)), weights), strict=True):
+        ids = [rows.ids[pair] for pair in of_set]
+        numbers = copies(np.ones(len(of_set), np.int64), ids, quota, seed)
+        drawn.append(np.repeat(of_set, numbers))
+    return drawn
 
 
 class Drawn:
