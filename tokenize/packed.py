@@ -76,7 +76,7 @@ class PackedPhase:
     shares: dict[str, float]
 
 
-class PackedSet:
+class PackedSet(Shards):
     """A committed packed set, read by row.
 
     Shards on a local disk are memory-mapped. Of shards in an object store single rows
@@ -137,13 +137,13 @@ class PackedSet:
             [row for shard in self.shards for row in shard.get("withheld", ())],
             np.int64,
         )
-        self._shards = Shards(
+        super().__init__(
             self.folder, self.shards, self.sequence_length, self.dtype, stream, warn
         )
         self._bounds: dict[str, Boundaries] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_bounds": {}}
+        return {**super().__getstate__(), "_bounds": {}}
 
     @property
     def fingerprint(self) -> str:
@@ -228,37 +228,16 @@ class PackedSet:
         """
         return self.tokens(rows).astype(np.int64)
 
-    def tokens(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Tokens of training rows in the files' dtype, in the requested order.
-
-        Args:
-            rows: int64 of shape (n,), in [0, R).
-            out: (n, L) in the files' dtype, contiguous, to fill. None for a buffer that
-                is reused when no longer referenced.
-        """
-        return self._shards.tokens(rows, out)
-
-    @property
-    def local(self) -> bool:
-        """Return whether its files are on a local disk."""
-        return self._shards.local
-
-    def close(self) -> None:
-        """Stop requests to an object store and release the cache's files; no effect on
-        a local set.
-        """
-        self._shards.close()
-
     def source_of(self, rows: np.ndarray) -> np.ndarray:
         """Source numbers (int64, shape (n,)) of training rows."""
-        return sources_of_rows(self.phases, self._locate(rows)[0], self._begun)
+        return sources_of_rows(self.phases, self.checked(rows), self._begun)
 
     def boundaries(self, rows: np.ndarray) -> Boundaries:
         """Boundaries of the document pieces of training rows (int64, shape (n,)), in
         the requested order.
         """
         readers = [partial(self._boundaries_of, entry) for entry in self.shards]
-        return gather_boundaries(readers, self._shards.ends, self._shards.checked(rows))
+        return gather_boundaries(readers, self.ends, self.checked(rows))
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
         """Position of each token within its document piece (int32, shape (n, L));
@@ -275,7 +254,7 @@ class PackedSet:
         Raises:
             PackedSetError: no such source.
         """
-        return self._shards.load(self._held_out(source))
+        return self.load(self._held_out(source))
 
     def pieces(self, rows: np.ndarray) -> pa.Table:
         """Document pieces of training rows (PIECES_SCHEMA), ordered by row and start;
@@ -386,8 +365,8 @@ class PackedSet:
                 )
 
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = self._shards.checked(rows)
-        return rows, np.searchsorted(self._shards.ends, rows, side="right")
+        rows = self.checked(rows)
+        return rows, np.searchsorted(self.ends, rows, side="right")
 
     def _held_out(self, source: str) -> ShardEntry:
         entries = self.manifest["validation"]
@@ -401,7 +380,7 @@ class PackedSet:
     def _open_shard(self, entry: ShardEntry, compare: bool = True) -> OpenShard:
         return OpenShard(
             entry["file"],
-            self._shards.load(entry, compare),
+            self.load(entry, compare),
             self._boundaries_of(entry),
             partial(all_pieces, self.folder, entry["file"]),
         )
@@ -410,7 +389,7 @@ class PackedSet:
         file = entry["file"]
         if file not in self._bounds:
             name = boundaries_name(file)
-            path = self._shards.here(name, entry["beside"][name])
+            path = self.here(name, entry["beside"][name])
             self._bounds[file] = read_boundaries(path, entry["rows"])
         return self._bounds[file]
 

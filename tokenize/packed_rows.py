@@ -116,24 +116,24 @@ class Shards:
         return rows
 
     def tokens(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Tokens (n, L) of rows (int64 of shape (n,)), in `out` or in reused memory
-        (see Buffers).
+        """Tokens of training rows in the files' dtype, in the requested order.
+
+        Args:
+            rows: int64 of shape (n,), in [0, R).
+            out: (n, L) in the files' dtype, contiguous, to fill. None for a buffer that
+                is reused when no longer referenced.
         """
-        rows = np.ascontiguousarray(rows, np.int64).reshape(-1)
-        tokens = (
-            self._buffers.array((len(rows), self._length), self._dtype)
-            if out is None
-            else out
-        )
+        rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1)
+        if out is None:
+            out = self._buffers.array((len(rows), self._length), self._dtype)
         if not self.local:
-            self.elsewhere().fill(list(by_shard(self.checked(rows), self.ends)), tokens)
-            return tokens
-        content = tokens.view(np.uint8)
-        while (
-            shard := gather_mapped(
-                self._addresses, self._sums, self.ends, rows, content
-            )
-        ) != ALL_THERE:
+            self.elsewhere().fill(list(by_shard(self.checked(rows), self.ends)), out)
+            return out
+        content = out.view(np.uint8)
+        while True:
+            shard = gather_mapped(self._addresses, self._sums, self.ends, rows, content)
+            if shard == ALL_THERE:
+                return out
             if shard == NO_SUCH_ROW:
                 self.checked(rows)
             if shard <= DAMAGED:
@@ -146,7 +146,6 @@ class Shards:
                     f"damaged: `{REPAIR}` and a run make it again"
                 )
             self._map(shard)
-        return tokens
 
     def load(self, entry: ShardEntry, compare: bool = True) -> np.ndarray:
         """All tokens (rows, L) of a shard, training or held out; the content of a local
@@ -270,7 +269,14 @@ class Buffers:
         with suppress(IndexError):
             memory = self._free.pop()  # the most recently used is in the cache
         if memory is None or not size <= len(memory) <= 2 * size:
-            memory = _new_memory(size)
+            private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(
+                mmap, "MAP_ANONYMOUS", 0
+            )
+            options = {"flags": private} if private else {}
+            memory = mmap.mmap(-1, size, **options)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with suppress(OSError):  # kernel without huge pages
+                    memory.madvise(mmap.MADV_HUGEPAGE)
         # Every view refers to this array, not to the memory: its end releases the
         # memory.
         owner = np.frombuffer(memory, dtype, count=size // dtype.itemsize)
@@ -284,13 +290,3 @@ class Buffers:
 
     def _take_back(self, loan: weakref.ref[np.ndarray]) -> None:
         self._free.append(self._lent.pop(id(loan)).memory)
-
-
-def _new_memory(size: int) -> mmap.mmap:
-    """Private memory, in huge pages if available."""
-    private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
-    memory = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory

@@ -121,7 +121,7 @@ def opened(remote: Path, tmp_path: Path) -> Iterator[Callable[..., PackedSet]]:
 
 def wait_for_shards(packed: PackedSet) -> list[int]:
     """Return the shards on the local disk after all that fit have been fetched."""
-    rows = packed._shards.elsewhere()
+    rows = packed.elsewhere()
     assert rows._filling is not None
     rows._filling.join(30)
     return rows.shards_here
@@ -295,7 +295,7 @@ def test_damaged_cached_copy_is_detected_and_read_again(
     assert np.array_equal(packed.read(np.arange(60)), ROWS)
     (warning,) = warnings
     assert "train-00001.bin: its copy in the cache is damaged" in warning
-    assert packed._shards.elsewhere().shards_here == [0, 2]
+    assert packed.elsewhere().shards_here == [0, 2]
 
 
 def test_closing_ends_pending_requests(

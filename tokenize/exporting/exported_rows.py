@@ -82,7 +82,7 @@ class Split:
         """Rows at positions [first, stop) of the order, in blocks."""
         step = max(1, BLOCK_TOKENS // self.sequence_length)
         end = self.rows if stop is None else stop
-        readers = [partial(_boundaries_of, shard) for shard in self._shards]
+        readers = [partial(getattr, shard, "boundaries") for shard in self._shards]
         for begin in range(first, end, step):
             rows = np.arange(begin, min(end, begin + step), dtype=np.int64)
             if self._order is not None:
@@ -133,10 +133,6 @@ class Split:
                 part[name] = table[name].to_numpy()
             at += len(table)
         return Scratch(first, pieces)
-
-
-def _boundaries_of(shard: OpenShard) -> Boundaries:
-    return shard.boundaries
 
 
 @dataclass(frozen=True)

@@ -390,23 +390,18 @@ def _parts(
     part: list[Wanted] = []
     part_tokens = 0
     for file, documents in zip(files, scanned, strict=True):
-        ends = np.cumsum(
-            read_table(as_path(documents.bounds), ["tokens"])["tokens"].to_numpy()
-        )
-        first = 0
+        sizes = read_table(as_path(documents.bounds), ["tokens"])["tokens"].to_numpy()
+        ends = np.cumsum(sizes)
+        first = before = 0
         while first < len(ends):
-            before = int(ends[first - 1]) if first else 0
-            stop = min(
-                len(ends),
-                int(np.searchsorted(ends, before + PART_TOKENS - part_tokens)) + 1,
-            )
+            room = before + PART_TOKENS - part_tokens
+            stop = min(len(ends), int(np.searchsorted(ends, room)) + 1)
             part.append(Wanted(file, documents.bounds, documents.dtype, first, stop))
             part_tokens += int(ends[stop - 1]) - before
-            first = stop
+            first, before = stop, int(ends[stop - 1])
             if part_tokens >= PART_TOKENS:
                 yield part
-                part = []
-                part_tokens = 0
+                part, part_tokens = [], 0
     if part:
         yield part
 

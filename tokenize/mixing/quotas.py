@@ -18,7 +18,7 @@ from fractions import Fraction
 from itertools import pairwise, product
 from math import ceil, floor, lcm
 
-from gristmill.mixtures.mix import Mix, Weights, temperature
+from gristmill.mixtures.mix import Mix, temperature
 from gristmill.mixtures.sources import MixedSource
 
 DECIMAL_DIGITS = 28
@@ -77,30 +77,24 @@ def plan_phases(
         pass_tokens: source -> tokens of one pass over its training documents, for
             shares by size.
     """
-    phases = [
+    settings = [
         (
             1.0 if phase.end is None else phase.end,
             section.weights if phase.weights is None else phase.weights,
         )
         for phase in section.phases
     ]
-    return [
-        Phase(exact(end), _weigh(weights, own_weights, pass_tokens))
-        for end, weights in phases or [(1.0, section.weights)]
-    ]
-
-
-def _weigh(
-    weights: Weights | None,
-    own_weights: Mapping[str, float],
-    pass_tokens: Mapping[str, int],
-) -> tuple[Fraction, ...]:
-    if weights is None:
-        return tuple(exact(weight) for weight in own_weights.values())
-    alpha = temperature(weights)
-    if alpha is None:
-        return tuple(exact(weights.get(name, 0.0)) for name in own_weights)
-    return by_size([pass_tokens[name] for name in own_weights], alpha)
+    phases = []
+    for end, weights in settings or [(1.0, section.weights)]:
+        alpha = None if weights is None else temperature(weights)
+        if alpha is not None:
+            shares = by_size([pass_tokens[name] for name in own_weights], alpha)
+        elif weights is None:
+            shares = tuple(map(exact, own_weights.values()))
+        else:
+            shares = tuple(exact(weights.get(name, 0.0)) for name in own_weights)
+        phases.append(Phase(exact(end), shares))
+    return phases
 
 
 def by_size(tokens: Sequence[int], alpha: float) -> tuple[Fraction, ...]:

@@ -365,65 +365,48 @@ def make_streams(
             draws.
         work: the stage's work folder.
     """
-    results = _sort_pass(entries, work, bits, draws, 0, context)
-    return Streams(work, bits, draws, _based([results]))
+    none = np.empty((0, 1 << bits, 2 * draws.sources), np.int64)
+    streams = Streams(work, bits, draws, Bases(none, none, none))
+    return _with_pass(streams, entries, context)
 
 
 def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Streams:
     """Streams with one more pass of some of them."""
-    number = streams.passes
-    bits = streams.bits
-    draws = streams.draws
     again = partial(
         draw_again,
-        draws=draws,
-        bits=bits,
-        number=number,
+        draws=streams.draws,
+        bits=streams.bits,
+        number=streams.passes,
         streams=tuple(wanted),
         folder=streams.folder,
     )
-    job = pass_job(number)
-    partitions = 1 << bits
+    job, partitions = pass_job(streams.passes), 1 << streams.bits
     _, entries = run_shuffle(
         job, partition_tasks(partitions), again, context, {job: partitions}, direct=True
     )
-    results = _sort_pass(entries[job], streams.work, bits, draws, number, context)
-    before = list(zip(streams.bases.entries, streams.bases.tokens, strict=True))
-    return replace(streams, bases=_based([*before, results]))
+    return _with_pass(streams, entries[job], context)
 
 
-Totals = tuple[np.ndarray, np.ndarray]
-"""Entries and tokens of a pass: int64 of shape (partitions, streams) each."""
-
-
-def _sort_pass(
-    entries: Shuffled,
-    work: Path,
-    bits: int,
-    draws: Draws,
-    number: int,
-    context: Context,
-) -> Totals:
+def _with_pass(streams: Streams, entries: Shuffled, context: Context) -> Streams:
+    """Streams with one more pass, sorted from its entries."""
+    number = streams.passes
     sort = partial(
         sort_segment,
-        draws=draws,
-        bits=bits,
+        draws=streams.draws,
+        bits=streams.bits,
         number=number,
         entries=entries,
-        folder=work / SEGMENTS,
+        folder=streams.folder,
     )
-    results = run_tasks(
-        f"sort-{number}", partition_tasks(1 << bits), sort, context, direct=True
+    tasks = partition_tasks(1 << streams.bits)
+    results = run_tasks(f"sort-{number}", tasks, sort, context, direct=True)
+    tokens, counts = (
+        np.concatenate([before, [[result[name] for result in results]]])
+        for name, before in (
+            ("tokens", streams.bases.tokens),
+            ("entries", streams.bases.entries),
+        )
     )
-    return (
-        np.array([result["entries"] for result in results], np.int64),
-        np.array([result["tokens"] for result in results], np.int64),
-    )
-
-
-def _based(passes: Sequence[Totals]) -> Bases:
-    entries, tokens = map(np.stack, zip(*passes, strict=True))
     flat = tokens.reshape(-1, tokens.shape[-1])
-    return Bases(
-        tokens, entries, (np.cumsum(flat, axis=0) - flat).reshape(tokens.shape)
-    )
+    begins = (np.cumsum(flat, axis=0) - flat).reshape(tokens.shape)
+    return replace(streams, bases=Bases(tokens, counts, begins))

@@ -240,7 +240,9 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     tokens = load.micro_rows * load.length / form.context
     in_flight = min(form.pipeline, load.micro_batches)
     in_block = block_activation_bytes(shape, load.compute_bytes)
-    in_block += _elsewhere_bytes(shape, form, load)
+    # keys and values of the other ranks' tokens of the same rows
+    narrow = 2 * shape.kv_heads * shape.head_width
+    in_block += narrow * load.compute_bytes * (form.context - 1)
     # With checkpointing, a layer keeps its input, and one at a time is recomputed.
     of_layer = shape.width * load.compute_bytes if load.checkpointing else in_block
     kept = of_layer * tokens * layers * in_flight / form.tensor
@@ -286,12 +288,3 @@ def _root_parameters(shape: Shape, form: Form) -> float:
     single_embedding = shape.padded_vocab_size * shape.width
     embeddings = _embeddings(shape) if form.pipeline == 1 else single_embedding
     return embeddings + shape.width + shape.multi_token * _beside_further_block(shape)
-
-
-def _elsewhere_bytes(shape: Shape, form: Form, load: Load) -> float:
-    """Bytes per token and layer of a rank: keys and values of the other ranks' tokens
-    of the same rows.
-    """
-    return (
-        2 * shape.kv_heads * shape.head_width * load.compute_bytes * (form.context - 1)
-    )
