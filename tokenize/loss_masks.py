@@ -15,8 +15,12 @@ import numpy as np
 
 from gristmill.core.files import atomic_write, canonical_json, sha256_file
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import check_content, check_size, read_tokens
-from gristmill.tokenize.row_bytes import by_shard
+from gristmill.tokenize.packed_files import (
+    by_shard,
+    check_content,
+    check_size,
+    read_tokens,
+)
 
 ROWS_AT_A_TIME = 4096
 

@@ -35,6 +35,7 @@ from gristmill.tokenize.packed_files import (
     PackedSetError,
     ShardEntry,
     boundaries_name,
+    by_shard,
     check_content,
     check_size,
     gather_boundaries,
@@ -260,12 +261,10 @@ class PackedSet(Shards):
         """Document pieces of training rows (PIECES_SCHEMA), ordered by row and start;
         reads only their shards.
         """
-        rows, shards = self._locate(rows)
+        rows = self.checked(rows)
         tables = [
-            pieces_of_rows(
-                self.folder, self.shards[shard]["file"], rows[shards == shard]
-            )
-            for shard in np.unique(shards).tolist()
+            pieces_of_rows(self.folder, self.shards[shard]["file"], rows[places])
+            for shard, _, places in by_shard(rows, self.ends)
         ]
         return pa.concat_tables([NO_PIECES, *tables])
 
@@ -303,10 +302,8 @@ class PackedSet(Shards):
 
     def shards_of(self, rows: np.ndarray) -> list[str]:
         """Files that hold the training rows, in order."""
-        return [
-            self.shards[shard]["file"]
-            for shard in np.unique(self._locate(rows)[1]).tolist()
-        ]
+        shards = by_shard(self.checked(rows), self.ends)
+        return [self.shards[shard]["file"] for shard, _, _ in shards]
 
     def ledger(self, documents: Collection[bytes]) -> pa.Table:
         """Ledger entries of documents (LEDGER_SCHEMA), by id; documents that were never
@@ -363,10 +360,6 @@ class PackedSet(Shards):
                 check_content(
                     self.folder, {shard["file"]: shard["sha256"], **shard["beside"]}
                 )
-
-    def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = self.checked(rows)
-        return rows, np.searchsorted(self.ends, rows, side="right")
 
     def _held_out(self, source: str) -> ShardEntry:
         entries = self.manifest["validation"]

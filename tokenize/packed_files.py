@@ -39,7 +39,7 @@ FlashAttention's varlen interface calls them).
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -401,6 +401,24 @@ def join(parts: list[Boundaries]) -> Boundaries:
     )
 
 
+def by_shard(
+    rows: np.ndarray, ends: np.ndarray
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Each shard that some rows lie in, ascending, with their numbers in it and their
+    places among those asked for.
+
+    Args:
+        rows: int64 (k,), in [0, R).
+        ends: int64 (shards,), ascending: the first row behind each shard.
+    """
+    shards = np.searchsorted(ends, rows, side="right")
+    order = np.argsort(shards, kind="stable")
+    for places in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+        if len(places):
+            shard = int(shards[places[0]])
+            yield shard, rows[places] - (ends[shard - 1] if shard else 0), places
+
+
 def gather_boundaries(
     shards: Sequence[Callable[[], Boundaries]], ends: np.ndarray, rows: np.ndarray
 ) -> Boundaries:
@@ -411,17 +429,14 @@ def gather_boundaries(
         ends: int64 of shape (shards,), end of each in rows.
         rows: int64 of shape (n,), counted through all shards.
     """
-    numbers = np.searchsorted(ends, rows, side="right")
-    used = np.unique(numbers).tolist()
-    places = [np.flatnonzero(numbers == shard) for shard in used]
-    parts = [
-        shards[shard]().of(rows[place] - (int(ends[shard - 1]) if shard else 0))
-        for shard, place in zip(used, places, strict=True)
-    ]
+    parts = []
+    order = [np.empty(0, np.int64)]
+    for shard, within, places in by_shard(rows, ends):
+        parts.append(shards[shard]().of(within))
+        order.append(places)
     if len(parts) == 1:
         return parts[0]
-    back = np.argsort(np.concatenate([np.empty(0, np.int64), *places]))
-    return join(parts).of(back)
+    return join(parts).of(np.argsort(np.concatenate(order)))
 
 
 def to_bytes(boundaries: Boundaries) -> bytes:

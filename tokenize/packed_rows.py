@@ -24,6 +24,7 @@ from gristmill.tokenize.packed_files import (
     CHECKSUM_DTYPE,
     PackedSetError,
     ShardEntry,
+    by_shard,
     check_content,
     check_size,
     read_tokens,
@@ -33,7 +34,6 @@ from gristmill.tokenize.row_bytes import (
     ALL_THERE,
     DAMAGED,
     NO_SUCH_ROW,
-    by_shard,
     gather_mapped,
 )
 

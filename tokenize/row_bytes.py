@@ -10,8 +10,6 @@ bits, took longer than the copy itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,51 +22,6 @@ from gristmill.dataprep.text.kernels import inner_kernel, kernel, pointer
 
 ALL_THERE, NO_SUCH_ROW, DAMAGED = -1, -2, -3
 """Returned by `gather_mapped` instead of a shard's number."""
-
-
-def by_shard(
-    rows: np.ndarray, ends: np.ndarray
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Each shard that some rows lie in, ascending, with their numbers in it and their
-    places among those asked for.
-
-    Args:
-        rows: int64 (k,), in [0, R).
-        ends: int64 (shards,), ascending: the first row behind each shard.
-    """
-    numbers = np.empty(len(rows), np.int64)
-    places = np.empty(len(rows), np.int64)
-    starts = np.zeros(len(ends) + 1, np.int64)
-    sort_by_shard(rows, ends, numbers, places, starts)
-    bounds = starts.tolist()
-    for shard, (first, last) in enumerate(pairwise(bounds)):
-        if first < last:
-            yield shard, numbers[first:last], places[first:last]
-
-
-@kernel
-def sort_by_shard(rows, ends, numbers, places, starts):  # type: ignore[no-untyped-def]
-    """Order rows by shard, those of a shard in the order asked for, by counting.
-
-    Args:
-        rows: int64 (k,).
-        ends: int64 (shards,).
-        numbers, places: int64 (k,), filled: the row within its shard, and its place in
-            `rows`.
-        starts: int64 (shards + 1,), zeros; filled with where each shard's begin.
-    """
-    shards = np.searchsorted(ends, rows, side="right")
-    for shard in shards:
-        starts[shard + 1] += 1
-    for shard in range(len(ends)):
-        starts[shard + 1] += starts[shard]
-    filled = starts.copy()
-    for place in range(len(rows)):
-        shard = shards[place]
-        at = filled[shard]
-        filled[shard] += 1
-        numbers[at] = rows[place] - (ends[shard - 1] if shard else 0)
-        places[at] = place
 
 
 @kernel

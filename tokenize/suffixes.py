@@ -208,15 +208,6 @@ def list_places(first, last, withheld, n, bits, rows, buckets, places):  # type:
 
 
 @kernel
-def count_buckets(buckets, first, counts):  # type: ignore[no-untyped-def]
-    """Add to `counts` (int64) the number of `buckets` (uint32) of each number from
-    `first` on.
-    """
-    for bucket in buckets:
-        counts[np.int64(bucket) - first] += 1
-
-
-@kernel
 def deal_out(buckets, places, first, filled, dealt):  # type: ignore[no-untyped-def]
     """Write each place to the next free slot of its bucket in `dealt`: `filled`
     (int64), by bucket.

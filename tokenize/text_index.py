@@ -48,7 +48,6 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import expect_far_reads, read_ahead, read_tokens
 from gristmill.tokenize.suffixes import (
     MappedRows,
-    count_buckets,
     deal_out,
     find_longest,
     hash_text,
@@ -229,7 +228,8 @@ def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
     counts = np.zeros(size + 1, np.int64)
     if not sent.is_nothing:
         for piece in sent.pieces(partition):
-            count_buckets(piece["bucket"].to_numpy(), first, counts[1:])
+            buckets = piece["bucket"].to_numpy().astype(np.int64) - first
+            counts[1:] += np.bincount(buckets, minlength=size)
     starts = np.cumsum(counts)
     places = np.empty(starts[-1], plan.dtype)
     prints = np.empty(starts[-1], np.uint8)

@@ -378,9 +378,11 @@ def test_listed_characters_are_found_at_any_position(
         for code in range(first, last + 1)
     }
     flags = np.ones(len(texts), bool)
-    fast_encode.find_listed(
+    counts = np.empty((2, len(texts)), np.int64)
+    fast_encode.scan_texts(
         *fast_encode.text_buffers(pa.array(texts, pa.large_string())),
         unlike(nfc),
+        *counts,
         flags,
     )
     assert flags.tolist() == [not listed.isdisjoint(text) for text in texts]

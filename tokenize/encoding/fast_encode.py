@@ -28,8 +28,8 @@ from gristmill.tokenize.encoding.known_tokenizers import (
 from gristmill.tokenize.encoding.utf8_counts import (
     NONE_LISTED,
     Listed,
-    find_listed,
     listed,
+    scan_texts,
 )
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ class FastEncoder:
             return np.empty(0, np.uint32), np.zeros(len(offsets) - 1, np.int64)
         if theirs is None:
             theirs = np.zeros(len(offsets) - 1, bool)
-            if self.known.byte_level:
-                find_listed(data, offsets, self.unlike, theirs)
+            counts = np.empty((2, len(theirs)), np.int64)
+            scan_texts(data, offsets, self.unlike, *counts, theirs)
         library_rows = np.flatnonzero(theirs)
         try:
             ids, lengths = self._encode(data, offsets)

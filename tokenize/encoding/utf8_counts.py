@@ -137,29 +137,6 @@ def scan_texts(
     return wrong == 0
 
 
-@kernel
-def find_listed(
-    data: np.ndarray, offsets: np.ndarray, listed: Listed, found: np.ndarray
-) -> None:
-    """Mark valid UTF-8 texts with a listed code point, in half the time of `scan_texts`
-    for non-ASCII text.
-    """
-    for text in range(len(offsets) - 1):
-        at, end, hit = int(offsets[text]), int(offsets[text + 1]), False
-        while at + WIDTH <= end:
-            address = address_of(data) + at
-            fetch(address + AHEAD)
-            leads = (
-                leads_of_three_of_64(address) if listed.longer else leads_of_64(address)
-            )
-            hit = hit or _has_listed(data, at, end, leads, listed)
-            at += WIDTH
-        leads = np.uint64(0)
-        for place in range(at, end):
-            leads |= np.uint64(data[place] >= 0xC0) << np.uint64(place - at)
-        found[text] = hit or _has_listed(data, at, end, leads, listed)
-
-
 _1, _2, _3, _61, _62, _63, _64 = (np.uint64(bits) for bits in (1, 2, 3, 61, 62, 63, 64))
 
 

@@ -20,9 +20,9 @@ from gristmill.tokenize.packed import OpenShard, PackedSet
 from gristmill.tokenize.packed_files import (
     Boundaries,
     PackedSetError,
+    by_shard,
     gather_boundaries,
 )
-from gristmill.tokenize.row_bytes import by_shard
 
 BLOCK_TOKENS = 1 << 21
 PIECE = np.dtype(
