@@ -85,12 +85,6 @@ COMPARISONS = frozenset(
 )
 """Tests whose time does."""
 
-_COUNTED, _WRITTEN, _COMPARED, _SLICED, _JOINED, _CHARGED = (
-    f"{name} by gristmill"
-    for name in ("counted", "written", "compared", "sliced", "joined", "charged")
-)
-"""Filters that the syntax tree is given; no template can write their names."""
-
 
 class _Budget(threading.local):
     """Remaining budget of this thread's rendering."""
@@ -122,14 +116,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             name: _charging(test) if name in COMPARISONS else test
             for name, test in tests.items()
         }
-        self.filters |= {
-            _COUNTED: _counted,
-            _WRITTEN: _written,
-            _COMPARED: _compared,
-            _SLICED: _sliced,
-            _JOINED: _joined,
-            _CHARGED: _charged,
-        }
+        for function in (_counted, _written, _compared, _sliced, _joined, _charged):
+            self.filters[_filter_name(function)] = function
 
     def add_filters(self, filters: Mapping[str, Callable[..., Any]]) -> None:
         """Add filters that are charged for the size of what they are given."""
@@ -219,7 +207,7 @@ class _Charges(NodeTransformer):
         """`{% for x in y %}` goes over `y | counted(units of a turn)`."""
         units = STEP + _units_of(node.body)
         self.generic_visit(node)
-        node.iter = _filter(node.iter, _COUNTED, nodes.Const(units, lineno=node.lineno))
+        node.iter = _filter(node.iter, _counted, nodes.Const(units, lineno=node.lineno))
         return node
 
     def visit_Macro(self, node: Any) -> Any:
@@ -228,7 +216,7 @@ class _Charges(NodeTransformer):
         """
         units = nodes.Const(_units_of(node.body), lineno=node.lineno)
         self.generic_visit(node)
-        charge = nodes.ExprStmt(_filter(units, _CHARGED), lineno=node.lineno)
+        charge = nodes.ExprStmt(_filter(units, _charged), lineno=node.lineno)
         node.body.insert(0, charge)
         return node
 
@@ -238,7 +226,7 @@ class _Charges(NodeTransformer):
         """`{{ x }}` is `{{ x | written }}`."""
         self.generic_visit(node)
         node.nodes = [
-            part if isinstance(part, nodes.TemplateData) else _filter(part, _WRITTEN)
+            part if isinstance(part, nodes.TemplateData) else _filter(part, _written)
             for part in node.nodes
         ]
         return node
@@ -250,24 +238,32 @@ class _Charges(NodeTransformer):
         self.generic_visit(node)
         for operand in node.ops:
             if not isinstance(operand.expr, nodes.Const):
-                operand.expr = _filter(operand.expr, _COMPARED)
+                operand.expr = _filter(operand.expr, _compared)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
         """`a[b:c]` is `(a | sliced)[b:c]`."""
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            node.node = _filter(node.node, _SLICED)
+            node.node = _filter(node.node, _sliced)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         """`a ~ b` is `[a, b] | joined`."""
         self.generic_visit(node)
-        return _filter(nodes.List(node.nodes, lineno=node.lineno), _JOINED)
+        return _filter(nodes.List(node.nodes, lineno=node.lineno), _joined)
 
 
-def _filter(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
+def _filter(
+    node: nodes.Node, function: Callable[..., Any], *args: nodes.Expr
+) -> nodes.Filter:
+    name = _filter_name(function)
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+
+
+def _filter_name(function: Callable[..., Any]) -> str:
+    """Name of a filter that the syntax tree is given; no template can write it."""
+    return f"{function.__name__} by gristmill"
 
 
 def _units_of(body: Sequence[nodes.Node]) -> int:

@@ -279,26 +279,20 @@ def _check(
         raise ExportError(
             f"{out}: mds is written to a local folder only; copy it from there"
         )
-    if (
-        form == "llmc"
-        and not rows.sequence_length <= shard_tokens <= formats.MOST_LLMC_TOKENS
-    ):
+    most = formats.MOST_LLMC_TOKENS
+    if form == "llmc" and not rows.sequence_length <= shard_tokens <= most:
         raise ExportError(
-            f"a file of llm.c holds at most {formats.MOST_LLMC_TOKENS} tokens and at "
+            f"a file of llm.c holds at most {most} tokens and at "
             "least a row of "
             f"{rows.sequence_length}; {shard_tokens} per file are not possible"
         )
-    existing_files = (
-        sorted(path.name for path in out.iterdir() if path.name.startswith(prefix))
-        if out.exists()
-        else []
-    )
-    if existing_files:
-        raise ExportError(
-            f"{out} already holds {existing_files[0]}; a trainer would read old "
-            "files among new ones: choose "
-            "another folder or remove what begins with the name of the split"
-        )
+    for existing in sorted(out.iterdir()) if out.exists() else ():
+        if existing.name.startswith(prefix):
+            raise ExportError(
+                f"{out} already holds {existing.name}; a trainer would read old "
+                "files among new ones: choose "
+                "another folder or remove what begins with the name of the split"
+            )
 
 
 SCHEMA = pa.schema(

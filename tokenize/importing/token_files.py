@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from gristmill.core.files import as_path, is_local, sha256_file
@@ -66,25 +66,46 @@ def token_files(name: str, source: TokenSource) -> list[TokenFile]:
     """
     kind, listing = _found(name, source.tokens)
     by_name = {item.name: item for item in listing}
-    token_items = [
+    endings = ENDINGS[source.format]
+    items = [
         item
-        for item in sorted(listing, key=lambda item: item.name)
+        for _, item in sorted(by_name.items())
         if (
-            item.name.endswith(ENDINGS[source.format])
+            item.name.endswith(endings)
             if kind == "folder"
             else not item.name.endswith((INDEX, METADATA))
         )
     ]
-    files = [
-        file
-        for item in _without_inner_indices(token_items)
-        for file in _files(name, item, by_name, source.format)
-    ]
+    indices = {
+        path.parent
+        for item in items
+        if (path := PurePosixPath(item.name)).name == MDS_INDEX
+    }
+    files: list[TokenFile] = []
+    for item in items:
+        path = PurePosixPath(item.name)
+        form = source.format
+        if form == "auto":
+            form = _kind(name, item, by_name)
+        if form != "mds":
+            ending = {"megatron": INDEX, "olmo": METADATA}.get(form, "")
+            beside = by_name.get(item.name.removesuffix(path.suffix) + ending)
+            files.append(
+                TokenFile(
+                    item.name,
+                    item.location,
+                    item.size,
+                    form,
+                    beside.location if ending and beside is not None else None,
+                )
+            )
+        # The index of merged subsets lists the shards of the indices within.
+        elif path.name != MDS_INDEX or indices.isdisjoint(path.parent.parents):
+            files += _mds_files(name, item, by_name)
     if not files:
-        endings = " ".join(ENDINGS[source.format])
         raise SourceError(
             f"source {name!r}: {source.tokens} holds no tokens of format "
-            f"{source.format} ({endings}); correct `tokens:` or `format:`"
+            f"{source.format} ({' '.join(endings)}); correct `tokens:` or `format:`"
         )
     return files
 
@@ -116,45 +137,6 @@ def _found(name: str, tokens: str) -> tuple[str, list[Found]]:
                 if item.name not in listed_names
             ]
     return kind, listing
-
-
-def _without_inner_indices(items: Sequence[Found]) -> Iterator[Found]:
-    """Drop the indices of merged subsets: the outer index already lists their
-    shards.
-    """
-    outer = [
-        PurePosixPath(item.name).parent
-        for item in items
-        if PurePosixPath(item.name).name == MDS_INDEX
-    ]
-    for item in items:
-        folder = PurePosixPath(item.name).parent
-        if PurePosixPath(item.name).name != MDS_INDEX or not any(
-            parent in folder.parents for parent in outer
-        ):
-            yield item
-
-
-def _files(
-    name: str, item: Found, by_name: Mapping[str, Found], asked: str
-) -> Iterator[TokenFile]:
-    kind = _kind(name, item, by_name) if asked == "auto" else asked
-    if kind == "mds":
-        yield from _mds_files(name, item, by_name)
-        return
-    stem = item.name.removesuffix(PurePosixPath(item.name).suffix)
-    beside = (
-        by_name.get(stem + (INDEX if kind == "megatron" else METADATA))
-        if kind in ("megatron", "olmo")
-        else None
-    )
-    yield TokenFile(
-        item.name,
-        item.location,
-        item.size,
-        kind,  # type: ignore[arg-type]
-        None if beside is None else beside.location,
-    )
 
 
 def _kind(name: str, item: Found, by_name: Mapping[str, Found]) -> Kind:

@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from gristmill.tokenize.mixing.best_fit import best_fit_rows
+from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
+from gristmill.tokenize.mixing.packing import Packing, Pieces, cut
 from gristmill.tokenize.packed_files import PADDING
 
 
@@ -70,59 +71,34 @@ def pack(
         raise ValueError(f"sequence_length must be 1 or more, not {sequence_length}")
     lengths = np.array([len(document) for document in documents], np.int64)
     if method == "stream":
-        rows = _cut_stream(lengths, sequence_length)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        pieces = cut(starts, 0, int(starts[-1]), Packing(sequence_length))
     elif method == "best_fit":
-        rows = _best_fit(lengths, sequence_length)
+        whole, rests = np.divmod(lengths, sequence_length)
+        with_rest = np.flatnonzero(rests)
+        bins, _ = best_fit_decreasing(
+            rests[with_rest].astype(np.int32), sequence_length
+        )
+        number = np.arange(whole.sum()) - np.repeat(np.cumsum(whole) - whole, whole)
+        document = np.repeat(np.arange(len(lengths)), whole)
+        pieces = Pieces(
+            np.concatenate([np.arange(len(number)), len(number) + bins]),
+            np.concatenate([document, with_rest]),
+            np.concatenate([number, whole[with_rest]]) * sequence_length,
+            np.concatenate([np.full(len(number), sequence_length), rests[with_rest]]),
+        )
     else:
         raise ValueError(f"method must be best_fit or stream, not {method!r}")
-    shape = (len(rows), sequence_length)
+    shape = (int(pieces.row.max(initial=-1)) + 1, sequence_length)
     tokens = np.full(shape, pad, np.int64)
     positions = np.full(shape, PADDING)
     of = np.full(shape, PADDING)
-    for row, pieces in enumerate(rows):
-        place = 0
-        for document, start, end in pieces:
-            here = slice(place, place + end - start)
-            tokens[row, here] = documents[document][start:end]
-            positions[row, here] = np.arange(end - start)
-            of[row, here] = document
-            place = here.stop
+    filled = [0] * len(tokens)
+    columns = (column.tolist() for column in vars(pieces).values())
+    for row, document_number, start, size in zip(*columns, strict=True):
+        here = slice(filled[row], filled[row] + size)
+        tokens[row, here] = documents[document_number][start : start + size]
+        positions[row, here] = np.arange(size)
+        of[row, here] = document_number
+        filled[row] = here.stop
     return PackedDocuments(tokens, positions, of)
-
-
-Row = list[tuple[int, int, int]]
-"""Pieces of documents: which one, from where, up to where in it."""
-
-
-def _best_fit(lengths: np.ndarray, capacity: int) -> list[Row]:
-    full_rows = [
-        [(document, start, start + capacity)]
-        for document, length in enumerate(lengths.tolist())
-        for start in range(0, length - capacity + 1, capacity)
-    ]
-    rests = lengths % capacity
-    with_rest = np.flatnonzero(rests)
-    if not len(with_rest):
-        return full_rows
-    return full_rows + [
-        [
-            (document, int(lengths[document] - rests[document]), int(lengths[document]))
-            for document in with_rest[row].tolist()
-        ]
-        for row in best_fit_rows(rests[with_rest], capacity)
-    ]
-
-
-def _cut_stream(lengths: np.ndarray, capacity: int) -> list[Row]:
-    rows: list[Row] = []
-    room = 0
-    for document, length in enumerate(lengths.tolist()):
-        start = 0
-        while start < length:
-            if not room:
-                rows.append([])
-                room = capacity
-            end = min(length, start + room)
-            rows[-1].append((document, start, end))
-            start, room = end, room - (end - start)
-    return rows
