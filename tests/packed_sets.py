@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.core.files import write_json
+from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
@@ -16,6 +17,8 @@ from gristmill.tokenize.packed_files import (
     PackedManifest,
     PackedSetError,
     TokenizerEntry,
+    check_content,
+    check_size,
     dtype_name,
     train_name,
     validation_name,
@@ -79,3 +82,18 @@ def write_packed_set(
         },
     }
     write_json(folder / MANIFEST, manifest)
+
+
+def verify(packed: PackedSet, deep: bool = False) -> None:
+    """Check that all files exist with their sizes, and with `deep` their checksums.
+
+    Raises:
+        PackedSetError: names the file that differs.
+    """
+    row_bytes = packed.sequence_length * packed.dtype.itemsize
+    for shard in (*packed.shards, *packed.manifest["validation"].values()):
+        check_size(packed.folder / shard["file"], shard["rows"], row_bytes)
+        if deep:
+            check_content(
+                packed.folder, {shard["file"]: shard["sha256"], **shard["beside"]}
+            )

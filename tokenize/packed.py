@@ -36,8 +36,6 @@ from gristmill.tokenize.packed_files import (
     ShardEntry,
     boundaries_name,
     by_shard,
-    check_content,
-    check_size,
     gather_boundaries,
     ids_name,
     ledger_name,
@@ -278,10 +276,6 @@ class PackedSet(Shards):
         ]
         return pa.concat_tables([NO_PIECES, *tables])
 
-    def rows_of_document(self, document: bytes) -> pa.Table:
-        """Pieces of a document in the training rows (PIECES_SCHEMA), of all copies."""
-        return self.rows_of_documents([document])
-
     def validation_rows_of_documents(
         self, source: str, documents: Collection[bytes]
     ) -> pa.Table:
@@ -343,23 +337,6 @@ class PackedSet(Shards):
             for source in self.sources
             if (entry := self.manifest["validation"].get(source)) and entry["rows"]
         ]
-
-    def verify(self, deep: bool = False) -> None:
-        """Check that all files exist with their sizes, and with `deep` their checksums.
-
-        Raises:
-            PackedSetError: names the file that differs.
-        """
-        for shard in (*self.shards, *self.manifest["validation"].values()):
-            check_size(
-                self.folder / shard["file"],
-                shard["rows"],
-                self.sequence_length * self.dtype.itemsize,
-            )
-            if deep:
-                check_content(
-                    self.folder, {shard["file"]: shard["sha256"], **shard["beside"]}
-                )
 
     def _held_out(self, source: str) -> ShardEntry:
         entries = self.manifest["validation"]

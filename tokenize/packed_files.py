@@ -358,12 +358,6 @@ class Boundaries:
         return positions
 
 
-def whole_rows(rows: int, sequence_length: int) -> Boundaries:
-    """Boundaries of rows with a single piece each."""
-    bounds = np.tile(np.array([0, sequence_length], np.int32), rows)
-    return Boundaries(np.arange(rows + 1, dtype=np.int64) * 2, bounds)
-
-
 def boundaries_of(
     pieces: Mapping[str, np.ndarray], first: int, rows: int, sequence_length: int
 ) -> Boundaries:

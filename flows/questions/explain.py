@@ -621,7 +621,7 @@ def places_in_mix(
     from gristmill.tokenize.packed import PackedSet
 
     packed = PackedSet(mix)
-    pieces = packed.rows_of_document(document)
+    pieces = packed.rows_of_documents([document])
     use = "trained" if len(pieces) else "not drawn"
     if not len(pieces) and source in packed.manifest["validation"]:
         pieces = packed.validation_rows_of_documents(source, [document])

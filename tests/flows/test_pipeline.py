@@ -311,7 +311,7 @@ def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else
     assert [entry["id"] for entry in takedown["documents"]] == [document.hex()]
     assert takedown["trained"]
     assert takedown["first_step"] <= 5
-    rows = sorted(set(before.rows_of_document(document)["row"].to_pylist()))
+    rows = sorted(set(before.rows_of_documents([document])["row"].to_pylist()))
     assert takedown["rows"] == rows
     reduced_run = open_session(takedown["written"]["manifest"], [], store)
     assert takedown["command"].endswith(
@@ -328,7 +328,7 @@ def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else
     )
     packed = PackedSet(reduced_run.folder("mix").data)
     assert packed.withheld.tolist() == rows
-    assert packed.rows_of_document(document).num_rows == 0
+    assert packed.rows_of_documents([document]).num_rows == 0
     other_rows = np.setdiff1d(np.arange(before.rows), rows)
     assert np.array_equal(packed.read(other_rows), before.read(other_rows))
     assert packed.ledger([document])["reason"].to_pylist() == ["excluded"]

@@ -19,6 +19,7 @@ from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.mixing.row_layout import Shards
 from gristmill.tokenize.order import Order, rows_before, sources_of_rows
 from gristmill.tokenize.packed import PackedSet
+from tests.packed_sets import verify
 from tests.tokenize.order_definition import rank
 from tests.tokenize.test_mix import LENGTH, all_documents, prepare
 
@@ -116,7 +117,7 @@ def test_continued_set_keeps_the_rows_read_and_fills_the_remainder_by_the_new_we
         weights=weights,
         continues=continuing(before, READ),
     )
-    after.verify(deep=True)
+    verify(after, deep=True)
     assert after.rows == before.rows
     for seed in (SEED, 5):  # rows already read do not depend on the seed
         assert np.array_equal(
@@ -306,7 +307,7 @@ def test_documents_are_excluded_from_new_rows_only_or_from_all(
         tokens_read(third, np.arange(last)), tokens_read(later, np.arange(last))
     )
     assert third.withheld.size
-    assert third.rows_of_document(document)["row"].to_numpy().max() < READ
+    assert third.rows_of_documents([document])["row"].to_numpy().max() < READ
     everywhere = mixed(
         module_stages,
         prepared,

@@ -14,6 +14,7 @@ from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER
+from tests.packed_sets import verify
 
 LENGTH = 32
 SOURCES = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 4.0}}
@@ -66,8 +67,8 @@ def test_rows_of_excluded_documents_are_blanked_and_every_other_row_stays(
     assert (
         reduced.read(np.array(emptied)) == reduced.manifest["tokenizer"]["pad"]
     ).all()
-    assert len(reduced.rows_of_document(trained)) == 0
-    reduced.verify(deep=True)
+    assert len(reduced.rows_of_documents([trained])) == 0
+    verify(reduced, deep=True)
 
     assert reduced.fingerprint == full.fingerprint
     order, all_rows = (

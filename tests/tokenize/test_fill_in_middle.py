@@ -23,6 +23,7 @@ from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging, rearran
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.order import order_key
 from gristmill.tokenize.packed import PackedSet
+from tests.packed_sets import verify
 
 PRE, SUF, MID, EOT = 900, 901, 902, 903
 SOURCES = {
@@ -213,7 +214,7 @@ def test_rows_rearrange_documents_of_the_configured_sources_only(
         PackedSet(module_stages.root / name),
         load(prepared["tokenizer"]),
     )
-    packed.verify(deep=True)
+    verify(packed, deep=True)
     ids = (*(tokenizer.special_ids[token] for token in FIM_TOKENS[0]), tokenizer.eos)
     rearranging_ = rearranging(
         FillInMiddle.model_validate(FIM),

@@ -20,6 +20,7 @@ from gristmill.tokenize.mixing import ledger, streams
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER
+from tests.packed_sets import verify
 
 LENGTH = 32
 MIXTURE = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 4.0}}
@@ -123,7 +124,7 @@ def test_rows_per_source_match_the_weights_exactly(
         25,
     ]
     assert packed.read(np.arange(125)).shape == (125, LENGTH)
-    packed.verify(deep=True)
+    verify(packed, deep=True)
 
 
 def test_rows_hold_the_tokens_of_the_documents_in_their_pieces(
@@ -229,7 +230,7 @@ def test_every_packing_meets_quotas_and_agrees_with_its_pieces(
         packed.boundaries(rows),
         packed.positions(rows),
     )
-    packed.verify(deep=True)
+    verify(packed, deep=True)
     tokens_by_source = dict.fromkeys(packed.sources, 0)
     filled, splits = [0] * packed.rows, 0
     for piece in packed.pieces(rows).to_pylist():
@@ -684,7 +685,7 @@ def test_rows_of_a_document_are_found_through_the_index_of_each_shard(
     pieces = packed.pieces(np.arange(packed.rows))
     assert len({*pieces["id"].to_pylist()}) > 40
     for document_id in {*pieces["id"].to_pylist()}:
-        assert packed.rows_of_document(document_id).equals(
+        assert packed.rows_of_documents([document_id]).equals(
             pieces.filter(pc.equal(pieces["id"], pa.scalar(document_id, pa.binary(16))))
         )
     held_out = packed.validation_pieces("prose")
@@ -761,7 +762,7 @@ def test_large_vocabulary_is_packed_in_32_bits(
     assert np.array_equal(
         large.read(rows), np.where(expected == eos, eos, expected + shift)
     )
-    large.verify(deep=True)
+    verify(large, deep=True)
 
 
 def test_sources_without_validation_rows_are_warned_about(

@@ -18,6 +18,7 @@ from gristmill.dataprep.conservation import check_conservation
 from gristmill.tokenize.mixing.mix_summary import MixedPhase
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
+from tests.packed_sets import verify
 
 LENGTH = 16
 PHASES = [
@@ -121,7 +122,7 @@ def test_phases_follow_each_other_with_their_own_weights(
         "max_epochs": 1.0,
     }
     assert packed.manifest["shares"] == [asdict(stage) for stage in summary.stages]
-    packed.verify(deep=True)
+    verify(packed, deep=True)
 
 
 def test_source_continues_in_the_next_phase_where_it_stopped(

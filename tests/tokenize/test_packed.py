@@ -15,7 +15,7 @@ from gristmill.tokenize.order import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
 from gristmill.tokenize.packed_writing import write_rows
-from tests.packed_sets import write_packed_set
+from tests.packed_sets import verify, write_packed_set
 from tests.tokenize.order_definition import unrank
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
@@ -110,9 +110,9 @@ def test_remote_set_reads_the_same(
     packed = PackedSet(
         remote, Stream(cache_folder=str(tmp_path_factory.mktemp("cache")))
     )
-    packed.verify(deep=True)
+    verify(packed, deep=True)
     assert np.array_equal(packed.read(np.arange(12)), ROWS)
-    assert packed.rows_of_document(bytes([3] * 16))["row"].to_pylist() == [3]
+    assert packed.rows_of_documents([bytes([3] * 16)])["row"].to_pylist() == [3]
 
 
 def test_fingerprint_depends_on_training_rows_only(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_pieces_name_the_documents_of_rows(folder: Path) -> None:
     packed = PackedSet(folder)
     assert packed.pieces(np.array([11, 3, 3]))["row"].to_pylist() == [3, 11]
     assert packed.pieces(np.array([11]))["id"].to_pylist() == [bytes([11] * 16)]
-    assert packed.rows_of_document(bytes([7] * 16))["row"].to_pylist() == [7]
-    assert packed.rows_of_document(bytes([99] * 16)).num_rows == 0
+    assert packed.rows_of_documents([bytes([7] * 16)])["row"].to_pylist() == [7]
+    assert packed.rows_of_documents([bytes([99] * 16)]).num_rows == 0
     assert packed.validation_pieces("prose").num_rows == 0
 
 
@@ -208,30 +208,30 @@ def test_pieces_read_only_the_shards_of_their_rows(folder: Path) -> None:
 
 def test_damaged_file_is_named_in_the_error(folder: Path) -> None:
     packed = PackedSet(folder)
-    packed.verify(deep=True)
+    verify(packed, deep=True)
     path = folder / "train-00001.bin"
     content = path.read_bytes()
     path.write_bytes(b"\xff" + content[1:])
-    packed.verify()
+    verify(packed)
     with pytest.raises(PackedSetError, match=r"train-00001\.bin: SHA-256 is"):
-        packed.verify(deep=True)
+        verify(packed, deep=True)
     path.write_bytes(content)
     beside = folder / "train-00001.cu"
     boundaries = beside.read_bytes()
     beside.write_bytes(boundaries[:-1] + b"\x07")
     with pytest.raises(PackedSetError, match=r"train-00001\.cu: SHA-256 is"):
-        packed.verify(deep=True)
+        verify(packed, deep=True)
     beside.write_bytes(boundaries)
     path.write_bytes(content[:-1])
     with pytest.raises(
         PackedSetError, match=r"train-00001\.bin: has 79 bytes, but 5 rows take 80"
     ):
-        packed.verify()
+        verify(packed)
     with pytest.raises(PackedSetError, match=r"train-00001\.bin: has 79 bytes"):
         PackedSet(folder).read(np.array([5]))
     path.unlink()
     with pytest.raises(PackedSetError, match=r"train-00001\.bin: is missing"):
-        packed.verify()
+        verify(packed)
 
 
 def flip(path: Path, byte: int) -> None:

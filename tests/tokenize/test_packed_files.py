@@ -16,7 +16,6 @@ from gristmill.tokenize.packed_files import (
     join,
     read_boundaries,
     to_bytes,
-    whole_rows,
 )
 
 LENGTH = 10
@@ -79,7 +78,8 @@ def test_row_without_pieces_counts_as_one_piece() -> None:
     no_pieces = {
         name: np.empty(0, dtype=np.int64) for name in ("row", "start", "length")
     }
-    expected, boundaries = whole_rows(3, LENGTH), boundaries_of(no_pieces, 0, 3, LENGTH)
+    expected = Boundaries(np.array([0, 2, 4, 6]), np.array([0, LENGTH] * 3))
+    boundaries = boundaries_of(no_pieces, 0, 3, LENGTH)
     assert np.array_equal(boundaries.offsets, expected.offsets)
     assert np.array_equal(boundaries.bounds, expected.bounds)
 
@@ -102,4 +102,3 @@ def test_boundaries_round_trip_and_a_truncated_file_is_rejected(tmp_path: Path) 
 def test_boundaries_of_no_rows_are_empty() -> None:
     assert len(join([])) == 0
     assert join([]).positions(LENGTH).shape == (0, LENGTH)
-    assert isinstance(whole_rows(0, 8), Boundaries)

@@ -32,6 +32,7 @@ from gristmill.train.data.preference_rows import (
     merged,
 )
 from gristmill.train.objectives.losses import IGNORED
+from tests.packed_sets import verify
 from tests.train.jsonl import write_jsonl
 
 
@@ -55,7 +56,7 @@ def test_pair_is_two_adjacent_rows_with_a_loss_on_the_answers(
     summary = run_stage("dpo_data", inputs, config, tmp_path)
     assert (summary["pairs"], summary["rows_per_set"]) == (4, {"a": 6, "b": 2})
     packed, chat = PackedSet(tmp_path / "data"), Chat(inputs["tokenizer"])
-    packed.verify(deep=True)
+    verify(packed, deep=True)
     assert packed.source_of(np.arange(8)).tolist() == [0] * 6 + [1] * 2
     rows = PairRows(packed)
     assert rows.sets.tolist() == [0, 0, 0, 1]

@@ -30,6 +30,7 @@ from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.objectives.sft_objective import AssistantTurns
+from tests.packed_sets import verify
 
 LENGTH = 24
 TOKENIZER = {"vocab_size": 100, "eos": 0, "pad": 1, "sha256": "t"}
@@ -73,7 +74,7 @@ def packed(tmp_path: Path) -> PackedSet:
 
 
 def test_rows_on_disk_have_tokens_masks_and_provenance(packed: PackedSet) -> None:
-    packed.verify(deep=True)
+    verify(packed, deep=True)
     rows = np.arange(packed.rows)
     tokens, trained = packed.read(rows), LossMasks(packed).read(rows)
     pieces_by_id = {

@@ -151,11 +151,6 @@ class RemoteRows:
         self._cache.close()
         self._small.close()
 
-    @property
-    def shards_here(self) -> list[int]:
-        """Numbers of the shards read from the local disk."""
-        return sorted(self._here)
-
     def _take_from_disk(
         self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
