@@ -111,33 +111,37 @@ class PackedSet(Shards):
         stream: Stream | None = None,
         warn: Callable[[str], None] = warnings.warn,
     ) -> None:
-        self.folder = as_path(folder)
-        if not (self.folder / MANIFEST).exists():
+        root = as_path(folder)
+        path = root / MANIFEST
+        if not path.exists():
             raise PackedSetError(
-                f"{self.folder}: no {MANIFEST} there, so it is not a packed set"
+                f"{folder}: no {MANIFEST} there, so it is not a packed set"
             )
-        self.manifest: PackedManifest = read_json(self.folder / MANIFEST)
-        if self.manifest.get("format") not in READABLE_FORMATS:
+        manifest: PackedManifest = read_json(path)
+        if manifest.get("format") not in READABLE_FORMATS:
             raise PackedSetError(
-                f"{self.folder / MANIFEST}: format {self.manifest.get('format')!r}, "
-                "but this version reads formats "
-                f"{', '.join(map(str, READABLE_FORMATS))}; run the mix stage again"
+                f"{path}: format {manifest.get('format')!r}, but this version reads "
+                f"formats {', '.join(map(str, READABLE_FORMATS))}; run the mix stage "
+                "again"
             )
-        train = self.manifest["train"]
-        self.dtype = DTYPES[self.manifest["dtype"]]
-        self.sequence_length = self.manifest["sequence_length"]
-        self.sources = self.manifest["sources"]
+        train = manifest["train"]
+        super().__init__(
+            root,
+            train["shards"],
+            manifest["sequence_length"],
+            DTYPES[manifest["dtype"]],
+            stream,
+            warn,
+        )
+        self.manifest = manifest
+        self.sources = manifest["sources"]
         self.rows = train["rows"]
         self.rows_per_source = train["rows_per_source"]
-        self.shards = train["shards"]
         self.phases = train.get("stages") or [self.rows_per_source]
         self._begun = train.get("begun", [])
         self.withheld = np.array(
             [row for shard in self.shards for row in shard.get("withheld", ())],
             np.int64,
-        )
-        super().__init__(
-            self.folder, self.shards, self.sequence_length, self.dtype, stream, warn
         )
         self._bounds: dict[str, Boundaries] = {}
 

@@ -70,12 +70,12 @@ class Shards:
     ) -> None:
         self.ends = np.cumsum([entry["rows"] for entry in entries], dtype=np.int64)
         self.local = is_local(folder)
-        self._folder = folder
-        self._entries = entries
+        self.folder = folder
+        self.shards = entries
         self._stream = stream
         self._warn = warn
-        self._length = sequence_length
-        self._dtype = dtype
+        self.sequence_length = sequence_length
+        self.dtype = dtype
         self._open: dict[str, np.ndarray] = {}
         self._addresses, self._sums = np.zeros((2, len(entries)), np.uint64)
         self._sound: set[str] = set()
@@ -98,7 +98,7 @@ class Shards:
 
     def first(self, shard: int) -> int:
         """Number of a shard's first row."""
-        return int(self.ends[shard]) - self._entries[shard]["rows"]
+        return int(self.ends[shard]) - self.shards[shard]["rows"]
 
     def checked(self, rows: np.ndarray) -> np.ndarray:
         """Rows as int64 of shape (n,).
@@ -110,7 +110,7 @@ class Shards:
         total = int(self.ends[-1]) if len(self.ends) else 0
         if rows.size and (rows.min() < 0 or rows.max() >= total):
             raise PackedSetError(
-                f"{self._folder}: rows are in [0, {total}), not {rows.min()} to "
+                f"{self.folder}: rows are in [0, {total}), not {rows.min()} to "
                 f"{rows.max()}"
             )
         return rows
@@ -125,7 +125,7 @@ class Shards:
         """
         rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1)
         if out is None:
-            out = self._buffers.array((len(rows), self._length), self._dtype)
+            out = self._buffers.array((len(rows), self.sequence_length), self.dtype)
         if not self.local:
             self.elsewhere().fill(list(by_shard(self.checked(rows), self.ends)), out)
             return out
@@ -139,9 +139,9 @@ class Shards:
             if shard <= DAMAGED:
                 row = int(rows[DAMAGED - shard])
                 shard = int(np.searchsorted(self.ends, row, side="right"))
-                name = self._entries[shard]["file"]
+                name = self.shards[shard]["file"]
                 raise PackedSetError(
-                    f"{self._folder / name}: row {row - self.first(shard)} has another "
+                    f"{self.folder / name}: row {row - self.first(shard)} has another "
                     f"checksum than {sums_name(name)} says; one of the two files is "
                     f"damaged: `{REPAIR}` and a run make it again"
                 )
@@ -158,9 +158,9 @@ class Shards:
         Raises:
             PackedSetError: it is missing, or differs from its checksum.
         """
-        path = self._folder / entry["file"]
+        path = self.folder / entry["file"]
         if self.local:
-            check_size(path, entry["rows"], self._length * self._dtype.itemsize)
+            check_size(path, entry["rows"], self.sequence_length * self.dtype.itemsize)
         if compare or not self.local:
             path = self.here(entry["file"], entry["sha256"])
         return self._opened(entry["file"], path)
@@ -169,22 +169,20 @@ class Shards:
         """Register the addresses of a local shard's rows and checksums; `_open` keeps
         them alive.
         """
-        name = self._entries[shard]["file"]
-        rows = self._entries[shard]["rows"]
+        name = self.shards[shard]["file"]
+        rows = self.shards[shard]["rows"]
         sums = sums_name(name)
         if sums not in self._open:
-            check_size(self._folder / sums, rows, CHECKSUM_DTYPE.itemsize)
-            self._open.setdefault(
-                sums, read_tokens(self._folder / sums, CHECKSUM_DTYPE)
-            )
+            check_size(self.folder / sums, rows, CHECKSUM_DTYPE.itemsize)
+            self._open.setdefault(sums, read_tokens(self.folder / sums, CHECKSUM_DTYPE))
         self._sums[shard] = self._open[sums].ctypes.data
-        path = self._folder / name
-        check_size(path, rows, self._length * self._dtype.itemsize)
+        path = self.folder / name
+        check_size(path, rows, self.sequence_length * self.dtype.itemsize)
         self._addresses[shard] = self._opened(name, path).ctypes.data
 
     def _opened(self, name: str, path: Path) -> np.ndarray:
         if name not in self._open:
-            opened = read_tokens(path, self._dtype).reshape(-1, self._length)
+            opened = read_tokens(path, self.dtype).reshape(-1, self.sequence_length)
             # If threads open it concurrently, the first array stays: its address may be
             # in use already.
             self._open.setdefault(name, opened)
@@ -199,9 +197,9 @@ class Shards:
         if not self.local:
             return self.elsewhere().file(name, sha256)
         if name not in self._sound:
-            check_content(self._folder, {name: sha256})
+            check_content(self.folder, {name: sha256})
             self._sound.add(name)
-        return self._folder / name
+        return self.folder / name
 
     def elsewhere(self) -> RemoteRows:
         """Reader of shards in an object store."""
@@ -210,10 +208,10 @@ class Shards:
         with self._lock:
             if self._remote is None:
                 self._remote = RemoteRows(
-                    self._folder,
-                    self._entries,
-                    self._length,
-                    self._dtype,
+                    self.folder,
+                    self.shards,
+                    self.sequence_length,
+                    self.dtype,
                     self._stream or Stream(),
                     self._warn,
                 )

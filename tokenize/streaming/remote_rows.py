@@ -30,6 +30,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -61,7 +62,7 @@ class RemoteRows:
     """The rows of a packed set's training shards.
 
     Args:
-        folder: of the set, in an object store.
+        folder: of the set: the `upath.UPath` of an fsspec URL.
         shards: their entries in packed.json, each with a file of checksums beside it.
         sequence_length: tokens per row.
         dtype: of the tokens.
@@ -71,7 +72,7 @@ class RemoteRows:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Any,
         shards: Sequence[ShardEntry],
         sequence_length: int,
         dtype: np.dtype,
@@ -88,7 +89,10 @@ class RemoteRows:
             "check the store, or raise engine.stream.retry_seconds "
             f"({stream.retry_seconds:g})",
         )
-        self._objects = Objects(folder, self._patience, stream.timeout_seconds)
+        # only the stores that fsspec reads asynchronously have this time limit
+        is_async = isinstance(folder.fs, AsyncFileSystem)
+        self._timeout = {"timeout": stream.timeout_seconds} if is_async else {}
+        self._folder = folder
         self._warn = warn
         self._limit = stream.cache_bytes
         folder_here = (
@@ -124,15 +128,17 @@ class RemoteRows:
         """Fetch a small required file of the set to the local disk, regardless of the
         cache limit.
         """
+        path = self._folder / name
         with self._lock:
             one_at_a_time = self._locks.setdefault(sha256, threading.Lock())
         with one_at_a_time:
-            size = self._objects.size(name)
-            path = self._small.get(
-                sha256, size, self._copy(name, size, sha256), needed=True
+            size = self._patience.ask(
+                str(path), lambda: int(path.fs.info(path.path, **self._timeout)["size"])
             )
-        assert path is not None
-        return path
+            copy = partial(self._copy, name, size, sha256)
+            local = self._small.get(sha256, size, copy, needed=True)
+        assert local is not None
+        return local
 
     def keep_shards(self) -> None:
         """Start a thread that fetches whole shards, as many as fit."""
@@ -211,7 +217,7 @@ class RemoteRows:
                     "another checksum than the set says"
                 )
 
-        self._objects.read(
+        self._read_object(
             self._shards[shard]["file"],
             first * self._row_bytes,
             end * self._row_bytes,
@@ -241,7 +247,7 @@ class RemoteRows:
     def _fetch_shard(self, shard: int, size: int, wait: bool) -> None:
         file, sha256 = self._shards[shard]["file"], self._shards[shard]["sha256"]
         try:
-            copy = self._copy(file, size, sha256)
+            copy = partial(self._copy, file, size, sha256)
             path = self._cache.get(sha256, size, copy, wait)
         except OSError as error:
             # the rows themselves are asked for one by one, and decide
@@ -251,45 +257,7 @@ class RemoteRows:
             tokens = np.asarray(np.memmap(path, self._dtype, mode="r"))
             self._here[shard] = tokens.reshape(-1, self._length)
 
-    def _copy(self, name: str, size: int, sha256: str) -> Callable[[BinaryIO], None]:
-        return lambda sink: self._objects.copy(name, size, sha256, sink)
-
-
-def shards_that_fit(sizes: Sequence[int], limit_bytes: int) -> list[int]:
-    """Numbers of the shards kept on the local disk: the longest prefix within the
-    limit.
-    """
-    return np.flatnonzero(
-        (np.cumsum(sizes) <= limit_bytes) & (np.array(sizes) > 0)
-    ).tolist()
-
-
-PART_BYTES = 8 << 20
-"""Of one request when a whole object is read: large enough for a store's full rate,
-small enough to ask again.
-"""
-
-
-class Objects:
-    """The objects of one folder.
-
-    Args:
-        folder: the `upath.UPath` of an fsspec URL.
-        patience: with the store.
-        timeout_seconds: a request that takes longer has failed. It holds for the stores
-            that fsspec reads asynchronously (S3, Google Cloud Storage, Azure, HTTP);
-            the others have time limits of their own.
-    """
-
-    def __init__(self, folder: Any, patience: Patience, timeout_seconds: float) -> None:
-        from fsspec.asyn import AsyncFileSystem
-
-        self._folder = folder
-        self._patience = patience
-        is_async = isinstance(self._folder.fs, AsyncFileSystem)
-        self._timeout = {"timeout": timeout_seconds} if is_async else {}
-
-    def read(
+    def _read_object(
         self,
         name: str,
         start: int,
@@ -314,21 +282,14 @@ class Objects:
 
         return self._patience.ask(f"bytes {start} to {end} of {path}", attempt)
 
-    def size(self, name: str) -> int:
-        """Size of an object in bytes."""
-        path = self._folder / name
-        return self._patience.ask(
-            str(path), lambda: int(path.fs.info(path.path, **self._timeout)["size"])
-        )
-
-    def copy(self, name: str, size: int, sha256: str, sink: BinaryIO) -> None:
+    def _copy(self, name: str, size: int, sha256: str, sink: BinaryIO) -> None:
         """Copy a whole object into a local file and verify its checksum."""
 
         def attempt() -> None:
             sink.seek(0)
             digest = hashlib.sha256()
             for start in range(0, size, PART_BYTES):
-                part = self.read(name, start, min(start + PART_BYTES, size))
+                part = self._read_object(name, start, min(start + PART_BYTES, size))
                 digest.update(part)
                 sink.write(part)
             if digest.hexdigest() != sha256:
@@ -337,6 +298,21 @@ class Objects:
                 )
 
         self._patience.ask(str(self._folder / name), attempt)
+
+
+def shards_that_fit(sizes: Sequence[int], limit_bytes: int) -> list[int]:
+    """Numbers of the shards kept on the local disk: the longest prefix within the
+    limit.
+    """
+    return np.flatnonzero(
+        (np.cumsum(sizes) <= limit_bytes) & (np.array(sizes) > 0)
+    ).tolist()
+
+
+PART_BYTES = 8 << 20
+"""Of one request when a whole object is read: large enough for a store's full rate,
+small enough to ask again.
+"""
 
 
 class WrongContentError(OSError):
