@@ -112,11 +112,9 @@ def planning_context(documents: int, context: Context) -> Context:
     """Context for planning: few documents are planned by sequential tasks without a
     pipeline.
     """
-    return (
-        context.with_one_worker()
-        if documents < FEW_DOCUMENTS and context.beam.runner == "local"
-        else context
-    )
+    if documents < FEW_DOCUMENTS and context.beam.runner == "local":
+        return context.with_one_worker()
+    return context
 
 
 def collect(
@@ -148,11 +146,11 @@ def collect(
             among `sources`.
     """
     shards = [
-        (corpus_number, corpus["tokenize"], shard)
+        (corpus_number, corpus["tokenize"] / docs_name(shard), shard)
         for corpus_number, corpus in enumerate(corpora(inputs))
         for shard in shard_names(corpus["ingest"])
     ]
-    rows = count_rows([folder / docs_name(shard) for _, folder, shard in shards])
+    rows = count_rows([path for _, path, _ in shards])
     tasks = [
         Task(
             f"{number:05d}",
@@ -175,15 +173,11 @@ def collect(
         ledger_bits=ledger_bits,
         rearranging=rearranging,
     )
+    planning = planning_context(documents, context)
     partitions = {ENTRIES: 1 << bits, DOCUMENTS: 1 << ledger_bits}
     try:
         results, sent = run_shuffle(
-            JOB,
-            tasks,
-            process,
-            planning_context(documents, context),
-            partitions,
-            direct=True,
+            JOB, tasks, process, planning, partitions, direct=True
         )
     except MixError as error:  # names source and key; the shard is irrelevant
         raise MixError(str(error).partition(f"{MixError.__name__}: ")[2]) from error
@@ -304,9 +298,8 @@ def _judge(
     ]
     if not expressions:
         return verdicts, repeats
-    measured = measured_columns(
-        inputs, shard, docs, any(METADATA in text.lower() for text in expressions)
-    )
+    with_metadata = any(METADATA in text.lower() for text in expressions)
+    measured = measured_columns(inputs, shard, docs, with_metadata)
     for number, (name, settings) in enumerate(sources.items()):
         is_source = source == number
         table = measured.filter(pa.array(is_source))

@@ -193,45 +193,42 @@ def lay_out(
         quotas: rows of each source, by phase.
         context: of the jobs.
     """
-    sources = len(ends)
     length = section.sequence_length
     save(context.work / "plan", "bases", streams.bases)
-    packing = packing_of(section)
-    tasks: list[Task] = [
-        Task(
-            f"{stream:05d}",
-            {"stream": stream, "ends": [int(end) for end in stream_ends]},
-        )
-        for stream, stream_ends in enumerate([*ends, *([end] for end in held_out)])
+    all_ends = [*map(list, ends), *([end] for end in held_out)]
+    # Document tokens by phase; with alignment, an end lies behind tokens in no row.
+    tokens = [
+        *(
+            [rows * length for rows in column]
+            for column in zip(*quotas.rows, strict=True)
+        ),
+        *all_ends[len(ends) :],
+    ]
+    tasks = [
+        Task(f"{stream:05d}", {"stream": stream, "ends": stream_ends})
+        for stream, stream_ends in enumerate(all_ends)
     ]
     process = partial(
         lay_out_stream,
         streams=streams_for_workers(streams),
-        packing=packing,
-        sources=sources,
+        packing=packing_of(section),
+        sources=len(ends),
         plan=context.work / "plan",
     )
     results = run_tasks(LAYOUT_JOB, tasks, process, context, direct=True)
-    layouts = []
-    for stream, result in enumerate(results):
-        stream_ends = tasks[stream].payload["ends"]
-        tokens = (
-            [line[stream] * length for line in quotas.rows]
-            if stream < sources
-            else stream_ends
+    return [
+        Layout(
+            tuple(stream_ends),
+            tuple(result["rows"] or [number // length for number in stream_tokens]),
+            tuple(stream_tokens),
+            result["costs"]["stream"]["documents"],
+            result["tokens"],
+            {name: PackingCost(**cost) for name, cost in result["costs"].items()},
         )
-        rows = result["rows"] or [number // length for number in tokens]
-        layouts.append(
-            Layout(
-                tuple(stream_ends),
-                tuple(rows),
-                tuple(tokens),
-                result["costs"]["stream"]["documents"],
-                result["tokens"],
-                {name: PackingCost(**cost) for name, cost in result["costs"].items()},
-            )
+        for stream_ends, stream_tokens, result in zip(
+            all_ends, tokens, results, strict=True
         )
-    return layouts
+    ]
 
 
 def streams_for_workers(streams: Streams) -> Streams:
@@ -410,21 +407,17 @@ def place(
 
 
 def used_of(
-    pieces: pa.Table, target: np.ndarray, training: int, sources: int, bits: int
+    pieces: pa.Table, target: np.ndarray, shards: Shards
 ) -> tuple[Sent, list[int]]:
-    """Documents of a segment with pieces in the first `training` shards, and the number
-    of their entries by source.
+    """Documents of a segment with pieces in training shards, and the number of their
+    entries by source.
     """
-    training_pieces = pieces.filter(pa.array(target < training))
+    training_pieces = pieces.filter(pa.array(target < shards.training))
     entries = training_pieces.group_by(["source", "high", "low", "copy"]).aggregate([])
-    copies = np.bincount(entries["source"].to_numpy(), minlength=sources)
-    documents = (
-        entries.group_by(["high", "low"])
-        .aggregate([])
-        .select(["high", "low"])
-        .cast(USED_SCHEMA)
-    )
-    partitions = leading(documents["high"].to_numpy(), bits)
+    copies = np.bincount(entries["source"].to_numpy(), minlength=len(shards.sources))
+    documents = entries.group_by(USED_SCHEMA.names).aggregate([])
+    documents = documents.select(USED_SCHEMA.names).cast(USED_SCHEMA)
+    partitions = leading(documents["high"].to_numpy(), shards.ledger_bits)
     return Sent(USED, documents.combine_chunks(), partitions), copies.tolist()
 
 
@@ -451,9 +444,7 @@ def place_segment(
         yield wanted_of(*pieces[0])
     copies: list[int] = []
     if shards.before is not None:
-        sent, copies = used_of(
-            *pieces[0], shards.training, len(shards.sources), shards.ledger_bits
-        )
+        sent, copies = used_of(*pieces[0], shards)
         yield sent
     # frees the pieces while the receiver sorts them
     yield Sent(PLACE_JOB, *pieces.pop())
@@ -506,7 +497,7 @@ def _pieces_of(
             if rearranging is not None:
                 runs = _runs_of(documents, pieces, source, number, trains, rearranging)
                 target = target[runs.piece]
-            tables.append(_placed(documents, pieces, runs, row, source, copy))
+            tables.append(_placed(documents, pieces, row, source, copy, runs))
             targets.append(target)
     return pa.concat_tables(tables).combine_chunks(), np.concatenate(targets)
 
@@ -530,26 +521,20 @@ def _cut_phases(
 def _placed(
     segment: Segment,
     pieces: Pieces,
-    runs: Runs | None,
     row: np.ndarray,
     source: int,
     copy: np.ndarray,
+    runs: Runs | None,
 ) -> pa.Table:
     """Table of pieces in PLACED_SCHEMA, or of their runs in ENDS_SCHEMA."""
-    entry = pieces.entry
-    length = pieces.length
-    offset = pieces.offset
+    entry, length, offset = pieces.entry, pieces.length, pieces.offset
     first = offset
     text = np.minimum(length, segment.tokens[entry] - offset)
     ends = []
     if runs is not None:
-        row = row[runs.piece]
-        entry = entry[runs.piece]
-        length = runs.length
-        offset = runs.offset
-        first = runs.source
-        text = runs.text
-        ends = [runs.end]
+        row, entry = row[runs.piece], entry[runs.piece]
+        _, offset, length, first, text, end = runs
+        ends = [end]
     return pa.table(
         [
             row.astype(np.int32),
@@ -564,7 +549,7 @@ def _placed(
             text.astype(np.int32),
             *ends,
         ],
-        schema=PLACED_SCHEMA if runs is None else ENDS_SCHEMA,
+        schema=ENDS_SCHEMA if ends else PLACED_SCHEMA,
     )
 
 
@@ -578,18 +563,17 @@ def _runs_of(
 ) -> Runs:
     """Runs of the pieces in a pass."""
     entry, position = np.unique(pieces.entry, return_inverse=True)
-    words = segment.words[entry]
-    time = segment.time[entry]
-    tokens = segment.tokens[entry]
+    words, time = segment.words[entry], segment.time[entry]
     is_rearranged = np.zeros(len(entry), bool)
     if trains:
         is_rearranged = rearranging.chosen(np.full(len(entry), source), words, time)
+    tokens = segment.tokens[entry] - ADDED * is_rearranged
     return rearranging.cut_pieces(
         is_rearranged[position],
         words[position],
         time[position],
         number,
-        (tokens - ADDED * is_rearranged)[position],
+        tokens[position],
         pieces.offset,
         pieces.length,
     )

@@ -79,6 +79,8 @@ class RemoteRows:
         stream: Stream,
         warn: Callable[[str], None],
     ) -> None:
+        from fsspec.asyn import AsyncFileSystem
+
         self._shards = shards
         self._length = sequence_length
         self._dtype = dtype
