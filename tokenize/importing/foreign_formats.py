@@ -231,10 +231,8 @@ def _llmc(file: TokenFile, content: np.ndarray) -> Runs:
     in llm.c's data_common.py).
     """
     size = 4 * LLMC_HEADER_INTS
-    header = (
-        content[:size].view("<i4") if len(content) >= size else np.zeros(3, np.int32)
-    )
-    magic, version, tokens = header[:3].tolist()
+    header = content[: 12 if len(content) >= size else 0].tobytes().ljust(12, b"\0")
+    magic, version, tokens = struct.unpack("<3i", header)
     if magic == LLMC_EVALUATION_MAGIC:
         raise TokenFileError(
             f"{file.name}: holds multiple-choice questions for llm.c's evaluation, "
@@ -252,7 +250,7 @@ def _llmc(file: TokenFile, content: np.ndarray) -> Runs:
     if runs.tokens[0] != tokens:
         raise TokenFileError(
             f"{file.name}: its header says {tokens:,} tokens, but it holds "
-            f"{int(runs.tokens[0]):,}; the file is cut off, or not written to its end"
+            f"{runs.tokens[0]:,}; the file is cut off, or not written to its end"
         )
     return runs
 
@@ -329,13 +327,12 @@ def _olmo(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
     if content[: len(NUMPY_MAGIC)].tobytes() == NUMPY_MAGIC:
         begin, stored = _numpy_header(file, content)
     else:
-        begin = 0
-        stored = _named(file, dtype)
+        begin, stored = 0, _named(file, dtype)
     array_run = _whole(file, content, begin, stored)
     if file.beside is None:
         return array_run
-    with as_path(file.beside).open("rb") as stream:
-        lines = list(csv.reader(io.StringIO(gzip.decompress(stream.read()).decode())))
+    text = gzip.decompress(as_path(file.beside).read_bytes()).decode()
+    lines = list(csv.reader(io.StringIO(text)))
     try:
         bounds = np.array(
             [(int(line[0]), int(line[1])) for line in lines], np.int64
@@ -345,38 +342,32 @@ def _olmo(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
             f"the metadata of {file.name}: a line does not begin "
             f"with two numbers: {error}"
         ) from error
-    if len(bounds) and (
-        bounds.min() < 0
-        or (bounds[:, 0] > bounds[:, 1]).any()
-        or bounds.max() > array_run.tokens[0]
-    ):
+    first, stop = bounds.T
+    if ((first < 0) | (first > stop) | (stop > array_run.tokens[0])).any():
         raise TokenFileError(
             f"the metadata of {file.name}: a document lies outside of its "
-            f"{int(array_run.tokens[0]):,} "
+            f"{array_run.tokens[0]:,} "
             "tokens; they do not belong together, or `dtype:` is wrong"
         )
-    line_metadata = tuple(
+    metadata = tuple(
         dict(zip(("id", "src", "loc"), line[2:], strict=False)) for line in lines
     )
     return Runs(
         stored,
-        begin + bounds[:, 0] * stored.itemsize,
-        bounds[:, 1] - bounds[:, 0],
+        begin + first * stored.itemsize,
+        stop - first,
         are_documents=True,
-        metadata=line_metadata if any(line_metadata) else (),
+        metadata=metadata if any(metadata) else (),
     )
 
 
 def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype[Any]]:
     """Offset and dtype of the numbers in a file of `np.save`."""
     stream = io.BytesIO(content[:65536].tobytes())
+    read = np.lib.format.read_array_header_2_0
     try:
-        version = np.lib.format.read_magic(stream)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
+        if np.lib.format.read_magic(stream) == (1, 0):
+            read = np.lib.format.read_array_header_1_0
         shape, _, dtype = read(stream)
     except ValueError as error:
         raise TokenFileError(
@@ -421,7 +412,6 @@ def _mds(
     shard = file.shard
     assert shard is not None
     names = shard["column_names"]
-    sizes = shard["column_sizes"]
     token_column = column or next((name for name in MDS_COLUMNS if name in names), None)
     if token_column not in names:
         raise TokenFileError(
@@ -439,22 +429,17 @@ def _mds(
     offsets = content[4:head].view("<u4").astype(np.int64)
     if offsets[-1] > len(content):
         raise TokenFileError(
-            f"{file.name}: has {len(content):,} bytes of "
-            f"{int(offsets[-1]):,}; it is cut off"
+            f"{file.name}: has {len(content):,} bytes of {offsets[-1]:,}; it is cut off"
         )
-    varying = [place for place, size in enumerate(sizes) if not size]
-    heads = (
-        content[(offsets[:-1, None] + np.arange(4 * len(varying)))]
-        .view("<u4")
-        .astype(np.int64)
-        if (varying and samples)
-        else np.zeros((samples, 0), np.int64)
-    )
-    all_sizes = np.tile(np.array([size or 0 for size in sizes], np.int64), (samples, 1))
-    all_sizes[:, varying] = heads
-    begin = offsets[:-1] + 4 * len(varying) + all_sizes[:, :number].sum(axis=1)
+    fixed = np.array([size or 0 for size in shard["column_sizes"]], np.int64)
+    varying = np.flatnonzero(fixed == 0)
+    sizes = np.tile(fixed, (samples, 1))
+    if len(varying) and samples:
+        heads = content[offsets[:-1, None] + np.arange(4 * len(varying))]
+        sizes[:, varying] = heads.view("<u4")
+    begin = offsets[:-1] + 4 * len(varying) + sizes[:, :number].sum(axis=1)
     encoding = shard["column_encodings"][number]
-    return _in_column(file, content, begin, all_sizes[:, number], encoding, dtype)
+    return _in_column(file, content, begin, sizes[:, number], encoding, dtype)
 
 
 def _in_column(
@@ -469,35 +454,32 @@ def _in_column(
     encodings.py).
     """
     kind, _, parameters = encoding.partition(":")
+    if kind not in ("bytes", "ndarray"):
+        raise TokenFileError(
+            f"{file.name}: its tokens are stored as {encoding!r}; "
+            "`ndarray` and `bytes` are read"
+        )
     # int64, as written by llm-foundry's earlier convert_dataset_hf.py
-    if kind == "bytes":
-        stored = _named(file, dtype or "int64")
-    elif kind == "ndarray":
-        dtype_name, _, shape = parameters.partition(":")
-        begin = begin.copy()
-        if not dtype_name:
+    name = dtype or "int64"
+    if kind == "ndarray":
+        name, _, shape = parameters.partition(":")
+        head = np.zeros_like(begin)
+        if not name:
             codes = set(content[begin].tolist())
             if len(codes) > 1 or not codes <= MDS_DTYPES.keys():
                 raise TokenFileError(
                     f"{file.name}: the arrays of its samples are of several dtypes, or "
                     f"of none that tokens have ({sorted(codes)})"
                 )
-            begin = begin + 1
-            size = size - 1
-            dtype_name = np.dtype(MDS_DTYPES[codes.pop()]).name if codes else "uint16"
-        stored = _named(file, dtype_name)
+            head += 1
+            name = np.dtype(MDS_DTYPES[codes.pop()]).name if codes else "uint16"
         if not shape:
             # One byte with the number of axes and the width of their lengths, then the
             # lengths.
-            axes = content[begin].astype(np.int64)
-            head = 1 + (axes >> 2) * (1 << (axes & 3))
-            begin = begin + head
-            size = size - head
-    else:
-        raise TokenFileError(
-            f"{file.name}: its tokens are stored as {encoding!r}; "
-            "`ndarray` and `bytes` are read"
-        )
+            axes = content[begin + head].astype(np.int64)
+            head += 1 + (axes >> 2) * (1 << (axes & 3))
+        begin, size = begin + head, size - head
+    stored = _named(file, name)
     if stored.kind not in "ui" or (size % stored.itemsize).any() or (size < 0).any():
         raise TokenFileError(
             f"{file.name}: its samples are not arrays of "
@@ -576,18 +558,15 @@ def _without_ends(runs: Runs, content: np.ndarray, end_of_text: int) -> Bounds:
     size = runs.dtype.itemsize
     nonempty = np.flatnonzero(runs.tokens)
     last = runs.begin[nonempty] + (runs.tokens[nonempty] - 1) * size
-    ids = (
-        content[last[:, None] + np.arange(size)]
-        .view(runs.dtype)
-        .ravel()
-        .astype(np.int64)
-    )
+    ids = content[last[:, None] + np.arange(size)].view(runs.dtype).ravel()
     is_end = ids == end_of_text
     tokens = runs.tokens.copy()
     tokens[nonempty[is_end]] -= 1
     other_ids, counts = np.unique(ids[~is_end], return_counts=True)
-    top = int(counts.argmax()) if len(counts) else -1
-    other_end = None if top < 0 else (int(other_ids[top]), int(counts[top]))
+    other_end = None
+    if len(counts):
+        top = int(counts.argmax())
+        other_end = (int(other_ids[top]), int(counts[top]))
     return Bounds(
         runs.dtype, runs.begin, tokens, int(is_end.sum()), other_end, runs.metadata
     )

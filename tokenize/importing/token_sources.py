@@ -23,23 +23,16 @@ of `tokenize`.
 
 def corpora(inputs: Mapping[str, Path]) -> list[dict[str, Path]]:
     """Inputs of each corpus: stage -> folder, with `ingest` in each."""
-    local_inputs = {name: folder for name, folder in inputs.items() if name != IMPORTED}
-    all_corpora = [local_inputs] if "ingest" in inputs else []
+    all_corpora = []
+    if "ingest" in inputs:
+        all_corpora.append({name: inputs[name] for name in inputs if name != IMPORTED})
     if IMPORTED in inputs:
         imported = {
-            "ingest": inputs[IMPORTED] / DOCUMENTS,
-            "tokenize": inputs[IMPORTED] / TOKENS,
+            name: inputs[name] for name in ("tokenizer", "mix") if name in inputs
         }
-        all_corpora.append(
-            {
-                **imported,
-                **{
-                    name: inputs[name]
-                    for name in ("tokenizer", "mix")
-                    if name in inputs
-                },
-            }
-        )
+        imported["ingest"] = inputs[IMPORTED] / DOCUMENTS
+        imported["tokenize"] = inputs[IMPORTED] / TOKENS
+        all_corpora.append(imported)
     return all_corpora
 
 
@@ -55,15 +48,11 @@ def decoded_text(corpus: Mapping[str, Path], shard: str, row: int) -> str:
 
     tokenizer = load(corpus["tokenizer"])
     folder = corpus["tokenize"]
-    document = read_rows(
-        folder / docs_name(shard), [row], ["offset", "tokens"]
-    ).to_pylist()[0]
-    ids = read_tokens(
-        folder / tokens_name(shard), DTYPES[dtype_name(tokenizer.vocab_size)]
-    )
-    return tokenizer.decode(
-        ids[document["offset"] : document["offset"] + document["tokens"]].tolist()
-    )
+    columns = ["offset", "tokens"]
+    document = read_rows(folder / docs_name(shard), [row], columns).to_pylist()[0]
+    dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
+    ids = read_tokens(folder / tokens_name(shard), dtype)[document["offset"] :]
+    return tokenizer.decode(ids[: document["tokens"]].tolist())
 
 
 def corpus_shards(inputs: Mapping[str, Path]) -> list[tuple[dict[str, Path], str]]:

@@ -209,13 +209,31 @@ def _candidate(
     )
     busy = arithmetic / utilisation * (RECOMPUTE if load.checkpointing else 1.0)
     waiting = busy * (form.pipeline - 1) / load.micro_batches
-    seconds = (
-        busy
-        + waiting
-        + _tensor_seconds(shape, form, load, device)
-        + _context_seconds(shape, form, load, device)
-        + _dealing_seconds(shape, form, load, device)
+    # Numbers of the residual stream of a rank's tokens, and layers of the fullest stage.
+    tokens = load.micro_rows * load.length / form.context
+    layers = -(-shape.layers // form.pipeline)
+    in_tensor_group = (
+        COLLECTIVES_PER_LAYER
+        * layers
+        * load.micro_batches
+        * (tokens * shape.width * load.compute_bytes)
+        * (form.tensor - 1)
+        / form.tensor
+        / device.link
     )
+    # Keys and values gathered in forward passes, again with checkpointing, and their
+    # gradients reduced.
+    narrow = 2 * shape.kv_heads * shape.head_width / form.tensor
+    in_context_group = (
+        (3 if load.checkpointing else 2)
+        * layers
+        * load.micro_batches
+        * (tokens * narrow * load.compute_bytes)
+        * (form.context - 1)
+        / device.link
+    )
+    seconds = busy + waiting + in_tensor_group + in_context_group
+    seconds += _dealing_seconds(shape, form, load, device)
     seconds += max(0.0, _sharding_seconds(shape, form, load, device) - busy)
     _, on_host = moments_bytes(shape, form, load)
     seconds += 2 * on_host / HOST_LINK
@@ -231,55 +249,22 @@ def _candidate(
     )
 
 
-def _tensor_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Seconds of a step's collectives in tensor groups; for the fullest stage's
-    layers.
-    """
-    tokens = load.micro_rows * load.length / form.context
-    moved = tokens * shape.width * load.compute_bytes * (form.tensor - 1) / form.tensor
-    layers = -(-shape.layers // form.pipeline)
-    return COLLECTIVES_PER_LAYER * layers * load.micro_batches * moved / device.link
-
-
-def _context_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Seconds to gather keys and values in a step's forward passes, again with
-    checkpointing, and to reduce gradients.
-    """
-    narrow = 2 * shape.kv_heads * shape.head_width / form.tensor
-    moved = (
-        load.micro_rows
-        * load.length
-        * narrow
-        * load.compute_bytes
-        * (form.context - 1)
-        / form.context
-    )
-    times = (
-        (3 if load.checkpointing else 2)
-        * -(-shape.layers // form.pipeline)
-        * load.micro_batches
-    )
-    return times * moved / device.link
-
-
 def _dealing_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
     """Seconds to send tokens to experts and back in a step, forward and backward; again
     with checkpointing.
     """
     if not form.deal_experts:
         return 0.0
-    numbers = (
-        load.micro_rows
-        * load.length
-        / form.context
-        * shape.experts_per_token
-        * shape.width
-    )
-    moved = numbers * load.compute_bytes * (form.weights - 1) / form.weights
+    tokens = load.micro_rows * load.length / form.context * shape.experts_per_token
+    share = (form.weights - 1) / form.weights
+    moved = tokens * shape.width * load.compute_bytes * share
     times = (6 if load.checkpointing else 4) * shape.layers * load.micro_batches
-    return (
-        times * moved / (device.link if form.weights <= GPUS_PER_MACHINE else NETWORK)
-    )
+    return times * moved / _rate(form.weights, device)
+
+
+def _rate(gpus: int, device: Device) -> float:
+    """Bytes per second between the GPUs of a group."""
+    return device.link if gpus <= GPUS_PER_MACHINE else NETWORK
 
 
 def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
@@ -287,26 +272,13 @@ def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> f
     sum over replicas once per step.
     """
     layers = -(-shape.layers // form.pipeline)
-    gathered = layers * gathered_parameters(shape, form)
-    weights = layers * block_parameters(shape) / form.tensor
+    gathered = layers * gathered_parameters(shape, form) * load.micro_batches
     share = (form.weights - 1) / form.weights
-    within = form.tensor * form.pipeline * form.weights <= GPUS_PER_MACHINE
-    moved = (
-        gathered * share * load.micro_batches * (2 * load.compute_bytes + MASTER_BYTES)
-    )
-    seconds = moved / (device.link if within else NETWORK)
-    if form.replicate > 1:
-        in_machine = form.world <= GPUS_PER_MACHINE
-        summed = (
-            2
-            * MASTER_BYTES
-            * weights
-            / form.weights
-            * (form.replicate - 1)
-            / form.replicate
-        )
-        seconds += summed / (device.link if in_machine else NETWORK)
-    return seconds
+    moved = gathered * share * (2 * load.compute_bytes + MASTER_BYTES)
+    seconds = moved / _rate(form.tensor * form.pipeline * form.weights, device)
+    weights = layers * block_parameters(shape) / form.tensor / form.weights
+    others = (form.replicate - 1) / form.replicate
+    return seconds + 2 * MASTER_BYTES * weights * others / _rate(form.world, device)
 
 
 def _divisors(number: int) -> list[int]:
