@@ -92,7 +92,7 @@ class Formatter:
                 each answer.
         """
         conversation = [*messages, *PROBE[-1:]] if prompt else list(messages)
-        arguments: list[Any] = [copy.deepcopy(conversation)]
+        arguments: list[Any] = [list(map(copy.deepcopy, conversation))]
         if self._takes_tools:
             arguments.append(copy.deepcopy(list(tools)) or None)
         try:
