@@ -130,8 +130,16 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """
     _make_folder(path.parent)
     if not is_local(path):
-        with _remote_write(path) as sink:
-            yield sink
+        remote: Any = path.open("wb")
+        try:
+            yield remote
+        except BaseException:
+            # fsspec completes an upload whenever its file is closed
+            if hasattr(remote, "discard"):
+                remote.discard()
+            remote.closed = True
+            raise
+        remote.close()
         return
     with _rename_on_success(path) as temporary, open(temporary, "wb") as sink:
         yield sink
@@ -220,24 +228,6 @@ def _temporary_name(path: Path) -> Path:
     return (
         path.parent / f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{uuid.uuid4().hex[:8]}"
     )
-
-
-@contextmanager
-def _remote_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of a store for writing; after an error it is discarded.
-
-    fsspec completes an upload whenever its file is closed, so after an error it is not
-    closed.
-    """
-    sink: Any = path.open("wb")
-    try:
-        yield sink
-    except BaseException:
-        if hasattr(sink, "discard"):
-            sink.discard()
-        sink.closed = True
-        raise
-    sink.close()
 
 
 def _make_folder(folder: Path) -> None:

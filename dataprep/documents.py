@@ -270,12 +270,12 @@ def read_shard(
         MisalignedError: a table's ids differ from the document shard's, in number or in
             order.
     """
-    known = DOCUMENT_SCHEMA.names
-    measured = [name for name in columns or () if name not in known]
+    schema_names = DOCUMENT_SCHEMA.names
+    measured = [name for name in columns or () if name not in schema_names]
     document_columns = None
     if columns is not None:
-        own = [name for name in columns if name in known]
-        document_columns = list(dict.fromkeys(["id", *own]))
+        document_names = [name for name in columns if name in schema_names]
+        document_columns = list(dict.fromkeys(["id", *document_names]))
     documents = read_table(inputs[INGEST] / shard, document_columns)
     edits = [EDITS] if "text" in documents.column_names else []
     annotations = combine_annotations(

@@ -10,7 +10,7 @@ import json
 import re
 from pathlib import Path
 
-from gristmill.dataprep.exporting.dataset_card import About, Exported, ExportedColumn
+from gristmill.dataprep.exporting.dataset_card import About, Exported
 from gristmill.mixtures.evaluation import Documents
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
@@ -45,6 +45,21 @@ def croissant(about: About, section: Documents, exported: Exported) -> JsonLd:
         }
         for name, entry in exported.files.items()
     ]
+    fields = [
+        {
+            "@type": "cr:Field",
+            "@id": f"documents/{column['name']}",
+            "name": column["name"],
+            "description": f"Column {column['name']}"
+            + (f", measured by the step {column['step']}." if column["step"] else "."),
+            "dataType": data_type(column["type"]),
+            "source": {
+                "fileSet": {"@id": "documents-files"},
+                "extract": {"column": column["name"]},
+            },
+        }
+        for column in exported.columns
+    ]
     file_set = {
         "@type": "cr:FileSet",
         "@id": "documents-files",
@@ -74,24 +89,9 @@ def croissant(about: About, section: Documents, exported: Exported) -> JsonLd:
                 "description": "One record for each document, in the order of the "
                 "sources.",
                 "key": {"@id": "documents/id"},
-                "field": [_field(column) for column in exported.columns],
+                "field": fields,
             }
         ],
-    }
-
-
-def _field(column: ExportedColumn) -> JsonLd:
-    name = column["name"]
-    measured_by = (
-        "" if column["step"] is None else f", measured by the step {column['step']}"
-    )
-    return {
-        "@type": "cr:Field",
-        "@id": f"documents/{name}",
-        "name": name,
-        "description": f"Column {name}{measured_by}.",
-        "dataType": data_type(column["type"]),
-        "source": {"fileSet": {"@id": "documents-files"}, "extract": {"column": name}},
     }
 
 

@@ -270,10 +270,11 @@ def package() -> tuple[str, bytes]:
     contents[f"{about}/WHEEL"] = (
         b"Wheel-Version: 1.0\nGenerator: gristmill\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
-    record = [
-        f"{name},sha256={_urlsafe(content)},{len(content)}"
-        for name, content in contents.items()
-    ]
+    record = []
+    for name, content in contents.items():
+        digest_of_file = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+        checksum = digest_of_file.rstrip(b"=").decode()
+        record.append(f"{name},sha256={checksum},{len(content)}")
     contents[f"{about}/RECORD"] = "\n".join([*record, f"{about}/RECORD,,", ""]).encode()
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -282,12 +283,6 @@ def package() -> tuple[str, bytes]:
                 zipfile.ZipInfo(name, EARLIEST), content, zipfile.ZIP_DEFLATED
             )
     return digest, sink.getvalue()
-
-
-def _urlsafe(content: bytes) -> str:
-    return (
-        base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    )
 
 
 def _version() -> str:

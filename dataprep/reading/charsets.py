@@ -171,17 +171,17 @@ def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
         parts: of the content; other items between them are passed on.
     """
     begin = b""
-    others = []
+    other_items = []
     for part in parts:
         if isinstance(part, bytes):
             begin += part
         else:
-            others.append(part)
-        if others or len(begin) >= MOST_MARK_BYTES:
+            other_items.append(part)
+        if other_items or len(begin) >= MOST_MARK_BYTES:
             break
     codec = marked_codec(begin) or UTF8
     begin = begin.removeprefix(_BYTE_ORDER_MARKS[codec])
-    content = chain(filter(None, [begin]), others, parts)
+    content = chain(filter(None, [begin]), other_items, parts)
     if codec == UTF8:
         yield from content
         return

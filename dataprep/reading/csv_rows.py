@@ -109,9 +109,9 @@ def _skip_line(stream: DecodedStream) -> None:
     complete row.
     """
     while chunk := stream.read(compression.READ_BYTES):
-        _, line_end, rest = chunk.partition(b"\n")
+        _, line_end, remaining = chunk.partition(b"\n")
         if line_end:
-            stream.push_back(rest)
+            stream.push_back(remaining)
             return
 
 

@@ -126,15 +126,15 @@ def _card_patterns(folder: DatasetFolder) -> dict[str, list[str]] | None:
     if not configs:
         return None
     try:
-        given = [config for config in configs if config.get("data_files")]
-        if not given:
+        usable_configs = [config for config in configs if config.get("data_files")]
+        if not usable_configs:
             return None
         marked = (
             config
-            for config in given
+            for config in usable_configs
             if config.get("default") or config.get("config_name") == "default"
         )
-        files = next(marked, given[0])["data_files"]
+        files = next(marked, usable_configs[0])["data_files"]
         if isinstance(files, dict):
             return {str(split): _as_list(paths) for split, paths in files.items()}
         if isinstance(files, str) or all(isinstance(file, str) for file in files):

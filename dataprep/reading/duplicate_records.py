@@ -222,7 +222,17 @@ def settle_repeats(
             "unique as `id_field`, leave it out, list every WARC file once, or keep "
             "the first of each with `on_repeat: keep_first`"
         )
-    _write_ledger(ledger, source, ledgers)
+    with (
+        atomic_write(ledger) as sink,
+        pq.ParquetWriter(  # the same bytes as `write_table`
+            sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True
+        ) as writer,
+    ):
+        for rows_of_group in _row_groups(ledgers):
+            number = len(rows_of_group)
+            constants = ([source] * number, [""] * number, [0] * number)
+            columns = [*constants, rows_of_group.combine_chunks(), [REPEATED] * number]
+            writer.write_table(pa.table(columns, DROPPED_SCHEMA), ROW_GROUP_ROWS)
     return repeats
 
 
@@ -313,23 +323,6 @@ def drop_repeats(
             "first": locators[0][0].as_py(),
         },
     )
-
-
-def _write_ledger(path: Path, source: str, files: Sequence[Path]) -> None:
-    """List the dropped documents, one row group at a time; the same bytes as
-    `write_table`.
-    """
-    with (
-        atomic_write(path) as sink,
-        pq.ParquetWriter(
-            sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True
-        ) as writer,
-    ):
-        for group in _row_groups(files):
-            number = len(group)
-            constants = ([source] * number, [""] * number, [0] * number)
-            rows = [*constants, group.combine_chunks(), [REPEATED] * number]
-            writer.write_table(pa.table(rows, schema=DROPPED_SCHEMA), ROW_GROUP_ROWS)
 
 
 def _row_groups(files: Sequence[Path]) -> Iterator[pa.ChunkedArray]:

@@ -102,8 +102,19 @@ def python_listing(path: str, verify: bool) -> list[ListedFile]:
     """Fingerprint of the content: interpreter and distributions, or with `verify` the
     hash of every part.
     """
+    listing: list[ListedFile] = []
+    for part in python_parts(path) if verify else ():
+        digest = hashlib.sha256()
+        size = 0
+        for document in python_documents(path, part):
+            for content in (document.locator, document.text, document.error):
+                encoded = content.encode("utf-8", "surrogatepass")
+                digest.update(len(encoded).to_bytes(8, "little") + encoded)
+                size += len(encoded)
+        stamp = f"sha256:{digest.hexdigest()}"
+        listing.append({"path": part, "size": size, "stamp": stamp})
     if verify:
-        return [_hashed(path, part) for part in python_parts(path)]
+        return listing
     entries = [("documents", str(CONTENT_VERSION)), ("python", sys.version)]
     if path == DOCS:
         entries += [
@@ -113,17 +124,6 @@ def python_listing(path: str, verify: bool) -> list[ListedFile]:
     return [
         {"path": name, "size": 0, "stamp": stamp} for name, stamp in sorted(entries)
     ]
-
-
-def _hashed(path: str, part: str) -> ListedFile:
-    digest = hashlib.sha256()
-    size = 0
-    for document in python_documents(path, part):
-        for content in (document.locator, document.text, document.error):
-            encoded = content.encode("utf-8", "surrogatepass")
-            digest.update(len(encoded).to_bytes(8, "little") + encoded)
-            size += len(encoded)
-    return {"path": part, "size": size, "stamp": f"sha256:{digest.hexdigest()}"}
 
 
 def installed_distributions() -> list[tuple[str, metadata.Distribution]]:
@@ -314,28 +314,23 @@ def preferences() -> list[Example]:
 
 def _pairs() -> list[tuple[str, str]]:
     pairs_by_name: dict[str, tuple[str, str]] = {}
-    for name, kind, text in _public_docstrings():
-        answer = " ".join(text.split("\n\n")[0].split())
-        if MIN_ANSWER_CHARACTERS <= len(answer) <= MAX_ANSWER_CHARACTERS:
-            phrasing = PHRASINGS[_hash("phrasing", name) % len(PHRASINGS)]
-            pairs_by_name.setdefault(
-                name, (phrasing.format(kind=kind, name=name), answer)
-            )
-    return list(pairs_by_name.values())
-
-
-def _public_docstrings() -> Iterator[tuple[str, str, str]]:
     for relative, path in standard_library_files():
         module = module_name(relative)
         entries = _try(_library_docstrings, module, path)
-        if isinstance(entries, Exception):
-            continue  # reading python-docs:// as a source reports it
-        for name, signature, text in entries:
-            if not any(part.startswith("_") for part in name.split(".")):
-                kind = (
-                    "module" if name == module else "function" if signature else "class"
-                )
-                yield name, kind, text
+        # reading python-docs:// as a source reports errors
+        for name, signature, text in () if isinstance(entries, Exception) else entries:
+            answer = " ".join(text.split("\n\n")[0].split())
+            is_public = not any(part.startswith("_") for part in name.split("."))
+            if (
+                is_public
+                and MIN_ANSWER_CHARACTERS <= len(answer) <= MAX_ANSWER_CHARACTERS
+            ):
+                kind = "function" if signature else "class"
+                kind = "module" if name == module else kind
+                phrasing = PHRASINGS[_hash("phrasing", name) % len(PHRASINGS)]
+                question = phrasing.format(kind=kind, name=name)
+                pairs_by_name.setdefault(name, (question, answer))
+    return list(pairs_by_name.values())
 
 
 def _hash(purpose: str, text: str) -> int:

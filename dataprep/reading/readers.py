@@ -100,9 +100,11 @@ def read_file(
     def read_member(member: Input, reading: Reading) -> Iterator[Read] | None:
         extension, packed = compression.split_compression(member.name)
         # the rules of a folder; a member without an extension has the source's format
-        form = known = FORMAT_OF.get(extension)
+        form = known_format = FORMAT_OF.get(extension)
         if file.members != "auto":
-            is_read = file.members == "text" or known == file.members or not extension
+            is_read = (
+                file.members == "text" or known_format == file.members or not extension
+            )
             form = file.members if is_read else None
         if form is None or form not in _READERS:
             return None

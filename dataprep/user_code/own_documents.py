@@ -116,7 +116,9 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
             raise OwnCodeError(
                 f"{step.use.file} cannot be loaded: {blame(step.use, error)}"
             ) from error
-    _check_kind(step, function)
+    for kind, is_kind in _KIND_TESTS:
+        if is_kind(function):
+            raise wrong(step, KINDS[kind])
     signature = call_signature(function)
     if signature is None:
         return DocumentFunction(step, load_own(step, "text"), ("text",))
@@ -172,15 +174,12 @@ KINDS = {
 """Unsupported kinds of functions, with messages."""
 
 
-def _check_kind(step: OwnStep, function: Callable[..., Any]) -> None:
-    tests = {
-        "class": (inspect.isclass,),
-        "async function": (inspect.iscoroutinefunction, inspect.isasyncgenfunction),
-        "generator": (inspect.isgeneratorfunction,),
-    }
-    for kind, is_kind in tests.items():
-        if any(test(function) for test in is_kind):
-            raise wrong(step, KINDS[kind])
+_KIND_TESTS = (
+    ("class", inspect.isclass),
+    ("async function", inspect.iscoroutinefunction),
+    ("async function", inspect.isasyncgenfunction),
+    ("generator", inspect.isgeneratorfunction),
+)
 
 
 def _check_known(
