@@ -26,6 +26,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -229,7 +230,8 @@ def identity(pid: int) -> ProcessIdentity:
     """Identity of a process of this machine."""
     return {
         "host": socket.gethostname(),
-        "machine": _machine_id(),
+        # clones and containers may share it
+        "machine": _first_line("/etc/machine-id", ""),
         "boot": _boot_id(),
         "pids": _pid_namespace(),
         "pid": pid,
@@ -300,15 +302,11 @@ def _end_orphan(record: Path) -> None:
     """End the process group of a dead owner on this machine before anything else is
     written.
     """
-    if not record.exists():
-        return
-    child = read_json(record)
+    child = read_json(record) if record.exists() else None
     deadline = time.monotonic() + KILL_SECONDS
-    while is_alive(child) and time.monotonic() < deadline:
-        try:
+    while child and is_alive(child) and time.monotonic() < deadline:
+        with suppress(ProcessLookupError):
             os.killpg(child["pid"], signal.SIGKILL)
-        except ProcessLookupError:
-            return
         time.sleep(0.05)
 
 
@@ -322,21 +320,16 @@ def highest(folder: Path) -> int:
     )
 
 
-def _machine_id() -> str:
-    """Id of an operating system installation, which clones and containers may share;
-    empty if it has none.
-    """
+def _first_line(path: str, missing: str) -> str:
     try:
-        return Path("/etc/machine-id").read_text().strip()
+        return Path(path).read_text().strip()
     except OSError:
-        return ""
+        return missing
 
 
 def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return f"unknown, of {socket.gethostname()}"
+    missing = f"unknown, of {socket.gethostname()}"
+    return _first_line("/proc/sys/kernel/random/boot_id", missing)
 
 
 def _pid_namespace() -> str:

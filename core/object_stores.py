@@ -329,10 +329,8 @@ async def ask_again(
     Raises:
         StoreUnavailableError: the retry time is used up.
     """
-    error, address = (
-        _passing_failure(response, caught_exception),
-        address_of(request_dict),
-    )
+    error = _passing_failure(response, caught_exception)
+    address = address_of(request_dict)
     host = urlsplit(address).netloc
     if error is None:
         if response is not None:
@@ -340,14 +338,13 @@ async def ask_again(
         return None
     context = request_dict["context"]
     if "gristmill" not in context:
+        seconds = retry_seconds()
         context["gristmill"] = Failing(
             f"{address} ({operation.name})",
-            min(retry_seconds(), HASTY_SECONDS)
-            if host in _RetryState.given_up
-            else retry_seconds(),
+            min(seconds, HASTY_SECONDS) if host in _RetryState.given_up else seconds,
             "reached",
             "see that the store can be reached, or let it be asked for longer "
-            f"({VARIABLE}={retry_seconds():g})",
+            f"({VARIABLE}={seconds:g})",
             SECONDS_BEFORE_WARNING,
         )
     failing: Failing = context["gristmill"]
@@ -380,10 +377,10 @@ def _passing_failure(
             caught, HTTPClientError | NoConnectionError
         ) and not isinstance(caught, SSLError)
         return caught if is_transient else None
-    status, details = int(response[0].status_code), response[1].get("Error", {})
+    status = int(response[0].status_code)
+    details = response[1].get("Error", {})
     code = str(details.get("Code", ""))
     if not is_passing(status, code):
         return None
-    return OSError(
-        f"{status} {' '.join(part for part in (code, str(details.get('Message', ''))) if part)}"
-    )
+    message = str(details.get("Message", ""))
+    return OSError(" ".join(filter(None, (str(status), code, message))))

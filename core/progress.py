@@ -37,11 +37,9 @@ class ProgressFile:
             return
         now, job = time.time(), str(event.get("job", ""))
         if job != self._job:
-            self._job, self._job_started, self._job_done = (
-                job,
-                now,
-                float(event["done"]),
-            )
+            self._job = job
+            self._job_started = now
+            self._job_done = float(event["done"])
         if now - self._written >= WRITE_SECONDS:
             self._write(event)
         else:

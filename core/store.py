@@ -27,6 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NotRequired, TypedDict
@@ -329,15 +330,14 @@ class StageFolder:
             if TEMPORARY_MARK not in file.name and file.is_file()
         ]
         with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
-            files: Files = {
-                file.relative_to(self.data).as_posix(): {
-                    "bytes": file.stat().st_size,
-                    "sha256": checksum,
-                }
-                for file, checksum in zip(
-                    paths, pool.map(sha256_file, paths), strict=True
-                )
+            checksums = list(pool.map(sha256_file, paths))
+        files: Files = {
+            file.relative_to(self.data).as_posix(): {
+                "bytes": file.stat().st_size,
+                "sha256": checksum,
             }
+            for file, checksum in zip(paths, checksums, strict=True)
+        }
         manifest = {
             **header,
             "files": files,
@@ -433,10 +433,9 @@ class Store:
         if not self.root.exists():
             return
         for stage in sorted(self.root.iterdir()):
-            if not stage.is_dir() or stage.name in ("runs", "trash", MANIFESTS):
-                continue
-            for folder in self.outputs_of(stage.name):
-                yield stage.name, folder
+            if stage.is_dir() and stage.name not in ("runs", "trash", MANIFESTS):
+                for folder in self.outputs_of(stage.name):
+                    yield stage.name, folder
 
     def outputs_of(self, stage: str) -> Iterator[StageFolder]:
         """Yield every output of one stage."""
@@ -492,20 +491,10 @@ def library_versions() -> dict[str, str]:
 
     versions = {"python": platform.python_version()}
     for package in (
-        "gristmill",
-        "apache-beam",
-        "pyarrow",
-        "numpy",
-        "numba",
-        "datasketch",
-        "fasttext",
-        "tokenizers",
-        "torch",
-    ):
-        try:
+        "gristmill apache-beam pyarrow numpy numba datasketch fasttext tokenizers torch"
+    ).split():
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
