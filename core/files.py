@@ -50,7 +50,8 @@ substitute its path.
 """
 
 
-carried_files: ContextVar[Mapping[str, Path | Mapping[str, Path]]] = ContextVar(
+CarriedFiles = Mapping[str, Path | Mapping[str, Path]]
+carried_files: ContextVar[CarriedFiles] = ContextVar(
     "carried_files", default=MappingProxyType({})
 )
 """In a worker of a cluster: path on the submitting machine -> copy in the store

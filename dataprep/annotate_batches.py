@@ -22,6 +22,7 @@ from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.documents import (
     MERGED,
     Inputs,
+    Remarks,
     annotate,
     annotation_stages,
     combine_annotations,
@@ -83,7 +84,7 @@ def _concatenate(arrays: list[Any]) -> Any:
     )
 
 
-def spread(values: np.ndarray | pa.Array, errors: Sequence[str | None]) -> pa.Array:
+def spread(values: np.ndarray | pa.Array, errors: Remarks) -> pa.Array:
     """Measured column with null for every text that raised, and for NaN, which means
     "does not apply".
     """
@@ -120,7 +121,7 @@ class JudgedTexts:
     documents: pa.Table
     rows: np.ndarray
     judged: np.ndarray
-    errors: Sequence[str | None]
+    errors: Remarks
     good: np.ndarray
     texts: pa.Array
 
@@ -135,7 +136,7 @@ class JudgedTexts:
         return halves[:, 0].copy(), halves[:, 1].copy()
 
     def annotate(
-        self, reasons: Sequence[str | None], measures: Mapping[str, pa.Array]
+        self, reasons: Remarks, measures: Mapping[str, pa.Array]
     ) -> tuple[pa.Table, Counts]:
         """Annotation table and its counts; `reasons` and `measures` have one value per
         readable text.

@@ -34,7 +34,7 @@ from gristmill.dataprep.documents import (
     read_table,
     shard_names,
 )
-from gristmill.dataprep.edits import EDITS, apply_edits, then
+from gristmill.dataprep.edits import EDITS, Column, apply_edits, then
 from gristmill.dataprep.row_groups import find_ids
 from gristmill.dataprep.where_sql import OWN_COLUMNS, columns_in, evaluate, names_of
 from gristmill.mixtures.sources import INGEST
@@ -298,7 +298,7 @@ class _Reading:
         self.ids = self._documents["id"]
         self._edits: pa.Array | None = None
         self.kept = np.ones(len(self.ids), bool)
-        self._columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+        self._columns: dict[str, Column] = {}
         if judged or TEXT in names or {*names} & {*JUDGED, *corpus.measured}:
             self._read_steps(names)
 
@@ -364,7 +364,7 @@ class _Reading:
             schema=pa.schema(fields),
         )
 
-    def _column(self, name: str, rows: pa.Array) -> pa.Array | pa.ChunkedArray:
+    def _column(self, name: str, rows: pa.Array) -> Column:
         if name in (TEXT, ORIGINAL_TEXT):
             return self._texts(rows, edited=name == TEXT)
         if name in DERIVED:
@@ -383,7 +383,7 @@ class _Reading:
             else pa.nulls(len(rows))
         )
 
-    def _texts(self, rows: pa.Array, edited: bool) -> pa.Array | pa.ChunkedArray:
+    def _texts(self, rows: pa.Array, edited: bool) -> Column:
         if not len(rows):
             return pa.array([], pa.large_string())
         if TEXT not in self._documents.column_names:
@@ -420,15 +420,13 @@ def _first(metadata: str | None, keys: Sequence[str]) -> str | None:
     return next((values[key] for key in keys if isinstance(values.get(key), str)), None)
 
 
-def _shown(
-    values: pa.Array | pa.ChunkedArray, kind: pa.DataType
-) -> pa.Array | pa.ChunkedArray:
+def _shown(values: Column, kind: pa.DataType) -> Column:
     if pa.types.is_fixed_size_binary(values.type):
         return hex_ids(values)
     return values if values.type == kind else values.cast(kind)
 
 
-def hex_ids(ids: pa.Array | pa.ChunkedArray) -> pa.Array:
+def hex_ids(ids: Column) -> pa.Array:
     """Ids in hexadecimal; null stays null."""
     valid = pc.fill_null(ids, bytes(ids.type.byte_width)) if ids.null_count else ids
     width = 2 * ids.type.byte_width

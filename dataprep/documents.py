@@ -36,6 +36,8 @@ Inputs = Mapping[str, Path]
 """Folders that a stage reads: `ingest`, and those of the annotating stages in the order
 in which they ran.
 """
+Remarks = Sequence[str | None]
+"""A reason or an error per document, or None."""
 JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
 """Columns of every annotation table; all others are measured values or `edits`."""
 MERGED = "merged"
@@ -442,9 +444,9 @@ def annotate(
     documents: pa.Table,
     rows: np.ndarray,
     judged: np.ndarray,
-    reasons: Sequence[str | None] | pa.Array,
+    reasons: Remarks | pa.Array,
     measures: Mapping[str, pa.Array],
-    errors: Sequence[str | None] | pa.Array | None = None,
+    errors: Remarks | pa.Array | None = None,
     sizes: pa.Array | None = None,
 ) -> tuple[pa.Table, Counts]:
     """Build the annotation table of a shard and its counts.

@@ -11,7 +11,7 @@ that commands that only read documents do not import numba.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ EDIT_TYPE = pa.struct(
 )
 EDITS_TYPE = pa.large_list(EDIT_TYPE)
 
+Column: TypeAlias = pa.Array | pa.ChunkedArray
 Edit = tuple[int, int, str]
 """Bytes `begin` up to `end` of the text, and their replacement (empty for a cut)."""
 
@@ -79,9 +80,7 @@ def cuts_array(begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> pa.
     return _edits_column(pa.array(begins), pa.array(ends), texts, offsets)
 
 
-def apply_edits(
-    texts: pa.Array | pa.ChunkedArray, edits: pa.Array | pa.ChunkedArray
-) -> pa.Array:
+def apply_edits(texts: Column, edits: Column) -> pa.Array:
     """Apply edits to texts; a null list changes nothing.
 
     Args:
@@ -114,7 +113,7 @@ def apply_edits(
     )
 
 
-def size_changes(edits: pa.Array | pa.ChunkedArray) -> np.ndarray:
+def size_changes(edits: Column) -> np.ndarray:
     """Bytes by which edits lengthen each of n texts: int64 of shape (n,), mostly
     negative; 0 for a null list.
     """

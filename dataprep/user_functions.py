@@ -15,14 +15,14 @@ import linecache
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
-from gristmill.dataprep.user_code.time_limits import TimeLimit
+from gristmill.dataprep.user_code.time_limits import Function, TimeLimit
 from gristmill.mixtures.user_code import (
     Own,
     OwnCall,
@@ -40,7 +40,7 @@ PREFIX = "gristmill_own_"
 _loading_lock = threading.RLock()
 
 
-def load_own(own: Own, *given: str, by_name: Sequence[str] = ()) -> Callable[..., Any]:
+def load_own(own: Own, *given: str, by_name: Sequence[str] = ()) -> Function:
     """Load a user's function with its options bound.
 
     Args:
@@ -69,7 +69,7 @@ def load_own(own: Own, *given: str, by_name: Sequence[str] = ()) -> Callable[...
     return (lambda *arguments: function(*arguments, **options)) if options else function
 
 
-def load_function(own: OwnFunction) -> Callable[..., Any]:
+def load_function(own: OwnFunction) -> Function:
     """Load a user's function or class.
 
     Raises:
@@ -96,7 +96,7 @@ def load_function(own: OwnFunction) -> Callable[..., Any]:
             f"{own.reference} is {type(attribute).__name__}, which "
             "cannot be called; name a function"
         )
-    function: Callable[..., Any] = attribute
+    function: Function = attribute
     return function
 
 
@@ -135,9 +135,7 @@ def blaming(own: OwnFunction) -> Iterator[None]:
         raise OwnCodeError(f"{own.reference} failed: {blame(own, error)}") from error
 
 
-def call_own(
-    own: OwnCall, function: Callable[..., Any], *arguments: Any, **named: Any
-) -> Any:
+def call_own(own: OwnCall, function: Function, *arguments: Any, **named: Any) -> Any:
     """Call user code within its time limit.
 
     Raises:
@@ -154,7 +152,7 @@ def wrong(own: Own, what: str) -> OwnCodeError:
 
 def check_call(
     own: OwnFunction,
-    function: Callable[..., Any],
+    function: Function,
     given: Sequence[str],
     options: Mapping[str, object],
     method: str = "",
@@ -170,7 +168,7 @@ def check_call(
         check_signature(own, signature, given, options, method)
 
 
-def taken_by_name(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
+def taken_by_name(function: Function, names: Sequence[str]) -> list[str]:
     """Names of the arguments that a function takes by name; all if its signature is
     unknown.
     """
@@ -178,7 +176,7 @@ def taken_by_name(function: Callable[..., Any], names: Sequence[str]) -> list[st
     return [name for name in names if signature is None or takes_name(signature, name)]
 
 
-def call_signature(function: Callable[..., Any]) -> inspect.Signature | None:
+def call_signature(function: Function) -> inspect.Signature | None:
     """Signature of a callable; None for built-ins without one."""
     try:
         return inspect.signature(function)

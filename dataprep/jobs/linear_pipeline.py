@@ -161,7 +161,7 @@ class Counting:
             self.counts[key] = self.counts.get(key, 0) + value
 
 
-def as_metrics(counts: Mapping[tuple[str, str], int]) -> Any:
+def as_metrics(counts: Counts) -> Any:
     """Convert counts to Beam's metrics."""
     from apache_beam.metrics.execution import MetricKey, MetricResult
     from apache_beam.metrics.metric import MetricResults

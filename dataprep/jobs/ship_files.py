@@ -36,6 +36,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from gristmill.core.files import (
+    CarriedFiles,
     as_path,
     atomic_write,
     carried_files,
@@ -48,6 +49,7 @@ from gristmill.dataprep.jobs import worker_bootstrap
 from gristmill.dataprep.text.jit_cache import FOLDER as KERNELS
 from gristmill.dataprep.text.jit_cache import share
 
+Function = Callable[..., Any]
 FOLDER = "carried"
 """Folder below a store."""
 MOST_FILE_BYTES = 8 << 30
@@ -70,7 +72,7 @@ def through(store: Path | None) -> Iterator[None]:
         _store.reset(token)
 
 
-def carry(function: Callable[..., Any]) -> Callable[..., Any]:
+def carry(function: Function) -> Function:
     """Wrap a function so that workers without this machine's files can call it;
     unchanged without a store.
     """
@@ -108,7 +110,7 @@ def carry(function: Callable[..., Any]) -> Callable[..., Any]:
     return worker_bootstrap.Carried(text, name, job)
 
 
-def carry_step(function: Callable[..., Any]) -> Any:
+def carry_step(function: Function) -> Any:
     """Make the Beam step that calls a function on each element and outputs all that it
     yields.
     """
@@ -181,7 +183,7 @@ def call_here(job: worker_bootstrap.Job, *arguments: Any) -> Any:
             for path, sha256 in files.items()
         }
 
-    files: dict[str, Path | Mapping[str, Path]] = {
+    files: CarriedFiles = {
         **in_store(job["files"]),
         **{path: in_store(inside) for path, inside in job["folders"].items()},
     }
@@ -191,7 +193,7 @@ def call_here(job: worker_bootstrap.Job, *arguments: Any) -> Any:
 
 
 @contextmanager
-def _carrying(files: Mapping[str, Path | Mapping[str, Path]]) -> Iterator[None]:
+def _carrying(files: CarriedFiles) -> Iterator[None]:
     token = carried_files.set(files)
     try:
         yield
@@ -199,9 +201,7 @@ def _carrying(files: Mapping[str, Path | Mapping[str, Path]]) -> Iterator[None]:
         carried_files.reset(token)
 
 
-def _one_by_one(
-    results: Iterator[Any], files: Mapping[str, Path | Mapping[str, Path]]
-) -> Iterator[Any]:
+def _one_by_one(results: Iterator[Any], files: CarriedFiles) -> Iterator[Any]:
     """Yield the results of a generator, with the job's files set only while the
     generator runs.
     """
@@ -217,10 +217,10 @@ _END = object()
 
 
 @lru_cache(maxsize=8)
-def _loaded(function: bytes) -> Callable[..., Any]:
+def _loaded(function: bytes) -> Function:
     import cloudpickle
 
-    loaded: Callable[..., Any] = cloudpickle.loads(function)
+    loaded: Function = cloudpickle.loads(function)
     return loaded
 
 

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -30,6 +30,7 @@ from gristmill.dataprep.jobs import engine_downloads
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.linear_pipeline import (
     Chain,
+    Counts,
     as_metrics,
     do_steps,
     read_chain,
@@ -82,7 +83,7 @@ class ChainRunner(PipelineRunner):  # type: ignore[misc]
 class Result(PipelineResult):  # type: ignore[misc]
     """Result of a finished job."""
 
-    def __init__(self, counts: Mapping[tuple[str, str], int]) -> None:
+    def __init__(self, counts: Counts) -> None:
         super().__init__(PipelineState.DONE)
         self._counts = counts
 
@@ -95,7 +96,7 @@ class Result(PipelineResult):  # type: ignore[misc]
         return as_metrics(self._counts)
 
 
-def run_chain(session: Any, chain: Chain) -> dict[tuple[str, str], int]:
+def run_chain(session: Any, chain: Chain) -> Counts:
     """Run a chain of steps; returns its counters.
 
     Each input value is its own task, in order. A task that runs again after the loss of
@@ -107,7 +108,7 @@ def run_chain(session: Any, chain: Chain) -> dict[tuple[str, str], int]:
     class Adding(AccumulatorParam[Any]):
         """Accumulator of counters by name."""
 
-        def zero(self, value: Any) -> dict[tuple[str, str], int]:
+        def zero(self, value: Any) -> Counts:
             """Empty counters."""
             return {}
 

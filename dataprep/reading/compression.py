@@ -491,9 +491,12 @@ def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
                 return
 
 
+Blocks = Iterator[bytes | RecordTooLongError | Damage]
+
+
 def blocks_of(
     parts: Iterable[bytes | Damage],
-) -> Iterator[bytes | RecordTooLongError | Damage]:
+) -> Blocks:
     r"""Split the pieces of a file's text into blocks of about BLOCK_BYTES: complete
     lines with their ends (`\n`).
 

@@ -12,6 +12,7 @@ from gristmill.dataprep.reading.charsets import utf8_parts
 from gristmill.dataprep.reading.compression import (
     BLOCK_BYTES,
     MAX_RECORD_BYTES,
+    Blocks,
     CorruptFileError,
     Damage,
     Openable,
@@ -31,9 +32,7 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
 """A string, a bracket, or the quote of an incomplete string."""
 
 
-def json_blocks(
-    path: Openable, compression: str
-) -> Iterator[bytes | RecordTooLongError | Damage]:
+def json_blocks(path: Openable, compression: str) -> Blocks:
     """Yield the lines of a JSON file in blocks, like `blocks_of`; for an array, a
     line per element.
 
@@ -71,7 +70,7 @@ def json_lines(
 
 def _array_blocks(
     parts: Iterator[bytes | Damage],
-) -> Iterator[bytes | RecordTooLongError | Damage]:
+) -> Blocks:
     elements = _Elements()
     for part in parts:
         if isinstance(part, Damage):

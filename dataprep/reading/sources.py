@@ -60,14 +60,16 @@ class Found:
     stamp: str
 
 
-def find(path: str) -> tuple[str, list[Found]]:
-    """Kind of a path (`file`, `folder`, `glob`, `missing`), and its files,
-    unordered.
-    """
+Matches = tuple[str, list[Found]]
+"""Kind of a path (`file`, `folder`, `glob`, `missing`), and its files, unordered."""
+
+
+def find(path: str) -> Matches:
+    """Find the files of a path."""
     return _find_remote(path) if "://" in path else _find_local(path)
 
 
-def _find_local(path: str) -> tuple[str, list[Found]]:
+def _find_local(path: str) -> Matches:
     path = os.path.expanduser(path)
     if os.path.isfile(path):
         return "file", [_local_file(*os.path.split(path))]
@@ -141,7 +143,7 @@ def _local_file(root: str, name: str) -> Found:
     )
 
 
-def _find_remote(path: str) -> tuple[str, list[Found]]:
+def _find_remote(path: str) -> Matches:
     import fsspec
 
     store, inner = fsspec.core.url_to_fs(path)
@@ -314,7 +316,7 @@ def _about(key: str) -> Iterator[None]:
         raise SourceError(f"{key}: {error}") from error
 
 
-def find_at(key: str, path: str) -> tuple[str, list[Found]]:
+def find_at(key: str, path: str) -> Matches:
     """`find` with the errors of an object store's library as one sentence.
 
     Raises:
@@ -325,7 +327,7 @@ def find_at(key: str, path: str) -> tuple[str, list[Found]]:
         return _find(path)
 
 
-def _find(path: str) -> tuple[str, list[Found]]:
+def _find(path: str) -> Matches:
     try:
         return find(path)
     except LinkOutsideError as error:

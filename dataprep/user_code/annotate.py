@@ -35,7 +35,7 @@ from gristmill.dataprep.conservation import (
     fit_histograms,
     histogram,
 )
-from gristmill.dataprep.documents import Inputs, read_table, write_table
+from gristmill.dataprep.documents import Inputs, Remarks, read_table, write_table
 from gristmill.dataprep.jobs.tasks import (
     Done,
     ShardTask,
@@ -223,7 +223,7 @@ class Measured:
     """
 
     columns: Mapping[str, pa.Array]
-    errors: Sequence[str | None]
+    errors: Remarks
     decides: bool = False
 
 

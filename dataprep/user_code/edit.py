@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, add_counts, balance
-from gristmill.dataprep.documents import Inputs, write_table
+from gristmill.dataprep.documents import Inputs, Remarks, write_table
 from gristmill.dataprep.edits import EDITS, Applications, Edit, edits_array
 from gristmill.dataprep.jobs.tasks import (
     Done,
@@ -224,8 +224,8 @@ def _texts(function: DocumentFunction, value: Any, rows: int) -> list[str]:
 def compare_calls(
     function: DocumentFunction,
     read: JudgedColumns,
-    made: Sequence[str | None],
-    errors: Sequence[str | None],
+    made: Remarks,
+    errors: Remarks,
     limit: TimeLimit,
 ) -> str | None:
     """Call a function again on the first documents that did not raise; returns the
@@ -242,7 +242,7 @@ def compare_calls(
 
 
 def compare_texts(
-    texts: pa.ChunkedArray, made: Sequence[str | None], errors: Sequence[str | None]
+    texts: pa.ChunkedArray, made: Remarks, errors: Remarks
 ) -> tuple[list[list[Edit]], list[str | None]]:
     """Edits from the old texts to the new ones; and the errors, including those of the
     comparison.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,15 @@ from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted, Counts
 from gristmill.dataprep.corpus import DERIVED, Corpus, hex_ids, urls_of
-from gristmill.dataprep.documents import Inputs, annotate, judged_rows, read_shard
-from gristmill.dataprep.user_code.time_limits import TimeLimit, TimeLimitError
+from gristmill.dataprep.documents import (
+    Inputs,
+    Remarks,
+    annotate,
+    judged_rows,
+    read_shard,
+)
+from gristmill.dataprep.edits import Column
+from gristmill.dataprep.user_code.time_limits import Function, TimeLimit, TimeLimitError
 from gristmill.dataprep.user_functions import (
     blame,
     call_signature,
@@ -58,7 +65,7 @@ class DocumentFunction:
     """
 
     step: OwnStep
-    call: Callable[..., Any]
+    call: Function
     reads: tuple[str, ...]
     batch: str | None = None
 
@@ -262,23 +269,21 @@ class JudgedColumns:
 
     def annotate(
         self,
-        reasons: Sequence[str | None] | pa.Array,
+        reasons: Remarks | pa.Array,
         columns: Mapping[str, pa.Array],
-        errors: Sequence[str | None],
+        errors: Remarks,
     ) -> tuple[pa.Table, Counts]:
         """Annotation table of the shard and its counts."""
         return annotate(
             self.documents, self.rows, self.judged, reasons, columns, errors
         )
 
-    def sample(self, errors: Sequence[str | None]) -> tuple[list[int], pa.Table]:
+    def sample(self, errors: Remarks) -> tuple[list[int], pa.Table]:
         """First documents that did not raise: positions among the judged, and rows."""
         good = [row for row, error in enumerate(errors) if error is None][:SAMPLE_ROWS]
         return good, self.given.take(pa.array(good, pa.int64()))
 
-    def raised_again(
-        self, rows: Sequence[int], errors: Sequence[str | None]
-    ) -> str | None:
+    def raised_again(self, rows: Sequence[int], errors: Remarks) -> str | None:
         """First error of second calls with some documents, in words."""
         for row, error in zip(rows, errors, strict=True):
             if error is not None:
@@ -329,7 +334,7 @@ def read_judged_columns(
     )
 
 
-def _column(rows: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+def _column(rows: pa.Table, name: str) -> Column:
     """Column of the documents in the form for functions."""
     if name == "id":
         return hex_ids(rows[name])

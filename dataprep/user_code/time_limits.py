@@ -15,6 +15,9 @@ limit.
 """
 
 
+Function = Callable[..., Any]
+
+
 class TimeLimitError(RuntimeError):
     """Error of a call that exceeded its time limit."""
 
@@ -54,7 +57,7 @@ class TimeLimit:
         self._stopped.set()
         self._watcher.join()
 
-    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def call(self, function: Function, *arguments: Any, **named: Any) -> Any:
         """Call a function and return its result.
 
         Raises:
