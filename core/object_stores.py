@@ -24,6 +24,7 @@ from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 T = TypeVar("T")
+Warn = Callable[[str], None]
 EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
 """URL scheme -> extra in pyproject.toml with the package that opens it."""
 VARIABLE = "GRISTMILL_STORE_RETRY_SECONDS"
@@ -107,9 +108,7 @@ class Failing:
         self._pause = FIRST_PAUSE_SECONDS * self._shorter
         self._attempts = 0
 
-    def failed(
-        self, error: BaseException, warn: Callable[[str], None], is_over: bool = False
-    ) -> float:
+    def failed(self, error: BaseException, warn: Warn, is_over: bool = False) -> float:
         """Record a failure; return the seconds to wait before the next attempt.
 
         Args:
@@ -150,7 +149,7 @@ class Warned:
         warn: receives the warnings.
     """
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
+    def __init__(self, warn: Warn) -> None:
         self._warn, self._lock, self._last = (
             warn,
             threading.Lock(),
@@ -176,9 +175,7 @@ class Patience:
         advice: end of the error message.
     """
 
-    def __init__(
-        self, retry_seconds: float, warn: Callable[[str], None], advice: str
-    ) -> None:
+    def __init__(self, retry_seconds: float, warn: Warn, advice: str) -> None:
         self._retry_seconds, self._warn, self._advice = (
             retry_seconds,
             Warned(warn),
@@ -227,7 +224,7 @@ class _RetryState:
     unwritten: ClassVar[list[str]] = []
 
 
-def warn_by(warn: Callable[[str], None]) -> None:
+def warn_by(warn: Warn) -> None:
     """Send warnings of failing stores to this function instead of the log."""
     _RetryState.warn = Warned(warn)
 

@@ -25,6 +25,7 @@ from gristmill.mixtures.base import Judging
 JUDGEMENT_COLUMNS = ("keep", "reason")
 SOURCE = "source"
 Columns = Mapping[str, np.ndarray]
+Measure = Callable[[Columns], np.ndarray]
 
 
 class NotReplayableError(ValueError):
@@ -58,9 +59,9 @@ class Rule:
     key: str
     statistic: str
     bound: Any
-    fails: Callable[[Columns], np.ndarray]
+    fails: Measure
     reads: tuple[str, ...]
-    margins: Callable[[Columns], np.ndarray] | None = None
+    margins: Measure | None = None
     side: Side = "min"
     unless: str = ""
     part: str = ""
@@ -136,8 +137,8 @@ description names (`flows.stages.stage.Stage`).
 
 
 def remember_last(
-    function: Callable[[Columns], np.ndarray],
-) -> Callable[[Columns], np.ndarray]:
+    function: Measure,
+) -> Measure:
     """Cache the last result of a function: all rules of a step get the same columns."""
     last: list[Any] = [None, None]
 

@@ -131,6 +131,10 @@ class MissingEngineError(WorkerError):
     """Error of an engine, or a tool to fetch it, that is not on this machine."""
 
 
+Fill = Callable[[Path], str | None]
+"""Function that fills an empty folder; returns a note for the message, or None."""
+
+
 @dataclass(frozen=True)
 class Part:
     """Engine, or part of one, to fetch.
@@ -140,8 +144,7 @@ class Part:
         folder: its folder in the cache, with its version.
         file: its executable file, below the folder.
         tool: the program that fetches it.
-        fetch: function that fills an empty folder; returns a note for the message, or
-            None.
+        fetch: fills an empty folder.
         needs: part that this one requires; if that is missing, this one is fetched only
             if named explicitly.
         instead: part to fetch if this one is unavailable and was not named explicitly.
@@ -151,7 +154,7 @@ class Part:
     folder: str
     file: str
     tool: str
-    fetch: Callable[[Path], str | None]
+    fetch: Fill
     needs: Part | None = None
     instead: Part | None = None
 
@@ -310,7 +313,7 @@ def lay(file: Path, part: Part) -> str:
     return _put(part, copy)
 
 
-def _put(part: Part, fill: Callable[[Path], str | None]) -> str:
+def _put(part: Part, fill: Fill) -> str:
     """Replace a part's folder atomically."""
     folder = cache_folder() / part.folder
     folder.parent.mkdir(parents=True, exist_ok=True)

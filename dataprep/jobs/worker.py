@@ -35,6 +35,10 @@ threads, which forks lose.
 """
 
 
+Do = Callable[[str, str | None, str | None], None]
+"""Function of a worker: its name, and the control and provision endpoints."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a worker, or a pool that starts workers."""
     parser = argparse.ArgumentParser(PROGRAM, description=__doc__)
@@ -89,9 +93,7 @@ def pool_type() -> Any:
     class Pool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc, unused-ignore]
         """Pool that records ids used twice; `do` is the function of a worker."""
 
-        def __init__(
-            self, do: Callable[[str, str | None, str | None], None] = work, **_: Any
-        ) -> None:
+        def __init__(self, do: Do = work, **_: Any) -> None:
             super().__init__()
             self.workers: dict[str, BaseProcess] = {}
             self._do, self._alike = do, set[str]()
@@ -137,7 +139,7 @@ def end_worker(worker: BaseProcess) -> None:
     worker.join()
 
 
-def begin(do: Callable[[str, str | None, str | None], None], *asked: str) -> None:
+def begin(do: Do, *asked: str) -> None:
     """Run a forked worker."""
     end_with_parent(signal.SIGKILL, os.getppid())
     import_beam()

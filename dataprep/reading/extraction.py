@@ -39,7 +39,9 @@ change the result tomorrow.
 
 Options = Mapping[str, str | bool]
 """Fields of `mixtures.sources.ExtractOptions`."""
-Extractor = Callable[[str, Options], tuple[str, dict[str, object]]]
+Content = tuple[str, dict[str, object]]
+"""Text of a page, and its metadata."""
+Extractor = Callable[[str, Options], Content]
 """Function from HTML and options to a text and its metadata."""
 
 
@@ -95,7 +97,7 @@ def extract(
     }
 
 
-def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, object]]:
+def with_resiliparse(html: str, options: Options) -> Content:
     """Extract with resiliparse and the settings of DCLM (baselines/mappers: main
     content, no alternative texts).
     """
@@ -116,7 +118,7 @@ def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, object
     return text, {"title": " ".join((tree.title or "").split()), "language": language}
 
 
-def with_trafilatura(html: str, options: Options) -> tuple[str, dict[str, object]]:
+def with_trafilatura(html: str, options: Options) -> Content:
     """Extract with trafilatura, followed by comments if enabled."""
     from trafilatura import bare_extraction
 

@@ -29,6 +29,7 @@ from gristmill.dataprep.reading.records import (
     Fields,
     Input,
     Page,
+    Read,
     Reading,
     Record,
     Records,
@@ -50,9 +51,7 @@ _DECODER = json.JSONDecoder(parse_constant=str)
 """Shared decoder: with `parse_constant`, `json.loads` creates one per record."""
 
 
-def read_jsonl(
-    item: Input, reading: Reading
-) -> Iterator[Record | Records | Page | Rejected | Dropped]:
+def read_jsonl(item: Input, reading: Reading) -> Iterator[Read]:
     """Read JSON lines, or the elements of a JSON array; lines of white space are not
     records.
     """
@@ -78,7 +77,7 @@ def read_jsonl(
 
 def _read_lines(
     item: Input, reading: Reading, lines: list[bytes], number: int
-) -> Iterator[Record | Records | Page | Rejected | Dropped]:
+) -> Iterator[Read]:
     """Read a block of lines, of which `number` come before; adjacent documents are
     yielded as columns.
     """

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from gristmill.dataprep.reading.table_child import TableAnswer, TableRequest
 
+    Batches = Iterator[pa.RecordBatch | "LostRows"]
+
 
 @dataclass(frozen=True)
 class LostRows:
@@ -81,7 +83,7 @@ class TableReader(GuardedProcess):
         form: str,
         columns: Sequence[str] | None = None,
         scalars: bool = True,
-    ) -> Iterator[pa.RecordBatch | LostRows]:
+    ) -> Batches:
         """Yield the batches of a Parquet or Arrow file, all of them valid.
 
         Args:
@@ -117,9 +119,7 @@ class TableReader(GuardedProcess):
                         ) from error
                     is_fresh = True
 
-    def _answers(
-        self, request: TableRequest, damaged: str
-    ) -> Iterator[pa.RecordBatch | LostRows]:
+    def _answers(self, request: TableRequest, damaged: str) -> Batches:
         """Yield the answers to a request; kills the process unless all were read.
         Raises EndedError if the process ended, or lacked memory.
         """
@@ -230,9 +230,7 @@ def table_rows(
             yield number + 1, error
 
 
-def _rows(
-    batches: Iterator[pa.RecordBatch | LostRows], replaces: bool
-) -> Iterator[Row]:
+def _rows(batches: Batches, replaces: bool) -> Iterator[Row]:
     for batch in batches:
         if isinstance(batch, LostRows):
             yield batch
