@@ -7,10 +7,10 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,14 +21,26 @@ from pydantic import (
     SerializationInfo,
     SerializerFunctionWrapHandler,
     model_serializer,
+    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[int, Field(gt=0)]
+InnerFraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+PartialShare = Annotated[float, Field(ge=0.0, lt=1.0)]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+NotNegative = Annotated[float, Field(ge=0.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0)]
+Several = Annotated[int, Field(ge=2)]
+RowLength = Annotated[int, Field(ge=8)]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Text = Annotated[str, Field(min_length=1)]
+Part = TypeVar("Part")
+NonEmpty = Annotated[tuple[Part, ...], Field(min_length=1)]
 RawSection = Mapping[str, Any]
 """Section, or a whole manifest, as YAML has it before validation."""
 DumpedSection = dict[str, Any]
@@ -69,6 +81,26 @@ class Section(BaseModel):
                 properties[name].setdefault("description", text)
         return schema
 
+    def _problems(self) -> Iterator[str]:
+        """Yield contradictions between this class's settings; bases have their own."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _has_no_problems(self) -> Self:
+        for kind in reversed(type(self).__mro__):
+            if issubclass(kind, Section) and "_problems" in vars(kind):
+                for problem in kind._problems(self):
+                    raise ValueError(problem)
+        return self
+
+    def changed_keys(self) -> list[str]:
+        """Return the keys whose values are not their defaults."""
+        return [
+            name
+            for name, field in type(self).model_fields.items()
+            if getattr(self, name) != field.get_default(call_default_factory=True)
+        ]
+
     @model_serializer(mode="wrap")
     def _omit_added_defaults(
         self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
@@ -76,13 +108,8 @@ class Section(BaseModel):
         dumped: DumpedSection = handler(self)
         if info.context != RECIPE:
             return dumped
-        fields = type(self).model_fields
-        for key in self.added:
-            if key in dumped and getattr(self, key) == fields[key].get_default(
-                call_default_factory=True
-            ):
-                del dumped[key]
-        return dumped
+        absent = set(self.added).difference(self.changed_keys())
+        return {key: value for key, value in dumped.items() if key not in absent}
 
 
 @cache
@@ -170,7 +197,6 @@ class OutsidePath(str):
 
 Location = tuple[str | int, ...]
 """Keys and numbers of list items that lead to a part of a section."""
-Part = TypeVar("Part")
 
 
 def parts_of(
@@ -193,6 +219,24 @@ def parts_of(
 def outside_paths(value: Any) -> Iterator[tuple[Location, OutsidePath]]:
     """Yield every outside path inside a section, with its location."""
     return parts_of(value, OutsidePath)
+
+
+def inside(value: Any, *keys: str) -> RawSection:
+    """Return a section inside an unvalidated one; empty if it is not a mapping."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def entries(section: RawSection, key: str) -> Sequence[Any]:
+    """Return a list of an unvalidated section; empty if it is not a list."""
+    value = section.get(key)
+    return value if isinstance(value, list | tuple) else ()
+
+
+def repeated(items: Sequence[Part]) -> Part | None:
+    """Return the first item that occurs more than once, or None."""
+    return next((item for item in items if items.count(item) > 1), None)
 
 
 def in_circles(references: Mapping[str, Collection[str]]) -> list[str]:

@@ -4,11 +4,12 @@ scores.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.base import OutsidePath, Positive, Section
+from gristmill.mixtures.base import Count, OutsidePath, Positive, RowLength, Section
 from gristmill.mixtures.columns import Column
 
 
@@ -27,11 +28,11 @@ class ReadingModel(Section):
     """
     max_windows: Positive = 16
     """Largest number of windows per document, from the beginning."""
-    window_tokens: Annotated[int, Field(ge=8)] | None = None
+    window_tokens: RowLength | None = None
     """Tokens per window, including those that the tokenizer adds; the model's input
     length if absent.
     """
-    overlap_tokens: Annotated[int, Field(ge=0)] = 0
+    overlap_tokens: Count = 0
     """Tokens that a window shares with the one before."""
     device: Literal["cpu", "gpu"] = "cpu"
     """Device of the computation; on a CPU each of `engine.workers` has one thread."""
@@ -55,26 +56,20 @@ class ReadingModel(Section):
     def _path_alone(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
 
-    @model_validator(mode="after")
-    def _onnx_is_on_the_cpu(self) -> ReadingModel:
+    def _problems(self) -> Iterator[str]:
         if self.onnx is not None and (self.device == "gpu" or self.dtype is not None):
-            raise ValueError(
+            yield (
                 "ONNX Runtime computes on the CPU in the data type of its file: "
                 "leave `device` and `dtype` out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _windows_move_on(self) -> ReadingModel:
         if (
             self.window_tokens is not None
             and 2 * self.overlap_tokens > self.window_tokens
         ):
-            raise ValueError(
+            yield (
                 f"windows of {self.window_tokens} tokens can overlap by at most "
                 f"{self.window_tokens // 2}; overlap_tokens is {self.overlap_tokens}"
             )
-        return self
 
 
 class ScoringModel(ReadingModel):
@@ -105,13 +100,11 @@ class ScoringModel(ReadingModel):
     largest cosine with one of them.
     """
 
-    @model_validator(mode="after")
-    def _likeness_has_no_classes(self) -> ScoringModel:
+    def _problems(self) -> Iterator[str]:
         if self.like and not (
             self.name is None and self.classes is None and self.values is None
         ):
-            raise ValueError(
+            yield (
                 "sentence embeddings have only the columns of `like`; leave `name`, "
                 "`classes` and `values` out"
             )
-        return self

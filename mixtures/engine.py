@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from gristmill.mixtures.base import Fraction, Options, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import (
+    Count,
+    Fraction,
+    Options,
+    Positive,
+    PositiveFloat,
+    Section,
+    Several,
+    Text,
+)
 
 ADDRESSES = {
     "dask": "tcp://host:8786",
@@ -157,14 +166,12 @@ class Compute(Section):
     checkpoint with either setting.
     """
 
-    @model_validator(mode="after")
-    def _budget_is_compiled(self) -> Compute:
+    def _problems(self) -> Iterator[str]:
         if self.activation_checkpointing == "budget" and not self.compiles:
-            raise ValueError(
+            yield (
                 "activation_checkpointing: budget needs the compiler; "
                 "set compile: block too"
             )
-        return self
 
     @property
     def compiles(self) -> bool:
@@ -303,7 +310,7 @@ class Stream(Section):
     (2 per token). With a set in a store this also bounds the length of an outage that
     goes unnoticed.
     """
-    cache_bytes: Annotated[int, Field(ge=0)] = 16 << 30
+    cache_bytes: Count = 16 << 30
     """Largest size of the shards in `cache_folder`; 0 reads every row from the store.
     The checksums and boundaries of all rows, about a hundredth of the set, are kept
     beside them.
@@ -328,7 +335,7 @@ class Stream(Section):
 class Wandb(Section):
     """Weights & Biases, besides metrics.jsonl and TensorBoard (extra `wandb`)."""
 
-    project: Annotated[str, Field(min_length=1)]
+    project: Text
     """Project in which the run appears."""
     name: str | None = None
     """Name of the run; Weights & Biases invents one if absent."""
@@ -339,9 +346,9 @@ class Wandb(Section):
 class Mlflow(Section):
     """MLflow, besides metrics.jsonl and TensorBoard (extra `mlflow`)."""
 
-    tracking_uri: Annotated[str, Field(min_length=1)]
+    tracking_uri: Text
     """A server, `http://HOST:PORT`, or a database, `sqlite:////FOLDER/mlflow.db`."""
-    experiment: Annotated[str, Field(min_length=1)]
+    experiment: Text
     """Experiment in which the run appears; created if it does not exist."""
     name: str | None = None
     """Name of the run; MLflow invents one if absent."""
@@ -353,7 +360,7 @@ class Trackio(Section):
     `trackio show` reads it.
     """
 
-    project: Annotated[str, Field(min_length=1)]
+    project: Text
     """Project in which the run appears."""
     name: str | None = None
     """Name of the run; if absent, the name of its working folder, as a hash. Trainings
@@ -429,14 +436,10 @@ class BeamEngine(Section):
     of a training, which waits for all of them. See docs/hosts.md.
     """
 
-    @model_validator(mode="after")
-    def _fits_the_runner(self) -> BeamEngine:
+    def _problems(self) -> Iterator[str]:
         check_engine(self.runner, self.address, self.options)
         if self.runner != "local" and self.mode != "auto":
-            raise ValueError(
-                f"mode is for runner local, not for {self.runner}; remove it"
-            )
-        return self
+            yield f"mode is for runner local, not for {self.runner}; remove it"
 
 
 class TrainingEngine(Trackers):
@@ -446,7 +449,7 @@ class TrainingEngine(Trackers):
     compute: Compute = Compute()
     checkpoint_every: Positive = 100
     """Training steps between checkpoints."""
-    keep_checkpoints: Annotated[int, Field(ge=2)] = 2
+    keep_checkpoints: Several = 2
     """Number of the newest checkpoints to keep."""
     permanent_every: Positive | None = None
     """Checkpoints at multiples of this are never deleted, even when the training is
@@ -496,7 +499,7 @@ class Engine(TrainingEngine, BeamEngine):
       trying things out).
     """
 
-    retries: Annotated[int, Field(ge=0)] = 1
+    retries: Count = 1
     """Number of further attempts at a stage that was lost to SIGKILL, with which Linux
     ends processes when memory runs out: its own process, a worker of the local runner,
     or a rank of a training. Each resumes where the last one stopped.
@@ -516,20 +519,18 @@ class Engine(TrainingEngine, BeamEngine):
     manifest. A failed notification is only a warning.
     """
 
-    @model_validator(mode="after")
-    def _ranks_fit(self) -> Engine:
+    def _problems(self) -> Iterator[str]:
         self.parallel.sizes(self.num_ranks)
         if self.num_ranks % self.nodes and self.num_ranks > 1:
-            raise ValueError(
+            yield (
                 f"ranks is {self.ranks}, which counts all processes of a training; "
                 f"use a multiple of nodes, {self.nodes}"
             )
         if self.compute.compile == "model" and self.num_ranks > 1:
-            raise ValueError(
+            yield (
                 "compute: compile: model is for one process, but ranks is "
                 f"{self.num_ranks}; set block, or ranks: 1"
             )
-        return self
 
     @property
     def num_ranks(self) -> int:

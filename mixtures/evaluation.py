@@ -4,12 +4,23 @@ run hands on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
-from gristmill.mixtures.base import NAME_PATTERN, OutsidePath, Positive, Section, Seeded
+from gristmill.mixtures.base import (
+    Count,
+    Name,
+    NonEmpty,
+    NotNegative,
+    OutsidePath,
+    Positive,
+    Section,
+    Seeded,
+    Share,
+    repeated,
+)
 from gristmill.mixtures.columns import Column
 from gristmill.mixtures.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.asked_model import AskedModel
@@ -70,7 +81,7 @@ class OwnMetric(OwnCall):
 
     takes: ClassVar[tuple[str, ...] | None] = ("predictions", "references")
 
-    name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
+    name: Name | None = None
     """Name of the metric in the results; the function's name if absent."""
 
     @property
@@ -94,7 +105,7 @@ class Task(Section):
     field.
     """
 
-    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    name: Name
     """Name of the task in the results."""
     path: OutsidePath
     """JSONL, JSON, CSV, TSV, Parquet or text, compressed or not; a glob stands for all
@@ -125,7 +136,7 @@ class Task(Section):
     turns before it, and the answer is the assistant's turn, without delimiter
     (lm-evaluation-harness: --apply_chat_template).
     """
-    num_fewshot: Annotated[int, Field(ge=0)] = 0
+    num_fewshot: Count = 0
     """Number of solved items before each prompt: the first ones of `fewshot_path`, or
     of `path`, which are then not asked.
     """
@@ -166,40 +177,31 @@ class Task(Section):
             )
         )
 
-    @model_validator(mode="after")
-    def _own_metrics_are_asked(self) -> Task:
+    def _problems(self) -> Iterator[str]:
         names = [
             *self.built_in_metrics,
             *(metric.called for metric in self.own_metrics),
         ]
         if self.own_metrics and self.kind != "generate":
-            raise ValueError(
+            yield (
                 f"metrics: {self.own_metrics[0].called} compares texts that a model "
                 "writes, but the task "
                 f"is of kind {self.kind}; make it one of kind generate"
             )
-        if self.own_metrics and (
-            twice := sorted({name for name in names if names.count(name) > 1})
-        ):
-            raise ValueError(
-                f"metrics: two are called {twice[0]}; give one of them "
-                "a `name` of its own"
+        if self.own_metrics and (twice := repeated(names)):
+            yield (
+                f"metrics: two are called {twice}; give one of them a `name` of its own"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fits_the_kind(self) -> Task:
         if self.kind == "rolling" and self.num_fewshot:
-            raise ValueError(
+            yield (
                 "a task of kind rolling has no prompts, so no solved items before "
                 "them; remove num_fewshot"
             )
         if self.kind == "rolling" and self.chat_template:
-            raise ValueError(
+            yield (
                 "a task of kind rolling has no prompts to ask through the chat "
                 "template; remove chat_template"
             )
-        return self
 
 
 class Suite(Section):
@@ -245,7 +247,7 @@ class Contamination(Section):
     """Words of a passage that item and training set share (Brown et al. 2020, appendix
     C).
     """
-    min_coverage: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    min_coverage: Share = 0.5
     """Smallest share of an item's words in shared passages at which the item counts as
     contaminated.
     """
@@ -268,7 +270,7 @@ class PromptSet(Section):
     """
     path: OutsidePath
     """The file; a glob stands for all its files in order."""
-    name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
+    name: Name | None = None
     """Name of the set in the results; its format if absent."""
     metadata: OutsidePath | None = None
     """For `bbq`: its additional_metadata.csv, which says for each question which answer
@@ -285,14 +287,12 @@ class PromptSet(Section):
         """Name of the set in the results."""
         return self.name or self.format
 
-    @model_validator(mode="after")
-    def _metadata_of_bbq(self) -> PromptSet:
+    def _problems(self) -> Iterator[str]:
         if self.metadata is not None and self.format != "bbq":
-            raise ValueError(
+            yield (
                 "metadata belongs to format bbq, but this set has "
                 f"format {self.format}; remove it"
             )
-        return self
 
 
 class ModelToxicity(Section):
@@ -368,14 +368,14 @@ class SafetyJudge(Section):
 class RedTeam(Section):
     """A test of how the models answer requests for harm; see docs/safety.md."""
 
-    sets: Annotated[tuple[PromptSet, ...], Field(min_length=1)]
+    sets: NonEmpty[PromptSet]
     """Sets of prompts; each set has its own results."""
     templates: OutsidePath | None = None
     """Jailbreaks: a file of texts that contain `{prompt}`. Each prompt of `harmbench`,
     `advbench` and the unsafe part of `xstest` is asked once more in each of them. Lines
     of a text file, or JSON lines or a CSV of `name` and `template`.
     """
-    refusals: Annotated[tuple[str, ...], Field(min_length=1)] = REFUSALS
+    refusals: NonEmpty[str] = REFUSALS
     """An answer refuses if one of these phrases begins in its first
     `refusal_characters` characters, at the beginning of a word; case, kinds of
     apostrophes and runs of blanks make no difference.
@@ -388,7 +388,7 @@ class RedTeam(Section):
     """Continuations of each of the `real_toxicity_prompts`, of which the most toxic
     counts (the paper: 25).
     """
-    temperature: Annotated[float, Field(ge=0.0)] = 0.0
+    temperature: NotNegative = 0.0
     """Temperature of these continuations; all other answers are greedy."""
     toxicity: Toxicity | None = None
     """Toxicity of an answer: by a classifier, `{model: ./folder}`, or by `{use:
@@ -398,7 +398,7 @@ class RedTeam(Section):
     """The judge of answers. If absent, refusals are found by the rules alone, and harm
     is not judged.
     """
-    worst: Annotated[int, Field(ge=0)] = 10
+    worst: Count = 10
     """Number of each model's worst answers that the results and the report show."""
 
     @field_validator("refusals")
@@ -408,28 +408,24 @@ class RedTeam(Section):
             raise ValueError("an empty phrase would match every answer; remove it")
         return phrases
 
-    @model_validator(mode="after")
-    def _sets_can_be_measured(self) -> RedTeam:
-        names = [prompt_set.called for prompt_set in self.sets]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(
-                f"sets: two are called {min(twice)!r}; give one of them "
-                "a `name` of its own"
+    def _problems(self) -> Iterator[str]:
+        if twice := repeated([prompt_set.called for prompt_set in self.sets]):
+            yield (
+                f"sets: two are called {twice!r}; give one of them a `name` of its own"
             )
         continued = any(
             prompt_set.format == "real_toxicity_prompts" for prompt_set in self.sets
         )
         if continued and self.toxicity is None:
-            raise ValueError(
+            yield (
                 "sets: real_toxicity_prompts are measured by the toxicity of the "
                 "continuations; configure `toxicity`"
             )
         if self.samples > 1 and self.temperature == 0:
-            raise ValueError(
+            yield (
                 f"samples: with temperature 0 all {self.samples} continuations would "
                 "be the same; set a `temperature` (1.0 in the paper)"
             )
-        return self
 
 
 class Evaluate(Seeded):
@@ -441,7 +437,7 @@ class Evaluate(Seeded):
     """
     max_new_tokens: Positive = 48
     """Longest continuation in tokens."""
-    temperature: Annotated[float, Field(ge=0.0)] = 0.8
+    temperature: NotNegative = 0.8
     """Sampling temperature; 0 takes the most likely token."""
     tasks: tuple[Task, ...] = ()
     """Questions with known answers."""
@@ -464,17 +460,13 @@ class Evaluate(Seeded):
     seed: int | None = None
     """Seed of sampling and of the bootstrap; the manifest's if absent."""
 
-    @model_validator(mode="after")
-    def _distinct(self) -> Evaluate:
+    def _problems(self) -> Iterator[str]:
         names = [
             *(task.name for task in self.tasks),
             *(suite.suite for suite in self.suites),
         ]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(
-                f"two tasks or suites are called {min(twice)!r}; give each its own name"
-            )
-        return self
+        if twice := repeated(names):
+            yield f"two tasks or suites are called {twice!r}; give each its own name"
 
 
 class Export(Section):
@@ -504,12 +496,9 @@ class Export(Section):
     byte-level BPE tokenizer; see docs/exports.md.
     """
 
-    @field_validator("gguf")
-    @classmethod
-    def _kinds_once(cls, kinds: tuple[GgufKind, ...]) -> tuple[GgufKind, ...]:
-        if twice := [kind for kind in kinds if kinds.count(kind) > 1]:
-            raise ValueError(f"{twice[0]} is given twice; keep one")
-        return kinds
+    def _problems(self) -> Iterator[str]:
+        if twice := repeated(self.gguf):
+            yield f"gguf: {twice} is given twice; keep one"
 
 
 class Documents(Section):
@@ -539,15 +528,10 @@ class Documents(Section):
     more.
     """
 
-    @model_validator(mode="after")
-    def _columns_once(self) -> Documents:
-        twice = [
-            name for name in self.columns or () if (self.columns or ()).count(name) > 1
-        ]
-        if twice:
-            raise ValueError(f"columns: {twice[0]!r} is given twice; keep one")
+    def _problems(self) -> Iterator[str]:
+        if twice := repeated(self.columns or ()):
+            yield f"columns: {twice!r} is given twice; keep one"
         if self.columns == ():
-            raise ValueError(
+            yield (
                 "columns: the list is empty; name some, or leave the key out for all"
             )
-        return self

@@ -10,12 +10,20 @@ sources:
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Collection, Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Tag, model_validator
 
-from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive, Section
+from gristmill.mixtures.base import (
+    Count,
+    Fraction,
+    Judging,
+    NonEmpty,
+    OutsidePath,
+    Positive,
+    Section,
+)
 from gristmill.mixtures.sources import MixedSource, Source, TokenSource
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.decontaminate import Decontaminate
@@ -65,18 +73,16 @@ class ParentStep(Section):
             }
         return {value: {}} if isinstance(value, str) else value
 
-    @model_validator(mode="after")
-    def _one_that_only_judges(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if len(self.model_fields_set) != 1:
-            raise ValueError(
+            yield (
                 f"write one step per entry, one of {', '.join(type(self).model_fields)}"
             )
         if self.config.edits_text:
-            raise ValueError(
+            yield (
                 f"{self.stage}: parents are read unedited; remove the "
                 "settings that change text"
             )
-        return self
 
     @property
     def stage(self) -> str:
@@ -95,7 +101,7 @@ class Generate(Section):
 
     added: ClassVar[Collection[str]] = ("others",)
 
-    parents: Annotated[tuple[str, ...], Field(min_length=1)]
+    parents: NonEmpty[str]
     """Sources of the documents from which new ones are written. A generated source may
     be among them.
     """
@@ -113,7 +119,7 @@ class Generate(Section):
     `locator`, `url`, `metadata`, `persona`, `language`, `number` (index from 0 among
     the new documents of one parent) and `others`.
     """
-    others: Annotated[int, Field(ge=0)] = 0
+    others: Count = 0
     """Number of further parents per new document, chosen by the hash of their ids from
     its shard: a template finds their texts in the list `others`. All of them count as
     its parents, also for `trace`, `takedown` and licences.
@@ -152,20 +158,16 @@ class Generate(Section):
     seed: int | None = None
     """Seed of the choice of parents and personas; the manifest's if absent."""
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.template is None and self.style == "translate" and not self.language:
-            raise ValueError(
-                "style translate needs `language`, such as `language: German`"
-            )
+            yield "style translate needs `language`, such as `language: German`"
         if self.template is None and self.style == "persona" and not self.personas:
-            raise ValueError("style persona needs `personas`, a list or a file")
+            yield "style persona needs `personas`, a list or a file"
         if self.template is None and self.others:
-            raise ValueError(
+            yield (
                 "`others` needs a `template` of your own that shows "
                 "them; give one, or remove `others`"
             )
-        return self
 
 
 class GeneratedSource(MixedSource):

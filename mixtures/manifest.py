@@ -13,11 +13,11 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
-from gristmill.mixtures.base import NAME_PATTERN, Location, Section
+from gristmill.mixtures.base import Location, Name, Section
 from gristmill.mixtures.engine import Engine
 from gristmill.mixtures.evaluation import Documents, Evaluate, Export
 from gristmill.mixtures.generated_source import AnySource, GeneratedSource
-from gristmill.mixtures.mix import Mix, TextIndex
+from gristmill.mixtures.mix import ROW_LENGTH, Mix, TextIndex
 from gristmill.mixtures.model import GivenModel
 from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.prepare import STEP_SECTIONS, Step, name_steps
@@ -36,7 +36,7 @@ EMPTY_ALLOWED = ("documents", "tokenizer", "text_index", "evaluate", "export")
 class Manifest(Section):
     """A complete run."""
 
-    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    name: Name
     """Name of the run and its folders."""
     seed: int = 0
     """Seed from which every random choice is hashed, together with stable ids."""
@@ -54,7 +54,7 @@ class Manifest(Section):
     model: GivenModel | None = None
     mix: Mix | None = None
     text_index: TextIndex | None = None
-    examples: dict[Annotated[str, Field(pattern=NAME_PATTERN)], MadeExamples] = {}  # noqa: RUF012 - as `sources`
+    examples: dict[Name, MadeExamples] = {}  # noqa: RUF012 - as `sources`
     """Examples for tuning that language models write, one set per name: `path:
     examples://NAME` reads it.
     """
@@ -85,7 +85,7 @@ class Manifest(Section):
             length = mix.get("sequence_length") if isinstance(mix, dict) else None
             sections["pretrain"] = take_dial(
                 sections["pretrain"],
-                length or Mix.model_fields["sequence_length"].default,
+                length or ROW_LENGTH,
             )
         rl = sections.get("rl")
         engine = sections.get("engine") or {}
@@ -98,14 +98,12 @@ class Manifest(Section):
             sections["engine"] = {"ranks": 1, **engine}
         return sections
 
-    @model_validator(mode="after")
-    def _merges_what_there_is(self) -> Manifest:
+    def _problems(self) -> Iterator[str]:
         if self.merge is not None and self.pretrain is not None:
             try:
                 merged_steps(self.merge, self.pretrain)
             except ValueError as error:
-                raise ValueError(f"merge: {error}") from error
-        return self
+                yield f"merge: {error}"
 
     @property
     def steps(self) -> dict[str, Step]:

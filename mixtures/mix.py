@@ -7,21 +7,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from gristmill.mixtures.base import (
+    Count,
     Fraction,
     Location,
+    NotNegative,
     OutsidePath,
     Positive,
     RawSection,
+    RowLength,
     Section,
     Seeded,
+    Share,
+    entries,
+    inside,
 )
 from gristmill.mixtures.training import Training
 
 ALPHA = "alpha"
 """The key for shares by size."""
+ROW_LENGTH = 512
+"""Tokens per row unless a manifest sets them."""
 
 
 def temperature(weights: Mapping[str, float]) -> float | None:
@@ -46,16 +54,14 @@ def _mean_something(weights: dict[str, float]) -> dict[str, float]:
     return weights
 
 
-Weights = Annotated[
-    dict[str, Annotated[float, Field(ge=0.0)]], AfterValidator(_mean_something)
-]
+Weights = Annotated[dict[str, NotNegative], AfterValidator(_mean_something)]
 """Source -> share relative to the others', or `{alpha: exponent}`."""
 
 
 class MixPhase(Section):
     """A part of the training order with its own weights."""
 
-    end: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    end: Share | None = None
     """Share of the training set at which the phase ends; only the last phase has no
     `end` and ends with the set.
     """
@@ -77,7 +83,7 @@ class Continues(Section):
     """
     sources: tuple[str, ...]
     """Sources of that set, in its order; more may have been added since."""
-    phases: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
+    phases: tuple[tuple[Count, ...], ...]
     """Rows of each source in that set, for every phase (`train.stages` of its
     packed.json).
     """
@@ -100,19 +106,17 @@ class Continues(Section):
     continues: Continues | None = None
     """The set that that one continued in turn."""
 
-    @model_validator(mode="after")
-    def _is_a_beginning(self) -> Continues:
+    def _problems(self) -> Iterator[str]:
         total = sum(map(sum, self.phases))
         if (
             any(len(rows) != len(self.sources) for rows in self.phases)
             or not 0 < self.rows <= total
         ):
-            raise ValueError(
+            yield (
                 f"keeps {self.rows} rows of a set with {total} in phases {self.phases} "
                 f"of the sources {', '.join(self.sources)}, which is not a beginning "
                 "of it; let `gristmill continue` write this section"
             )
-        return self
 
 
 FIM_TOKENS = (
@@ -174,7 +178,7 @@ class Mix(Seeded):
     `redistribute` gives the source what its limit allows, divides the difference among
     the other sources by their weights, and warns.
     """
-    sequence_length: Annotated[int, Field(ge=8)] = 512
+    sequence_length: RowLength = ROW_LENGTH
     """Tokens per row."""
     packing: Literal["stream", "best_fit"] = "stream"
     """`stream`: documents back to back, each with its end-of-text token, cut wherever a
@@ -216,33 +220,27 @@ class Mix(Seeded):
     seed: int | None = None
     """Seed of the hashes that choose documents; the manifest's if absent."""
 
-    @model_validator(mode="after")
-    def _rows_are_those_of_the_stream(self) -> Mix:
+    def _problems(self) -> Iterator[str]:
         if self.continues is not None and self.packing == "best_fit":
-            raise ValueError(
+            yield (
                 "continues needs packing: stream, where a row does not depend on the "
                 "number of rows; in best_fit it does"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _phases_follow_one_another(self) -> Mix:
         ends = [phase.end for phase in self.phases]
         if not ends:
-            return self
+            return
         if any(end is None for end in ends[:-1]) or ends[-1] not in (None, 1.0):
-            raise ValueError(
+            yield (
                 "every phase but the last needs `end`, and the last ends with the "
                 "set: [{end: 0.8, "
                 "weights: ...}, {weights: ...}]"
             )
         inner = [end for end in ends[:-1] if end is not None]
         if inner != sorted(set(inner)) or inner[-1:] == [1.0]:
-            raise ValueError(
+            yield (
                 f"the phases end at {inner} of the training set; each must end after "
                 "the one before it, and before 1"
             )
-        return self
 
 
 class TextIndex(Section):
@@ -261,34 +259,28 @@ def weight_maps(mix: Any) -> Iterator[tuple[Location, Any]]:
     """Yield every place of a raw section that may have weights, with its value: the
     mixture's, and each phase's.
     """
-    if not isinstance(mix, Mapping):
-        return
-    yield ("mix", "weights"), mix.get("weights")
-    phases = mix.get("phases")
-    for number, phase in enumerate(phases if isinstance(phases, list | tuple) else []):
-        if isinstance(phase, Mapping):
-            yield ("mix", "phases", number, "weights"), phase.get("weights")
+    if isinstance(mix, Mapping):
+        yield ("mix", "weights"), mix.get("weights")
+        for number, phase in enumerate(entries(mix, "phases")):
+            if isinstance(phase, Mapping):
+                yield ("mix", "phases", number, "weights"), phase.get("weights")
 
 
 def uses_own_weights(mix: Any) -> bool:
     """Return True if the sources' own `weight` counts in some part of the mixture."""
     overall, *phases = [weights for _, weights in weight_maps(mix)] or [None]
-    return overall is None and (
-        not phases or any(weights is None for weights in phases)
-    )
+    return overall is None and (not phases or None in phases)
 
 
-def weighed_sources(mix: Any) -> Iterator[tuple[Location, str]]:
+def weighed_sources(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield every name that `weights` or the rates of `fim` mention, with its location;
     a lone `alpha` is not a source.
     """
-    for location, weights in weight_maps(mix):
-        if isinstance(weights, Mapping) and list(weights) != [ALPHA]:
-            for name in weights:
+    for location, weights in weight_maps(raw.get("mix")):
+        if list(inside(weights)) != [ALPHA]:
+            for name in inside(weights):
                 yield (*location, name), name
-    fim = mix.get("fim") if isinstance(mix, Mapping) else None
-    rates = fim.get("rates") if isinstance(fim, Mapping) else None
-    for name in rates if isinstance(rates, Mapping) else ():
+    for name in inside(raw, "mix", "fim", "rates"):
         yield ("mix", "fim", "rates", name), name
 
 
@@ -297,130 +289,82 @@ def mix_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     mix, sources = raw.get("mix"), raw.get("sources")
     if mix is None or not isinstance(sources, Mapping):
         return
-    source_weights = [
-        source.get("weight", 1) if isinstance(source, Mapping) else 1
-        for source in sources.values()
+    weights_of_sources = [
+        inside(source).get("weight", 1) for source in sources.values()
     ]
-    if source_weights and uses_own_weights(mix) and not any(source_weights):
+    if sources and uses_own_weights(mix) and not any(weights_of_sources):
         yield (
             ("sources",),
             "every weight is 0, so the mixture is empty; give at least one source a "
             "weight",
         )
     for location, weights in weight_maps(mix):
-        if (
-            isinstance(weights, Mapping)
-            and list(weights) == [ALPHA]
-            and ALPHA in sources
-        ):
+        if list(inside(weights)) == [ALPHA] and ALPHA in sources:
             yield (
                 (*location, ALPHA),
-                (
-                    "is the exponent of shares by size, but also the name of a source; "
-                    "rename the source, or give a second source a weight (0 is allowed)"
-                ),
+                "is the exponent of shares by size, but also the name of a source; "
+                "rename the source, or give a second source a weight (0 is allowed)",
             )
-    if isinstance(mix, Mapping):
-        tokens = mix.get("tokens")
-        length = mix.get("sequence_length", Mix.model_fields["sequence_length"].default)
-        if isinstance(tokens, int) and isinstance(length, int) and length > tokens > 0:
-            yield (
-                ("mix", "sequence_length"),
-                (
-                    f"a row of {length} tokens is longer than all {tokens} tokens of "
-                    "the mixture; use shorter rows, or more tokens (mix.tokens)"
-                ),
-            )
-        yield from _fim_tokens_missing(mix.get("fim"), raw.get("tokenizer"))
-        continues = mix.get("continues")
-        old_sources = (
-            continues.get("sources") if isinstance(continues, Mapping) else None
-        )
-        removed_sources = (
-            [str(name) for name in old_sources if name not in sources]
-            if isinstance(old_sources, list | tuple)
-            else []
-        )
-        if removed_sources:
-            yield (
-                ("mix", "continues", "sources"),
-                (
-                    f"the continued set has rows of {', '.join(removed_sources)}, "
-                    "which is no longer a source; "
-                    "define it again, with a weight of 0 if it is no longer read"
-                ),
-            )
-    yield from _reads_of_a_set_with_phases(mix, raw.get("pretrain"))
-    yield from _phases_that_differ(mix, raw.get("pretrain"))
-
-
-def _phases_that_differ(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str]]:
-    """Yield an error if the training's phases do not match those of the mixture."""
-    pretrain_phases, mix_phases = (
-        section.get("phases") or () if isinstance(section, Mapping) else ()
-        for section in (pretrain, mix)
-    )
-    if (
-        pretrain_phases
-        and isinstance(pretrain_phases, list | tuple)
-        and isinstance(mix_phases, list | tuple)
-        and len(pretrain_phases) != len(mix_phases)
-    ):
+    tokens = inside(mix).get("tokens")
+    length = inside(mix).get("sequence_length", ROW_LENGTH)
+    if isinstance(tokens, int) and isinstance(length, int) and length > tokens > 0:
         yield (
-            ("pretrain", "phases"),
-            (
-                f"has {len(pretrain_phases)} entries, but mix.phases has "
-                f"{len(mix_phases)}: "
-                "give one for each of them, {} where nothing differs"
-            ),
+            ("mix", "sequence_length"),
+            f"a row of {length} tokens is longer than all {tokens} tokens of "
+            "the mixture; use shorter rows, or more tokens (mix.tokens)",
         )
-
-
-def _fim_tokens_missing(fim: Any, tokenizer: Any) -> Iterator[tuple[Location, str]]:
-    """Yield an error if a tokenizer that is trained here lacks the tokens that
-    rearranged documents need.
-    """
-    settings = tokenizer if isinstance(tokenizer, Mapping) else {}
-    special_tokens = settings.get("special_tokens", ())
+    tokenizer = inside(raw, "tokenizer")
+    special_tokens = {*map(str, entries(tokenizer, "special_tokens"))}
     if (
-        not fim
-        or settings.get("path") is not None
-        or not isinstance(special_tokens, list | tuple)
-    ):
-        return
-    if not any(
-        set(names) <= {str(name) for name in special_tokens} for names in FIM_TOKENS
+        inside(mix).get("fim")
+        and tokenizer.get("path") is None
+        and not any(special_tokens.issuperset(names) for names in FIM_TOKENS)
     ):
         listed = ", ".join(f'"{name}"' for name in FIM_TOKENS[0])
         yield (
             ("mix", "fim"),
-            (
-                "needs special tokens for prefix, suffix and middle, which the "
-                "tokenizer does not have; "
-                f"add `tokenizer: {{special_tokens: [{listed}]}}`"
-            ),
+            "needs special tokens for prefix, suffix and middle, which the tokenizer "
+            f"does not have; add `tokenizer: {{special_tokens: [{listed}]}}`",
+        )
+    removed_sources = [
+        str(name)
+        for name in entries(inside(mix, "continues"), "sources")
+        if name not in sources
+    ]
+    if removed_sources:
+        yield (
+            ("mix", "continues", "sources"),
+            f"the continued set has rows of {', '.join(removed_sources)}, which is no "
+            "longer a source; define it again, with a weight of 0 if it is no longer "
+            "read",
+        )
+    yield from _reads_of_a_set_with_phases(inside(mix), inside(raw, "pretrain"))
+    of_training, of_mix = (
+        len(entries(inside(raw, name), "phases")) for name in ("pretrain", "mix")
+    )
+    if of_training not in (0, of_mix):
+        yield (
+            ("pretrain", "phases"),
+            f"has {of_training} entries, but mix.phases has {of_mix}: give one for "
+            "each of them, {} where nothing differs",
         )
 
 
 def _reads_of_a_set_with_phases(
-    mix: Any, pretrain: Any
+    mix: RawSection, pretrain: RawSection
 ) -> Iterator[tuple[Location, str]]:
-    if not isinstance(mix, Mapping) or not isinstance(pretrain, Mapping):
+    # Otherwise the number of rows, or of rows read, is only known when the set exists.
+    is_known = mix.get("packing", "stream") == "stream" and not pretrain.get(
+        "batch_ramp"
+    )
+    if not pretrain or not is_known or not (mix.get("phases") or mix.get("continues")):
         return
-    if not mix.get("phases") and not mix.get("continues"):
-        return
-    if mix.get("packing", "stream") != "stream" or pretrain.get("batch_ramp"):
-        # The number of rows, or of rows read, is only known when the set exists.
-        return
-    defaults = {**Mix.model_fields, **Training.model_fields}
+    batch_default = Training.model_fields["global_batch_size"].default
     numbers = [
-        section.get(key, defaults[key].default)
-        for section, key in (
-            (mix, "tokens"),
-            (mix, "sequence_length"),
-            (pretrain, "steps"),
-            (pretrain, "global_batch_size"),
-        )
+        mix.get("tokens"),
+        mix.get("sequence_length", ROW_LENGTH),
+        pretrain.get("steps"),
+        pretrain.get("global_batch_size", batch_default),
     ]
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         return
@@ -428,10 +372,8 @@ def _reads_of_a_set_with_phases(
     if steps * batch > tokens // length:
         yield (
             ("pretrain", "steps"),
-            (
-                f"{steps} steps of {batch} rows read {steps * batch} rows, but the set "
-                f"with phases has {tokens // length} and is read once; take at most "
-                f"{tokens // length // batch} steps, or mix at least "
-                f"{steps * batch * length} tokens (mix.tokens)"
-            ),
+            f"{steps} steps of {batch} rows read {steps * batch} rows, but the set "
+            f"with phases has {tokens // length} and is read once; take at most "
+            f"{tokens // length // batch} steps, or mix at least "
+            f"{steps * batch * length} tokens (mix.tokens)",
         )

@@ -5,11 +5,13 @@ or a checkpoint.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.base import (
+    NotNegative,
     OutsidePath,
     Positive,
     PositiveFloat,
@@ -136,10 +138,9 @@ class RopeScaling(Section):
     2023, eq. 22).
     """
 
-    @model_validator(mode="after")
-    def _keys_of_its_kind(self) -> RopeScaling:
+    def _problems(self) -> Iterator[str]:
         if self.kind != "linear" and self.original_length is None:
-            raise ValueError(
+            yield (
                 f"kind {self.kind} needs original_length, the tokens "
                 "per row before the stretching"
             )
@@ -148,17 +149,9 @@ class RopeScaling(Section):
             "llama3": {"original_length", "low_freq_factor", "high_freq_factor"},
             "yarn": {"original_length", "beta_fast", "beta_slow", "attention_factor"},
         }[self.kind]
-        changed = {
-            name
-            for name, field in type(self).model_fields.items()
-            if name not in ("kind", "factor") and getattr(self, name) != field.default
-        }
-        if changed - keys_of_kind:
-            raise ValueError(
-                f"kind {self.kind} has no "
-                f"{', '.join(sorted(changed - keys_of_kind))}; remove it"
-            )
-        return self
+        foreign = {*self.changed_keys()} - keys_of_kind - {"kind", "factor"}
+        if foreign:
+            yield f"kind {self.kind} has no {', '.join(sorted(foreign))}; remove it"
 
 
 class Moe(Section):
@@ -172,20 +165,18 @@ class Moe(Section):
     """Number of experts that process each token: those with the largest router
     probabilities (Mixtral: 2).
     """
-    load_balancing: float = Field(default=0.01, ge=0.0)
+    load_balancing: NotNegative = 0.01
     """Weight of the loss that keeps experts equally busy (Fedus et al. 2021, equations
     4 to 6: 0.01), computed per row (DeepSeek-V3, section 2.1.2), so that it does not
     depend on how a batch is split.
     """
 
-    @model_validator(mode="after")
-    def _enough_experts(self) -> Moe:
+    def _problems(self) -> Iterator[str]:
         if self.experts_per_token > self.experts:
-            raise ValueError(
+            yield (
                 f"experts_per_token {self.experts_per_token} is more "
                 f"than experts {self.experts}"
             )
-        return self
 
 
 class GivenModel(Section):
@@ -297,46 +288,24 @@ class Model(BuiltInOrOwn):
                 )
         return expand(values)
 
-    @model_validator(mode="after")
-    def _own_has_its_options(self) -> Model:
-        if unused := self.unused_beside_own("document_mask"):
-            raise ValueError(
-                f"model.{unused[0]} has no effect on a model of your own; give it as "
-                "an option, under `with`, or remove it"
+    def _problems(self) -> Iterator[str]:
+        yield from self.unused_beside_own("model", "document_mask")
+        if self.mup_base_width is not None and self.init != "gpt2":
+            yield "mup_base_width needs init: gpt2; remove one of the two"
+        if self.mup_base_width is not None and self.moe is not None:
+            yield (
+                "mup_base_width needs dense layers, all of whose matrices it knows; "
+                "remove one of the two"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_scaled(self) -> Model:
-        if self.mup_base_width is not None and (
-            self.init != "gpt2" or self.moe is not None
-        ):
-            requirement = (
-                "init: gpt2"
-                if self.init != "gpt2"
-                else "dense layers, all of whose matrices it knows"
-            )
-            raise ValueError(
-                f"mup_base_width needs {requirement}; remove one of the two"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _divisible(self) -> Model:
         if self.head_width is None and self.width % self.heads:
-            raise ValueError(
-                f"width {self.width} must be an even multiple of heads {self.heads}"
-            )
+            yield f"width {self.width} must be an even multiple of heads {self.heads}"
         if (self.head_width or self.width // self.heads) % 2:
-            raise ValueError(
+            yield (
                 f"width {self.width} must be an even multiple of heads "
                 f"{self.heads}, or head_width even"
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(
-                f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}"
-            )
-        return self
+            yield f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}"
 
     @property
     def feed_forward_width(self) -> int:

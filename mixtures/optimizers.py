@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
-
-from gristmill.mixtures.base import Fraction, Positive, PositiveFloat
+from gristmill.mixtures.base import (
+    Fraction,
+    InnerFraction,
+    NotNegative,
+    Positive,
+    PositiveFloat,
+    Share,
+)
 from gristmill.mixtures.user_code import BuiltInOrOwn
 
 OptimizerKind = Literal[
@@ -135,7 +141,7 @@ class Optimizer(BuiltInOrOwn):
     """Constant added to the root of the second mean (adamw, adamw8bit, muon's
     AdamW).
     """
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
+    weight_decay: NotNegative = 0.1
     """Decoupled weight decay, per step and learning rate."""
     decay_embeddings: bool = True
     """False leaves embeddings out of the decay, as OLMo 2 does (OLMo et al. 2025,
@@ -150,17 +156,17 @@ class Optimizer(BuiltInOrOwn):
     """For Muon and NorMuon: let a weight of the layers decay only if the decay goes in
     the direction of its update (Chen et al. 2025, "Cautious Weight Decay").
     """
-    rank_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25
+    rank_fraction: Share = 0.25
     """Dion's rank, as a share of a matrix's shorter side (Ahn et al. 2025, section 4:
     1/4 loses little).
     """
     precondition_every: Positive = 10
     """Steps between updates of SOAP-Muon's basis (Vyas et al. 2024, section 6: 10)."""
-    beta3: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9999
+    beta3: InnerFraction = 0.9999
     """Decay of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
     section 4.1: 0.9999).
     """
-    alpha: Annotated[float, Field(ge=0.0)] = 5.0
+    alpha: NotNegative = 5.0
     """Factor of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
     section 3: 4 to 10).
     """
@@ -188,40 +194,25 @@ class Optimizer(BuiltInOrOwn):
     section 4.1: 0.01).
     """
 
-    @model_validator(mode="after")
-    def _is_cautious_only_where_it_can_be(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.cautious_decay and self.kind not in ("muon", "normuon"):
-            raise ValueError(
+            yield (
                 "optimizer.cautious_decay is for muon and normuon, not "
                 f"for {self.kind}; remove it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_betas_only_where_used(self) -> Optimizer:
         if OPTIMIZERS[self.kind].betas is None and self.betas is not None:
-            raise ValueError(
+            yield (
                 f"optimizer.betas has no effect on {self.kind}, whose "
                 "decay follows the step; remove it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _own_has_its_options(self) -> Self:
-        unused = self.unused_beside_own(
-            "learning_rate", "clip", "clip_norm", "clip_factor"
+        yield from self.unused_beside_own(
+            "optimizer", "learning_rate", "clip", "clip_norm", "clip_factor"
         )
-        if unused:
-            raise ValueError(
-                f"optimizer.{unused[0]} has no effect on an optimizer of your own; "
-                "give it as an option, under `with`, or remove it"
-            )
         if "lr" in getattr(self, "with"):
-            raise ValueError(
+            yield (
                 "optimizer.with.lr: set the learning rate in optimizer.learning_rate, "
                 "which the schedule scales; remove it from `with`"
             )
-        return self
 
     @property
     def decays(self) -> tuple[float, float]:
@@ -234,7 +225,7 @@ class Optimizer(BuiltInOrOwn):
 class TuningOptimizer(Optimizer):
     """The update rule for a model that is already trained."""
 
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    weight_decay: NotNegative = 0.0
     """Decoupled weight decay, per step and learning rate; 0, since tuning should stay
     near its start.
     """

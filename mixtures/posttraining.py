@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from gristmill.mixtures.base import (
+    Count,
     Fraction,
+    InnerFraction,
+    NonEmpty,
+    NotNegative,
     OutsidePath,
+    PartialShare,
     Positive,
     PositiveFloat,
+    RowLength,
     Section,
     Seeded,
+    Share,
 )
 from gristmill.mixtures.optimizers import TuningOptimizer
 from gristmill.mixtures.prepare import Prepared
@@ -51,7 +58,7 @@ class Lora(Section):
     """Train each output's magnitude separately from its direction (Liu et al. 2024,
     equation 5).
     """
-    targets: Annotated[tuple[LinearLayer, ...], Field(min_length=1)] | None = None
+    targets: NonEmpty[LinearLayer] | None = None
     """Linear layers that get adapters, in every layer; all of the model's if absent
     (Dettmers et al. 2023, section 4: matching full fine-tuning takes all of them).
     """
@@ -65,14 +72,12 @@ class Lora(Section):
     together with `dora` or `engine.compute.compile`.
     """
 
-    @model_validator(mode="after")
-    def _has_rows_to_measure(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.base is not None and self.dora:
-            raise ValueError(
+            yield (
                 "lora.dora computes the norms of the frozen weights' rows in every "
                 "step, which lora.base has rounded; remove one of the two"
             )
-        return self
 
     @property
     def scale(self) -> float:
@@ -117,23 +122,21 @@ class Distill(TeacherKeys):
     et al. 2024); `jsd`: the generalised Jensen-Shannon divergence between them (Agarwal
     et al. 2024, equation 1).
     """
-    beta: Annotated[float, Field(gt=0.0, lt=1.0)] = BETA
+    beta: InnerFraction = BETA
     """For `jsd`: the teacher's share of the mixture to which both are compared (near 0
     like `forward`, near 1 like `reverse`, up to a factor).
     """
-    weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    weight: Share = 0.5
     """Weight of the divergence; the loss on the labels has the remaining weight
     (torchtune's recipes: 0.5).
     """
 
-    @model_validator(mode="after")
-    def _beta_is_used(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.beta != BETA and self.kind != "jsd":
-            raise ValueError(
+            yield (
                 "sft.distill.beta has no effect on the divergence "
                 f"{self.kind}; choose jsd, or remove it"
             )
-        return self
 
 
 class Teach(TeacherKeys):
@@ -302,9 +305,9 @@ class SftData(Seeded):
     the stage `sft_data` receives.
     """
 
-    data: Annotated[tuple[Instructions, ...], Field(min_length=1)]
+    data: NonEmpty[Instructions]
     """Sets of examples."""
-    sequence_length: Annotated[int, Field(ge=8)] | None = None
+    sequence_length: RowLength | None = None
     """Tokens per row, and the limit per example, whose end is cut off; the mixture's if
     absent. Rows longer than those of pre-training become the context of the tuned
     model.
@@ -313,12 +316,12 @@ class SftData(Seeded):
     """`best_fit`: several examples in a row, without cutting any, each invisible to the
     attention of the others; `none`: one example in a row.
     """
-    replay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    replay: PartialShare = 0.0
     """Share of the tokens that are pre-training rows, against forgetting: the first
     rows that it has read, in its order and with a loss on all of their tokens. Rounded
     to whole rows.
     """
-    holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    holdout: PartialShare = 0.0
     """Share of the conversations, chosen by hash of the messages before the first
     answer, that are never trained on: their loss, after every `validate_every` steps
     and the last, shows when the others are memorised.
@@ -328,10 +331,8 @@ class SftData(Seeded):
     seed: int | None = None
     """Seed of sampling and of the order; the manifest's if absent."""
 
-    @model_validator(mode="after")
-    def _all_have_weights_or_none(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         _check_weights("sft", self.data)
-        return self
 
 
 class SftOptimizer(TuningOptimizer):
@@ -362,24 +363,18 @@ class Tuning(TrainingInEpochs):
     measured if absent.
     """
 
-    @model_validator(mode="after")
-    def _holds_what_moves(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.ewc is not None and self.lora is not None:
-            raise ValueError(
+            yield (
                 "sft.ewc and sft.lora exclude each other: adapters do not change the "
                 "model's own weights; remove one of the two"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _draws_from_one_model(self) -> Self:
         if self.distill is not None and self.optimizer.kind == "sophia":
-            raise ValueError(
+            yield (
                 "sft.optimizer.kind cannot be sophia together with sft.distill: it "
                 "estimates curvature from labels that the model draws, but a teacher "
                 "gives distributions; choose another"
             )
-        return self
 
 
 class Sft(SftData, Prepared, Tuning):
@@ -390,14 +385,12 @@ class Sft(SftData, Prepared, Tuning):
     seed: int | None = None
     """Seed of sampling and of the order; the manifest's if absent."""
 
-    @model_validator(mode="after")
-    def _has_no_pairs(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if any(step.judge_pairs is not None for step in self.prepare):
-            raise ValueError(
+            yield (
                 "sft.prepare: judge_pairs compares the answers of pairs, but sft has "
                 "conversations; move it to dpo.prepare"
             )
-        return self
 
 
 class DpoData(Section):
@@ -405,9 +398,9 @@ class DpoData(Section):
     receives.
     """
 
-    data: Annotated[tuple[WeightedPairs, ...], Field(min_length=1)]
+    data: NonEmpty[WeightedPairs]
     """Sets of pairs."""
-    sequence_length: Annotated[int, Field(ge=8)] | None = None
+    sequence_length: RowLength | None = None
     """Tokens per row, and the limit per conversation, whose end is cut off; the
     mixture's if absent. Rows longer than the model's context become its new context.
     """
@@ -418,10 +411,8 @@ class DpoData(Section):
     documents' `prepare`.
     """
 
-    @model_validator(mode="after")
-    def _all_have_weights_or_none(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         _check_weights("dpo", self.data)
-        return self
 
 
 class Rounded(Section):
@@ -475,7 +466,7 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     """For `cdpo` and `robust`: probability that chosen and rejected answer are
     swapped.
     """
-    gamma_ratio: Annotated[float, Field(ge=0.0)] = 0.5
+    gamma_ratio: NotNegative = 0.5
     """SimPO's target margin as a multiple of beta (its authors: 0.3 to 0.8)."""
     odds_weight: PositiveFloat = 0.1
     """ORPO's lambda (its authors: 0.1)."""
@@ -485,15 +476,15 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     """For `kto`: weight of undesirable answers; both kinds should have about the same
     total weight (equation 8 of the paper).
     """
-    sft_weight: Annotated[float, Field(ge=0.0)] = 0.0
+    sft_weight: NotNegative = 0.0
     """Weight of the chosen answers' loss per token, added to any loss except `kto`,
     against falling likelihoods of chosen answers (Pang et al. 2024: 1).
     """
-    holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    holdout: InnerFraction = 0.1
     """Share of pairs, chosen by hash of the prompt, that are used only to measure the
     reward accuracy.
     """
-    measured_pairs: Annotated[int, Field(ge=0)] = 10_000
+    measured_pairs: Count = 10_000
     """Number of training pairs (for `kto`, answers) whose margin is measured again
     after the last step, like that of every held-out pair: the first by their ids, which
     are hashes. A pass over them costs about a third of training on them once.
@@ -511,43 +502,33 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     measured if absent.
     """
 
-    @model_validator(mode="after")
-    def _has_no_labels_to_draw(self) -> Dpo:
+    def _problems(self) -> Iterator[str]:
         if self.optimizer.kind == "sophia":
-            raise ValueError(
+            yield (
                 "dpo.optimizer.kind cannot be sophia, which estimates curvature from "
                 "labels that the "
                 "model draws: a loss over pairs has none; choose another kind"
             )
-        return self
+        if self.label_smoothing and self.loss not in ("cdpo", "robust"):
+            yield (
+                f"label_smoothing has no effect on the loss {self.loss_name}; choose "
+                "cdpo or robust, or remove it"
+            )
+        if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (
+            1.0,
+            1.0,
+        ):
+            yield (
+                "desirable_weight and undesirable_weight have no effect on the loss "
+                f"{self.loss_name}; choose kto, or remove them"
+            )
+        if self.loss == "kto" and self.sft_weight:
+            yield (
+                "sft_weight is for losses over pairs, not for kto; "
+                "remove it, or raise desirable_weight"
+            )
 
     @property
     def loss_name(self) -> str:
         """Name of the loss in messages and summaries."""
         return self.loss.use.called if isinstance(self.loss, Own) else self.loss
-
-    @model_validator(mode="after")
-    def _smoothing_is_used(self) -> Dpo:
-        if self.label_smoothing and self.loss not in ("cdpo", "robust"):
-            raise ValueError(
-                f"label_smoothing has no effect on the loss {self.loss_name}; choose "
-                "cdpo or robust, or remove it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _kinds_are_weighed_by_kto(self) -> Dpo:
-        if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (
-            1.0,
-            1.0,
-        ):
-            raise ValueError(
-                "desirable_weight and undesirable_weight have no effect on the loss "
-                f"{self.loss_name}; choose kto, or remove them"
-            )
-        if self.loss == "kto" and self.sft_weight:
-            raise ValueError(
-                "sft_weight is for losses over pairs, not for kto; "
-                "remove it, or raise desirable_weight"
-            )
-        return self

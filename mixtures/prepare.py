@@ -5,7 +5,7 @@ order.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails
 
-from gristmill.mixtures.base import Judging, Section
+from gristmill.mixtures.base import Judging, Section, repeated
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
@@ -266,27 +266,25 @@ class ExampleStep(Section):
             )
         return entry
 
-    @model_validator(mode="after")
-    def _one_that_only_judges(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if (
             len([name for name in example_steps() if name in self.model_fields_set])
             != 1
         ):
-            raise ValueError(
+            yield (
                 "write one step per entry, one of "
                 f"{', '.join(example_steps())}, beside `judge`"
             )
         if self.decontaminate is not None and self.decontaminate.action != "drop":
-            raise ValueError(
+            yield (
                 "decontaminate.action cannot be excise: examples are "
                 "kept whole or dropped; set drop"
             )
         if self.langid is not None and self.langid.cut_other_lines:
-            raise ValueError(
+            yield (
                 "langid.cut_other_lines is not supported: examples are "
                 "kept whole or dropped; remove it"
             )
-        return self
 
     @property
     def stage(self) -> str:
@@ -326,10 +324,6 @@ class Prepared(Section):
     example is dropped.
     """
 
-    @model_validator(mode="after")
-    def _each_step_once(self) -> Self:
-        names = [step.stage for step in self.prepare]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise ValueError(f"prepare has {twice[0]} twice; each step runs once")
-        return self
+    def _problems(self) -> Iterator[str]:
+        if twice := repeated([step.stage for step in self.prepare]):
+            yield f"prepare has {twice} twice; each step runs once"

@@ -7,19 +7,28 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from gristmill.mixtures.base import (
-    NAME_PATTERN,
+    Count,
     Fraction,
+    InnerFraction,
+    Name,
+    NonEmpty,
+    NotNegative,
     OutsidePath,
+    PartialShare,
     Positive,
     PositiveFloat,
+    RowLength,
     Section,
+    Share,
+    Text,
+    repeated,
 )
 from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
 from gristmill.mixtures.optimizers import TuningOptimizer
@@ -49,7 +58,7 @@ class AnswerReward(Section):
     them.
     """
 
-    name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
+    name: Name | None = None
     """Name of the reward in the metrics; its kind, or its function, if absent. Names
     must be distinct.
     """
@@ -71,7 +80,7 @@ class Contains(AnswerReward):
 
     kind: Literal["contains"]
     """Selects this reward."""
-    text: Annotated[str, Field(min_length=1)] | None = None
+    text: Text | None = None
     """The text; the prompt's own answer if absent."""
     ignore_case: bool = False
     """Treat upper and lower case as equal."""
@@ -84,7 +93,7 @@ class Number(AnswerReward):
 
     kind: Literal["number"]
     """Selects this reward."""
-    tolerance: Annotated[float, Field(ge=0.0)] = 1e-6
+    tolerance: NotNegative = 1e-6
     """Largest difference, as a share of the right number."""
 
 
@@ -107,24 +116,22 @@ class Regex(AnswerReward):
 
     kind: Literal["regex"]
     """Selects this reward."""
-    pattern: Annotated[str, Field(min_length=1)]
+    pattern: Text
     """The expression, searched anywhere; `.` matches line ends too."""
     captures_answer: bool = False
     """Require the first group of the last match to be the prompt's own answer, ignoring
     blanks at both ends.
     """
 
-    @model_validator(mode="after")
-    def _compiles(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         try:
-            groups = re.compile(self.pattern).groups
+            if not re.compile(self.pattern).groups and self.captures_answer:
+                yield (
+                    "captures_answer needs a group in the pattern, as in "
+                    "`answer is (.+)`"
+                )
         except re.error as error:
-            raise ValueError(f"pattern is not a regular expression: {error}") from error
-        if self.captures_answer and not groups:
-            raise ValueError(
-                "captures_answer needs a group in the pattern, as in `answer is (.+)`"
-            )
-        return self
+            yield f"pattern is not a regular expression: {error}"
 
 
 class Length(AnswerReward):
@@ -329,28 +336,28 @@ class Reward(Training):
     with AutoModelForSequenceClassification.
     """
 
-    data: Annotated[tuple[PreferencePairs, ...], Field(min_length=1)] | None = None
+    data: NonEmpty[PreferencePairs] | None = None
     """Sets of pairs; if absent those of `dpo`, each read once whatever the weights of
     the sets.
     """
-    margin: Annotated[float, Field(ge=0.0)] = 0.0
+    margin: NotNegative = 0.0
     """Margin by which a chosen answer's score should be larger: subtracted from the
     difference inside the loss (Touvron et al. 2023b, equation 2).
     """
-    center_weight: Annotated[float, Field(ge=0.0)] = 0.0
+    center_weight: NotNegative = 0.0
     """Weight of the squared sum of a pair's two scores, which keeps scores around zero,
     since the loss itself depends only on differences (Eisenstein et al. 2023: 0.01).
     """
-    sequence_length: Annotated[int, Field(ge=8)] | None = None
+    sequence_length: RowLength | None = None
     """Largest number of tokens per conversation; the context of the starting model if
     absent. A pair with a longer answer is left out and counted, since an answer without
     its end is not the one that was judged.
     """
-    holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    holdout: InnerFraction = 0.1
     """Share of pairs, chosen by hash of the prompt, that are used only to measure the
     accuracy; the same pairs as in `dpo` if share and seed are the same.
     """
-    measured_pairs: Annotated[int, Field(ge=0)] = 10_000
+    measured_pairs: Count = 10_000
     """Number of training pairs that are scored again after the last step, like every
     held-out one: the first by their ids, which are hashes. `margins.parquet` has all of
     them, the report those that are ranked wrong by the largest margin.
@@ -362,15 +369,13 @@ class Reward(Training):
     merged into `model/` and not kept beside it.
     """
 
-    @model_validator(mode="after")
-    def _has_no_labels_to_draw(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.optimizer.kind == "sophia":
-            raise ValueError(
+            yield (
                 "reward.optimizer.kind cannot be sophia, which estimates curvature "
                 "from labels that the "
                 "model draws: a loss over pairs has none; choose another kind"
             )
-        return self
 
 
 class Prompts(Examples):
@@ -382,7 +387,7 @@ class Prompts(Examples):
     """`prompts`: `prompt` or `question`, a text or messages; the others are those of
     `sft.data`, whose last answer is not shown to the model and counts as the right one.
     """
-    answer: Annotated[str, Field(min_length=1)] = "answer"
+    answer: Text = "answer"
     """Key of the right answer, a text or a number, for the rewards that compare with
     one.
     """
@@ -393,7 +398,7 @@ class Critic(Section):
     states, and its use.
     """
 
-    discount: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    discount: Share = 1.0
     """Gamma: value of a reward one token earlier (Stiennon et al. 2020: 1)."""
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation (Schulman et al. 2016, equation 16;
@@ -451,14 +456,12 @@ class Curriculum(Section):
     passed_at: float = 1.0
     """Weighted sum of rewards from which an answer has passed."""
 
-    @model_validator(mode="after")
-    def _has_room(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.between[0] >= self.between[1]:
-            raise ValueError(
+            yield (
                 f"rl.curriculum.between is {list(self.between)}; the "
                 "first must be below the second"
             )
-        return self
 
 
 class Rl(TrainingInEpochs):
@@ -498,9 +501,9 @@ class Rl(TrainingInEpochs):
     """The stage whose model is the start and the reference; `auto`: the last of these
     that exists.
     """
-    data: Annotated[tuple[Prompts, ...], Field(min_length=1)]
+    data: NonEmpty[Prompts]
     """Sets of prompts."""
-    rewards: Annotated[tuple[AnyReward, ...], Field(min_length=1)]
+    rewards: NonEmpty[AnyReward]
     """Rewards of an answer."""
     tools: tuple[AnyTool, ...] = ()
     """Tools that the model may call while it answers: `calculator`, `{python: {...}}`,
@@ -548,11 +551,11 @@ class Rl(TrainingInEpochs):
     """Largest mean difference of these log-probabilities; beyond it the training fails.
     bf16 rounds a logit of 5 by up to 0.01.
     """
-    vllm_memory: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
+    vllm_memory: InnerFraction = 0.3
     """Share of the device's memory that vLLM may take (its `gpu_memory_utilization`;
     TRL's colocated mode: 0.3).
     """
-    sequence_length: Annotated[int, Field(ge=8)] | None = None
+    sequence_length: RowLength | None = None
     """Largest number of tokens of prompt and answer; the context of the starting model
     if absent. A larger number becomes the new context. Prompts that leave less than
     `max_new_tokens` are left out, and counted.
@@ -565,7 +568,7 @@ class Rl(TrainingInEpochs):
     """Largest rise of the ratio, if it differs (DAPO, Yu et al. 2025: 0.28); `clip` if
     absent.
     """
-    kl_weight: Annotated[float, Field(ge=0.0)] = 0.04
+    kl_weight: NotNegative = 0.04
     """Strength of the tie to the starting model (Shao et al. 2024: 0.04); 0 needs no
     reference in memory.
     """
@@ -596,7 +599,7 @@ class Rl(TrainingInEpochs):
     """
     critic: Critic = Critic()
     """The critic of `ppo`."""
-    holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    holdout: PartialShare = 0.1
     """Share of prompts, chosen by hash, that are never trained on: their greedy answers
     are rewarded before and after.
     """
@@ -648,88 +651,58 @@ class Rl(TrainingInEpochs):
         """True if answers are compared with the starting model, or with a teacher."""
         return self.algorithm == "distill" or self.kl_weight > 0.0
 
-    @model_validator(mode="after")
-    def _has_a_teacher_where_needed(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.algorithm == "distill" and self.teacher is None:
-            raise ValueError("rl.algorithm: distill needs rl.teacher, a model's folder")
+            yield "rl.algorithm: distill needs rl.teacher, a model's folder"
         if self.algorithm != "distill" and self.teacher is not None:
-            raise ValueError(
+            yield (
                 f"rl.teacher has no effect on {self.algorithm}; set rl.algorithm: "
                 "distill, or remove it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_are_whole(self) -> Self:
         if self.algorithm == "grpo" and self.group_size < 2:
-            raise ValueError(
+            yield (
                 "rl.group_size is 1, but grpo compares the answers to a prompt with "
                 "one another; give at least 2 (8 is usual), or choose algorithm: ppo"
             )
         if self.global_batch_size % self.group_size:
-            raise ValueError(
+            yield (
                 f"rl.global_batch_size ({self.global_batch_size}) answers per step "
                 "are not whole groups "
                 f"of group_size ({self.group_size}); make it a multiple"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
-        names = [name_of(reward) for reward in self.rewards]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(
-                f"rl.rewards: two are called {twice[0]}; give each a `name` of its own"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _tools_differ(self) -> Self:
-        names = [name_of_tool(tool) for tool in self.tools]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(
-                f"rl.tools: two are called {twice[0]}; give each a `name` of its own"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _pass_rates_say_something(self) -> Self:
+        for key, names in (
+            ("rewards", [*map(name_of, self.rewards)]),
+            ("tools", [*map(name_of_tool, self.tools)]),
+        ):
+            if twice := repeated(names):
+                yield f"rl.{key}: two are called {twice}; give each a `name` of its own"
         if self.curriculum is not None and self.group_size < 2:
-            raise ValueError(
+            yield (
                 "rl.curriculum needs a group_size of 2 or more: the "
                 "pass rate of one answer is 0 or 1"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _estimator_has_a_gradient(self) -> Self:
         if (
             self.algorithm == "grpo"
             and self.kl_estimator == "k1"
             and not self.kl_correction
         ):
-            raise ValueError(
+            yield (
                 "rl.kl_estimator cannot be k1 with grpo and no kl_correction: in a "
                 "loss its gradient is zero on average, so it would have no effect; "
                 "choose k2 or k3, or kl_correction: true"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fits_generation(self) -> Self:
         if self.optimizer.kind == "sophia":
-            raise ValueError(
+            yield (
                 "rl.optimizer.kind cannot be sophia, which estimates curvature from "
                 "labels that the model draws: a reward has none; choose another kind"
             )
         if self.schedule.warmup_tokens is not None:
-            raise ValueError(
+            yield (
                 "rl.schedule.warmup_tokens: the number of tokens in a step is known "
                 "only when they are generated; set warmup_steps"
             )
         if self.spikes.rollback_after is not None:
-            raise ValueError(
+            yield (
                 "rl.spikes.rollback_after: rolling back would leave the answers that "
                 "were learned from in between to another model; remove it"
             )
-        return self

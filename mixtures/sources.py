@@ -4,12 +4,15 @@ read.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.mixtures.base import (
+    Count,
     Fraction,
+    NotNegative,
     OutsidePath,
     Positive,
     PositiveFloat,
@@ -198,10 +201,9 @@ class DocumentFiles(Section):
                 ) from error
         return value
 
-    @model_validator(mode="after")
-    def _only_what_applies(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.split is not None and self.format not in ("hf", "text", "auto"):
-            raise ValueError(
+            yield (
                 "`split` splits text files, or names a split of `format: hf`; "
                 f"format {self.format} supports neither"
             )
@@ -210,33 +212,30 @@ class DocumentFiles(Section):
             and isinstance(self.split, str)
             and self.split != "chapters"
         ):
-            raise ValueError(
+            yield (
                 f"`split: {self.split}` is not a way to split a text; use `chapters` "
                 "or "
                 "`{paragraphs: 4000}`, or set `format: hf`"
             )
         if self.format == "hf" and isinstance(self.split, Paragraphs):
-            raise ValueError(
+            yield (
                 "`split` names a split of `format: hf`, such as train; "
                 "its rows are not split further"
             )
         if self.split is not None and self.read is not None:
-            raise ValueError("`read` determines the documents itself; remove `split`")
+            yield "`read` determines the documents itself; remove `split`"
         if self.read is not None and self.format != "auto":
-            raise ValueError(
+            yield (
                 f"`read` and `format: {self.format}` both determine how "
                 "files are read; leave one out"
             )
         if self.list is not None and self.format in DATASETS:
-            raise ValueError(
+            yield (
                 f"`format: {self.format}` lists the files of a folder itself; remove "
                 "`list`"
             )
         if self.extract_options.favor == "precision" and self.extract != "trafilatura":
-            raise ValueError(
-                "only trafilatura can favor precision; add `extract: trafilatura`"
-            )
-        return self
+            yield "only trafilatura can favor precision; add `extract: trafilatura`"
 
 
 class MixedSource(Section):
@@ -246,7 +245,7 @@ class MixedSource(Section):
     """Licence of the documents: kept in their column `licence`, in cards and in the
     summary of training content.
     """
-    weight: Annotated[float, Field(ge=0.0)] = 1.0
+    weight: NotNegative = 1.0
     """Share of the mixture's tokens, relative to the other weights."""
     max_epochs: PositiveFloat = 1.0
     """Largest number of passes over its documents in the mixture, over all stages
@@ -288,18 +287,16 @@ class MixedSource(Section):
     source include these repeats, and `max_epochs` limits the passes.
     """
 
-    @model_validator(mode="after")
-    def _limits_agree(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if (
             self.min_tokens is not None
             and self.max_tokens is not None
             and self.min_tokens > self.max_tokens
         ):
-            raise ValueError(
+            yield (
                 f"min_tokens {self.min_tokens} is more than max_tokens "
                 f"{self.max_tokens}"
             )
-        return self
 
 
 class Source(MixedSource, DocumentFiles):
@@ -328,7 +325,7 @@ class TokenFiles(Section):
     """Data type of the tokens, for files that do not declare it: `memmap`, `olmo`
     without a header, and `bytes` of MDS (int64 if absent).
     """
-    end_of_text: Annotated[int, Field(ge=0)] | None = None
+    end_of_text: Count | None = None
     """Token id between documents; the tokenizer's end of text if absent. It does not
     count as a token of a document: the mixture puts the tokenizer's end of text after
     each.
@@ -349,19 +346,17 @@ class TokenSource(MixedSource, TokenFiles):
 
     TAG: ClassVar[str] = "(tokens)"
 
-    @model_validator(mode="after")
-    def _cuts_by_one(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.document_tokens is not None and self.end_of_text is not None:
-            raise ValueError(
+            yield (
                 "document_tokens and end_of_text both determine where "
                 "documents end; leave one out"
             )
         if self.document_tokens is not None and self.format == "megatron":
-            raise ValueError(
+            yield (
                 "the index of a Megatron-LM set marks where its "
                 "documents end; remove `document_tokens`"
             )
-        return self
 
 
 class Ingest(Section):

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.base import OutsidePath, Positive, PositiveFloat, Seeded
+from gristmill.mixtures.base import (
+    Count,
+    InnerFraction,
+    NotNegative,
+    OutsidePath,
+    Positive,
+    PositiveFloat,
+    Seeded,
+    Share,
+    Text,
+    repeated,
+)
 from gristmill.mixtures.objectives.span_objectives import SENTINEL
 from gristmill.mixtures.user_code import Own
 
@@ -37,7 +49,7 @@ class Tokenizer(Seeded):
 
     path: OutsidePath | None = None
     """A tokenizer.json to use instead of training one."""
-    end_of_text: Annotated[str, Field(min_length=1)] | None = None
+    end_of_text: Text | None = None
     """The token in the file of `path` that ends a text, such as `"[SEP]"` of BERT's
     WordPiece vocabularies; if absent, the first of `<|endoftext|>`, `</s>`,
     `<|end_of_text|>`, `<eos>`, `<|eot_id|>` and `[EOS]` that it has.
@@ -63,24 +75,24 @@ class Tokenizer(Seeded):
     `gpt2` with every digit a token. The super-words of `superbpe` reach across words
     and single marks; `sentencepiece_bpe` has its own boundaries.
     """
-    character_coverage: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    character_coverage: Share | None = None
     """For `sentencepiece_bpe`: share of the text whose characters get tokens, the most
     frequent first; 0.9995 if absent. They take at most half of the vocabulary; all
     others are written as their bytes.
     """
-    transition_point: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    transition_point: InnerFraction | None = None
     """For `superbpe`: share of `vocab_size` that is learnt within words, before
     super-words begin; 0.9 if absent.
     """
-    special_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    special_tokens: tuple[Text, ...] = ()
     """Further special tokens, after those of every tokenizer trained here; text is
     never encoded as one of them.
     """
-    sentinels: Annotated[int, Field(ge=0)] = Field(default=0, exclude=True)
+    sentinels: Count = Field(default=0, exclude=True)
     """Number of additional special tokens, `<extra_id_0>` and so on, which stand for
     hidden spans: one for each span of a row (T5: 100).
     """
-    chat_template: Annotated[str, Field(min_length=1)] | None = None
+    chat_template: Text | None = None
     """Chat template: the format of conversations, in Jinja as transformers reads it,
     with the answers between `{% generation %}` and `{% endgeneration %}`. If absent, a
     template with the roles as special tokens.
@@ -95,7 +107,7 @@ class Tokenizer(Seeded):
     """
     sample_bytes: Positive = 50_000_000
     """Bytes of text from which the merges are learnt."""
-    weights: dict[str, Annotated[float, Field(ge=0.0)]] | None = None
+    weights: dict[str, NotNegative] | None = None
     """Shares of the sample per source; equal shares if absent (so that a new mixture
     keeps the tokenizer).
     """
@@ -117,57 +129,26 @@ class Tokenizer(Seeded):
         ]
         return {**values, "special_tokens": (*special_tokens, *sentinels)}
 
-    @model_validator(mode="after")
-    def _check(self) -> Tokenizer:
+    def _problems(self) -> Iterator[str]:
         if self.chat_template is not None and self.chat_template_path is not None:
-            raise ValueError(
-                "chat_template and chat_template_path are both set; leave one out"
-            )
-        if self.chat_formatter is not None and (
-            self.chat_template,
-            self.chat_template_path,
-        ) != (None, None):
-            raise ValueError(
+            yield "chat_template and chat_template_path are both set; leave one out"
+        if self.chat_formatter and (self.chat_template or self.chat_template_path):
+            yield (
                 "chat_formatter and a chat template both define the format of "
                 "conversations; leave one out"
             )
         if self.path is not None and self.pretokenizer != "gpt2":
-            raise ValueError(
+            yield (
                 f"pretokenizer {self.pretokenizer} is for a tokenizer trained here; "
                 "the file of `path` has its own"
             )
-        self._check_model()
-        if len(set(self.special_tokens)) < len(self.special_tokens):
-            twice = next(
-                token
-                for token in self.special_tokens
-                if self.special_tokens.count(token) > 1
-            )
-            raise ValueError(f"special_tokens names {twice!r} twice")
-        min_vocab_size = BYTES + OWN_SPECIAL_TOKENS + len(self.special_tokens)
-        if self.path is None and self.vocab_size < min_vocab_size:
-            raise ValueError(
-                f"vocab_size {self.vocab_size} is too small for the bytes and the "
-                f"special tokens; the minimum is {min_vocab_size}"
-            )
-        words = int(self.vocab_size * (self.transition_point or TRANSITION_POINT))
-        if self.model == "superbpe" and words < min_vocab_size:
-            raise ValueError(
-                f"the transition point is at {words} of vocab_size "
-                f"{self.vocab_size}, which is too small for "
-                f"the bytes and the special tokens; the minimum is {min_vocab_size}"
-            )
-        return self
-
-    def _check_model(self) -> None:
-        """Check the settings that only some kinds of vocabulary have."""
         if self.path is not None and self.model != "bpe":
-            raise ValueError(
+            yield (
                 f"model {self.model} is for a tokenizer trained here; "
                 "the file of `path` has its own"
             )
         if self.model == "sentencepiece_bpe" and self.pretokenizer != "gpt2":
-            raise ValueError(
+            yield (
                 f"pretokenizer {self.pretokenizer} is for models over bytes; "
                 "sentencepiece_bpe has its own boundaries: leave pretokenizer out"
             )
@@ -176,6 +157,19 @@ class Tokenizer(Seeded):
             ("transition_point", "superbpe"),
         ):
             if getattr(self, key) is not None and self.model != model:
-                raise ValueError(
-                    f"{key} is for model {model}, not for {self.model}; leave it out"
-                )
+                yield f"{key} is for model {model}, not for {self.model}; leave it out"
+        if twice := repeated(self.special_tokens):
+            yield f"special_tokens names {twice!r} twice"
+        min_vocab_size = BYTES + OWN_SPECIAL_TOKENS + len(self.special_tokens)
+        if self.path is None and self.vocab_size < min_vocab_size:
+            yield (
+                f"vocab_size {self.vocab_size} is too small for the bytes and the "
+                f"special tokens; the minimum is {min_vocab_size}"
+            )
+        words = int(self.vocab_size * (self.transition_point or TRANSITION_POINT))
+        if self.model == "superbpe" and words < min_vocab_size:
+            yield (
+                f"the transition point is at {words} of vocab_size "
+                f"{self.vocab_size}, which is too small for "
+                f"the bytes and the special tokens; the minimum is {min_vocab_size}"
+            )

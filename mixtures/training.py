@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 from pydantic.json_schema import JsonSchemaValue
 
 from gristmill.mixtures.base import (
+    Count,
     Fraction,
+    InnerFraction,
+    NotNegative,
     OutsidePath,
     Positive,
     PositiveFloat,
@@ -22,7 +26,10 @@ from gristmill.mixtures.base import (
 )
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model, RopeScaling
-from gristmill.mixtures.objectives.token_objectives import Objectives, objective_problem
+from gristmill.mixtures.objectives.token_objectives import (
+    Objectives,
+    objective_problems,
+)
 from gristmill.mixtures.optimizers import OPTIMIZERS, Optimizer
 from gristmill.mixtures.scaling.size_rules import (
     MOST_DEPTH,
@@ -58,7 +65,7 @@ class Schedule(BuiltInOrOwn):
     over the step (Vaswani et al. 2017); `one_cycle`: rises and falls along cosines, and
     ends far below its start (Smith & Topin 2019); `constant`.
     """
-    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    warmup_steps: Count | None = None
     """Steps over which the rate rises linearly from 0; if absent 20, but at most a
     tenth of all steps. One cycle uses `rise_fraction` instead.
     """
@@ -85,14 +92,8 @@ class Schedule(BuiltInOrOwn):
     `constant`.
     """
 
-    @model_validator(mode="after")
-    def _own_has_its_options(self) -> Self:
-        if unused := self.unused_beside_own():
-            raise ValueError(
-                f"schedule.{unused[0]} has no effect on a schedule of your own; give "
-                "it as an option, under `with`, or remove it"
-            )
-        return self
+    def _problems(self) -> Iterator[str]:
+        yield from self.unused_beside_own("schedule")
 
     def warmup_of(self, steps: int) -> int:
         """Return the warm-up steps of a training of `steps` steps, unless they are set
@@ -114,7 +115,7 @@ class Average(Section):
     """`ema`: exponential moving average; `swa`: the plain mean since the start
     (Izmailov et al. 2018).
     """
-    decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.999
+    decay: InnerFraction = 0.999
     """Decay of the exponential average, per update (Marin's 32B run: 0.995)."""
     start_fraction: Fraction = 0.0
     """Share of the steps after which averaging starts; until then the average is the
@@ -176,16 +177,14 @@ class Spikes(Section):
     `engine.checkpoint_every`, so that results do not depend on the latter.
     """
 
-    @model_validator(mode="after")
-    def _has_a_point_before(self) -> Spikes:
+    def _problems(self) -> Iterator[str]:
         min_steps = (self.rollback_after or 0) + LOOK_EVERY_STEPS
         if self.rollback_after is not None and self.rollback_steps < min_steps:
-            raise ValueError(
+            yield (
                 "spikes.rollback_steps must be at least rollback_after + "
                 f"{LOOK_EVERY_STEPS} = {min_steps}, not {self.rollback_steps}: a "
                 "streak must not outlast the checkpoints before it"
             )
-        return self
 
 
 class EarlyStopping(Section):
@@ -195,7 +194,7 @@ class EarlyStopping(Section):
     """Consecutive validations without a better loss (per token, over all sources) after
     which the training ends.
     """
-    min_delta: Annotated[float, Field(ge=0.0)] = 0.0
+    min_delta: NotNegative = 0.0
     """Smallest improvement over the best loss so far that counts, in nats per token."""
 
 
@@ -323,11 +322,9 @@ class TrainingInEpochs(Training):
     step of the last epoch is a full step.
     """
 
-    @model_validator(mode="after")
-    def _has_one_length(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if bool(self.steps) == (self.epochs is not None):
-            raise ValueError("give either steps or epochs")
-        return self
+            yield "give either steps or epochs"
 
     def in_steps(self, rows: int) -> Self:
         """Return the same training with its length in steps.
@@ -358,14 +355,12 @@ class BatchStage(Section):
     global_batch_size: Positive
     """Rows per optimizer step."""
 
-    @model_validator(mode="after")
-    def _one_end(self) -> BatchStage:
+    def _problems(self) -> Iterator[str]:
         if (self.until_step is None) == (self.until_tokens is None):
-            raise ValueError(
+            yield (
                 "an entry of batch_ramp ends at `until_step` or at "
                 "`until_tokens`: give exactly one"
             )
-        return self
 
 
 class LengthStage(Section):
@@ -382,7 +377,7 @@ class TrainingPhase(Section):
 
     added = ("rope_theta", "rope_scaling")
 
-    learning_rate_scale: Annotated[float, Field(ge=0.0)] = 1.0
+    learning_rate_scale: NotNegative = 1.0
     """Factor of the schedule's learning rate in this phase."""
     sequence_length: Positive | None = None
     """Tokens per row in this phase; must divide the packed set's length, which applies
@@ -463,7 +458,7 @@ class Pretrain(Objectives, Training):
 
     model: Model = Model()
     """The decoder to train."""
-    z_loss: float = Field(default=0.0, ge=0.0)
+    z_loss: NotNegative = 0.0
     """Weight of the squared log of the softmax's normaliser, which keeps logits from
     drifting (PaLM, Chowdhery et al. 2022, section 5: 1e-4).
     """
@@ -487,114 +482,79 @@ class Pretrain(Objectives, Training):
     evaluate_every: Positive | None = None
     """Steps between measurements of `tasks`; as often as validations if absent."""
 
-    @model_validator(mode="after")
-    def _one_dial(self) -> Pretrain:
-        if self.size is None and self.depth is None:
-            if self.tokens_per_parameter is not None:
-                raise ValueError(
-                    "tokens_per_parameter goes with size or depth; give "
-                    "one of them, or steps instead"
-                )
-            return self
-        name = "depth" if self.size is None else "size"
-        if self.size is not None and self.depth is not None:
-            raise ValueError(
+    def _problems(self) -> Iterator[str]:
+        kind = "your own" if self.optimizer.own is not None else self.optimizer.kind
+        has_size, has_depth = self.size is not None, self.depth is not None
+        name = "size" if has_size else "depth"
+        if self.tokens_per_parameter is not None and not (has_size or has_depth):
+            yield (
+                "tokens_per_parameter goes with size or depth; give "
+                "one of them, or steps instead"
+            )
+        if has_size and has_depth:
+            yield (
                 "size and depth both determine the shape of the model; "
                 "remove one of them"
             )
-        if shape_keys := [
-            key for key in SHAPE_KEYS if getattr(self.model, key) is not None
-        ]:
-            raise ValueError(
-                f"{name} determines the shape of the model, and so does "
-                f"model.{shape_keys[0]}; remove one of them"
-            )
-        kind = "your own" if self.optimizer.own is not None else self.optimizer.kind
-        at_adamws_rate = [
-            known for known, facts in OPTIMIZERS.items() if facts.adamws_rate
-        ]
-        if (
-            kind not in at_adamws_rate
-            and "learning_rate" not in self.optimizer.model_fields_set
-        ):
-            raise ValueError(
-                f"{name} determines the learning rate of {', '.join(at_adamws_rate)}, "
-                f"but the optimizer is {kind}; set optimizer.learning_rate"
-            )
-        return self
-
-    @property
-    def width_factor(self) -> float:
-        """The width over muP's base width; 1 without muP."""
-        base = self.model.mup_base_width
-        return 1.0 if base is None else self.model.width / base
-
-    @model_validator(mode="after")
-    def _has_mups_rule(self) -> Pretrain:
-        kind = (
-            "one of your own" if self.optimizer.use is not None else self.optimizer.kind
-        )
+        if has_size or has_depth:
+            for key in SHAPE_KEYS:
+                if getattr(self.model, key) is not None:
+                    yield (
+                        f"{name} determines the shape of the model, and so does "
+                        f"model.{key}; remove one of them"
+                    )
+            at_adamws_rate = [
+                known for known, facts in OPTIMIZERS.items() if facts.adamws_rate
+            ]
+            if (
+                kind not in at_adamws_rate
+                and "learning_rate" not in self.optimizer.model_fields_set
+            ):
+                yield (
+                    f"{name} determines the learning rate of "
+                    f"{', '.join(at_adamws_rate)}, but the optimizer is {kind}; set "
+                    "optimizer.learning_rate"
+                )
         scaled = [known for known, facts in OPTIMIZERS.items() if facts.fixed_size]
         if self.model.mup_base_width is not None and kind not in scaled:
-            raise ValueError(
+            yield (
                 f"model.mup_base_width scales the rates of {', '.join(scaled)}, but "
                 f"the optimizer is {kind}; choose one of these, or remove it"
             )
         if self.model.mup_base_width is not None and self.masked is not None:
-            raise ValueError(
+            yield (
                 "model.mup_base_width knows the matrices of decoders, but `masked` "
                 "trains an encoder; remove one of the two"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _knows_the_layers(self) -> Pretrain:
-        if self.model.use is None:
-            return self
-        if self.float8 != "off":
-            raise ValueError(
+        if self.model.use is not None and self.float8 != "off":
+            yield (
                 "float8 needs the built-in decoder, whose layers it multiplies in 8 "
                 "bits; remove it beside model.use"
             )
-        if OPTIMIZERS[self.optimizer.kind].on_matrices and self.optimizer.use is None:
-            raise ValueError(
+        if (
+            self.model.use is not None
+            and self.optimizer.use is None
+            and OPTIMIZERS[self.optimizer.kind].on_matrices
+        ):
+            yield (
                 f"optimizer.kind cannot be {self.optimizer.kind} beside model.use: "
                 "it updates the matrices "
                 "of the built-in decoder's layers; choose another kind"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_length_a_step(self) -> Pretrain:
         if self.length_ramp and any(
             phase.sequence_length is not None for phase in self.phases
         ):
-            raise ValueError(
+            yield (
                 "length_ramp and the sequence_length of phases both set "
                 "the row length; use one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _objectives_fit(self) -> Pretrain:
-        problem = objective_problem(self)
-        if problem is not None:
-            raise ValueError(problem)
-        return self
-
-    @model_validator(mode="after")
-    def _tasks_are_likelihoods(self) -> Pretrain:
-        if generating_tasks := [
-            task.name for task in self.tasks if task.kind == "generate"
-        ]:
-            raise ValueError(
-                f"tasks: {generating_tasks[0]} is of kind generate, which is not "
-                "measured during training; move it to `evaluate:`"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _ramps_ascend(self) -> Pretrain:
+        yield from objective_problems(self)
+        for task in self.tasks:
+            if task.kind == "generate":
+                yield (
+                    f"tasks: {task.name} is of kind generate, which is not "
+                    "measured during training; move it to `evaluate:`"
+                )
         for name, key, stages in (
             ("batch_ramp", "until_step", self.batch_ramp),
             ("batch_ramp", "until_tokens", self.batch_ramp),
@@ -602,7 +562,10 @@ class Pretrain(Objectives, Training):
         ):
             ends = [end for stage in stages if (end := getattr(stage, key)) is not None]
             if any(after <= before for before, after in pairwise(ends)):
-                raise ValueError(
-                    f"{name}: {key} must increase from entry to entry, not {ends}"
-                )
-        return self
+                yield f"{name}: {key} must increase from entry to entry, not {ends}"
+
+    @property
+    def width_factor(self) -> float:
+        """The width over muP's base width; 1 without muP."""
+        base = self.model.mup_base_width
+        return 1.0 if base is None else self.model.width / base

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -334,31 +334,26 @@ class BuiltInOrOwn(OwnPlace):
             else Own.model_validate({"use": self.use, "with": getattr(self, "with")})
         )
 
-    @model_validator(mode="after")
-    def _has_options_of_something(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.use is None and getattr(self, "with"):
-            raise ValueError(
+            yield (
                 "`with` holds the options of code of your own: name it "
                 "under `use`, or remove `with`"
             )
-        return self
 
-    def unused_beside_own(self, *used: str) -> list[str]:
-        """Return the keys that differ from their defaults although user code ignores
-        them.
+    def unused_beside_own(self, section: str, *used: str) -> Iterator[str]:
+        """Yield a problem for each changed key that user code ignores.
 
         Args:
+            section: name of this section.
             used: keys that the user's code does use.
         """
-        fields = type(self).model_fields
-        if self.use is None:
-            return []
-        return [
-            name
-            for name, field in fields.items()
-            if name not in ("use", "with", *used)
-            and getattr(self, name) != field.get_default(call_default_factory=True)
-        ]
+        for key in self.changed_keys() if self.use is not None else ():
+            if key not in ("use", "with", *used):
+                yield (
+                    f"{section}.{key} has no effect on code of your own; give it as "
+                    "an option, under `with`, or remove it"
+                )
 
 
 def stated_signature(own: OwnFunction) -> inspect.Signature | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gristmill.mixtures.base import (
-    NAME_PATTERN,
+    Name,
     OutsidePath,
     Positive,
     PositiveFloat,
@@ -21,7 +21,7 @@ from gristmill.mixtures.user_code import OwnCall, OwnCodeError, OwnFunction
 class Tool(Section):
     """Settings of every tool."""
 
-    name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
+    name: Name | None = None
     """Name of the tool for the model; its kind, or its function, if absent. Names must
     be distinct.
     """

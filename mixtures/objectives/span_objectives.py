@@ -4,12 +4,12 @@ denoisers, GLM's blanks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from gristmill.mixtures.base import Fraction, Section
+from gristmill.mixtures.base import Fraction, InnerFraction, NonEmpty, Section
 
 SENTINEL = "<extra_id_{}>"
 """T5's name of the token that stands for the hidden span with this number."""
@@ -19,7 +19,6 @@ MODE_TOKENS: tuple[dict[Mode, str], ...] = (
     {"R": "[NLU]", "S": "[S2S]", "X": "[NLG]"},
 )
 """The paper's mode tokens, and those of the published UL2 20B."""
-Density = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class Denoiser(Section):
@@ -27,19 +26,17 @@ class Denoiser(Section):
 
     mode: Mode
     """`R`: few short spans; `S`: the end of the row; `X`: long spans, or many."""
-    density: Density
+    density: InnerFraction
     """Share of the tokens that are hidden."""
     mean_length: Annotated[float, Field(ge=1.0)] | None = None
     """Mean tokens of a hidden span; if absent, one span at the end of the row."""
 
-    @model_validator(mode="after")
-    def _ends_where_it_is_sequential(self) -> Denoiser:
+    def _problems(self) -> Iterator[str]:
         if (self.mode == "S") != (self.mean_length is None):
-            raise ValueError(
+            yield (
                 "a denoiser of mode S hides the end of a row and has no "
                 "mean_length; R and X need one"
             )
-        return self
 
 
 class SpanCorruption(Section):
@@ -49,7 +46,7 @@ class SpanCorruption(Section):
     The tokenizer needs a token for each span of a row: `tokenizer: {sentinels: 100}`.
     """
 
-    density: Density = 0.15
+    density: InnerFraction = 0.15
     """Share of the tokens that are hidden (T5: 0.15)."""
     mean_length: Annotated[float, Field(ge=1.0)] = 3.0
     """Mean tokens of a hidden span (T5: 3)."""
@@ -73,7 +70,7 @@ class Ul2(Section):
     ones. `decoder`: reads both in one row, the visible tokens in both directions; it
     reads as many tokens of a row as fit beside the sentinels.
     """
-    denoisers: Annotated[tuple[Denoiser, ...], Field(min_length=1)] = (
+    denoisers: NonEmpty[Denoiser] = (
         Denoiser(mode="R", density=0.15, mean_length=3.0),
         Denoiser(mode="R", density=0.15, mean_length=8.0),
         Denoiser(mode="S", density=0.25),
@@ -125,15 +122,13 @@ class BlankInfilling(Section):
     break, as in their code.
     """
 
-    @model_validator(mode="after")
-    def _shares_of_one(self) -> BlankInfilling:
+    def _problems(self) -> Iterator[str]:
         if self.document_share + self.sentence_share > 1.0:
-            raise ValueError(
+            yield (
                 f"document_share {self.document_share} and sentence_share "
                 f"{self.sentence_share} add up to more "
                 "than 1; the remaining rows have short blanks"
             )
-        return self
 
     @property
     def special_tokens(self) -> tuple[str, ...]:

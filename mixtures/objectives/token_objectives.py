@@ -4,11 +4,17 @@ docs/objectives.md.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
-
-from gristmill.mixtures.base import Fraction, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import (
+    Fraction,
+    InnerFraction,
+    Positive,
+    PositiveFloat,
+    Section,
+    Share,
+)
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.objectives.span_objectives import (
     BlankInfilling,
@@ -36,7 +42,7 @@ class Masked(Section):
     after residual connections, biases; `model.ffn_width` is 4 `width` if absent (Devlin
     et al. 2019).
     """
-    rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
+    rate: InnerFraction = 0.3
     """Share of the tokens that are chosen for prediction (ModernBERT, Warner et al.
     2024, section 2.2.1: 0.3; BERT: 0.15).
     """
@@ -52,18 +58,16 @@ class Masked(Section):
     blanks.
     """
 
-    @model_validator(mode="after")
-    def _shares_of_one(self) -> Masked:
+    def _problems(self) -> Iterator[str]:
         if self.mask_share + self.random_share > 1.0:
-            raise ValueError(
+            yield (
                 f"mask_share {self.mask_share} and random_share {self.random_share} "
                 "add up to more than 1; "
                 "the remainder of the chosen tokens stays unchanged"
             )
-        return self
 
 
-NOT_OF_AN_ENCODER_DECODER = (
+NOT_OF_AN_ENCODER_DECODER: tuple[str, ...] = (
     "use",
     "kv_heads",
     "moe",
@@ -88,19 +92,17 @@ class PrefixLm(Section):
     """Smallest share of a document that its prefix covers; the share is drawn uniformly
     from here to `most` (T5: 0).
     """
-    most: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    most: Share = 1.0
     """Largest share (T5: 1). The S-denoiser of UL2 (Tay et al. 2022, section 3.1) has
     `least` and `most` 0.75.
     """
 
-    @model_validator(mode="after")
-    def _ordered(self) -> PrefixLm:
+    def _problems(self) -> Iterator[str]:
         if self.least > self.most:
-            raise ValueError(
+            yield (
                 f"least {self.least} is more than most {self.most}; "
                 "give the smaller share as least"
             )
-        return self
 
 
 class MultiToken(Section):
@@ -192,108 +194,85 @@ OBJECTIVES = ("masked", "prefix_lm", *SPAN_OBJECTIVES)
 """Keys of `pretrain` that replace the prediction of the next token."""
 
 
-def objective_problem(pretrain: Any) -> str | None:
-    """Return a sentence on what contradicts an objective of the section `pretrain`, or
-    None.
-    """
-    objectives = [name for name in OBJECTIVES if getattr(pretrain, name) is not None]
-    if len(objectives) > 1:
-        return f"{' and '.join(objectives)} are different objectives; give one of them"
-    if objectives and pretrain.model.use is not None:
-        return f"{objectives[0]} needs a built-in model; remove it, or model.use"
-    changes_rope = any(
-        phase.rope_theta is not None or phase.rope_scaling is not None
-        for phase in pretrain.phases
-    )
-    if changes_rope and (pretrain.model.use is not None or pretrain.kind != "decoder"):
-        return (
-            "phases: rope_theta and rope_scaling belong to the built-in decoder; "
-            "remove them, or train that model"
-        )
-    if objectives in (["ul2"], ["blank_infilling"]) and pretrain.model.document_mask:
-        return (
-            f"{objectives[0]} hides spans of whole rows, whose documents "
-            "model.document_mask separates; remove one of the two"
-        )
-    if (
-        objectives == ["blank_infilling"]
-        and (problem := _glm_problem(pretrain.model)) is not None
-    ):
-        return problem
-    if pretrain.multi_token is not None:
-        conflicts = [
-            *objectives,
-            *(
-                f"model.{key}"
-                for key in ("use", "moe", "mup_base_width")
-                if getattr(pretrain.model, key) is not None
-            ),
-        ]
-        if conflicts:
-            return (
-                "multi_token needs a dense decoder that predicts the next token; "
-                f"remove it, or {conflicts[0]}"
-            )
-    return (
-        None
-        if pretrain.kind == "decoder"
-        else _other_kind_problem(pretrain, objectives[0])
-    )
-
-
 NOT_OF_A_GLM = ("moe", "qk_norm")
 """Keys of `pretrain.model` that GLM-4's shape does not have."""
 
 
-def _glm_problem(model: Model) -> str | None:
-    if changed_keys := [
-        key
-        for key in NOT_OF_A_GLM
-        if getattr(model, key) != Model.model_fields[key].default
-    ]:
-        return (
-            f"model.{changed_keys[0]} has no effect on the GLM that "
-            "`blank_infilling` trains; remove one of the two"
+def objective_problems(pretrain: Any) -> Iterator[str]:
+    """Yield what contradicts an objective of the section `pretrain`."""
+    model = pretrain.model
+    objectives = [name for name in OBJECTIVES if getattr(pretrain, name) is not None]
+    objective = objectives[0] if objectives else ""
+    if len(objectives) > 1:
+        yield f"{' and '.join(objectives)} are different objectives; give one of them"
+    if objectives and model.use is not None:
+        yield f"{objective} needs a built-in model; remove it, or model.use"
+    changes_rope = any(
+        phase.rope_theta is not None or phase.rope_scaling is not None
+        for phase in pretrain.phases
+    )
+    if changes_rope and (model.use is not None or pretrain.kind != "decoder"):
+        yield (
+            "phases: rope_theta and rope_scaling belong to the built-in decoder; "
+            "remove them, or train that model"
         )
-    channels = model.head_width or model.width // model.heads
-    if channels % 4 and model.init_from is None:
-        return (
-            "blank_infilling rotates half of a head's channels in pairs: "
-            f"{channels} must be a multiple of 4"
+    if objective in ("ul2", "blank_infilling") and model.document_mask:
+        yield (
+            f"{objective} hides spans of whole rows, whose documents "
+            "model.document_mask separates; remove one of the two"
         )
-    return None
-
-
-def _other_kind_problem(pretrain: Any, objective: str) -> str | None:
+    if objective == "blank_infilling":
+        yield from _unused_keys(model, NOT_OF_A_GLM, "GLM", objective)
+        channels = model.head_width or model.width // model.heads
+        if channels % 4 and model.init_from is None:
+            yield (
+                "blank_infilling rotates half of a head's channels in pairs: "
+                f"{channels} must be a multiple of 4"
+            )
+    if pretrain.multi_token is not None:
+        keys = [
+            f"model.{key}"
+            for key in ("use", "moe", "mup_base_width")
+            if getattr(model, key) is not None
+        ]
+        for conflict in (*objectives, *keys):
+            yield (
+                "multi_token needs a dense decoder that predicts the next token; "
+                f"remove it, or {conflict}"
+            )
+    if pretrain.kind == "decoder":
+        return
     name = pretrain.kind.replace("_", "-")
-    unsupported: tuple[str, ...] = (
+    unsupported = (
         NOT_OF_AN_ENCODER if pretrain.kind == "encoder" else NOT_OF_AN_ENCODER_DECODER
     )
     if pretrain.masked is not None and pretrain.masked.shape == "bert":
-        if pretrain.model.init_from is not None:
-            return (
+        if model.init_from is not None:
+            yield (
                 "with model.init_from the checkpoint's config.json decides "
                 "masked.shape; remove it"
             )
         name = "BERT"
         unsupported = (*unsupported, *NOT_OF_A_BERT)
-    if changed_keys := [
-        key
-        for key in unsupported
-        if getattr(pretrain.model, key) != Model.model_fields[key].default
-    ]:
-        return (
-            f"model.{changed_keys[0]} has no effect on the {name} that "
-            f"`{objective}` trains; remove one of the two"
-        )
+    yield from _unused_keys(model, unsupported, name, objective)
     if pretrain.float8 != "off":
-        return (
+        yield (
             "float8 multiplies a decoder's layers in 8 bits; remove it beside "
             f"`{objective}`"
         )
-    if pretrain.tasks:
-        return (
-            f"tasks: {pretrain.tasks[0].name} asks for likelihoods of answers, which "
+    for task in pretrain.tasks:
+        yield (
+            f"tasks: {task.name} asks for likelihoods of answers, which "
             f"an {name} does not compute; remove `tasks` beside `{objective}`"
         )
-    return None
+
+
+def _unused_keys(
+    model: Model, keys: Iterable[str], name: str, objective: str
+) -> Iterator[str]:
+    for key in keys:
+        if getattr(model, key) != Model.model_fields[key].default:
+            yield (
+                f"model.{key} has no effect on the {name} that "
+                f"`{objective}` trains; remove one of the two"
+            )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
-
-from gristmill.mixtures.base import Positive, PositiveFloat, Section
+from gristmill.mixtures.base import Positive, PositiveFloat, Section, Several
 from gristmill.mixtures.training import Pretrain
 
 
@@ -15,7 +14,7 @@ class Merge(Section):
     model in all later stages.
     """
 
-    last: Annotated[int, Field(ge=2)]
+    last: Several
     """Number of checkpoints to merge (Li et al. 2025 merge about 10)."""
     every: Positive
     """Steps between merged checkpoints, which are those at multiples of this.
@@ -33,14 +32,12 @@ class Merge(Section):
     2025). Or a number for each, the oldest first; they are divided by their sum.
     """
 
-    @model_validator(mode="after")
-    def _a_weight_each(self) -> Merge:
+    def _problems(self) -> Iterator[str]:
         if not isinstance(self.weights, str) and len(self.weights) != self.last:
-            raise ValueError(
+            yield (
                 f"weights has {len(self.weights)} numbers, but last asks for "
                 f"{self.last} checkpoints; give one for each"
             )
-        return self
 
     @property
     def shares(self) -> list[float]:

@@ -10,13 +10,15 @@ this machine, served by gristmill meanwhile model: {folder: ./qwen, server: vllm
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from gristmill.mixtures.base import (
     Fraction,
+    NotNegative,
     Options,
     OutsidePath,
     Positive,
@@ -128,9 +130,9 @@ class AskedModel(Section):
     429 and 5xx, a timeout and a dropped connection, with growing delays, and never
     sooner than the endpoint's Retry-After allows.
     """
-    prompt_price: Annotated[float, Field(ge=0.0)] = 0.0
+    prompt_price: NotNegative = 0.0
     """Price of a million tokens of prompts."""
-    answer_price: Annotated[float, Field(ge=0.0)] = 0.0
+    answer_price: NotNegative = 0.0
     """Price of a million tokens of answers."""
     budget: Budget = Budget()
 
@@ -147,44 +149,36 @@ class AskedModel(Section):
                 )
         return value
 
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if (not self.endpoint) == (self.folder is None):
-            raise ValueError(
+            yield (
                 "give `endpoint`, or `folder`" + (", not both" if self.endpoint else "")
             )
         if self.endpoint and self.model is None:
-            raise ValueError("give `model`, the endpoint's name of the model")
+            yield "give `model`, the endpoint's name of the model"
         if self.endpoint and (self.server != "gristmill" or self.server_options):
-            raise ValueError(
-                "`server` and `server_options` are for a `folder`; remove them"
-            )
-        if self.folder is not None and self.server == "gristmill":
-            self._check_built_in_server()
-        reserved = [name for name in self.body if name in OWN_FIELDS]
-        if reserved:
-            raise ValueError(f"body.{reserved[0]} is set by other keys; remove it")
-        if self.budget.money is not None and not (
-            self.prompt_price or self.answer_price
-        ):
-            raise ValueError(
-                "budget.money needs `prompt_price` and `answer_price`, "
-                "per million tokens"
-            )
-        return self
-
-    def _check_built_in_server(self) -> None:
+            yield "`server` and `server_options` are for a `folder`; remove them"
         unsupported = {
             "server_options": self.server_options,
             "body": self.body,
             "response_format": self.response_format != "none",
         }
         for key, is_set in unsupported.items():
-            if is_set:
-                raise ValueError(
+            if is_set and self.folder is not None and self.server == "gristmill":
+                yield (
                     f"gristmill's own server of a `folder` has no `{key}`; remove "
                     "it, or add `server: vllm`"
                 )
+        for name in self.body:
+            if name in OWN_FIELDS:
+                yield f"body.{name} is set by other keys; remove it"
+        if self.budget.money is not None and not (
+            self.prompt_price or self.answer_price
+        ):
+            yield (
+                "budget.money needs `prompt_price` and `answer_price`, "
+                "per million tokens"
+            )
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -7,13 +7,19 @@ it. A document without any word left is dropped: `clean/empty`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from gristmill.mixtures.base import Fraction, Judging, Positive, RawSection, Section
+from gristmill.mixtures.base import (
+    Count,
+    Fraction,
+    Judging,
+    Positive,
+    RawSection,
+    Section,
+)
 
-Count = Annotated[int, Field(ge=0)]
 PiiKind = Literal["email", "ip", "phone", "iban", "card"]
 
 C4_MIN_WORDS = {"code": 5, "paper": 3}

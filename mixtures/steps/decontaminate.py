@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
-from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive, Section
-
-NotNegative = Annotated[int, Field(ge=0)]
+from gristmill.mixtures.base import (
+    Count,
+    Fraction,
+    Judging,
+    NonEmpty,
+    OutsidePath,
+    Positive,
+    Section,
+)
 
 
 class EvaluationSet(Section):
@@ -47,7 +53,7 @@ class Decontaminate(Judging):
     et al. 2023, Llama 2, section A.6), `contamination_words` the longest run of them.
     """
 
-    against: Annotated[tuple[EvaluationSet, ...], Field(min_length=1)]
+    against: NonEmpty[EvaluationSet]
     """The evaluation sets; an entry that is only a path stands for the set there with
     the defaults.
     """
@@ -90,14 +96,14 @@ class Decontaminate(Judging):
     """
     action: Literal["drop", "excise"] = "drop"
     """Drop the document, or cut out the matching passages and keep the remainder."""
-    margin_characters: NotNegative = 200
+    margin_characters: Count = 200
     """With `excise`: largest number of code points to cut on either side as well, where
     an answer may be.
 
     The cut ends at the outermost line break within the margin, or else at the outermost
     white space.
     """
-    min_left_words: NotNegative = 50
+    min_left_words: Count = 50
     """With `excise`: documents with fewer words left are dropped."""
 
     @field_validator("against", mode="before")

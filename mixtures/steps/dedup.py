@@ -4,11 +4,18 @@ corpus, and which copies stay.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
-
-from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive, Section
+from gristmill.mixtures.base import (
+    Count,
+    Fraction,
+    Judging,
+    OutsidePath,
+    Positive,
+    Section,
+    Several,
+)
 
 
 class MinHash(Section):
@@ -78,9 +85,6 @@ class Dedup(Judging):
     """
 
 
-NotNegative = Annotated[int, Field(ge=0)]
-
-
 class DedupLines(Judging):
     """Distinct lines across the corpus, each kept in one document (Raffel et al. 2020,
     section 2.2, the C4 data set).
@@ -94,18 +98,18 @@ class DedupLines(Judging):
     """`strip` compares without white space at both ends; `strip_lower` ignores case as
     well, as C4 does.
     """
-    min_words: NotNegative = 5
+    min_words: Count = 5
     """Units with fewer words (`str.split`) are never cut, so that code and verse keep
     theirs.
 
     C4 drops lines of fewer than 5 words before it searches for duplicates
     (`_MIN_WORDS_PER_LINE` in c4_utils.py).
     """
-    min_characters: NotNegative = 0
+    min_characters: Count = 0
     """Units with fewer code points are never cut; for scripts without spaces, with
     `min_words: 1`.
     """
-    min_documents: Annotated[int, Field(ge=2)] = 2
+    min_documents: Several = 2
     """Number of documents with a unit from which it counts as repeated; raise it to
     remove only boilerplate.
     """
@@ -137,11 +141,11 @@ class DedupSubstrings(Judging):
     without spaces.
     """
 
-    min_words: Annotated[int, Field(ge=2)] = 50
+    min_words: Several = 50
     """Shortest repeated passage to cut. Lee et al. cut from 50 tokens on, which are
     some 40 English words.
     """
-    certain_words: Annotated[int, Field(ge=2)] = 75
+    certain_words: Several = 75
     """Length in words from which repeated passages are always found; shorter ones are
     found only by chance.
 
@@ -158,19 +162,17 @@ class DedupSubstrings(Judging):
     so are those left empty.
     """
 
-    @model_validator(mode="after")
-    def _consistent(self) -> DedupSubstrings:
+    def _problems(self) -> Iterator[str]:
         if self.certain_words < self.min_words:
-            raise ValueError(
+            yield (
                 f"certain_words ({self.certain_words}) must be at least min_words "
                 f"({self.min_words}); raise it"
             )
         if self.action == "drop" and self.max_duplicated_substring_ratio == 1.0:
-            raise ValueError(
+            yield (
                 "action `drop` has no effect unless "
                 "max_duplicated_substring_ratio is below 1; set it"
             )
-        return self
 
     @property
     def edits_text(self) -> bool:

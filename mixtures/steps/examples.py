@@ -11,19 +11,24 @@ sft: {data: [{path: "examples://revised"}], ...}
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from gristmill.mixtures.base import (
     Fraction,
     Location,
+    NonEmpty,
     OutsidePath,
     Positive,
     RawSection,
     Section,
+    Several,
+    entries,
     in_circles,
+    inside,
+    repeated,
 )
 from gristmill.mixtures.reinforcement import (
     AnswerReward,
@@ -69,7 +74,7 @@ class Grow(Section):
     """Largest number of rounds. Each asks for as many prompts as are still missing, and
     may show results of earlier ones.
     """
-    shown: Annotated[int, Field(ge=2)] = 8
+    shown: Several = 8
     """Prompts that each request shows (Wang et al., section 2.2: 8); a quarter of them
     are new ones, once there are some.
     """
@@ -89,7 +94,7 @@ class Revise(Section):
     (constitutional AI: Bai et al. 2022, section 3.1).
     """
 
-    principles: Annotated[tuple[str, ...], Field(min_length=1)] | OutsidePath
+    principles: NonEmpty[str] | OutsidePath
     """Principles for answers, of which each round of each answer draws one by hash: a
     list, or a file with one per line.
     """
@@ -137,7 +142,7 @@ AnyReward = Annotated[
 class MadeExamples(Section):
     """A set of examples that a language model writes; see docs/examples.md."""
 
-    data: Annotated[tuple[Prompts, ...], Field(min_length=1)]
+    data: NonEmpty[Prompts]
     """Sets of prompts, with `grow` those after whose example new ones are written.
     `examples://NAME` is another set of this section.
     """
@@ -189,106 +194,83 @@ class MadeExamples(Section):
         """True if rewards or comparisons say which answer is better."""
         return bool(self.rewards) or self.compare is not None
 
-    @model_validator(mode="after")
-    def _chooses_by_one_thing(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.rewards and self.compare is not None:
-            raise ValueError(
-                "rewards and compare both choose among answers; keep one of the two"
-            )
+            yield "rewards and compare both choose among answers; keep one of the two"
         if self.min_reward is not None and not self.rewards:
-            raise ValueError("min_reward needs `rewards`")
+            yield "min_reward needs `rewards`"
         for number, reward in enumerate(self.rewards):
             if isinstance(reward, ModelReward) and reward.path is None:
-                raise ValueError(
+                yield (
                     f"rewards[{number}]: kind model needs the `path` of "
                     "a reward model here"
                 )
-        names = [name_of(reward) for reward in self.rewards]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(
-                f"rewards: two are called {twice}; give each a `name` of its own"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_answers_to_choose_from(self) -> Self:
+        if twice := repeated([name_of(reward) for reward in self.rewards]):
+            yield f"rewards: two are called {twice}; give each a `name` of its own"
         if self.per_prompt > 1 and self.model.temperature == 0:
-            raise ValueError(
+            yield (
                 f"per_prompt is {self.per_prompt}, but at model.temperature 0 all "
                 "answers to a prompt are the same; raise model.temperature (1.0 is "
                 "usual), or lower per_prompt to 1"
             )
         if self.compare is not None and self.per_prompt != 2:
-            raise ValueError(
+            yield (
                 "compare chooses between two answers, but per_prompt is "
                 f"{self.per_prompt}; set it to 2, or give `rewards`"
             )
         if self.gives == "pairs":
-            self._check_pairs()
+            if self.best > 1:
+                yield "best is for conversations; a prompt gives one pair: remove it"
+            if not self.chooses and (self.revise is None or self.per_prompt > 1):
+                yield (
+                    "pairs need a rule for the better answer: give `rewards` or "
+                    "`compare`, or `revise` with per_prompt 1"
+                )
+            if self.rewards and self.per_prompt < 2:
+                yield "pairs by rewards need at least two answers; raise per_prompt"
         elif self.best > self.per_prompt:
-            raise ValueError(
+            yield (
                 f"best is {self.best}, but per_prompt gives "
                 f"{self.per_prompt} answers; lower it"
             )
         elif not self.chooses and self.best < self.per_prompt:
-            raise ValueError(
+            yield (
                 f"per_prompt is {self.per_prompt}, but nothing determines the best "
                 "answer; give "
                 f"`rewards`, or `compare`, or keep all with `best: {self.per_prompt}`"
             )
         elif self.compare is not None and self.best > 1:
-            raise ValueError(
-                "compare takes one of two answers; set best to 1, or give `rewards`"
-            )
-        return self
-
-    def _check_pairs(self) -> None:
-        if self.best > 1:
-            raise ValueError(
-                "best is for conversations; a prompt gives one pair: remove it"
-            )
-        if not self.chooses and (self.revise is None or self.per_prompt > 1):
-            raise ValueError(
-                "pairs need a rule for the better answer: give `rewards` or "
-                "`compare`, or `revise` with per_prompt 1"
-            )
-        if self.rewards and self.per_prompt < 2:
-            raise ValueError(
-                "pairs by rewards need at least two answers; raise per_prompt"
-            )
+            yield "compare takes one of two answers; set best to 1, or give `rewards`"
 
 
 def made_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield paths of a manifest that name a missing set, and sets that are made from
     each other.
     """
-    sets = raw.get("examples")
-    sets = sets if isinstance(sets, Mapping) else {}
-    places: list[tuple[Location, Any]] = [((name,), raw.get(name)) for name in READERS]
-    places += [(("examples", name), examples) for name, examples in sets.items()]
-    waiting: dict[str, set[str]] = {}
-    for place, section in places:
-        data = section.get("data") if isinstance(section, Mapping) else None
-        referenced: dict[int, str] = {}
-        for number, entry in enumerate(data if isinstance(data, list) else []):
-            path = str(entry.get("path")) if isinstance(entry, Mapping) else ""
-            if path.startswith(MADE):
-                referenced[number] = path.removeprefix(MADE)
-        for number, name in referenced.items():
+    sets = inside(raw, "examples")
+    available = (
+        f"there are {', '.join(map(str, sets))}"
+        if sets
+        else "there is no section `examples:`"
+    )
+    parents: dict[str, set[str]] = {str(name): set() for name in sets}
+    places: list[tuple[str, ...]] = [(name,) for name in READERS]
+    places += [("examples", name) for name in sets]
+    for place in places:
+        for number, entry in enumerate(entries(inside(raw, *place), "data")):
+            path = str(inside(entry).get("path"))
+            name = path.removeprefix(MADE)
+            if name == path:
+                continue
+            if len(place) > 1:
+                parents[str(place[1])].add(name)
             if name not in sets:
-                available = (
-                    f"there are {', '.join(map(str, sets))}"
-                    if sets
-                    else "there is no section `examples:`"
-                )
                 hint = did_you_mean(name, map(str, sets))
                 yield (
                     (*place, "data", number, "path"),
                     f"no such set: {name!r}{hint} ({available})",
                 )
-        if len(place) > 1:
-            waiting[str(place[1])] = set(referenced.values())
-    circular = in_circles(waiting)
+    circular = in_circles(parents)
     for name in circular:
         yield (
             ("examples", name, "data"),

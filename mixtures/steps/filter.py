@@ -5,8 +5,8 @@ and languages.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from pydantic import (
     Field,
@@ -203,13 +203,11 @@ class Filter(Judging):
         }
         return [name for name in Rules.model_fields if name in used]
 
-    @model_validator(mode="after")
-    def _only_of_configured_sets(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         configured = self.rule_sets
         unknown = [name for name in self.rule_sources if name not in configured]
         if unknown:
-            raise ValueError(
+            yield (
                 f"rule_sources names {', '.join(unknown)}, but `rules` "
                 f"has only {', '.join(configured)}"
             )
-        return self

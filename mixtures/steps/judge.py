@@ -9,9 +9,10 @@ prepare:
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic.json_schema import JsonSchemaValue
 
 from gristmill.mixtures.base import Judging, OutsidePath, Positive, Section
@@ -53,15 +54,14 @@ class Question(Section):
     characters: Positive = 8000
     """Characters of a document that the judge reads, from the beginning."""
 
-    @model_validator(mode="after")
-    def _answers_are_columns(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         properties = self.answer.get("properties")
         if (
             self.answer.get("type") != "object"
             or not isinstance(properties, dict)
             or not properties
         ):
-            raise ValueError(
+            yield (
                 "answer: give a JSON schema with `type: object` and "
                 "`properties`, which become columns"
             )
@@ -72,11 +72,10 @@ class Question(Section):
                 not isinstance(property_schema, dict)
                 or property_schema.get("type") not in TYPES
             ):
-                raise ValueError(
+                yield (
                     f"answer.properties.{name}: give it a `type`, one "
                     f"of {', '.join(TYPES)}"
                 )
-        return self
 
     @property
     def scores(self) -> list[str]:
@@ -109,16 +108,14 @@ class Judge(Question, Judging):
     in its columns.
     """
 
-    @model_validator(mode="after")
-    def _fits_its_answers(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         for column in (*self.min, *self.max):
             if column not in self.numeric:
-                raise ValueError(
+                yield (
                     f"{column!r} is not a measured column of numbers"
                     f"{did_you_mean(column, self.numeric)}; there are "
                     f"{', '.join(self.numeric)}"
                 )
-        return self
 
     @property
     def models(self) -> list[AskedModel]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive
 
@@ -91,20 +92,16 @@ class LanguageId(Judging):
     ISO 639-3 with a script, need no entry.
     """
 
-    @model_validator(mode="after")
-    def _consistent(self) -> LanguageId:
+    def _problems(self) -> Iterator[str]:
         if not self.keep:
-            raise ValueError(
-                "keep is empty; name at least one language, or leave the stage out"
-            )
+            yield "keep is empty; name at least one language, or leave the stage out"
         if not self.lines and (
             self.cut_other_lines or self.min_line_language_share is not None
         ):
-            raise ValueError(
+            yield (
                 "cut_other_lines and min_line_language_share examine "
                 "lines; set lines: true"
             )
-        return self
 
     @property
     def edits_text(self) -> bool:

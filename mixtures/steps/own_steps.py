@@ -9,9 +9,10 @@ prepare:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any  # noqa: F401 - Any is of the annotation of `with`
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from gristmill.mixtures.base import Judging, PositiveFloat
 from gristmill.mixtures.columns import Column
@@ -85,26 +86,18 @@ class Annotate(Measuring, BuiltInOrOwn):
     for the names of its columns.
     """
 
-    @model_validator(mode="after")
-    def _measures_by_one(self) -> Annotate:
+    def _problems(self) -> Iterator[str]:
         if (self.use is None) == (self.model is None):
-            raise ValueError(
+            yield (
                 "annotate measures with a function of your own (`use`) or with a "
                 "`model`: give one of them"
             )
-        unused = [
-            name
-            for name in ("columns", "measures", "time_limit_seconds")
-            if name in self.model_fields_set
-            and getattr(self, name)
-            != type(self).model_fields[name].get_default(call_default_factory=True)
-        ]
-        if self.model is not None and unused:
-            raise ValueError(
-                f"`{unused[0]}` is for functions, and has no effect on "
-                "a model: remove it"
-            )
-        return self
+        for name in self.changed_keys() if self.model is not None else ():
+            if name in ("columns", "measures", "time_limit_seconds"):
+                yield (
+                    f"`{name}` is for functions, and has no effect on a model: "
+                    "remove it"
+                )
 
     @property
     def function(self) -> OwnAnnotate:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.base import (
     Fraction,
+    InnerFraction,
     Judging,
     OutsidePath,
     Positive,
     PositiveFloat,
     Section,
     Seeded,
+    Share,
 )
 from gristmill.mixtures.encoder_settings import ReadingModel
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.yaml_text import did_you_mean
 
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Score = Literal[
     "quality", "perplexity", "model_perplexity", "bits_per_byte", "heuristic_score"
 ]
@@ -73,7 +75,7 @@ class Classifier(Section):
     """fastText's initial learning rate. On the same texts 0.5 was up to 0.13 of AUC
     better than 0.2, and nowhere more than 0.01 worse.
     """
-    holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    holdout: InnerFraction = 0.1
     """Share of labelled documents, chosen by hash, that are used only for
     measurement.
     """
@@ -88,24 +90,22 @@ class Classifier(Section):
             and (self.negative or self.negative_files)
         )
 
-    @model_validator(mode="after")
-    def _can_work(self) -> Classifier:
+    def _problems(self) -> Iterator[str]:
         in_both_classes = sorted(
             {*self.positive, *self.positive_files}
             & {*self.negative, *self.negative_files}
         )
         if in_both_classes:
-            raise ValueError(
+            yield (
                 f"{', '.join(in_both_classes)} is both positive and "
                 "negative; leave it in one class"
             )
         if self.model is None and not self.has_classes:
-            raise ValueError(
+            yield (
                 "a classifier needs both classes: name sources as `positive` and "
                 "`negative` (or "
                 "files as `positive_files` and `negative_files`), or give a `model`"
             )
-        return self
 
 
 class NgramModel(Section):
@@ -166,26 +166,20 @@ class Perplexity(Section):
         """True if there is an n-gram model."""
         return self.ngram is not None or self.kenlm is not None
 
-    @model_validator(mode="after")
-    def _can_work(self) -> Perplexity:
+    def _problems(self) -> Iterator[str]:
         if self.ngram is not None and self.kenlm is not None:
-            raise ValueError(
+            yield (
                 "perplexity uses one n-gram model: either `ngram`, to "
                 "train one, or `kenlm`"
             )
         if not (self.has_ngrams or self.model):
-            raise ValueError(
+            yield (
                 "perplexity needs a model: `ngram` to train one, or `kenlm`, or `model`"
             )
         if self.buckets is not None and not self.has_ngrams:
-            raise ValueError(
-                "buckets need an n-gram model's perplexity; add `ngram` or `kenlm`"
-            )
+            yield "buckets need an n-gram model's perplexity; add `ngram` or `kenlm`"
         if self.buckets is not None and self.buckets[0] > self.buckets[1]:
-            raise ValueError(
-                "buckets must be two shares in ascending order, such as [0.3, 0.6]"
-            )
-        return self
+            yield "buckets must be two shares in ascending order, such as [0.3, 0.6]"
 
 
 class Judge(Question):
@@ -219,38 +213,24 @@ class Judge(Question):
     5).
     """
 
-    @model_validator(mode="after")
-    def _one_place(self) -> Judge:
-        if (
-            sum(
-                source is not None
-                for source in (self.column, self.metadata, self.model)
-            )
-            != 1
-        ):
-            raise ValueError(
+    def _problems(self) -> Iterator[str]:
+        if [self.column, self.metadata, self.model].count(None) != 2:
+            yield (
                 "a judge's scores are a `column`, a key of the `metadata`, or the "
                 "answers of a `model`: give one of them"
             )
         if self.model is None:
-            defaults = {
-                name: field.get_default(call_default_factory=True)
-                for name, field in type(self).model_fields.items()
-            }
-            unused = [
-                name for name in self.added if getattr(self, name) != defaults[name]
-            ]
-            if unused:
-                raise ValueError(
+            changed = self.changed_keys()
+            if unused := [name for name in self.added if name in changed]:
+                yield (
                     f"{', '.join(unused)}: only for a `model`; give one, or remove this"
                 )
         elif self.score_name not in self.scores:
-            raise ValueError(
+            yield (
                 f"score: {self.score_name!r} is neither a number nor a boolean of the "
                 f"answers{did_you_mean(self.score_name, self.scores)}; there are "
                 f"{', '.join(self.scores) or 'none'}"
             )
-        return self
 
     @property
     def score_name(self) -> str:
@@ -369,28 +349,21 @@ class Quality(QualityThresholds, Judging, Seeded):
         """The score that `keep_top` uses."""
         return self.keep_top_by or self.scores[0]
 
-    @model_validator(mode="after")
-    def _can_distil(self) -> Quality:
+    def _problems(self) -> Iterator[str]:
         if (self.judge is None) != (self.distil is None):
-            raise ValueError(
+            yield (
                 "`judge` gives the scores from which `distil` learns: "
                 "set both, or neither"
             )
         if self.distil is not None and self.classifier is not None:
-            raise ValueError(
-                "`classifier` and `distil` both measure `quality`; keep one of them"
-            )
+            yield "`classifier` and `distil` both measure `quality`; keep one of them"
         if (self.distil == "embedding+linear") != (self.embedding is not None):
-            raise ValueError(
+            yield (
                 "`embedding` is the model of `distil: "
                 "embedding+linear`: set both, or neither"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Quality:
         if not self.scores:
-            raise ValueError(
+            yield (
                 "nothing to measure: set at least one of classifier, "
                 "distil, perplexity, heuristics"
             )
@@ -403,18 +376,15 @@ class Quality(QualityThresholds, Judging, Seeded):
             used["keep_top_by"] = self.keep_top_by
         for name, score in used.items():
             if score not in self.scores:
-                raise ValueError(
+                yield (
                     f"{name} needs the score {score}, which is not measured; "
                     f"measured: {', '.join(self.scores)}"
                 )
         if self.keep_top is None and self.keep_top_by is not None:
-            raise ValueError(
-                "keep_top_by chooses the score of keep_top; set keep_top too"
-            )
+            yield "keep_top_by chooses the score of keep_top; set keep_top too"
         buckets = self.perplexity is not None and self.perplexity.buckets is not None
         if self.per_source and self.keep_top is None and not buckets:
-            raise ValueError(
+            yield (
                 "per_source changes how keep_top and buckets choose; "
                 "set one of them too"
             )
-        return self

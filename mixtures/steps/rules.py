@@ -5,7 +5,7 @@ each.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     ConfigDict,
@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 
 from gristmill.mixtures.base import (
+    Count,
     DumpedSection,
     Fraction,
     OutsidePath,
@@ -251,7 +252,6 @@ class Code(Section):
     """
 
 
-Count = Annotated[int, Field(ge=0)]
 MC4_ALLOWED = {"ja": ("sm", "グロ", "女の子"), "zh": ("性",)}
 """Entries of LDNOOBW's lists that mC4 excludes (tensorflow/datasets, `c4.py`)."""
 
@@ -506,14 +506,12 @@ class GopherRules(Section):
     Burmese) as words.
     """
 
-    @model_validator(mode="after")
-    def _words_of_datatrove(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.words in ("exact", "language") and self.dialect != "datatrove":
-            raise ValueError(
+            yield (
                 f"words: {self.words} is for dialect: datatrove, which uses spaCy; "
                 f"leave it out for dialect: {self.dialect}"
             )
-        return self
 
 
 MOST_STOP_WORDS = 63
