@@ -216,6 +216,14 @@ def parts_of(
             yield from parts_of(inner, kind, (*at, index))
 
 
+def value_at(value: Any, location: Location) -> Any:
+    """Return the part of a section at a location."""
+    for part in location:
+        is_section = isinstance(value, BaseModel)
+        value = getattr(value, str(part)) if is_section else value[part]
+    return value
+
+
 def outside_paths(value: Any) -> Iterator[tuple[Location, OutsidePath]]:
     """Yield every outside path inside a section, with its location."""
     return parts_of(value, OutsidePath)
@@ -232,6 +240,26 @@ def entries(section: RawSection, key: str) -> Sequence[Any]:
     """Return a list of an unvalidated section; empty if it is not a list."""
     value = section.get(key)
     return value if isinstance(value, list | tuple) else ()
+
+
+def named_items(items: Any) -> Iterator[tuple[str, Any]]:
+    """Yield names with their settings from a mapping, or from a list of names and
+    mappings.
+
+    Raises:
+        ValueError: an item of the list has another form.
+    """
+    if isinstance(items, Mapping):
+        yield from items.items()
+        return
+    for item in items:
+        pairs = {item: {}} if isinstance(item, str) else item
+        if not isinstance(pairs, dict):
+            raise ValueError(
+                f"write a name, or a mapping of one name to its settings, not {item!r}"
+            )
+        for name, settings in pairs.items():
+            yield name, {} if settings is None else settings
 
 
 def repeated(items: Sequence[Part]) -> Part | None:

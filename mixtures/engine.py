@@ -72,64 +72,6 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
     )
 
 
-def check_engine(
-    runner: str, address: str | None, options: Mapping[str, object]
-) -> None:
-    """Raise ValueError if an engine is unknown, or its settings do not fit it.
-
-    Args:
-        runner: name of the engine.
-        address: its address.
-        options: its further options.
-    """
-    if runner not in ENGINES and not runner.endswith("Runner"):
-        raise ValueError(
-            f"there is no engine {runner}; choose one of {', '.join(ENGINES)}, or a "
-            "Beam runner by its own name, such as PortableRunner"
-        )
-    if runner not in ADDRESSES and address is not None:
-        raise ValueError(
-            f"address is for runner {', '.join(ADDRESSES)}, not for {runner}; remove it"
-        )
-    if (
-        runner in ADDRESSES
-        and address is None
-        and FOUND_OTHERWISE.get(runner) not in options
-    ):
-        raise ValueError(
-            f"runner {runner} needs an address: {{runner: {runner}, address: {ADDRESSES[runner]!r}}}"
-        )
-    if runner == "local" and options:
-        raise ValueError(
-            f"options ({', '.join(options)}) are for a runner other "
-            "than local; remove them"
-        )
-    foreign_options = (
-        [name for name in options if not name.startswith("spark.")]
-        if runner == "spark"
-        else []
-    )
-    if foreign_options:
-        raise ValueError(
-            "options of runner spark must be Spark's settings "
-            "(spark.executor.memory, ...), not "
-            f"{', '.join(foreign_options)}; Beam's own runner for Spark is SparkRunner"
-        )
-    flink_version = str(options.get("flink_version", FLINK_VERSIONS[-1]))
-    if flink_version not in FLINK_VERSIONS:
-        raise ValueError(
-            f"flink_version is {flink_version!r}, but Beam publishes a job server "
-            f"for {', '.join(FLINK_VERSIONS)}"
-        )
-    missing_options = (
-        [name for name in DATAFLOW_NEEDS if name not in options]
-        if runner == "dataflow"
-        else []
-    )
-    if missing_options:
-        raise ValueError(f"runner dataflow needs options: {', '.join(missing_options)}")
-
-
 class Compute(Section):
     """Computation on each device: what is compiled, and what is recomputed or moved to
     save memory.
@@ -437,7 +379,47 @@ class BeamEngine(Section):
     """
 
     def _problems(self) -> Iterator[str]:
-        check_engine(self.runner, self.address, self.options)
+        runner, address, options = self.runner, self.address, self.options
+        if runner not in ENGINES and not runner.endswith("Runner"):
+            yield (
+                f"there is no engine {runner}; choose one of {', '.join(ENGINES)}, or "
+                "a Beam runner by its own name, such as PortableRunner"
+            )
+        if runner not in ADDRESSES and address is not None:
+            yield (
+                f"address is for runner {', '.join(ADDRESSES)}, not for {runner}; "
+                "remove it"
+            )
+        if (
+            runner in ADDRESSES
+            and address is None
+            and FOUND_OTHERWISE.get(runner) not in options
+        ):
+            yield (
+                f"runner {runner} needs an address: {{runner: {runner}, address: "
+                f"{ADDRESSES[runner]!r}}}"
+            )
+        if runner == "local" and options:
+            yield (
+                f"options ({', '.join(options)}) are for a runner other "
+                "than local; remove them"
+            )
+        foreign = [name for name in options if not name.startswith("spark.")]
+        if runner == "spark" and foreign:
+            yield (
+                "options of runner spark must be Spark's settings "
+                f"(spark.executor.memory, ...), not {', '.join(foreign)}; Beam's own "
+                "runner for Spark is SparkRunner"
+            )
+        flink_version = str(options.get("flink_version", FLINK_VERSIONS[-1]))
+        if flink_version not in FLINK_VERSIONS:
+            yield (
+                f"flink_version is {flink_version!r}, but Beam publishes a job server "
+                f"for {', '.join(FLINK_VERSIONS)}"
+            )
+        missing = [name for name in DATAFLOW_NEEDS if name not in options]
+        if runner == "dataflow" and missing:
+            yield f"runner dataflow needs options: {', '.join(missing)}"
         if self.runner != "local" and self.mode != "auto":
             yield f"mode is for runner local, not for {self.runner}; remove it"
 

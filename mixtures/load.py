@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gristmill.mixtures.base import Location, OutsidePath, RawSection
+from gristmill.mixtures.base import Location, OutsidePath, RawSection, inside, value_at
 from gristmill.mixtures.cross_checks import contradictions
 from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.manifest import (
@@ -80,12 +80,9 @@ class Problem:
     def __str__(self) -> str:
         if self.line:
             return f"{self.file}:{self.line}: {self.key}: {self.message}"
-        is_complete = self.key == WHOLE_FILE or self.file.startswith(SETTING)
-        return (
-            f"{self.file}: {self.message}"
-            if is_complete
-            else f"{self.file}: {self.key}: {self.message}"
-        )
+        if self.key == WHOLE_FILE or self.file.startswith(SETTING):
+            return f"{self.file}: {self.message}"
+        return f"{self.file}: {self.key}: {self.message}"
 
 
 class ManifestError(ValueError):
@@ -119,31 +116,19 @@ class Written:
         """Return a mistake at a key, named as in the file or in a setting."""
         at = written_location(location, self.raw)
         parts = [at[:end] for end in range(len(at), -1, -1)]
-        setting = next(
-            (self.settings[part] for part in parts if part in self.settings), None
-        )
-        if setting is None and at not in self.lines:
-            setting = next(
-                (
-                    key_given
-                    for place, key_given in self.settings.items()
-                    if place[: len(at)] == at
-                ),
-                None,
-            )
+        settings = [self.settings[part] for part in parts if part in self.settings]
+        if at not in self.lines:
+            settings += [
+                setting
+                for place, setting in self.settings.items()
+                if place[: len(at)] == at
+            ]
         key = dotted(at) or WHOLE_FILE
-        if setting is not None:
-            return Problem(
-                f"{SETTING}{setting}",
-                0,
-                key,
-                message if key == setting else f"{key}: {message}",
-            )
-        line = next(
-            (self.lines[part] for part in parts if part in self.lines),
-            1 if self.lines else 0,
-        )
-        return Problem(self.file, line, key, message)
+        if settings:
+            text = message if key == settings[0] else f"{key}: {message}"
+            return Problem(f"{SETTING}{settings[0]}", 0, key, text)
+        lines = [self.lines[part] for part in parts if part in self.lines]
+        return Problem(self.file, lines[0] if lines else 0, key, message)
 
 
 def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
@@ -171,18 +156,11 @@ def open_manifest(
     try:
         text = manifest_file(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        if is_named(path):
-            raise ManifestError(
-                [Problem(str(path), 0, WHOLE_FILE, str(error))]
-            ) from error
-        advice = (
-            ""
-            if not isinstance(error, FileNotFoundError)
-            else ", or write one with: gristmill new"
-        )
-        raise ManifestError(
-            [Problem(str(path), 0, WHOLE_FILE, why_unreadable(error) + advice)]
-        ) from error
+        message = str(error) if is_named(path) else why_unreadable(error)
+        if isinstance(error, FileNotFoundError) and not is_named(path):
+            message += ", or write one with: gristmill new"
+        problem = Problem(str(path), 0, WHOLE_FILE, message)
+        raise ManifestError([problem]) from error
     return _parse(text, str(path), overrides)
 
 
@@ -198,30 +176,24 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
         node = compose_yaml(text)
         raw = parse_yaml(text)
     except yaml.YAMLError as error:
-        line, problem = why_invalid(error)
-        raise ManifestError(
-            [Problem(file, line, "(syntax)", f"not valid YAML: {problem}")]
-        ) from error
-    if not isinstance(raw, dict):
-        raise ManifestError(
-            [
-                Problem(
-                    file,
-                    1,
-                    WHOLE_FILE,
-                    "a manifest is a mapping that starts with `name:`",
-                )
-            ]
-        )
-    lines = {} if node is None else dict(_key_lines(node))
-    return check_manifest(
-        raw,
-        file,
-        Path(file).resolve().parent,
-        overrides,
-        lines,
-        _duplicate_keys(node, file),
-    )
+        line, reason = why_invalid(error)
+        problem = Problem(file, line, "(syntax)", f"not valid YAML: {reason}")
+        raise ManifestError([problem]) from error
+    if not isinstance(raw, dict) or node is None:
+        message = "a manifest is a mapping that starts with `name:`"
+        raise ManifestError([Problem(file, 1, WHOLE_FILE, message)])
+    lines: dict[Location, int] = {}
+    twice: set[Location] = set()
+    problems = []
+    for location, line in _key_lines(node):
+        if location in lines:
+            twice.add(location)
+            if location[:-1] not in twice:  # YAML would silently keep the last one
+                key = dotted(location)
+                problems.append(Problem(file, line, key, "given twice; keep one"))
+        lines[location] = line
+    folder = Path(file).resolve().parent
+    return check_manifest(raw, file, folder, overrides, lines, problems)
 
 
 def check_manifest(
@@ -246,10 +218,9 @@ def check_manifest(
     Raises:
         ManifestError: with all problems, before any work.
     """
-    lines = lines or {}
     override_problems, settings = _apply_overrides(raw, overrides)
     problems = [*override_problems, *problems]
-    written = Written(file, raw, lines, settings)
+    written = Written(file, raw, lines or {}, settings)
     manifest: Manifest | None = None
     try:
         manifest = Manifest.model_validate(raw)
@@ -258,30 +229,18 @@ def check_manifest(
     problems += _contradictions(written)
     if problems or manifest is None:
         raise ManifestError(problems)
-    problems = list(_own_code_problems(manifest, folder, written))
-    if problems:
-        raise ManifestError(problems)
-    anchored: Manifest = anchor(manifest, folder)
-    return anchored, written
-
-
-def _own_code_problems(
-    manifest: Manifest, folder: Path, written: Written
-) -> Iterator[Problem]:
     for location, function in own_functions(manifest):
-        section: Any = manifest
-        for part in location[:-1]:
-            section = (
-                getattr(section, str(part))
-                if isinstance(section, BaseModel)
-                else section[part]
-            )
+        section = value_at(manifest, location[:-1])
         try:
             code = take_code(function, folder)
             if isinstance(section, OwnPlace):
                 section.check_code(code)
         except OwnCodeError as error:
-            yield written.problem(location, str(error))
+            problems.append(written.problem(location, str(error)))
+    if problems:
+        raise ManifestError(problems)
+    anchored: Manifest = anchor(manifest, folder)
+    return anchored, written
 
 
 def _key_lines(node: yaml.Node, at: Location = ()) -> Iterator[tuple[Location, int]]:
@@ -289,38 +248,13 @@ def _key_lines(node: yaml.Node, at: Location = ()) -> Iterator[tuple[Location, i
     yield at, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            inner = (*at, _scalar(key))
+            name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+            inner = (*at, str(name))
             for location, line in _key_lines(value, inner):
                 yield location, key.start_mark.line + 1 if location == inner else line
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield from _key_lines(value, (*at, index))
-
-
-def _scalar(node: yaml.Node) -> str:
-    return str(node.value) if isinstance(node, yaml.ScalarNode) else "?"
-
-
-def _duplicate_keys(
-    node: yaml.Node | None, file: str, at: Location = ()
-) -> Iterator[Problem]:
-    """Yield keys that are given twice; YAML would silently keep the last one."""
-    if isinstance(node, yaml.MappingNode):
-        names: set[str] = set()
-        for key, value in node.value:
-            name = _scalar(key)
-            if name in names:
-                yield Problem(
-                    file,
-                    key.start_mark.line + 1,
-                    dotted((*at, name)),
-                    "given twice; keep one",
-                )
-            names.add(name)
-            yield from _duplicate_keys(value, file, (*at, name))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from _duplicate_keys(value, file, (*at, index))
 
 
 def _apply_overrides(
@@ -333,39 +267,33 @@ def _apply_overrides(
     settings: dict[Location, str] = {}
     for override in overrides:
         key, equals, value = override.partition("=")
-
-        def wrong(message: str, key: str = key) -> None:
-            problems.append(Problem(f"{SETTING}{key}", 0, key, message))
-
-        if not equals or not key:
-            wrong("write an override as key.path=value, e.g. pretrain.steps=50")
-            continue
-        target: Any = raw
-        at: Location = ()
-        *parents, last = full_key(key, raw).split(".")
+        message = ""
         try:
-            for parent in parents:
-                target, way = _child(target, parent)
-                at += way
-            at += _put(target, last, parse_yaml(value))
-            settings[at] = key
+            if equals and key:
+                settings[_replace(raw, full_key(key, raw), parse_yaml(value))] = key
+            else:
+                message = "write an override as key.path=value, e.g. pretrain.steps=50"
         except yaml.YAMLError as error:
-            wrong(f"{shortened(value)} is not valid YAML: {why_invalid(error)[1]}")
+            message = f"{shortened(value)} is not valid YAML: {why_invalid(error)[1]}"
         except LookupError as error:
-            wrong(f"cannot be overridden: {error.args[0]}")
+            message = f"cannot be overridden: {error.args[0]}"
+        if message:
+            problems.append(Problem(f"{SETTING}{key}", 0, key, message))
     return problems, settings
 
 
-def _put(target: Any, key: str, value: Any) -> Location:
-    """Replace a value, and return its location inside the target."""
-    if isinstance(target, list):
-        index = _index(target, key)
-        target[index] = value
-        return (index,)
-    if not isinstance(target, dict):
+def _replace(target: Any, key: str, value: Any) -> Location:
+    """Replace a value, and return its location."""
+    at: Location = ()
+    *parents, last = key.split(".")
+    for parent in parents:
+        target, way = _child(target, parent)
+        at += way
+    if not isinstance(target, list | dict):
         raise LookupError(f"there is nothing below {target!r}")
-    target[key] = value
-    return (key,)
+    place = _index(target, last) if isinstance(target, list) else last
+    target[place] = value
+    return (*at, place)
 
 
 def full_key(key: str, raw: RawSection | None = None) -> str:
@@ -447,12 +375,9 @@ def _field_problem(item: Any, written: Written) -> Problem:
         name = str(location[-1])
         step_hint = ""
         if len(location) == 1 and not did_you_mean(name, known_keys(())):
-            is_step = name in STEP_SECTIONS
-            step_hint = (
-                "; it is a step, an entry of `prepare:`"
-                if is_step
-                else did_you_mean(name, STEP_SECTIONS)
-            )
+            step_hint = did_you_mean(name, STEP_SECTIONS)
+            if name in STEP_SECTIONS:
+                step_hint = "; it is a step, an entry of `prepare:`"
         hint = (
             step_hint
             or hint_of(name, str(location[0]))
@@ -471,11 +396,9 @@ def _field_problem(item: Any, written: Written) -> Problem:
 def shortened(value: Any) -> str:
     """Return a value as an error repeats it: the first MOST_OF_A_VALUE characters."""
     text = repr(value)
-    return (
-        text
-        if len(text) <= MOST_OF_A_VALUE
-        else f"{text[:MOST_OF_A_VALUE]}... {len(text)} characters"
-    )
+    if len(text) <= MOST_OF_A_VALUE:
+        return text
+    return f"{text[:MOST_OF_A_VALUE]}... {len(text)} characters"
 
 
 def _where_it_belongs(name: str, raw: Any) -> str:
@@ -506,33 +429,20 @@ def written_location(location: Sequence[str | int], raw: Any) -> Location:
     Rules in a list are a mapping to pydantic, and it inserts the kind of a source.
     """
     written: list[str | int] = []
-    inside = raw
+    value = raw
     for part in location:
         if part in TAGS:
             continue
-        if isinstance(inside, list) and isinstance(part, str):
-            names = ((entry,) if isinstance(entry, str) else entry for entry in inside)
-            position = next(
-                (
-                    index
-                    for index, name in enumerate(names)
-                    if isinstance(name, tuple | dict) and part in name
-                ),
-                None,
-            )
-            if position is not None:
-                written += [position, part]
-                inside = (
-                    inside[position][part]
-                    if isinstance(inside[position], dict)
-                    else None
-                )
-                continue
+        for index, entry in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(part, str) and (entry == part or part in inside(entry)):
+                written.append(index)
+                value = entry
+                break
         written.append(part)
         try:
-            inside = inside[part]
+            value = value[part]
         except (LookupError, TypeError):
-            inside = None
+            value = None
     return tuple(written)
 
 
@@ -540,25 +450,23 @@ def _contradictions(written: Written) -> list[Problem]:
     """Return contradictions that no single field can detect, and secrets, which do not
     belong in a manifest.
     """
-    problems = [
-        written.problem(location, message)
-        for location, message in contradictions(written.raw)
-    ]
+    raw = written.raw
     reserved_names = [*Manifest.model_fields, *STEP_SECTIONS]
-    for index, message in wrong_step_names(
-        written_steps(written.raw.get("prepare")), reserved_names
-    ).items():
-        problems.append(written.problem(("prepare", index, NAME), message))
-    for location in dict.fromkeys((*written.lines, *_locations(written.raw))):
-        if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
-            problems.append(
-                written.problem(
-                    location,
-                    "secrets do not belong in a manifest, which is kept with every "
-                    "run; use environment variables",
-                )
-            )
-    return problems
+    step_names = wrong_step_names(written_steps(raw.get("prepare")), reserved_names)
+    secret = (
+        "secrets do not belong in a manifest, which is kept with every run; use "
+        "environment variables"
+    )
+    problems = [
+        *contradictions(raw),
+        *((("prepare", index, NAME), text) for index, text in step_names.items()),
+        *(
+            (location, secret)
+            for location in _locations(raw)
+            if str(location[-1]).lower() in KEPT_TOKEN_NAMES
+        ),
+    ]
+    return [written.problem(*problem) for problem in problems]
 
 
 def _locations(value: Any, at: Location = ()) -> Iterator[Location]:
@@ -584,31 +492,17 @@ def anchor(value: Any, folder: Path) -> Any:
     if isinstance(value, OwnFunction):
         return take_code(value, folder)
     if isinstance(value, OutsidePath):
-        return (
-            value
-            if "://" in value or Path(value).is_absolute()
-            else OutsidePath(folder / value)
-        )
+        is_absolute = "://" in value or Path(value).is_absolute()
+        return value if is_absolute else OutsidePath(folder / value)
     if isinstance(value, BaseModel):
-        fields = {name: getattr(value, name) for name in type(value).model_fields}
-        changed = {
-            name: anchored
-            for name, inner in fields.items()
-            if (anchored := anchor(inner, folder)) is not inner
-        }
+        changed = {}  # `model_copy` counts keys that it gets as set
+        for name in type(value).model_fields:
+            anchored = anchor(getattr(value, name), folder)
+            if anchored != getattr(value, name):
+                changed[name] = anchored
         return value.model_copy(update=changed) if changed else value
     if isinstance(value, dict):
-        mapping = {name: anchor(inner, folder) for name, inner in value.items()}
-        return (
-            mapping
-            if any(mapping[name] is not inner for name, inner in value.items())
-            else value
-        )
+        return {name: anchor(inner, folder) for name, inner in value.items()}
     if isinstance(value, tuple):
-        entries = tuple(anchor(inner, folder) for inner in value)
-        return (
-            entries
-            if any(new is not old for new, old in zip(entries, value, strict=True))
-            else value
-        )
+        return tuple(anchor(inner, folder) for inner in value)
     return value

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
-from gristmill.mixtures.base import Location, Name, Section
+from gristmill.mixtures.base import Location, Name, Part, Section, inside
 from gristmill.mixtures.engine import Engine
 from gristmill.mixtures.evaluation import Documents, Evaluate, Export
 from gristmill.mixtures.generated_source import AnySource, GeneratedSource
@@ -81,20 +81,13 @@ class Manifest(Section):
             for key, section in value.items()
         }
         if "pretrain" in sections:
-            mix = sections.get("mix")
-            length = mix.get("sequence_length") if isinstance(mix, dict) else None
-            sections["pretrain"] = take_dial(
-                sections["pretrain"],
-                length or ROW_LENGTH,
-            )
-        rl = sections.get("rl")
+            length = inside(sections, "mix").get("sequence_length") or ROW_LENGTH
+            sections["pretrain"] = take_dial(sections["pretrain"], length)
         engine = sections.get("engine") or {}
-        if (
-            isinstance(rl, dict)
-            and rl.get("rollouts") == "vllm"
-            and isinstance(engine, dict)
+        # vLLM draws answers in one process
+        if inside(sections, "rl").get("rollouts") == "vllm" and isinstance(
+            engine, dict
         ):
-            # vLLM draws answers in one process
             sections["engine"] = {"ranks": 1, **engine}
         return sections
 
@@ -116,23 +109,22 @@ class Manifest(Section):
             )
         )
 
-    @property
-    def document_sources(self) -> dict[str, Source]:
-        """Sources that are read as documents, in the manifest's order."""
+    def _sources_of(self, kind: type[Part]) -> dict[str, Part]:
         return {
             name: source
             for name, source in self.sources.items()
-            if isinstance(source, Source)
+            if isinstance(source, kind)
         }
+
+    @property
+    def document_sources(self) -> dict[str, Source]:
+        """Sources that are read as documents, in the manifest's order."""
+        return self._sources_of(Source)
 
     @property
     def generated_sources(self) -> dict[str, GeneratedSource]:
         """Sources whose documents a language model writes, in the manifest's order."""
-        return {
-            name: source
-            for name, source in self.sources.items()
-            if isinstance(source, GeneratedSource)
-        }
+        return self._sources_of(GeneratedSource)
 
     @property
     def text_sources(self) -> dict[str, Source | GeneratedSource]:
@@ -175,11 +167,7 @@ class Manifest(Section):
     @property
     def token_sources(self) -> dict[str, TokenSource]:
         """Sources whose tokens another tool has written, in the manifest's order."""
-        return {
-            name: source
-            for name, source in self.sources.items()
-            if isinstance(source, TokenSource)
-        }
+        return self._sources_of(TokenSource)
 
 
 MODELS = ("model", "pretrain", "merge", "sft", "dpo", "rl")

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gristmill.mixtures.user_code import Own, OwnFunction
+from gristmill.mixtures.user_code import Own, OwnFunction, stated_signature
 from gristmill.mixtures.yaml_text import did_you_mean
 
 BATCH_TYPES = ("RecordBatch", "Table")
@@ -28,7 +28,6 @@ class Signature:
     """Calling convention of a function, from its definition.
 
     Attributes:
-        line: line of the definition in its file.
         kind: `function`, `async function`, `generator` or `class`.
         required: parameters without a default, in order.
         optional: parameters with a default.
@@ -36,9 +35,8 @@ class Signature:
         batch: `RecordBatch` or `Table` if the function takes many documents at a time.
     """
 
-    line: int
     kind: str
-    required: tuple[str, ...]
+    required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     takes_any_name: bool = False
     batch: str | None = None
@@ -52,33 +50,25 @@ def signature_of(own: OwnFunction) -> Signature | None:
     if definition is None or definition.decorator_list:
         return None
     if isinstance(definition, ast.ClassDef):
-        return Signature(definition.lineno, "class", ())
+        return Signature("class")
+    stated = stated_signature(own)
+    if stated is None:
+        return Signature("async function")
+    is_generator = any(
+        isinstance(node, ast.Yield | ast.YieldFrom) for node in _own_nodes(definition)
+    )
+    parameters = [
+        parameter
+        for parameter in stated.parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
     arguments = definition.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    split = len(positional) - len(arguments.defaults)
-    keyword_only = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
-    hint = positional[0].annotation if positional else None
+    first = [*arguments.posonlyargs, *arguments.args][:1]
+    hint = first[0].annotation if first else None
     return Signature(
-        definition.lineno,
-        _kind_of(definition),
-        tuple(
-            argument.arg
-            for argument in (
-                *positional[:split],
-                *(argument for argument, default in keyword_only if default is None),
-            )
-        ),
-        tuple(
-            argument.arg
-            for argument in (
-                *positional[split:],
-                *(
-                    argument
-                    for argument, default in keyword_only
-                    if default is not None
-                ),
-            )
-        ),
+        "generator" if is_generator else "function",
+        tuple(each.name for each in parameters if each.default is each.empty),
+        tuple(each.name for each in parameters if each.default is not each.empty),
         arguments.kwarg is not None,
         batch_type(None if hint is None else ast.unparse(hint)),
     )
@@ -89,7 +79,7 @@ def misfit(own: Own, num_positional: int) -> str | None:
     arguments and its options, or None.
     """
     signature = signature_of(own.use)
-    if signature is None or signature.kind == "class":
+    if signature is None or signature.kind in ("class", "async function"):
         return None
     parameters = [*signature.required, *signature.optional]
     unknown = next((name for name in own.options if name not in parameters), None)
@@ -124,19 +114,6 @@ def measured_columns(own: OwnFunction) -> list[str]:
         return []
     hinted_columns = list(_hinted(definition, ast.parse(own.source or "")))
     return hinted_columns or list(dict.fromkeys(_returned(definition)))
-
-
-def _kind_of(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    if isinstance(definition, ast.AsyncFunctionDef):
-        return "async function"
-    return (
-        "generator"
-        if any(
-            isinstance(node, ast.Yield | ast.YieldFrom)
-            for node in _own_nodes(definition)
-        )
-        else "function"
-    )
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:

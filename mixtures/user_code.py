@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.machinery
 import inspect
 import json
 import re
@@ -484,7 +483,21 @@ def take_code(own: OwnFunction, folder: Path) -> OwnFunction:
         file = folder / path
         files: dict[str, str] = {}
         _take_file(file.parent, file.name, files)
-        _check_defines(files[file.name], file.name, name)
+        tree = _parse(files[file.name], file.name)
+        if _named(tree, name) is None and not any(
+            isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+            for node in tree.body
+        ):
+            defined = [
+                node.name
+                for node in tree.body
+                if isinstance(node, ast.FunctionDef | ast.ClassDef)
+                and not node.name.startswith("_")
+            ]
+            raise OwnCodeError(
+                f"{file.name} defines no {name!r}{did_you_mean(name, defined)}"
+                + (f"; it defines {', '.join(defined)}" if defined else "")
+            )
         return OwnFunction(own.written, file.stem, name, files)
     distribution = installed_distribution(path)
     if distribution is None:
@@ -497,15 +510,25 @@ def take_code(own: OwnFunction, folder: Path) -> OwnFunction:
 
 def _take_file(folder: Path, file: str, files: dict[str, str]) -> None:
     """Capture a file, and those in the same folder, or below it, that it imports."""
-    files[file] = _read(folder / file)
+    path = folder / file
+    try:
+        files[file] = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        near = sorted(other.name for other in path.parent.glob("*.py"))
+        raise OwnCodeError(
+            f"there is no file {path.name} in {path.parent}"
+            f"{did_you_mean(path.name, near)}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise OwnCodeError(f"{path}: cannot be read: {error}") from error
     for imported in sorted(imported_modules(_parse(files[file], file), file)):
         parts = imported.split(".")
         for end in range(1, len(parts) + 1):
             module_file = next(
                 (
-                    path
-                    for path in module_files(".".join(parts[:end]))
-                    if (folder / path).is_file()
+                    candidate
+                    for candidate in module_files(".".join(parts[:end]))
+                    if (folder / candidate).is_file()
                 ),
                 None,
             )
@@ -588,7 +611,8 @@ def _find_module(module: str) -> Path | None:
     search: list[str] | None = None
     for end in range(1, module.count(".") + 2):
         dotted = ".".join(module.split(".")[:end])
-        spec = _spec(dotted, search)
+        specs = (finder.find_spec(dotted, search) for finder in sys.meta_path)
+        spec = next(filter(None, specs), None)
         if spec is None:
             return None
         file = Path(spec.origin) if spec.origin else None
@@ -602,36 +626,6 @@ def _find_module(module: str) -> Path | None:
     return file
 
 
-def _spec(
-    module: str, search: list[str] | None
-) -> importlib.machinery.ModuleSpec | None:
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        spec: importlib.machinery.ModuleSpec | None = (
-            find(module, search) if find else None
-        )
-        if spec is not None:
-            return spec
-    return None
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        near = (
-            sorted(path.name for path in file.parent.glob("*.py"))
-            if file.parent.is_dir()
-            else []
-        )
-        raise OwnCodeError(
-            f"there is no file {file.name} in "
-            f"{file.parent}{did_you_mean(file.name, near)}"
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise OwnCodeError(f"{file}: cannot be read: {error}") from error
-
-
 def _parse(source: str, file: str) -> ast.Module:
     try:
         return ast.parse(source)
@@ -639,24 +633,6 @@ def _parse(source: str, file: str) -> ast.Module:
         raise OwnCodeError(
             f"{file}, line {error.lineno}: not valid Python: {error.msg}"
         ) from error
-
-
-def _check_defines(source: str, file: str, name: str) -> None:
-    tree = _parse(source, file)
-    if _named(tree, name) is None and not any(
-        isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
-        for node in tree.body
-    ):
-        defined = [
-            node.name
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)
-            and not node.name.startswith("_")
-        ]
-        raise OwnCodeError(
-            f"{file} defines no {name!r}{did_you_mean(name, defined)}"
-            + (f"; it defines {', '.join(defined)}" if defined else "")
-        )
 
 
 def _named(tree: ast.Module, name: str) -> ast.stmt | None:

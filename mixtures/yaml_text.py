@@ -38,14 +38,8 @@ def parse_yaml(text: str) -> Any:
         yaml.YAMLError: it is not YAML, names a Python type (CWE-502), or is a
             YamlLimitError.
     """
-    loader = yaml.SafeLoader(text)
-    try:
-        node = _checked(loader)
-        return None if node is None else loader.construct_document(node)
-    except RecursionError as error:
-        raise _too_deep() from error
-    finally:
-        loader.dispose()
+    node = compose_yaml(text)
+    return None if node is None else yaml.SafeLoader("").construct_document(node)
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
@@ -55,19 +49,14 @@ def compose_yaml(text: str) -> yaml.Node | None:
     Raises:
         yaml.YAMLError: it is not YAML, or is a YamlLimitError.
     """
-    loader = yaml.SafeLoader(text)
     try:
-        return _checked(loader)
+        node: yaml.Node | None = yaml.SafeLoader(text).get_single_node()
+        if node is not None:
+            _count(node, {})
     except RecursionError as error:
-        raise _too_deep() from error
-    finally:
-        loader.dispose()
-
-
-def _checked(loader: yaml.SafeLoader) -> yaml.Node | None:
-    node: yaml.Node | None = loader.get_single_node()
-    if node is not None:
-        _count(node, {})
+        raise YamlLimitError(
+            problem="values are nested too deeply; settings need at most ten levels"
+        ) from error
     return node
 
 
@@ -104,12 +93,6 @@ def _count(node: yaml.Node, counts: dict[int, int | None]) -> int:
         )
     counts[id(node)] = total
     return total
-
-
-def _too_deep() -> YamlLimitError:
-    return YamlLimitError(
-        problem="values are nested too deeply; settings need at most ten levels"
-    )
 
 
 KINDS = {
@@ -197,14 +180,9 @@ def why_invalid(error: yaml.YAMLError) -> tuple[int, str]:
     """
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or " ".join(str(error).split())
-    problem = next(
-        (
-            plain_words
-            for yaml_words, plain_words in PLAINLY
-            if problem.startswith(yaml_words)
-        ),
-        problem,
-    )
+    for yaml_words, plain_words in PLAINLY:
+        if problem.startswith(yaml_words):
+            problem = plain_words
     return (mark.line + 1 if mark is not None else 1), problem
 
 

@@ -173,76 +173,52 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
         section.get("size") is None and section.get("depth") is None
     ):
         return section
-    size = section.get("size")
-    depth = section.get("depth")
-    ratio = section.get("tokens_per_parameter")
+    size, depth = section.get("size"), section.get("depth")
     batch = section.get("global_batch_size")
-    model = section.get("model")
-    optimizer = section.get("optimizer")
-    model_settings = {} if model is None else model
-    if not isinstance(model_settings, Mapping) or any(
-        model_settings.get(key) is not None for key in SHAPE_KEYS
+    model, optimizer, schedule = (
+        {} if section.get(key) is None else section[key]
+        for key in ("model", "optimizer", "schedule")
+    )
+    if (
+        not isinstance(model, Mapping)
+        or not isinstance(optimizer, Mapping)
+        or any(model.get(key) is not None for key in SHAPE_KEYS)
     ):
         return {"steps": 1, **section}
-    if (
-        not isinstance(depth, int)
-        or isinstance(depth, bool)
-        or not 1 <= depth <= MOST_DEPTH
-    ):
-        depth = (
-            depth_of(size)
-            if isinstance(size, str) and re.match(SIZE_PATTERN, size)
-            else 1
-        )
-    optimizer_settings: RawSection = {} if optimizer is None else optimizer
-    has_optimizer = isinstance(optimizer_settings, Mapping)
-    predicts_next_token = all(section.get(key) is None for key in OTHER_OBJECTIVES)
-    is_chosen = has_optimizer and any(
-        optimizer_settings.get(key) is not None for key in ("kind", "use")
-    )
-    if has_optimizer and predicts_next_token and not is_chosen:
-        optimizer_settings = {**optimizer_settings, "kind": OPTIMIZER}
+    if type(depth) is not int or not 1 <= depth <= MOST_DEPTH:
+        is_size = isinstance(size, str) and re.match(SIZE_PATTERN, size)
+        depth = depth_of(size) if is_size else 1
+    is_chosen = any(optimizer.get(key) is not None for key in ("kind", "use"))
+    if not is_chosen and all(section.get(key) is None for key in OTHER_OBJECTIVES):
+        optimizer = {**optimizer, "kind": OPTIMIZER}
     try:
-        shape = model_of(depth, model_settings)
         derived = dial(
-            shape,
-            _positive(ratio) or TOKENS_PER_PARAMETER,
+            model_of(depth, model),
+            _positive(section.get("tokens_per_parameter")) or TOKENS_PER_PARAMETER,
             int(_positive(sequence_length) or 1),
             int(_positive(batch) or 0),
-            _positive(optimizer_settings.get("learning_rate"))
-            if has_optimizer
-            else None,
+            _positive(optimizer.get("learning_rate")),
         )
     except (ValidationError, TypeError, ArithmeticError):
         return {"steps": 1, **section}
-    kind = optimizer_settings.get("kind", "adamw") if has_optimizer else None
-    facts = OPTIMIZERS.get(str(kind))
-    if (
-        facts is not None
-        and facts.adamws_rate
-        and optimizer_settings.get("use") is None
-    ):
-        optimizer_settings = {
+    facts = OPTIMIZERS.get(str(optimizer.get("kind", "adamw")))
+    if facts is not None and facts.adamws_rate and optimizer.get("use") is None:
+        optimizer = {
             "learning_rate": derived.learning_rate,
             "weight_decay": derived.weight_decay,
-            **optimizer_settings,
+            **optimizer,
         }
-    schedule = {} if section.get("schedule") is None else section["schedule"]
     if (
         isinstance(schedule, Mapping)
         and schedule.get("use") is None
         and schedule.get("kind", "wsd") == "wsd"
     ):
         schedule = {"decay_fraction": DECAY_FRACTION, **schedule}
+    shape = {key: getattr(derived, key) for key in ("layers", "width", "heads")}
     return {
         **section,
-        "model": {
-            "layers": derived.layers,
-            "width": derived.width,
-            "heads": derived.heads,
-            **model_settings,
-        },
-        "optimizer": optimizer_settings,
+        "model": {**shape, **model},
+        "optimizer": optimizer,
         "schedule": schedule,
         "steps": derived.steps if section.get("steps") is None else section["steps"],
         "global_batch_size": derived.global_batch_size if batch is None else batch,

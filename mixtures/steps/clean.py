@@ -16,8 +16,8 @@ from gristmill.mixtures.base import (
     Fraction,
     Judging,
     Positive,
-    RawSection,
     Section,
+    named_items,
 )
 
 PiiKind = Literal["email", "ip", "phone", "iban", "card"]
@@ -177,23 +177,7 @@ class Clean(Judging):
     @field_validator("lines", mode="before")
     @classmethod
     def _lines_as_list(cls, value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
-        rules: dict[str, RawSection] = {}
-        for item in value:
-            pairs = {item: {}} if isinstance(item, str) else item
-            if not isinstance(pairs, dict):
-                raise ValueError(
-                    "a line rule set is a name or a mapping of one "
-                    f"name to its options, not {item!r}"
-                )
-            rules.update(
-                {
-                    name: {} if options is None else options
-                    for name, options in pairs.items()
-                }
-            )
-        return rules
+        return dict(named_items(value)) if isinstance(value, list) else value
 
     @field_validator("mask", mode="before")
     @classmethod

@@ -25,6 +25,7 @@ from gristmill.mixtures.base import (
     PositiveFloat,
     RawSection,
     Section,
+    named_items,
 )
 
 
@@ -408,7 +409,7 @@ def expand(rules: Any) -> Any:
     if not isinstance(rules, list | dict):
         return rules
     expanded: dict[str, object] = {}
-    for name, values in _items(rules):
+    for name, values in named_items(rules):
         for rule_set, section in _sets_of(name, values):
             if rule_set in expanded:
                 raise ValueError(
@@ -417,21 +418,6 @@ def expand(rules: Any) -> Any:
                 )
             expanded[rule_set] = section
     return expanded
-
-
-def _items(rules: list[Any] | RawSection) -> Iterator[tuple[str, Any]]:
-    if isinstance(rules, Mapping):
-        yield from rules.items()
-        return
-    for item in rules:
-        pairs = {item: {}} if isinstance(item, str) else item
-        if not isinstance(pairs, dict):
-            raise ValueError(
-                "a rule is a name or a mapping of one name to its "
-                f"thresholds, not {item!r}"
-            )
-        for name, values in pairs.items():
-            yield name, {} if values is None else values
 
 
 def _sets_of(name: str, values: Any) -> Iterator[tuple[str, Any]]:
