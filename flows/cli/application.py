@@ -17,12 +17,16 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
-import typer
+from typer import Argument, Context, Exit, Option, Typer, echo
 from typer.core import TyperGroup
 
 from gristmill.core.secrets import MaskedStream, mask_text
 from gristmill.flows.cli.command_groups import EXAMPLES, GROUPS
-from gristmill.flows.cli.completion import complete_manifest, complete_setting
+from gristmill.flows.cli.completion import (
+    complete_manifest,
+    complete_setting,
+    complete_stage,
+)
 
 if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 EXIT_STAGE_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+FAILURES = ("StageFailedError", "LeaseLostError", "ConservationError")
+"""Errors of work that had begun, with another exit code than those of wrong input."""
 STORAGE_LIBRARIES = (
     "adlfs",
     "aiobotocore",
@@ -52,8 +58,8 @@ class WholeSentences(TyperGroup):
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; an error of a path, a disk or a network ends it with a
-        message instead of a traceback.
+        """Run the command; an error that the user can mend ends it with a message
+        instead of a traceback.
         """
         try:
             with masked_output():
@@ -61,10 +67,11 @@ class WholeSentences(TyperGroup):
         except BrokenPipeError:
             raise
         except Exception as error:
-            sentence = why_refused(error)
-            if sentence is None:
+            message = why_refused(error)
+            if message is None:
                 raise
-            fail(sentence, EXIT_USAGE)
+            is_failure = type(error).__name__ in FAILURES
+            fail(message, EXIT_STAGE_FAILED if is_failure else EXIT_USAGE)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, with an example at the end of its help."""
@@ -115,7 +122,7 @@ def masked_output() -> Iterator[None]:
         sys.stderr = stderr
 
 
-app = typer.Typer(
+app = Typer(
     cls=WholeSentences,
     help="Turn raw text into a trained language model: one manifest, one command, "
     "every token traceable.",
@@ -131,15 +138,15 @@ def show_version(wanted: bool) -> None:
     if wanted:
         from gristmill import __version__
 
-        typer.echo(f"gristmill {__version__}")
-        raise typer.Exit
+        echo(f"gristmill {__version__}")
+        raise Exit
 
 
 @app.callback()
 def options(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version",
             help="Show the version and exit.",
             callback=show_version,
@@ -152,7 +159,7 @@ def options(
 
 ManifestArgument = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MANIFEST",
         help="The YAML manifest, `demo`, or `recipe:NAME`.",
         autocompletion=complete_manifest,
@@ -160,7 +167,7 @@ ManifestArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="KEY=VALUE",
         help="Replace a setting of the manifest, e.g. pretrain.steps=50.",
@@ -169,14 +176,35 @@ SetOption = Annotated[
 ]
 StoreOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--store",
         metavar="PATH",
         help="Folder or URL of the outputs.  [default: $GRISTMILL_STORE or "
         "./gristmill-store]",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON for scripts.")]
+
+
+NoUiOption = Annotated[
+    bool,
+    Option("--no-ui", help="Do not record the run in Prefect (starts faster)."),
+]
+UntilOption = Annotated[
+    str | None,
+    Option(
+        metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage
+    ),
+]
+PortOption = Annotated[
+    int,
+    Option(
+        metavar="N",
+        help="Port of the loopback address; 0 takes a free one.",
+        min=0,
+        max=65535,
+    ),
+]
 
 
 def open_or_exit(
@@ -189,10 +217,7 @@ def open_or_exit(
     allow_code: bool = False,
 ) -> Session:
     """Open a manifest, or print all its problems and exit with code 2."""
-    from gristmill.core.store import StoreLocationError
-    from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.running.session import open_session
-    from gristmill.flows.stages.plan import UnknownStageError
     from gristmill.mixtures.load import ManifestError
 
     try:
@@ -201,45 +226,21 @@ def open_or_exit(
         )
     except ManifestError as error:
         num_problems = len(error.problems)
-        typer.echo(mask_text(str(error)), err=True)
         fail(
-            f"{num_problems} problem{'s' if num_problems > 1 else ''} in "
-            f"{manifest}; nothing was run",
-            EXIT_USAGE,
+            f"{error}\n{num_problems} problem{'s' if num_problems > 1 else ''} in "
+            f"{manifest}; nothing was run"
         )
-    except (
-        UnknownStageError,
-        SourceError,
-        StoreLocationError,
-        FileNotFoundError,
-    ) as error:
-        fail(str(error), EXIT_USAGE)
-
-
-def open_store(location: str | None) -> Any:
-    """Open the store named by the option, the environment or the default, or exit with
-    code 2.
-    """
-    from gristmill.core.store import StoreLocationError, store_at
-
-    try:
-        return store_at(location)
-    except StoreLocationError as error:
-        fail(str(error), EXIT_USAGE)
 
 
 def out_file(option: str, path: Path) -> Path:
     """Return the path of a file to write, or exit with code 2 if it is a folder."""
     if path.is_dir():
-        fail(
-            f"{option} {path} is a folder; name a file, such as {path / 'FILE'}",
-            EXIT_USAGE,
-        )
+        fail(f"{option} {path} is a folder; name a file, such as {path / 'FILE'}")
     return path
 
 
 def refuse_without(
-    context: typer.Context, required_option: str, options: Sequence[str]
+    context: Context, required_option: str, options: Sequence[str]
 ) -> None:
     """Exit with code 2 if one of `options`, which have no effect without
     `required_option`, was given.
@@ -249,16 +250,15 @@ def refuse_without(
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             given_options.append("--" + name.replace("_", "-"))
     if given_options:
-        fail(
-            f"{', '.join(given_options)}: only valid with {required_option}; add it",
-            EXIT_USAGE,
-        )
+        fail(f"{', '.join(given_options)}: only valid with {required_option}; add it")
 
 
 def why_refused(error: Exception) -> str | None:
-    """Return the message of an error of a file system, network or object store, or of a
-    missing library of one of this package's extras; None for any other error.
+    """Return the message of an error of this package, of a file system, network or
+    object store, or of a missing library of an extra; None for any other error.
     """
+    if type(error).__module__.startswith("gristmill."):
+        return str(error)
     if isinstance(error, ImportError):
         from gristmill.flows.running.missing_libraries import EXTRA_OF, sentence_of
 
@@ -268,12 +268,10 @@ def why_refused(error: Exception) -> str | None:
         from gristmill.core.files import TEMPORARY_MARK
 
         name = error.filename2 or error.filename
-        # Name the target file, not the temporary file that stands in for it.
-        location = (
-            f"{os.fsdecode(name).partition(TEMPORARY_MARK)[0]}: "
-            if isinstance(name, str | bytes)
-            else ""
-        )
+        location = ""
+        if isinstance(name, str | bytes):
+            # Name the target file, not the temporary file that stands in for it.
+            location = f"{os.fsdecode(name).partition(TEMPORARY_MARK)[0]}: "
         return (
             f"{location}{error.strerror.lower()}; correct the path, its permissions "
             "or what blocks it, and run it again"
@@ -291,29 +289,18 @@ def why_refused(error: Exception) -> str | None:
 
 
 @contextmanager
-def training_several() -> Iterator[None]:
-    """Turn the errors of sweeps and ladders into a message and an exit code."""
-    from gristmill.core.lease import LeaseLostError
-    from gristmill.flows.running.run import StageFailedError
-    from gristmill.flows.sweeps.grid import SweepError
-    from gristmill.mixtures.load import ManifestError
-
+def resumable() -> Iterator[None]:
+    """Exit with the code of an interrupt, and say that the command can be repeated."""
     try:
         yield
-    except ManifestError as error:
-        fail(f"{error}\nnothing was run", EXIT_USAGE)
-    except SweepError as error:
-        fail(str(error), EXIT_USAGE)
-    except (StageFailedError, LeaseLostError) as error:
-        fail(str(error), EXIT_STAGE_FAILED)
     except KeyboardInterrupt:
         fail("interrupted; the same command resumes it", EXIT_INTERRUPTED)
 
 
-def fail(message: str, code: int) -> NoReturn:
+def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:
     """Print an error and exit."""
-    typer.echo(mask_text(message), err=True)
-    raise typer.Exit(code)
+    echo(mask_text(message), err=True)
+    raise Exit(code)
 
 
 def print_json(value: Any) -> None:
@@ -327,7 +314,7 @@ def print_json(value: Any) -> None:
         return str(value)
 
     text = json.dumps(value, indent=1, ensure_ascii=False, default=plain)
-    typer.echo(text.translate(_ESCAPES))
+    echo(text.translate(_ESCAPES))
 
 
 def _json_object(items: list[tuple[str, Any]]) -> dict[str, Any]:

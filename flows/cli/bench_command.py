@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
-from gristmill.flows.cli.application import EXIT_USAGE, JsonOption, app, fail, out_file
+from gristmill.flows.cli.application import JsonOption, app, fail, out_file
 
 
 @app.command()
 def bench(
     area: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Area to measure: dataprep, quality, tokenize, "
             "train, ...; or floors, see below."
         ),
@@ -24,30 +24,26 @@ def bench(
     as_json: JsonOption = False,
     markdown: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write the rows as a Markdown page."),
+        Option(metavar="FILE", help="Also write the rows as a Markdown page."),
     ] = None,
     points: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="For chaos: number of kills; 200 if absent.", min=1
-        ),
+        Option(metavar="N", help="For chaos: number of kills; 200 if absent.", min=1),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="For chaos: seed of the points and kinds of kills."
-        ),
+        Option(metavar="N", help="For chaos: seed of the points and kinds of kills."),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="For bounds, chain and chaos: working folder; chaos resumes in it.",
         ),
     ] = None,
     at_once: Annotated[
         int | None,
-        typer.Option(
+        Option(
             metavar="N",
             help="For chaos: number of concurrent points; 2 if absent.",
             min=1,
@@ -55,7 +51,7 @@ def bench(
     ] = None,
     documents: Annotated[
         list[int] | None,
-        typer.Option(
+        Option(
             metavar="N",
             help="For bounds: number of documents of 200 bytes; 30 million if "
             "absent. For chain: documents of a "
@@ -65,7 +61,7 @@ def bench(
     ] = None,
     flame: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="For chain: also draw a flame graph (SVG; needs py-spy).",
         ),
@@ -88,13 +84,12 @@ def bench(
     if markdown is not None:
         out_file("--markdown", markdown)
     if area == "floors":
-        raise typer.Exit(0 if areas.print_floors(as_json) else 1)
+        raise Exit(0 if areas.print_floors(as_json) else 1)
     if area not in areas.AREAS:
         suggestion = did_you_mean(area, areas.AREAS) or ";"
         fail(
             f"no such area: {area}{suggestion} areas are floors, "
-            f"{', '.join(areas.AREAS)}",
-            EXIT_USAGE,
+            f"{', '.join(areas.AREAS)}"
         )
     sizes = documents if area == "chain" or not documents else documents[-1]
     area_options = {
@@ -110,8 +105,7 @@ def bench(
         if name not in areas.OPTIONS.get(area, ()):
             owners = [owner for owner, names in areas.OPTIONS.items() if name in names]
             fail(
-                f"--{name.replace('_', '-')} belongs to the area {' and '.join(owners)}",
-                EXIT_USAGE,
+                f"--{name.replace('_', '-')} belongs to the area {' and '.join(owners)}"
             )
     if flame is not None:
         out_file("--flame", flame)
@@ -128,8 +122,7 @@ def areas_of_checkout() -> Any:
     if not (root / "benchmarks" / "areas.py").is_file():
         fail(
             "`gristmill bench` needs a checkout: benchmarks are not part of the "
-            "installed package",
-            EXIT_USAGE,
+            "installed package"
         )
     sys.path.append(str(root))
     return importlib.import_module("benchmarks.areas")

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-import typer
+from typer import Context
 
 MOST_RUNS = 50
 """Number of newest runs that are offered."""
@@ -73,7 +73,7 @@ def complete_stage(incomplete: str) -> list[str]:
     return [name for name in STAGES if name.startswith(incomplete)]
 
 
-def complete_run(ctx: typer.Context, incomplete: str) -> list[Offer]:
+def complete_run(ctx: Context, incomplete: str) -> list[Offer]:
     """Complete runs of the store, newest first, with their state and manifest."""
     import json
 
@@ -103,7 +103,7 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[Offer]:
     return offers
 
 
-def complete_setting(ctx: typer.Context, incomplete: str) -> list[Offer]:
+def complete_setting(ctx: Context, incomplete: str) -> list[Offer]:
     """Complete keys of the manifest for `--set`; after an equals sign the values of a
     key with finitely many.
     """

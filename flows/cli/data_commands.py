@@ -12,15 +12,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Abort, Argument, Exit, Option, Typer, confirm, echo, prompt
 
 from gristmill.core.secrets import mask_text
 from gristmill.flows.cli.application import (
-    EXIT_INTERRUPTED,
     EXIT_STAGE_FAILED,
-    EXIT_USAGE,
     JsonOption,
     ManifestArgument,
+    NoUiOption,
     SetOption,
     StoreOption,
     WholeSentences,
@@ -28,7 +27,7 @@ from gristmill.flows.cli.application import (
     fail,
     open_or_exit,
     print_json,
-    training_several,
+    resumable,
     why_refused,
 )
 from gristmill.flows.cli.completion import complete_recipe
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 def new(
     file: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             metavar="[FILE]",
             help="The manifest to write.  [default: NAME.yaml]",
             show_default=False,
@@ -49,7 +48,7 @@ def new(
     ] = None,
     source: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="[NAME=]PATH",
             help=(
                 "Data to look at: a file, glob, folder or URL; may be given several "
@@ -57,29 +56,25 @@ def new(
             ),
         ),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the run.")
-    ] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="Name of the run.")] = None,
     language: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="CODE", help="A language to keep (en, de, ...); all if absent."
-        ),
+        Option(metavar="CODE", help="A language to keep (en, de, ...); all if absent."),
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(
+        Option(
             metavar="N",
             help="Tokens to train on; by default the estimated size of the data.",
             min=20_000,
         ),
     ] = None,
     train: Annotated[
-        bool, typer.Option(help="Whether to train a model, or only prepare documents.")
+        bool, Option(help="Whether to train a model, or only prepare documents.")
     ] = True,
     fineweb2: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help=(
                 "FineWeb-2's settings of a language to keep, such as "
@@ -90,7 +85,7 @@ def new(
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help=(
                 "Write a copy of a recipe (see: gristmill recipes); --source "
@@ -101,7 +96,7 @@ def new(
     ] = None,
     language_model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="PATH",
             help="A fastText language identification model; by default lid.176, with "
             "--fineweb2 glotlid.bin.",
@@ -109,7 +104,7 @@ def new(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="An existing tokenizer.json, instead of one trained on the data.",
         ),
@@ -152,7 +147,7 @@ def new(
             )
         looks[label] = look_at(label, anchored(path))
         paths[label] = path
-        typer.echo(f"{label}: {describe(looks[label])}")
+        echo(f"{label}: {describe(looks[label])}")
         return label
 
     try:
@@ -166,13 +161,11 @@ def new(
             add_source(path_option)
         if is_interactive:
             ask_for_sources(add_source)
-            name = name or typer.prompt("Name of the run", default=next(iter(looks)))
+            name = name or prompt("Name of the run", default=next(iter(looks)))
             if not language and not settings:
                 question = "Languages to keep, e.g. en de (empty for all)"
-                language = typer.prompt(
-                    question, default="", show_default=False
-                ).split()
-            train = train and typer.confirm("Train a model?", default=True)
+                language = prompt(question, default="", show_default=False).split()
+            train = train and confirm("Train a model?", default=True)
         name = name or next(iter(looks))
         target = file or Path(f"{name}.yaml")
         vocabulary = None
@@ -193,16 +186,15 @@ def new(
             label: place_in(target, path, looks[label]) for label, path in paths.items()
         }
         text = write_manifest(wishes, sources, str(target))
-    except typer.Abort:
+    except Abort:
         fail(
             "nothing was written; to skip the questions, give the data: gristmill "
-            "new --source PATH",
-            EXIT_USAGE,
+            "new --source PATH"
         )
     except (SourceError, SettingsError, TokenizerError, ManifestError) as error:
-        fail(f"{error}\nnothing was written", EXIT_USAGE)
+        fail(f"{error}\nnothing was written")
     save_manifest(target, text)
-    typer.echo(
+    echo(
         f"\nwritten: {target}\nlook at it, then: gristmill plan "
         f"{target}\n{'':17} gristmill run {target}"
     )
@@ -212,8 +204,8 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
     """Write a copy of a recipe with the given paths of its sources, or exit with code
     2.
     """
-    from gristmill.flows.authoring.manifest_text import ManifestTextError, set_keys
-    from gristmill.mixtures.load import ManifestError, parse_manifest
+    from gristmill.flows.authoring.manifest_text import set_keys
+    from gristmill.mixtures.load import parse_manifest
     from gristmill.mixtures.recipes.named_recipes import needs_of_recipe, recipe_file
     from gristmill.mixtures.yaml_text import did_you_mean, parse_yaml
 
@@ -221,7 +213,7 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
         recipe_path = recipe_file(recipe)
         text = recipe_path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        fail(f"--recipe: {error}", EXIT_USAGE)
+        fail(f"--recipe: {error}")
     target = file or Path(recipe_path.name)
     source_names = list(parse_yaml(text).get("sources", {}))
     values: dict[tuple[str, ...], str] = {}
@@ -236,17 +228,13 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
             )
             fail(
                 f"--source {argument!r}: write NAME=PATH{suggestion} the recipe "
-                f"{sources_text}",
-                EXIT_USAGE,
+                f"{sources_text}"
             )
         values["sources", name, "path"] = path_in(target, path)
-    try:
-        text = set_keys(text, values)
-        parse_manifest(text, str(target))
-    except (ManifestTextError, ManifestError) as error:
-        fail(str(error), EXIT_USAGE)
+    text = set_keys(text, values)
+    parse_manifest(text, str(target))
     save_manifest(target, text)
-    typer.echo(
+    echo(
         f"written: {target}\nneeds: {needs_of_recipe(recipe_path.stem)}\n"
         f"look at it, then: gristmill plan {target}\n{'':17} gristmill run {target}"
     )
@@ -282,12 +270,11 @@ def save_manifest(target: Path, text: str) -> None:
         with target.open("x", encoding="utf-8") as sink:
             sink.write(text)
     except FileExistsError:
-        fail(f"{target} exists and was not changed; name another file", EXIT_USAGE)
+        fail(f"{target} exists and was not changed; name another file")
     except OSError as error:
         fail(
             f"{target} cannot be written: {(error.strerror or str(error)).lower()}; "
-            "name another file",
-            EXIT_USAGE,
+            "name another file"
         )
 
 
@@ -299,13 +286,13 @@ def ask_for_sources(add_source: Callable[[str], str]) -> None:
 
     question = "Where is your data? (file, glob, folder or URL)"
     default: str | None = None
-    while path := typer.prompt(question, default=default, show_default=False):
+    while path := prompt(question, default=default, show_default=False):
         try:
             add_source(path)
             question = "More data? (empty: no)"
             default = ""
         except SourceError as error:
-            typer.echo(f"  {error}")
+            echo(f"  {error}")
 
 
 def describe(look: Look) -> str:
@@ -335,7 +322,7 @@ def describe(look: Look) -> str:
 def schema(
     markdown: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="Write the reference to this folder, one Markdown page per section, "
             "instead of the schema.",
@@ -348,11 +335,11 @@ def schema(
 
     if markdown is not None:
         write_pages(markdown)
-        raise typer.Exit
+        raise Exit
     print_json(Manifest.model_json_schema())
 
 
-mixtures = typer.Typer(
+mixtures = Typer(
     cls=WholeSentences,
     help="Compare mixtures of the sources.",
     no_args_is_help=True,
@@ -371,18 +358,18 @@ def sweep(
     manifest: ManifestArgument,
     weights: Annotated[
         Path,
-        typer.Option(
+        Option(
             metavar="GRID",
             help="YAML: a list of weights, or a mapping with "
             "`mixtures`, `grid` and `dirichlet`.",
         ),
     ],
     steps: Annotated[
-        int, typer.Option(metavar="N", help="Training steps of every proxy.", min=1)
+        int, Option(metavar="N", help="Training steps of every proxy.", min=1)
     ],
     seeds: Annotated[
         int,
-        typer.Option(
+        Option(
             metavar="N",
             help="Proxies per mixture, to measure the spread between runs.",
             min=1,
@@ -390,7 +377,7 @@ def sweep(
     ] = 1,
     model: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="KEY=VALUE,...",
             help="Settings of the proxy's model that differ from 2 layers of width "
             "128 with 4 heads.",
@@ -398,7 +385,7 @@ def sweep(
     ] = "",
     target: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="NAME=SHARE,...",
             help="Share of each source, or task of pretrain.tasks, in the objective. "
             " [default: weights]",
@@ -407,12 +394,7 @@ def sweep(
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
-    no_ui: Annotated[
-        bool,
-        typer.Option(
-            "--no-ui", help="Do not record the sweep in Prefect (starts faster)."
-        ),
-    ] = False,
+    no_ui: NoUiOption = False,
 ) -> None:
     """Train a small model on every mixture, compare bits per byte, and suggest a
     mixture.
@@ -423,7 +405,7 @@ def sweep(
     from gristmill.flows.sweeps.sweep_report import print_results, write_results
 
     session = open_or_exit(manifest, set_, store)
-    with training_several():
+    with resumable():
         model_settings = pairs("--model", model)
         shares = pairs("--target", target)
         planned = plan_sweep(
@@ -442,8 +424,8 @@ def sweep(
     written = write_results(session.manifest_file, results)
     print_json(results) if as_json else print_results(results)
     for path in written:
-        typer.echo(path, err=as_json)
-    raise typer.Exit(EXIT_STAGE_FAILED if results.failed else 0)
+        echo(path, err=as_json)
+    raise Exit(EXIT_STAGE_FAILED if results.failed else 0)
 
 
 def pairs(option: str, text: str) -> dict[str, float]:
@@ -462,7 +444,7 @@ def pairs(option: str, text: str) -> dict[str, float]:
         except yaml.YAMLError:
             number = None
         if not equals or not isinstance(number, int | float):
-            fail(f"{option}: {part!r} is not of the form NAME=NUMBER", EXIT_USAGE)
+            fail(f"{option}: {part!r} is not of the form NAME=NUMBER")
         numbers[name.strip()] = number
     return numbers
 
@@ -496,7 +478,7 @@ def export_tokens(
     manifest: ManifestArgument,
     form: Annotated[
         TokenFormat,
-        typer.Option(
+        Option(
             "--format",
             help=(
                 "llmc (also modded-nanogpt), megatron, memmap (nanoGPT), olmo, or "
@@ -505,51 +487,45 @@ def export_tokens(
         ),
     ],
     out: Annotated[
-        str, typer.Option("--out", metavar="DIR", help="Folder or URL of the files.")
+        str, Option("--out", metavar="DIR", help="Folder or URL of the files.")
     ],
     order: Annotated[
         RowOrder,
-        typer.Option(
+        Option(
             help="Order in which pre-training reads the rows, or "
             "in which they are stored."
         ),
     ] = (RowOrder.TRAINED),
     split: Annotated[
-        SplitName, typer.Option(help="Training rows, or held-out rows.")
+        SplitName, Option(help="Training rows, or held-out rows.")
     ] = SplitName.TRAIN,
     shard_tokens: Annotated[
         int,
-        typer.Option(
-            metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1
-        ),
+        Option(metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1),
     ] = 100_000_000,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the packed tokens in the formats of other trainers, in training order."""
-    from gristmill.flows.export_tokens import NothingToExportError, export_from
-    from gristmill.tokenize.exporting.exported_files import ExportError
-    from gristmill.tokenize.exporting.formats import MissingLibraryError
+    from gristmill.flows.export_tokens import export_from
 
     session = open_or_exit(manifest, set_, store)
     try:
         summary = export_from(
             session, form.value, out, order.value, split.value, shard_tokens
         )
-    except (NothingToExportError, ExportError, MissingLibraryError) as error:
-        fail(str(error), EXIT_USAGE)
     except OSError as error:
         fail(why_refused(error) or f"{out}: {error}", EXIT_STAGE_FAILED)
     if as_json:
         print_json(summary)
         return
-    typer.echo(
+    echo(
         f"{summary['tokens']:,} tokens of {summary['documents']:,} document pieces in "
         f"{summary['rows']:,} rows, order {summary['order']}, {summary['dtype']}; "
         f"{summary['padding_left_out']:,} tokens of padding left out"
     )
-    typer.echo(
+    echo(
         f"{len(summary['sha256'])} files in {out}; README.{form.value}.md "
         "says how to read them"
     )
@@ -568,7 +544,7 @@ def export_documents(
     manifest: ManifestArgument,
     form: Annotated[
         DocumentFormat,
-        typer.Option(
+        Option(
             "--format",
             help=(
                 "parquet, jsonl (compressed by zstd), or hf: a folder for "
@@ -578,7 +554,7 @@ def export_documents(
     ],
     out: Annotated[
         str,
-        typer.Option(
+        Option(
             "--out",
             metavar="DIR_OR_URL",
             help=(
@@ -588,7 +564,7 @@ def export_documents(
     ],
     where: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="SQL",
             help=(
                 "Only documents that satisfy a condition on the "
@@ -598,19 +574,17 @@ def export_documents(
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="A,B,...",
             help="Only these columns.  [default: all but original_text]",
         ),
     ] = None,
     dropped: Annotated[
         bool,
-        typer.Option(
-            "--dropped", help="Export the dropped documents, each with its reason."
-        ),
+        Option("--dropped", help="Export the dropped documents, each with its reason."),
     ] = False,
     shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Maximum text per file, e.g. 500MB.")
+        str, Option(metavar="SIZE", help="Maximum text per file, e.g. 500MB.")
     ] = "256MB",
     set_: SetOption = None,
     store: StoreOption = None,
@@ -619,9 +593,6 @@ def export_documents(
     """Write the kept documents, with all edits, scores and reasons."""
     from pydantic import ValidationError
 
-    from gristmill.dataprep.conservation import ConservationError
-    from gristmill.dataprep.exporting.export_documents import ExportError
-    from gristmill.flows.questions.find_documents import NothingIngestedError
     from gristmill.flows.questions.publish_documents import publish
     from gristmill.flows.running.terminal import TerminalObserver, plain_console
     from gristmill.mixtures.evaluation import Documents
@@ -640,17 +611,12 @@ def export_documents(
             }
         )
     except ValidationError as error:
-        fail(f"--{error.errors()[0]['msg'].removeprefix('Value error, ')}", EXIT_USAGE)
+        fail(f"--{error.errors()[0]['msg'].removeprefix('Value error, ')}")
     session = open_or_exit(manifest, set_, store)
     observer = TerminalObserver(plain_console(stderr=True))
     try:
-        summary = publish(session, section, out, observer)
-    except (NothingIngestedError, ExportError) as error:
-        fail(str(error), EXIT_USAGE)
-    except ConservationError as error:
-        fail(str(error), EXIT_STAGE_FAILED)
-    except KeyboardInterrupt:
-        fail("interrupted; the same command resumes it", EXIT_INTERRUPTED)
+        with resumable():
+            summary = publish(session, section, out, observer)
     except OSError as error:
         fail(why_refused(error) or f"{out}: {error}", EXIT_STAGE_FAILED)
     finally:
@@ -663,7 +629,7 @@ def export_documents(
     reused = (
         "" if summary["is_new"] else "; they were already written, so nothing changed"
     )
-    typer.echo(
+    echo(
         f"{summary['documents']:,} documents with {summary['text_bytes'] / 1e6:,.1f} "
         f"MB of text in {num_files:,} file{'s' if num_files != 1 else ''} "
         f"({file_bytes / 1e6:,.1f} MB){reused}"
@@ -673,7 +639,7 @@ def export_documents(
         if form is DocumentFormat.HF
         else "_documents.json lists them"
     )
-    typer.echo(mask_text(f"{out}: {hint}"))
+    echo(mask_text(f"{out}: {hint}"))
 
 
 SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -688,7 +654,6 @@ def parse_bytes(option: str, text: str) -> int:
     if match is None or unit is None or float(match[1]) * unit < 1:
         fail(
             f"{option}: {text!r} is not a size; write a number of bytes, or a number "
-            "with kB, MB or GB, such as 500MB",
-            EXIT_USAGE,
+            "with kB, MB or GB, such as 500MB"
         )
     return int(float(match[1]) * unit)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+from typer import Option, echo
 
 from gristmill.flows.cli.application import (
-    EXIT_USAGE,
     JsonOption,
     ManifestArgument,
     SetOption,
@@ -17,7 +16,7 @@ from gristmill.flows.cli.application import (
     fail,
     open_or_exit,
     print_json,
-    training_several,
+    resumable,
 )
 
 
@@ -25,11 +24,11 @@ from gristmill.flows.cli.application import (
 def ladder(
     manifest: ManifestArgument,
     sizes: Annotated[
-        str, typer.Option(metavar="SIZE,...", help="Model sizes, as in pretrain.size.")
+        str, Option(metavar="SIZE,...", help="Model sizes, as in pretrain.size.")
     ],
     tokens_per_parameter: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="R,...",
             help="Training tokens per parameter; every size is trained with each.",
         ),
@@ -50,10 +49,9 @@ def ladder(
     except ValueError:
         fail(
             f"--tokens-per-parameter: {tokens_per_parameter!r} is not a list of "
-            "numbers separated by commas",
-            EXIT_USAGE,
+            "numbers separated by commas"
         )
-    with training_several():
+    with resumable():
         planned = plan_ladder(
             manifest,
             [text.strip() for text in sizes.split(",")],
@@ -67,4 +65,4 @@ def ladder(
     written = write_ladder(session.manifest_file, results)
     print_json(results) if as_json else print_ladder(results)
     for path in written:
-        typer.echo(path, err=as_json)
+        echo(path, err=as_json)

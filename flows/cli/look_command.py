@@ -5,29 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, echo
 
 from gristmill.flows.cli.application import (
-    EXIT_USAGE,
     JsonOption,
     app,
-    fail,
     print_json,
 )
 
 
 @app.command()
 def look(
-    path: Annotated[
-        str, typer.Argument(metavar="PATH", help="A file, glob, folder or URL.")
-    ],
+    path: Annotated[str, Argument(metavar="PATH", help="A file, glob, folder or URL.")],
     documents: Annotated[
         int,
-        typer.Option(metavar="N", help="Maximum number of documents to read.", min=1),
+        Option(metavar="N", help="Maximum number of documents to read.", min=1),
     ] = 1000,
     seconds: Annotated[
         float,
-        typer.Option(
+        Option(
             metavar="S",
             help="Omit measurements whose kernels are not compiled after this time.",
             min=0,
@@ -35,14 +31,13 @@ def look(
     ] = 15.0,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the manifest to this file."),
+        Option(metavar="FILE", help="Write the manifest to this file."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look at data in seconds: formats, languages, duplicates, shares kept by rule
     sets, and a manifest for it.
     """
-    from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.authoring.look_at_data import look_at
     from gristmill.flows.authoring.measured_sample import measure_sample, print_look
     from gristmill.flows.authoring.new_manifest import (
@@ -59,14 +54,11 @@ def look(
 
     name = source_name(path, [])
     target = out or Path(f"{name}.yaml")
-    try:
-        source_look = look_at(name, anchored(path))
-        measurements = measure_sample(anchored(path), source_look, documents, seconds)
-        manifest = write_manifest(
-            Wishes(name), {name: place_in(target, path, source_look)}, str(target)
-        )
-    except SourceError as error:
-        fail(str(error), EXIT_USAGE)
+    source_look = look_at(name, anchored(path))
+    measurements = measure_sample(anchored(path), source_look, documents, seconds)
+    manifest = write_manifest(
+        Wishes(name), {name: place_in(target, path, source_look)}, str(target)
+    )
     if as_json:
         keys = (
             "path",
@@ -85,9 +77,9 @@ def look(
         )
     else:
         print_look(name, source_look, measurements, describe)
-        typer.echo(f"\nManifest\n{manifest}")
+        echo(f"\nManifest\n{manifest}")
     if out is not None:
         save_manifest(out, manifest)
-        typer.echo(f"written: {out}", err=as_json)
+        echo(f"written: {out}", err=as_json)
     elif not as_json:
-        typer.echo(f"write it to a file with: gristmill look {path} --out {target}")
+        echo(f"write it to a file with: gristmill look {path} --out {target}")

@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option, echo
 
 from gristmill.flows.cli.application import (
     EXIT_STAGE_FAILED,
-    EXIT_USAGE,
     JsonOption,
     ManifestArgument,
+    PortOption,
     SetOption,
     StoreOption,
     app,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MODEL",
         help="An exported folder, the folder of a training stage, or a manifest (its "
         "last trained model).",
@@ -39,32 +39,32 @@ ModelArgument = Annotated[
 ]
 TokenizerOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="DIR",
         help="A folder with tokenizer.json; the model's folder if absent.",
     ),
 ]
 TemperatureOption = Annotated[
     float,
-    typer.Option(
+    Option(
         metavar="X", help="Sampling temperature; 0 takes the likeliest token.", min=0.0
     ),
 ]
 TopPOption = Annotated[
     float,
-    typer.Option(
+    Option(
         metavar="X",
         help="Sample from the likeliest tokens with this total probability.",
         max=1.0,
     ),
 ]
 MostOption = Annotated[
-    int, typer.Option(metavar="N", help="Maximum tokens of an answer.", min=1)
+    int, Option(metavar="N", help="Maximum tokens of an answer.", min=1)
 ]
-SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")]
+SeedOption = Annotated[int, Option(metavar="N", help="Seed of sampling.")]
 DraftOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="MODEL",
         help="A smaller model with the same tokenizer that proposes tokens "
         "(speculative decoding): "
@@ -73,9 +73,7 @@ DraftOption = Annotated[
 ]
 DraftTokensOption = Annotated[
     int,
-    typer.Option(
-        metavar="N", help="Tokens that the draft model proposes at a time.", min=1
-    ),
+    Option(metavar="N", help="Tokens that the draft model proposes at a time.", min=1),
 ]
 
 
@@ -83,7 +81,7 @@ DraftTokensOption = Annotated[
 def chat(
     model: ModelArgument,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A system message.")
+        str | None, Option(metavar="TEXT", help="A system message.")
     ] = None,
     temperature: TemperatureOption = 0.8,
     top_p: TopPOption = 0.95,
@@ -100,16 +98,15 @@ def chat(
         model, tokenizer, set_, store, draft, draft_tokens, 1
     )
     from gristmill.flows.models.chat import HELP, converse
-    from gristmill.train.generation.sampling import Sampling, SamplingError
+    from gristmill.train.generation.sampling import Sampling
 
     if language.chat is None:
         fail(
             f"{model}: its tokenizer has no chat template; to continue texts, use: "
-            "gristmill generate",
-            EXIT_USAGE,
+            "gristmill generate"
         )
     if sys.stdin.isatty():
-        typer.echo(HELP)
+        echo(HELP)
 
     def read() -> str | None:
         try:
@@ -117,10 +114,7 @@ def chat(
         except (EOFError, KeyboardInterrupt):
             return None
 
-    try:
-        sampling = Sampling(temperature, top_p, seed)
-    except SamplingError as error:
-        fail(str(error), EXIT_USAGE)
+    sampling = Sampling(temperature, top_p, seed)
     converse(
         language,
         scheduler,
@@ -143,7 +137,7 @@ def trace_answer(
     from gristmill.flows.questions.training_reads import TraceError
 
     if not model.endswith((".yaml", ".yml")):
-        typer.echo(
+        echo(
             "(a folder does not record what its model has read; chat with the "
             "manifest that trained it)"
         )
@@ -151,7 +145,7 @@ def trace_answer(
     try:
         trace_text(open_or_exit(model, set_, store), text).show()
     except TraceError as error:
-        typer.echo(f"({error})")
+        echo(f"({error})")
 
 
 @app.command()
@@ -159,14 +153,14 @@ def generate(
     model: ModelArgument,
     prompts: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="JSONL file; each line has `prompt` (a text to continue) or "
             "`messages` (a conversation to answer)."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="File for the lines with their completions; the terminal if absent.",
         ),
@@ -176,11 +170,9 @@ def generate(
     max_new_tokens: MostOption = 256,
     stop: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="A stop string, which ends a completion."),
+        Option(metavar="TEXT", help="A stop string, which ends a completion."),
     ] = None,
-    batch: Annotated[
-        int, typer.Option(metavar="N", help="Prompts per batch.", min=1)
-    ] = 32,
+    batch: Annotated[int, Option(metavar="N", help="Prompts per batch.", min=1)] = 32,
     seed: SeedOption = 0,
     draft: DraftOption = None,
     draft_tokens: DraftTokensOption = 4,
@@ -196,29 +188,25 @@ def generate(
     """
     from gristmill.core.files import write_text
     from gristmill.flows.models.generate import (
-        PromptsError,
         as_jsonl,
         generate_lines,
         read_prompts,
     )
-    from gristmill.train.generation.sampling import Sampling, SamplingError
+    from gristmill.train.generation.sampling import Sampling
 
     if out is not None:
         out_file("--out", out)
-    try:
-        prompt_lines = read_prompts(prompts)
-        sampling = Sampling(temperature, top_p, seed)
-        language, scheduler = _load_model(
-            model, tokenizer, set_, store, draft, draft_tokens, batch
-        )
-        generated = generate_lines(
-            language, scheduler, prompt_lines, sampling, max_new_tokens, stop or ()
-        )
-    except (PromptsError, SamplingError) as error:
-        fail(str(error), EXIT_USAGE)
+    prompt_lines = read_prompts(prompts)
+    sampling = Sampling(temperature, top_p, seed)
+    language, scheduler = _load_model(
+        model, tokenizer, set_, store, draft, draft_tokens, batch
+    )
+    generated = generate_lines(
+        language, scheduler, prompt_lines, sampling, max_new_tokens, stop or ()
+    )
     text = as_jsonl(generated.completions)
     if out is None:
-        typer.echo(text, nl=False)
+        echo(text, nl=False)
     else:
         write_text(out, text)
     speed = (
@@ -230,7 +218,7 @@ def generate(
             f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft "
             "tokens accepted"
         )
-    typer.echo(speed, err=True)
+    echo(speed, err=True)
     if generated.failed:
         number, reason = next(iter(generated.failed.items()))
         fail(
@@ -251,7 +239,7 @@ def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:
     try:
         findings = referee(folders)
     except (FileNotFoundError, ValueError) as error:
-        fail(str(error), EXIT_USAGE)
+        fail(str(error))
     if as_json:
         print_json([finding.as_json() for finding in findings])
     else:
@@ -265,17 +253,13 @@ def folders_or_exit(
 ) -> ModelFolders:
     """Find the folders of a MODEL and its tokenizer, or exit with code 2."""
     from gristmill.flows.models.find_model import (
-        ModelNotFoundError,
         find_model,
         find_trained,
     )
 
-    try:
-        if model.endswith((".yaml", ".yml")):
-            return find_trained(open_or_exit(model, set_, store), tokenizer)
-        return find_model(model, tokenizer)
-    except ModelNotFoundError as error:
-        fail(str(error), EXIT_USAGE)
+    if model.endswith((".yaml", ".yml")):
+        return find_trained(open_or_exit(model, set_, store), tokenizer)
+    return find_model(model, tokenizer)
 
 
 def _load_model(
@@ -306,7 +290,7 @@ def _load_model(
             ).model
         return language, Scheduler(language.model, batch, draft_model, draft_tokens)
     except (FileNotFoundError, ValueError) as error:
-        fail(str(error), EXIT_USAGE)
+        fail(str(error))
 
 
 @app.command()
@@ -314,7 +298,7 @@ def evaluate(
     model: ModelArgument,
     tasks: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="YAML file of `tasks: [...]`, `suites: [...]` and `red_team: "
             "{...}`; the manifest's section if absent.",
@@ -323,14 +307,14 @@ def evaluate(
     tokenizer: TokenizerOption = None,
     chat_template: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--apply-chat-template",
             help="Apply the chat template to all tasks except `rolling`, and to the "
             "red-team prompts.",
         ),
     ] = False,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of the bootstrap intervals.")
+        int, Option(metavar="N", help="Seed of the bootstrap intervals.")
     ] = 0,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -340,7 +324,6 @@ def evaluate(
     intervals.
     """
     from gristmill.flows.models.evaluate_model import (
-        EvaluationError,
         TaskFile,
         evaluate_folder,
         print_evaluation,
@@ -348,39 +331,35 @@ def evaluate(
     )
     from gristmill.mixtures.evaluation import Evaluate
 
-    try:
-        task_file: Evaluate | TaskFile | None = (
-            None if tasks is None else read_task_file(tasks)
+    task_file: Evaluate | TaskFile | None = (
+        None if tasks is None else read_task_file(tasks)
+    )
+    if model.endswith((".yaml", ".yml")):
+        session = open_or_exit(model, set_, store)
+        task_file = task_file or session.manifest.evaluate
+    folders = folders_or_exit(model, tokenizer, set_, store)
+    if task_file is None or not (
+        task_file.tasks or task_file.suites or task_file.red_team
+    ):
+        fail(
+            "no tasks: give --tasks FILE, or a manifest with evaluate.tasks, "
+            "suites or red_team"
         )
-        if model.endswith((".yaml", ".yml")):
-            session = open_or_exit(model, set_, store)
-            task_file = task_file or session.manifest.evaluate
-        folders = folders_or_exit(model, tokenizer, set_, store)
-        if task_file is None or not (
-            task_file.tasks or task_file.suites or task_file.red_team
-        ):
-            fail(
-                "no tasks: give --tasks FILE, or a manifest with evaluate.tasks, "
-                "suites or red_team",
-                EXIT_USAGE,
-            )
-        selected_tasks = task_file.tasks
-        if chat_template:
-            selected_tasks = tuple(
-                task.model_copy(update={"chat_template": task.kind != "rolling"})
-                for task in task_file.tasks
-            )
-        section = Evaluate(
-            tasks=selected_tasks,
-            suites=task_file.suites,
-            red_team=task_file.red_team,
-            seed=seed,
+    selected_tasks = task_file.tasks
+    if chat_template:
+        selected_tasks = tuple(
+            task.model_copy(update={"chat_template": task.kind != "rolling"})
+            for task in task_file.tasks
         )
-        evaluation = evaluate_folder(
-            str(folders.weights), str(folders.tokenizer), section, chat_template
-        )
-    except EvaluationError as error:
-        fail(str(error), EXIT_USAGE)
+    section = Evaluate(
+        tasks=selected_tasks,
+        suites=task_file.suites,
+        red_team=task_file.red_team,
+        seed=seed,
+    )
+    evaluation = evaluate_folder(
+        str(folders.weights), str(folders.tokenizer), section, chat_template
+    )
     print_json(evaluation) if as_json else print_evaluation(evaluation)
 
 
@@ -389,32 +368,30 @@ def rate(
     manifest: ManifestArgument,
     prompts: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="JSONL file; each line has `prompt` or `messages`."
         ),
     ] = None,
     first: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="STAGE",
             help="Stage of the first model; the second to last if absent.",
         ),
     ] = None,
     second: Annotated[
         str | None,
-        typer.Option(
-            metavar="STAGE", help="Stage of the second model; the last if absent."
-        ),
+        Option(metavar="STAGE", help="Stage of the second model; the last if absent."),
     ] = None,
     other: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="MANIFEST", help="The manifest of the second model, if different."
         ),
     ] = None,
     ratings: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="File that ratings are appended to.  [default: "
             "NAME.ratings.jsonl beside NAME.yaml]",
@@ -422,17 +399,9 @@ def rate(
     ] = None,
     results: Annotated[
         bool,
-        typer.Option("--results", help="Print win rates and agreement of the ratings."),
+        Option("--results", help="Print win rates and agreement of the ratings."),
     ] = False,
-    port: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Port of the loopback address; 0 takes a free one.",
-            min=0,
-            max=65535,
-        ),
-    ] = 4310,
+    port: PortOption = 4310,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     max_new_tokens: MostOption = 256,
@@ -445,7 +414,7 @@ def rate(
     train `dpo`.
     """
     from gristmill.flows.rating.rating_results import print_results, results_of
-    from gristmill.flows.rating.ratings import RatingsError, rating_files, read_ratings
+    from gristmill.flows.rating.ratings import rating_files, read_ratings
 
     files = rating_files(
         out_file("--ratings", ratings) if ratings is not None else None, manifest
@@ -454,37 +423,29 @@ def rate(
         session = open_or_exit(manifest, set_, store)
         if prompts is None:
             fail(
-                "no prompts: give --prompts FILE, or --results to summarize the ratings",
-                EXIT_USAGE,
+                "no prompts: give --prompts FILE, or --results to summarize the ratings"
             )
-        from gristmill.flows.rating.rate_models import RateProblemError, serve_pairs
+        from gristmill.flows.rating.rate_models import serve_pairs
 
         other_session = None if other is None else open_or_exit(other, None, store)
         sampling = (temperature, top_p, seed)
-        try:
-            serve_pairs(
-                session,
-                other_session,
-                first,
-                second,
-                prompts,
-                files,
-                sampling,
-                max_new_tokens,
-                port,
-            )
-        except (RateProblemError, RatingsError) as error:
-            fail(str(error), EXIT_USAGE)
+        serve_pairs(
+            session,
+            other_session,
+            first,
+            second,
+            prompts,
+            files,
+            sampling,
+            max_new_tokens,
+            port,
+        )
         return
-    try:
-        summary = results_of(read_ratings(files.ratings))
-    except RatingsError as error:
-        fail(str(error), EXIT_USAGE)
+    summary = results_of(read_ratings(files.ratings))
     if not summary:
         fail(
             f"{files.ratings} has no ratings yet; rate with: gristmill rate "
-            f"{manifest} --prompts FILE",
-            EXIT_USAGE,
+            f"{manifest} --prompts FILE"
         )
     if as_json:
         print_json([asdict(result) for result in summary])

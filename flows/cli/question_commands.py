@@ -10,12 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, echo
 
 from gristmill.flows.cli.application import (
-    EXIT_USAGE,
     JsonOption,
     ManifestArgument,
+    PortOption,
     SetOption,
     StoreOption,
     app,
@@ -25,20 +25,22 @@ from gristmill.flows.cli.application import (
     print_json,
 )
 
+DocumentArgument = Annotated[
+    str,
+    Argument(
+        metavar="DOC_ID",
+        help="A document's id (32 hexadecimal digits, or a prefix) or its locator.",
+    ),
+]
+
 
 @app.command()
 def explain(
     manifest: ManifestArgument,
-    document: Annotated[
-        str,
-        typer.Argument(
-            metavar="DOC_ID",
-            help="A document's id (32 hexadecimal digits, or a prefix) or its locator.",
-        ),
-    ],
+    document: DocumentArgument,
     text: Annotated[
         bool,
-        typer.Option("--text", help="Show the whole text with each stage's edits."),
+        Option("--text", help="Show the whole text with each stage's edits."),
     ] = False,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -48,13 +50,9 @@ def explain(
     that read it.
     """
     from gristmill.flows.questions.explain import history
-    from gristmill.flows.questions.find_documents import DocumentNotFoundError
 
     session = open_or_exit(manifest, set_, store)
-    try:
-        document_history = history(session, document, text)
-    except DocumentNotFoundError as error:
-        fail(str(error), EXIT_USAGE)
+    document_history = history(session, document, text)
     print_json(document_history) if as_json else document_history.show()
 
 
@@ -68,16 +66,10 @@ class TextSide(StrEnum):
 @app.command()
 def show(
     manifest: ManifestArgument,
-    document: Annotated[
-        str,
-        typer.Argument(
-            metavar="DOC_ID",
-            help="A document's id (32 hexadecimal digits, or a prefix) or its locator.",
-        ),
-    ],
+    document: DocumentArgument,
     only: Annotated[
         TextSide | None,
-        typer.Option("--only", help="Print only the text, before or after all edits."),
+        Option("--only", help="Print only the text, before or after all edits."),
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -85,14 +77,10 @@ def show(
 ) -> None:
     """Show a whole document: the verdict of each step, and the text with all edits."""
     from gristmill.flows.questions.explain import history
-    from gristmill.flows.questions.find_documents import DocumentNotFoundError
     from gristmill.flows.running.terminal import visible
 
     session = open_or_exit(manifest, set_, store)
-    try:
-        document_history = history(session, document, with_text=True)
-    except DocumentNotFoundError as error:
-        fail(str(error), EXIT_USAGE)
+    document_history = history(session, document, with_text=True)
     if as_json:
         print_json(
             {
@@ -107,7 +95,7 @@ def show(
             if only is TextSide.BEFORE
             else document_history.edited_text
         )
-        typer.echo(visible(text) if sys.stdout.isatty() else text, nl=False)
+        echo(visible(text) if sys.stdout.isatty() else text, nl=False)
     else:
         document_history.show_text()
 
@@ -124,33 +112,28 @@ def search(
     manifest: ManifestArgument,
     text: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="TEXT",
             help="Words or sentences; a quoted phrase must occur verbatim.",
         ),
     ],
     by: Annotated[
         SearchBy | None,
-        typer.Option("--by", help="Search by one method only; both if absent."),
+        Option("--by", help="Search by one method only; both if absent."),
     ] = None,
     limit: Annotated[
         int,
-        typer.Option(metavar="N", help="Number of documents shown.", min=1, max=1000),
+        Option(metavar="N", help="Number of documents shown.", min=1, max=1000),
     ] = 10,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find documents by meaning and by words, kept or dropped, with the reason."""
-    from gristmill.flows.questions.find_documents import NothingIngestedError
-    from gristmill.flows.questions.search import SearchError
     from gristmill.flows.questions.search import search as find
 
     session = open_or_exit(manifest, set_, store)
-    try:
-        hits = find(session, text, None if by is None else by.value, limit)
-    except (NothingIngestedError, SearchError) as error:
-        fail(str(error), EXIT_USAGE)
+    hits = find(session, text, None if by is None else by.value, limit)
     print_json(hits) if as_json else hits.show()
 
 
@@ -159,7 +142,7 @@ def query(
     manifest: ManifestArgument,
     sql: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="SQL",
             help="One SELECT over the view `documents`; DESCRIBE "
             "documents lists its columns.",
@@ -167,11 +150,9 @@ def query(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.parquet", help="Write the rows to a Parquet file."),
+        Option(metavar="FILE.parquet", help="Write the rows to a Parquet file."),
     ] = None,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print all rows as CSV.")
-    ] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print all rows as CSV.")] = False,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -180,34 +161,27 @@ def query(
     verdicts.
     """
     from gristmill.flows.questions.find_documents import (
-        NothingIngestedError,
         committed_corpus,
     )
-    from gristmill.flows.questions.query import QueryError, ask, csv_lines, print_answer
+    from gristmill.flows.questions.query import ask, csv_lines, print_answer
 
     if (out is not None) + as_csv + as_json > 1:
-        fail("give one of --out, --csv and --json", EXIT_USAGE)
+        fail("give one of --out, --csv and --json")
     if out is not None:
         out_file("--out", out)
     session = open_or_exit(manifest, set_, store)
-    try:
-        with ask(committed_corpus(session), sql) as answer:
-            if out is not None:
-                typer.echo(f"{answer.write_parquet(out):,} rows in {out}")
-            elif as_csv:
-                for line in csv_lines(answer):
-                    typer.echo(line, nl=False)
-            elif as_json:
-                print_json(
-                    [
-                        dict(zip(answer.columns, row, strict=True))
-                        for row in answer.rows()
-                    ]
-                )
-            else:
-                print_answer(answer)
-    except (NothingIngestedError, QueryError) as error:
-        fail(str(error), EXIT_USAGE)
+    with ask(committed_corpus(session), sql) as answer:
+        if out is not None:
+            echo(f"{answer.write_parquet(out):,} rows in {out}")
+        elif as_csv:
+            for line in csv_lines(answer):
+                echo(line, nl=False)
+        elif as_json:
+            print_json(
+                [dict(zip(answer.columns, row, strict=True)) for row in answer.rows()]
+            )
+        else:
+            print_answer(answer)
 
 
 @app.command()
@@ -216,9 +190,7 @@ def whatif(
     set_: SetOption = None,
     samples: Annotated[
         int,
-        typer.Option(
-            metavar="N", help="Documents shown on each side of a threshold.", min=0
-        ),
+        Option(metavar="N", help="Documents shown on each side of a threshold.", min=0),
     ] = 20,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -228,7 +200,6 @@ def whatif(
 
     Without --set, list what each threshold drops, and what nearby values would drop.
     """
-    from gristmill.dataprep.whatif_thresholds import NotReplayableError
     from gristmill.flows.questions.whatif import (
         compare,
         print_thresholds,
@@ -239,16 +210,13 @@ def whatif(
 
     before = open_or_exit(manifest, None, store)
     after = open_or_exit(manifest, set_, store)
-    try:
-        if not set_:
-            threshold_rows = thresholds(before)
-            print_json(threshold_rows) if as_json else print_thresholds(
-                threshold_rows, before.command("whatif", "--set", "KEY=VALUE")
-            )
-            return
-        comparison = compare(before, after)
-    except NotReplayableError as error:
-        fail(str(error), EXIT_USAGE)
+    if not set_:
+        threshold_rows = thresholds(before)
+        print_json(threshold_rows) if as_json else print_thresholds(
+            threshold_rows, before.command("whatif", "--set", "KEY=VALUE")
+        )
+        return
+    comparison = compare(before, after)
     tokenized = before.committed(TOKENIZE)
     replayed = replay(
         comparison, samples, None if tokenized is None else tokenized.data
@@ -261,7 +229,7 @@ def dialects(
     manifest: ManifestArgument,
     sample: Annotated[
         int,
-        typer.Option(
+        Option(
             metavar="N",
             help="Maximum number of documents, chosen by the hash of their ids.",
             min=1,
@@ -275,13 +243,9 @@ def dialects(
     disagree.
     """
     from gristmill.flows.questions.dialects import compare_dialects
-    from gristmill.flows.questions.find_documents import NothingIngestedError
 
     session = open_or_exit(manifest, set_, store)
-    try:
-        comparison = compare_dialects(session, sample)
-    except NothingIngestedError as error:
-        fail(str(error), EXIT_USAGE)
+    comparison = compare_dialects(session, sample)
     print_json(comparison) if as_json else comparison.show()
 
 
@@ -290,7 +254,7 @@ def trace(
     manifest: ManifestArgument,
     step: Annotated[
         int | None,
-        typer.Option(
+        Option(
             metavar="N",
             help="A training step, counted from 1: show what it read.",
             min=1,
@@ -298,7 +262,7 @@ def trace(
     ] = None,
     document: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="ID",
             help="A document's id, id prefix or locator, or a fine-tuning example's "
             "id: show the steps that read it.",
@@ -306,7 +270,7 @@ def trace(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="RUN",
             help="Another manifest, or a run of the store: show the "
             "first step that read other tokens.",
@@ -314,7 +278,7 @@ def trace(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="A text, - for standard input: show its longest "
             "passages found in the training rows.",
@@ -322,15 +286,13 @@ def trace(
     ] = None,
     stage: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="STAGE", help="The training stage of --step; pretrain if absent."
         ),
     ] = None,
     rank: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="Only what this rank of engine.ranks read.", min=0
-        ),
+        Option(metavar="N", help="Only what this rank of engine.ranks read.", min=0),
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -340,14 +302,10 @@ def trace(
     a text occurs, and where two runs differ.
     """
     if sum(option is not None for option in (step, document, against, text)) != 1:
-        fail(
-            "give one of --step N, --document ID, --against RUN and --text FILE",
-            EXIT_USAGE,
-        )
+        fail("give one of --step N, --document ID, --against RUN and --text FILE")
     if rank is not None and step is None:
-        fail("--rank needs --step", EXIT_USAGE)
-    from gristmill.flows.questions.find_documents import DocumentNotFoundError
-    from gristmill.flows.questions.training_reads import TraceError, reading_of
+        fail("--rank needs --step")
+    from gristmill.flows.questions.training_reads import reading_of
     from gristmill.flows.stages.registry import PRETRAIN, STAGES
     from gristmill.mixtures.yaml_text import did_you_mean
 
@@ -358,36 +316,32 @@ def trace(
         fail(
             "no such training stage: "
             f"{stage!r}{did_you_mean(stage, training_stages) or ';'} training stages "
-            f"are {', '.join(training_stages)}",
-            EXIT_USAGE,
+            f"are {', '.join(training_stages)}"
         )
     content = None if text is None else _read_text("--text", text)
     session = open_or_exit(manifest, set_, store)
-    try:
-        if content is not None:
-            from gristmill.flows.questions.trace_text import trace_text
+    if content is not None:
+        from gristmill.flows.questions.trace_text import trace_text
 
-            passages = trace_text(session, content)
-            print_json(passages) if as_json else passages.show()
-        elif step is not None:
-            from gristmill.flows.questions.trace import trace_step
+        passages = trace_text(session, content)
+        print_json(passages) if as_json else passages.show()
+    elif step is not None:
+        from gristmill.flows.questions.trace import trace_step
 
-            step_trace = trace_step(session, step, stage or PRETRAIN, rank)
-            print_json(step_trace) if as_json else step_trace.show()
-        elif document is not None:
-            from gristmill.flows.questions.trace import trace_document
+        step_trace = trace_step(session, step, stage or PRETRAIN, rank)
+        print_json(step_trace) if as_json else step_trace.show()
+    elif document is not None:
+        from gristmill.flows.questions.trace import trace_document
 
-            document_trace = trace_document(session, document)
-            print_json(document_trace) if as_json else document_trace.show()
-        elif against is not None:
-            from gristmill.flows.questions.trace import compare_readings, other_reading
+        document_trace = trace_document(session, document)
+        print_json(document_trace) if as_json else document_trace.show()
+    elif against is not None:
+        from gristmill.flows.questions.trace import compare_readings, other_reading
 
-            comparison = compare_readings(
-                reading_of(session), other_reading(session, against)
-            )
-            print_json(comparison) if as_json else comparison.show([manifest, against])
-    except (TraceError, DocumentNotFoundError) as error:
-        fail(str(error), EXIT_USAGE)
+        comparison = compare_readings(
+            reading_of(session), other_reading(session, against)
+        )
+        print_json(comparison) if as_json else comparison.show([manifest, against])
 
 
 def _read_text(option: str, file: str) -> str:
@@ -398,7 +352,7 @@ def _read_text(option: str, file: str) -> str:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return content.decode()
     except (OSError, UnicodeDecodeError) as error:
-        fail(f"{option} {file}: {why_unreadable(error)}", EXIT_USAGE)
+        fail(f"{option} {file}: {why_unreadable(error)}")
 
 
 @app.command()
@@ -406,7 +360,7 @@ def takedown(
     manifest: ManifestArgument,
     ids: Annotated[
         Path,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Documents: an id, locator or URL per line, or JSON "
             "lines with one of these keys.",
@@ -414,10 +368,10 @@ def takedown(
     ],
     with_duplicates: Annotated[
         bool,
-        typer.Option("--with-duplicates", help="Also take down their near-duplicates."),
+        Option("--with-duplicates", help="Also take down their near-duplicates."),
     ] = False,
     dry: Annotated[
-        bool, typer.Option("--dry", help="Only list what is affected; write nothing.")
+        bool, Option("--dry", help="Only list what is affected; write nothing.")
     ] = False,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -426,21 +380,15 @@ def takedown(
     """List the shards and checkpoints that contain given documents, and write a
     manifest that continues without them.
     """
-    from gristmill.flows.authoring.manifest_text import ManifestTextError
     from gristmill.flows.questions.takedown import (
-        TakedownError,
         assess,
         read_list,
         write_takedown,
     )
-    from gristmill.flows.questions.training_reads import TraceError
 
     session = open_or_exit(manifest, set_, store)
-    try:
-        assessment = assess(session, read_list(ids), with_duplicates)
-        written_files = None if dry else write_takedown(session, assessment)
-    except (TraceError, TakedownError, ManifestTextError) as error:
-        fail(str(error), EXIT_USAGE)
+    assessment = assess(session, read_list(ids), with_duplicates)
+    written_files = None if dry else write_takedown(session, assessment)
     command = ""
     if written_files is not None and written_files.manifest is not None:
         command = session.command("run").replace(manifest, written_files.manifest)
@@ -461,7 +409,7 @@ def continue_(
     manifest: ManifestArgument,
     from_step: Annotated[
         int,
-        typer.Option(
+        Option(
             "--from-step",
             metavar="N",
             help="The last step, counted from 1, with the old mixture.",
@@ -470,7 +418,7 @@ def continue_(
     ],
     exclude: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Documents to leave out of later steps: an "
             "id, locator or URL per line.",
@@ -483,32 +431,19 @@ def continue_(
     """Write a manifest that continues a training with another mixture: the first N
     steps stay as trained, and --set changes the later ones.
     """
-    from gristmill.flows.authoring.manifest_text import ManifestTextError
     from gristmill.flows.questions.continue_training import (
-        ContinuedError,
         continue_with,
     )
-    from gristmill.flows.questions.takedown import TakedownError, read_list
-    from gristmill.flows.questions.training_reads import TraceError
-    from gristmill.mixtures.load import ManifestError
+    from gristmill.flows.questions.takedown import read_list
 
     open_or_exit(manifest, set_, store)  # reports invalid settings first
     session = open_or_exit(manifest, None, store)
-    try:
-        continuation = continue_with(
-            session,
-            from_step,
-            set_ or [],
-            [] if exclude is None else read_list(exclude),
-        )
-    except (
-        TraceError,
-        TakedownError,
-        ContinuedError,
-        ManifestTextError,
-        ManifestError,
-    ) as error:
-        fail(str(error), EXIT_USAGE)
+    continuation = continue_with(
+        session,
+        from_step,
+        set_ or [],
+        [] if exclude is None else read_list(exclude),
+    )
     command = session.command("run").replace(manifest, continuation.manifest)
     if as_json:
         print_json({**asdict(continuation), "command": command})
@@ -519,15 +454,7 @@ def continue_(
 @app.command()
 def browse(
     manifest: ManifestArgument,
-    port: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Port of the loopback address; 0 takes a free one.",
-            min=0,
-            max=65535,
-        ),
-    ] = 4300,
+    port: PortOption = 4300,
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
@@ -536,13 +463,10 @@ def browse(
     """
     from gristmill.flows.browse.browse_server import make_app
     from gristmill.flows.browse.browsed_run import BrowsedRun
-    from gristmill.flows.pages.page_server import PortError, listen_locally, serve_pages
+    from gristmill.flows.pages.page_server import listen_locally, serve_pages
 
     session = open_or_exit(manifest, set_, store)
-    try:
-        listening = listen_locally(port)
-    except PortError as error:
-        fail(str(error), EXIT_USAGE)
+    listening = listen_locally(port)
     serve_pages(
         make_app(BrowsedRun(session)), listening, f"shows {session.manifest.name}"
     )

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, echo
 
 from gristmill.flows.cli.application import (
     JsonOption,
+    NoUiOption,
     SetOption,
     StoreOption,
+    UntilOption,
     app,
     print_json,
 )
-from gristmill.flows.cli.completion import complete_stage
 from gristmill.flows.cli.run_commands import run
 from gristmill.mixtures.recipes.named_recipes import (
     DEMO,
@@ -28,25 +29,13 @@ from gristmill.mixtures.recipes.named_recipes import (
 
 @app.command()
 def demo(
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STAGE",
-            help="The last stage to run.",
-            autocompletion=complete_stage,
-        ),
-    ] = None,
+    until: UntilOption = None,
     set_: SetOption = None,
     store: StoreOption = None,
-    no_ui: Annotated[
-        bool,
-        typer.Option(
-            "--no-ui", help="Do not record the run in Prefect (starts faster)."
-        ),
-    ] = False,
+    no_ui: NoUiOption = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Only print which stages would run, and why."),
+        Option("--dry-run", help="Only print which stages would run, and why."),
     ] = False,
 ) -> None:
     """Run the demo: train a tiny model on the text that comes with Python, in minutes
@@ -70,7 +59,7 @@ def demo(
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="[NAME]",
             help="Show this recipe: its sources, how it differs from them, and its "
             "keys.",
@@ -82,18 +71,18 @@ def recipes(
     """List the manifests that follow published work; run one as recipe:NAME, or copy it
     with `new --recipe NAME`.
     """
-    from gristmill.flows.cli.application import EXIT_USAGE, fail
+    from gristmill.flows.cli.application import fail
     from gristmill.flows.pages.terminal_tables import plain_table
     from gristmill.flows.running.terminal import plain_console
 
     if name is not None:
         try:
-            typer.echo(
+            echo(
                 recipe_file(name.removeprefix(PREFIX)).read_text(encoding="utf-8"),
                 nl=False,
             )
         except FileNotFoundError as error:
-            fail(str(error), EXIT_USAGE)
+            fail(str(error))
         return
     descriptions = {recipe: describe_recipe(recipe) for recipe in recipe_names()}
     if as_json:

@@ -10,15 +10,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Context, Exit, Option, echo
 
 from gristmill.flows.cli.application import (
     EXIT_STAGE_FAILED,
-    EXIT_USAGE,
     JsonOption,
     ManifestArgument,
+    NoUiOption,
     SetOption,
     StoreOption,
+    UntilOption,
     app,
     fail,
     open_or_exit,
@@ -54,7 +55,7 @@ class LogFormat(StrEnum):
 
 LogFormatOption = Annotated[
     LogFormat,
-    typer.Option(
+    Option(
         "--log-format",
         help="json: every line is a JSON object with time, level and event, for a "
         "log collector.",
@@ -66,17 +67,10 @@ LogFormatOption = Annotated[
 @app.command()
 def run(
     manifest: ManifestArgument,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STAGE",
-            help="The last stage to run.",
-            autocompletion=complete_stage,
-        ),
-    ] = None,
+    until: UntilOption = None,
     force: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="STAGE",
             help="A stage to rebuild even if it is committed.",
             autocompletion=complete_stage,
@@ -84,7 +78,7 @@ def run(
     ] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="STAGE",
             help="A stage whose committed output is kept even if its version changed.",
             autocompletion=complete_stage,
@@ -92,27 +86,22 @@ def run(
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
-    no_ui: Annotated[
-        bool,
-        typer.Option(
-            "--no-ui", help="Do not record the run in Prefect (starts faster)."
-        ),
-    ] = False,
+    no_ui: NoUiOption = False,
     verify_inputs: Annotated[
-        bool, typer.Option(help="Hash the content of all inputs.")
+        bool, Option(help="Hash the content of all inputs.")
     ] = False,
     deterministic: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--deterministic", help="Refuse nondeterministic operations in training."
         ),
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Only print which stages would run, and why."),
+        Option("--dry-run", help="Only print which stages would run, and why."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")
+        bool, Option("--json", help="With --dry-run: print JSON for scripts.")
     ] = False,
     log_format: LogFormatOption = LogFormat.text,
 ) -> None:
@@ -141,30 +130,27 @@ def run(
                     stages = ", ".join(session.plan)
                     fail(
                         f"{option} {name}: this run has no such stage{suggestion} "
-                        f"it has {stages}",
-                        EXIT_USAGE,
+                        f"it has {stages}"
                     )
         if keep and (dry_run or set(keep) & set(force or [])):
             fail(
                 "--keep changes the store: it excludes --dry-run, and --force of "
-                "the same stage",
-                EXIT_USAGE,
+                "the same stage"
             )
         refuse_force_on_hosts(session, bool(force))
         if dry_run:
             show_plan(session, frozenset(force or []), as_json)
-            raise typer.Exit
+            raise Exit
         if as_json:
             fail(
                 "--json is only valid with --dry-run; to print the outputs of a "
-                f"finished run, use: {session.command('status', '--json')}",
-                EXIT_USAGE,
+                f"finished run, use: {session.command('status', '--json')}"
             )
-        keep_or_exit(session, keep or [])
+        session.keep(keep or [])
         refuse_without_libraries(session, list(session.plan), force or [])
         from gristmill.flows.cli.launch import launch
 
-        raise typer.Exit(
+        raise Exit(
             launch(
                 session,
                 list(session.plan),
@@ -180,22 +166,17 @@ def run(
 def stage(
     name: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="STAGE", help="The stage to run.", autocompletion=complete_stage
         ),
     ],
     manifest: ManifestArgument,
     force: Annotated[
-        bool, typer.Option("--force", help="Rebuild the stage even if it is committed.")
+        bool, Option("--force", help="Rebuild the stage even if it is committed.")
     ] = False,
     set_: SetOption = None,
     store: StoreOption = None,
-    no_ui: Annotated[
-        bool,
-        typer.Option(
-            "--no-ui", help="Do not record the run in Prefect (starts faster)."
-        ),
-    ] = False,
+    no_ui: NoUiOption = False,
     log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Run one stage; the stages before it must be committed."""
@@ -206,7 +187,7 @@ def stage(
     )
     refuse_force_on_hosts(session, force)
     refuse_without_libraries(session, [name], [name] if force else [])
-    raise typer.Exit(
+    raise Exit(
         launch(
             session,
             [name],
@@ -223,26 +204,10 @@ def refuse_without_libraries(
 ) -> None:
     """Exit with code 2 if a library that a stage needs is not installed."""
     from gristmill.flows.running.missing_libraries import (
-        MissingLibraryError,
         check_libraries,
     )
 
-    try:
-        check_libraries(session, stages, frozenset(force))
-    except MissingLibraryError as error:
-        fail(str(error), EXIT_USAGE)
-
-
-def keep_or_exit(session: Session, stages: list[str]) -> None:
-    """Keep committed outputs whose stages have a new version, or exit with code 2 if
-    there is no such output.
-    """
-    from gristmill.flows.running.output_identities import NothingToKeepError
-
-    try:
-        session.keep(stages)
-    except NothingToKeepError as error:
-        fail(f"--keep {error}", EXIT_USAGE)
+    check_libraries(session, stages, frozenset(force))
 
 
 def refuse_force_on_hosts(session: Session, force: bool) -> None:
@@ -252,28 +217,27 @@ def refuse_force_on_hosts(session: Session, force: bool) -> None:
     if force and session.manifest.engine.nodes > 1:
         fail(
             "--force needs a single host: each of engine.nodes would rebuild the "
-            "stage; add --set engine.nodes=1",
-            EXIT_USAGE,
+            "stage; add --set engine.nodes=1"
         )
 
 
 @app.command()
 def plan(
-    context: typer.Context,
+    context: Context,
     manifest: ManifestArgument,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
     allow_code: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--allow-code",
             help="Run the manifest's own code to list the files of sources.",
         ),
     ] = False,
     predict: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--predict",
             help="Run a small sample, and predict the "
             "time, memory and disk of each stage.",
@@ -281,7 +245,7 @@ def plan(
     ] = False,
     sample_mb: Annotated[
         float,
-        typer.Option(
+        Option(
             metavar="X",
             help="With --predict: size of the sample, in MB of input.",
             min=0.1,
@@ -289,7 +253,7 @@ def plan(
     ] = 16.0,
     sample_seconds: Annotated[
         float,
-        typer.Option(
+        Option(
             metavar="S",
             help="With --predict: time limit of the sample; stages that it does not "
             "reach are marked.",
@@ -298,7 +262,7 @@ def plan(
     ] = 30.0,
     documents: Annotated[
         list[float] | None,
-        typer.Option(
+        Option(
             metavar="N",
             help="Estimate the cost of preparing and mixing N documents, such as "
             "1e9; may be given several times.",
@@ -307,7 +271,7 @@ def plan(
     ] = None,
     document_bytes: Annotated[
         float,
-        typer.Option(
+        Option(
             metavar="X",
             help="With --documents or --tb: mean size of a document's text in bytes.",
             min=1,
@@ -315,7 +279,7 @@ def plan(
     ] = 3000.0,
     core_hour: Annotated[
         float,
-        typer.Option(
+        Option(
             metavar="X",
             help="With --documents or --tb: US dollars per core hour.",
             min=0,
@@ -323,7 +287,7 @@ def plan(
     ] = 0.05,
     tb: Annotated[
         list[float] | None,
-        typer.Option(
+        Option(
             "--tb",
             metavar="X",
             help="Estimate the cost of preparing and mixing X terabytes of text on a "
@@ -333,7 +297,7 @@ def plan(
     ] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="With --tb: the engine (local, dask, flink, spark, dataflow), flink "
             "if absent; may "
@@ -342,13 +306,13 @@ def plan(
     ] = None,
     workers: Annotated[
         int,
-        typer.Option(
+        Option(
             metavar="N", help="With --tb: number of workers, with one core each.", min=1
         ),
     ] = 100,
     write_price: Annotated[
         float,
-        typer.Option(
+        Option(
             metavar="X",
             help="With --tb: US dollars per 1,000 write or list requests.",
             min=0,
@@ -356,20 +320,20 @@ def plan(
     ] = 0.005,
     read_price: Annotated[
         float,
-        typer.Option(
+        Option(
             metavar="X", help="With --tb: US dollars per 1,000 read requests.", min=0
         ),
     ] = 0.0004,
     gpus: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Plan the pre-training for N GPUs.", min=1),
+        Option(metavar="N", help="Plan the pre-training for N GPUs.", min=1),
     ] = None,
     gpu: Annotated[
-        str, typer.Option(metavar="NAME", help="With --gpus: GPU model.")
+        str, Option(metavar="NAME", help="With --gpus: GPU model.")
     ] = "H100",
     mfu: Annotated[
         float,
-        typer.Option(
+        Option(
             metavar="X",
             help="With --gpus: assumed model FLOPs utilisation (MFU).",
             min=0.01,
@@ -378,7 +342,7 @@ def plan(
     ] = 0.4,
     peak_tflops: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="X",
             help="With --gpus: peak TFLOP/s of a GPU that is not in the table; needs "
             "--memory-gb.",
@@ -387,19 +351,17 @@ def plan(
     ] = None,
     memory_gb: Annotated[
         float | None,
-        typer.Option(
-            metavar="X", help="With --peak-tflops: memory of that GPU.", min=0.001
-        ),
+        Option(metavar="X", help="With --peak-tflops: memory of that GPU.", min=0.001),
     ] = None,
     prices: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="With --gpus: table of prices per GPU hour (YAML)."
         ),
     ] = None,
     measure: Annotated[
         int,
-        typer.Option(
+        Option(
             metavar="N",
             help="With --gpus: train N real steps on this machine, and print the "
             "error of the predictions.",
@@ -436,7 +398,7 @@ def plan(
         engines = engine or ["flink"]
         for name in engines:
             if name not in ENGINES:
-                fail(f"--engine {name}: engines are {', '.join(ENGINES)}", EXIT_USAGE)
+                fail(f"--engine {name}: engines are {', '.join(ENGINES)}")
         cluster_plan = plan_on_cluster(
             session.manifest,
             tb,
@@ -446,7 +408,7 @@ def plan(
             Prices(write_price, read_price, core_hour),
         )
         print_json(cluster_plan) if as_json else print_on_cluster(cluster_plan)
-        raise typer.Exit
+        raise Exit
     if documents:
         from gristmill.flows.planning.at_scale import plan_at_scale, print_at_scale
 
@@ -456,34 +418,30 @@ def plan(
         print_json(scale_plan) if as_json else print_at_scale(
             session, scale_plan, core_hour
         )
-        raise typer.Exit
+        raise Exit
     if gpus is not None:
         from gristmill.flows.planning.plan_gpus import (
             GpuChoice,
-            PlanError,
             measured_checks,
             plan_gpus,
             print_plan_for_gpus,
         )
 
-        try:
-            gpu_plan = plan_gpus(
-                session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, prices
-            )
-            if measure:
-                checks = measured_checks(session, measure, mfu)
-                gpu_plan = replace(gpu_plan, checks=checks)
-        except PlanError as error:
-            fail(str(error), EXIT_USAGE)
+        gpu_plan = plan_gpus(
+            session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, prices
+        )
+        if measure:
+            checks = measured_checks(session, measure, mfu)
+            gpu_plan = replace(gpu_plan, checks=checks)
         print_json(gpu_plan) if as_json else print_plan_for_gpus(gpu_plan)
-        raise typer.Exit
+        raise Exit
     if predict:
         from gristmill.flows.planning.predict import predict as predict_cost
         from gristmill.flows.planning.predict import print_prediction
 
         prediction = predict_cost(session, int(sample_mb * 1e6), sample_seconds)
         print_json(prediction) if as_json else print_prediction(session, prediction)
-        raise typer.Exit(EXIT_STAGE_FAILED if prediction.refusals else 0)
+        raise Exit(EXIT_STAGE_FAILED if prediction.refusals else 0)
     show_plan(session, frozenset(), as_json)
 
 
@@ -515,7 +473,7 @@ def logs(
     manifest: ManifestArgument,
     stage: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="[STAGE]",
             help="By default the running stage, otherwise an unfinished one, "
             "otherwise the last one.",
@@ -525,45 +483,40 @@ def logs(
     ] = None,
     attempt: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of an earlier attempt.", min=1),
+        Option(metavar="N", help="Number of an earlier attempt.", min=1),
     ] = None,
     lines: Annotated[
         int,
-        typer.Option(
+        Option(
             "--lines", "-n", metavar="N", help="Number of last lines; 0 for all.", min=0
         ),
     ] = 50,
     follow: Annotated[
         bool,
-        typer.Option(
-            "--follow", "-f", help="Keep printing until the attempt has ended."
-        ),
+        Option("--follow", "-f", help="Keep printing until the attempt has ended."),
     ] = False,
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
     """Show the output of a stage's process, even while it runs."""
-    from gristmill.flows.questions.status import NoLogError, find_log, read_log
+    from gristmill.flows.questions.status import find_log, read_log
 
     session = open_or_exit(manifest, set_, store)
-    try:
-        log = find_log(session, stage, attempt)
-    except NoLogError as error:
-        fail(str(error), EXIT_USAGE)
-    typer.echo(f"{log}:", err=True)
+    log = find_log(session, stage, attempt)
+    echo(f"{log}:", err=True)
     printed = False
     for text in read_log(log, lines or None, follow):
         printed = True
-        typer.echo(text, nl=False)
+        echo(text, nl=False)
     if not printed:
-        typer.echo("(this attempt printed nothing)", err=True)
+        echo("(this attempt printed nothing)", err=True)
 
 
 @app.command()
 def compare(
     first: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="RUN",
             help="A run's name or a unique part of it, `last`, or `last-1` for the "
             "run before it.",
@@ -572,22 +525,19 @@ def compare(
     ],
     second: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="Another run.", autocompletion=complete_run),
+        Argument(metavar="RUN", help="Another run.", autocompletion=complete_run),
     ],
     store: StoreOption = None,
     as_json: JsonOption = False,
     html: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Also write an HTML file with the loss curves."
-        ),
+        Option(metavar="FILE", help="Also write an HTML file with the loss curves."),
     ] = None,
 ) -> None:
     """Show two runs side by side: manifests, outputs, funnels, mixtures, losses and
     held-out text.
     """
     from gristmill.flows.questions.compare import (
-        UnknownRunError,
         compare_runs,
         find_run,
     )
@@ -596,15 +546,12 @@ def compare(
     if html is not None:
         out_file("--html", html)
     opened_store = open_store(store)
-    try:
-        records = [find_run(opened_store, run_name) for run_name in (first, second)]
-    except UnknownRunError as error:
-        fail(str(error), EXIT_USAGE)
+    records = [find_run(opened_store, run_name) for run_name in (first, second)]
     comparison = compare_runs(opened_store, *records)
     print_json(comparison) if as_json else print_comparison(comparison)
     if html is not None:
         write_comparison(opened_store, records, html)
-        typer.echo(f"\nwritten: {html}", err=as_json)
+        echo(f"\nwritten: {html}", err=as_json)
 
 
 @app.command()
@@ -614,14 +561,14 @@ def report(
     store: StoreOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="File of the report.  [default: report.html or report.md]",
         ),
     ] = None,
     form: Annotated[
         ReportForm | None,
-        typer.Option(
+        Option(
             "--format",
             help="md is Markdown for a pull request, with tables but no pictures.  "
             "[default: by FILE's suffix, or html]",
@@ -629,7 +576,7 @@ def report(
     ] = None,
     training_summary: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--training-summary",
             help="Instead write a summary of training content by the European "
             "Commission's "
@@ -644,7 +591,6 @@ def report(
     from gristmill.core.secrets import mask_known
     from gristmill.flows.pages.markdown import markdown_page
     from gristmill.flows.pages.page_html import html_file
-    from gristmill.flows.questions.find_documents import NothingIngestedError
     from gristmill.flows.report.run_report import render_report
     from gristmill.flows.report.training_content import training_content
 
@@ -661,14 +607,11 @@ def report(
     session = open_or_exit(manifest, set_, store)
     write = markdown_page if form is ReportForm.md else html_file
     if training_summary:
-        try:
-            text = write(training_content(session))
-        except NothingIngestedError as error:
-            fail(str(error), EXIT_USAGE)
+        text = write(training_content(session))
     else:
         text = render_report(session, None, write)
     write_text(target, mask_known(text))
-    typer.echo(out)
+    echo(out)
 
 
 @app.command()
@@ -685,7 +628,7 @@ def runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 def verify(
     subject: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="MANIFEST|MODEL",
             help="A manifest (*.yaml), or the folder of a model.",
             autocompletion=complete_manifest,
@@ -695,14 +638,14 @@ def verify(
     store: StoreOption = None,
     repair: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--repair",
             help="Remove the damaged files, so that the next run rebuilds only them.",
         ),
     ] = False,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="For a MODEL: folder with tokenizer.json; "
             "the model's folder if absent.",
@@ -716,7 +659,7 @@ def verify(
     if not subject.endswith((".yaml", ".yml")) and not is_named(subject):
         from gristmill.flows.cli.model_commands import verify_model
 
-        raise typer.Exit(verify_model(subject, tokenizer, as_json))
+        raise Exit(verify_model(subject, tokenizer, as_json))
     from gristmill.flows.questions.status import find_damage, repair_damage
 
     session = open_or_exit(subject, set_, store)
@@ -730,14 +673,12 @@ def verify(
         print_json({"committed": committed, "damage": damage})
     for sentences in damage.values():
         for sentence in sentences:
-            typer.echo(sentence, err=as_json)
+            echo(sentence, err=as_json)
     if not committed:
-        typer.echo(
-            f"no stage is committed yet; run: {session.command('run')}", err=as_json
-        )
+        echo(f"no stage is committed yet; run: {session.command('run')}", err=as_json)
         return
     if not damage:
-        typer.echo(
+        echo(
             f"all committed files of {len(committed)} stages match their checksums",
             err=as_json,
         )
@@ -748,7 +689,7 @@ def verify(
             EXIT_STAGE_FAILED,
         )
     repair_damage(session, damage)
-    typer.echo(
+    echo(
         "the damaged stages are no longer committed; rebuild them with: "
         f"{session.command('run')}",
         err=as_json,
@@ -760,14 +701,14 @@ def gc(
     store: StoreOption = None,
     keep_runs: Annotated[
         int,
-        typer.Option(
+        Option(
             metavar="N",
             help="Keep the outputs of the last N runs of each manifest.",
             min=1,
         ),
     ] = 10,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete; without it, only list.")
+        bool, Option("--delete", help="Delete; without it, only list.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -786,19 +727,17 @@ def gc(
         return
     outcome = "deleted" if delete else "can be deleted (with --delete)"
     if answers:
-        typer.echo(
-            f"answers about documents that were taken down: {answers:,} {outcome}"
-        )
+        echo(f"answers about documents that were taken down: {answers:,} {outcome}")
     if not garbage:
         if not any(opened_store.outputs()):
-            typer.echo(f"nothing to delete: {opened_store.root} has no outputs")
+            echo(f"nothing to delete: {opened_store.root} has no outputs")
             return
-        typer.echo(
+        echo(
             f"nothing to delete: the last {keep_runs} runs of each manifest "
             "refer to every output"
         )
         return
     for path, size in garbage:
-        typer.echo(f"{size / 1e6:10.1f} MB  {path}")
+        echo(f"{size / 1e6:10.1f} MB  {path}")
     total = sum(size for _, size in garbage) / 1e6
-    typer.echo(f"{total:10.1f} MB in {len(garbage)} outputs {outcome}")
+    echo(f"{total:10.1f} MB in {len(garbage)} outputs {outcome}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from gristmill.flows.cli.application import (
     EXIT_STAGE_FAILED,
-    EXIT_USAGE,
     StoreOption,
     app,
     fail,
@@ -19,7 +18,7 @@ from gristmill.flows.cli.completion import complete_manifest
 
 ManifestsArgument = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         metavar="MANIFEST",
         help="Manifests that get deployments with their own stages.  [default: those "
         "in this "
@@ -33,11 +32,11 @@ ManifestsArgument = Annotated[
 def serve(
     manifests: ManifestsArgument = None,
     limit: Annotated[
-        int, typer.Option(metavar="N", help="Number of concurrent flow runs.", min=1)
+        int, Option(metavar="N", help="Number of concurrent flow runs.", min=1)
     ] = 1,
     allow_open_server: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--allow-open-server",
             help="Also register with a server without a "
             "password, which any web page can use.",
@@ -49,16 +48,11 @@ def serve(
     """
     require_prefect()
     from gristmill.flows.orchestration.serving import (
-        NoServerError,
-        OpenServerError,
         serve_deployments,
     )
 
     check_manifests(manifests or [])
-    try:
-        serve_deployments(limit, manifests or [], allow_open_server)
-    except (NoServerError, OpenServerError) as error:
-        fail(str(error), EXIT_USAGE)
+    serve_deployments(limit, manifests or [], allow_open_server)
 
 
 @app.command()
@@ -66,7 +60,7 @@ def up(
     manifests: ManifestsArgument = None,
     port: Annotated[
         int,
-        typer.Option(
+        Option(
             metavar="N",
             help="Port of the Prefect server on the loopback address; reports use "
             "the next one.",
@@ -75,11 +69,11 @@ def up(
         ),
     ] = 4200,
     limit: Annotated[
-        int, typer.Option(metavar="N", help="Number of concurrent flow runs.", min=1)
+        int, Option(metavar="N", help="Number of concurrent flow runs.", min=1)
     ] = 1,
     database: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="URL",
             help="PostgreSQL database of the server, postgresql://...  [default: a "
             "file, SQLite]",
@@ -106,7 +100,7 @@ def up(
     try:
         up_and_serve(port, limit, opened_store, database, manifests or [])
     except (DatabaseError, PortTakenError) as error:
-        fail(str(error), EXIT_USAGE)
+        fail(str(error))
     except NoServerError as error:
         fail(str(error), EXIT_STAGE_FAILED)
 
@@ -116,16 +110,13 @@ def require_prefect() -> None:
     from gristmill.flows.running.missing_libraries import is_installed, sentence_of
 
     if not is_installed("prefect"):
-        fail(sentence_of("prefect", "this command"), EXIT_USAGE)
+        fail(sentence_of("prefect", "this command"))
 
 
 def check_manifests(manifests: list[str]) -> None:
     """Exit with code 2 if a manifest is invalid, before any server starts."""
     import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare`
-    from gristmill.mixtures.load import ManifestError, load_manifest
+    from gristmill.mixtures.load import load_manifest
 
     for manifest in manifests:
-        try:
-            load_manifest(manifest, [])
-        except ManifestError as error:
-            fail(str(error), EXIT_USAGE)
+        load_manifest(manifest, [])

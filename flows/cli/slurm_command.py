@@ -6,18 +6,17 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option, echo
 
 from gristmill.flows.cli.application import (
-    EXIT_USAGE,
     ManifestArgument,
     SetOption,
     StoreOption,
+    UntilOption,
     app,
     fail,
     open_or_exit,
 )
-from gristmill.flows.cli.completion import complete_stage
 
 
 @app.command()
@@ -25,24 +24,22 @@ def slurm(
     manifest: ManifestArgument,
     array: Annotated[
         int,
-        typer.Option(
-            metavar="N", help="Tasks in the job array of each data stage.", min=1
-        ),
+        Option(metavar="N", help="Tasks in the job array of each data stage.", min=1),
     ] = 16,
     cores: Annotated[
         int,
-        typer.Option(
+        Option(
             metavar="N",
             help="Cores of each task, and of each host of a training.",
             min=1,
         ),
     ] = 8,
     hosts: Annotated[
-        int, typer.Option(metavar="N", help="Hosts of each training.", min=1)
+        int, Option(metavar="N", help="Hosts of each training.", min=1)
     ] = 1,
     gpus: Annotated[
         int,
-        typer.Option(
+        Option(
             metavar="N",
             help="GPUs of each host; if 0, training runs engine.ranks processes on "
             "CPU cores.",
@@ -50,27 +47,20 @@ def slurm(
         ),
     ] = 0,
     time: Annotated[
-        str, typer.Option(metavar="HH:MM:SS", help="Time limit of each job.")
+        str, Option(metavar="HH:MM:SS", help="Time limit of each job.")
     ] = "24:00:00",
     sbatch: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="OPTION",
             help="An option of sbatch for all jobs, as in --sbatch=--partition=long; "
             "may be given several times.",
         ),
     ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STAGE",
-            help="The last stage to run.",
-            autocompletion=complete_stage,
-        ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the scripts.")
-    ] = Path("slurm"),
+    until: UntilOption = None,
+    out: Annotated[Path, Option(metavar="DIR", help="Folder for the scripts.")] = Path(
+        "slurm"
+    ),
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
@@ -81,10 +71,7 @@ def slurm(
 
     store_location = store or os.environ.get("GRISTMILL_STORE")
     if store_location is None:
-        fail(
-            "give a store at a path that all hosts share: --store /shared/store",
-            EXIT_USAGE,
-        )
+        fail("give a store at a path that all hosts share: --store /shared/store")
     if "://" not in store_location:
         store_location = os.path.abspath(store_location)
     file = manifest if os.path.isabs(manifest) else os.path.abspath(manifest)
@@ -96,12 +83,11 @@ def slurm(
     if trains and hosts > 1 and not gpus and (ranks % hosts or ranks == 1):
         fail(
             f"--hosts {hosts} cannot share {ranks} processes (engine.ranks) evenly: "
-            "give a multiple, or --gpus",
-            EXIT_USAGE,
+            "give a multiple, or --gpus"
         )
     folder = Path(os.path.abspath(out))
     allotment = Allotment(array, cores, hosts, gpus, time, sbatch or ())
     write_scripts(scripts_of(session, allotment, folder), folder)
-    typer.echo(
+    echo(
         f"{len(session.plan)} jobs are in {out}; submit them with: {out / 'submit.sh'}"
     )

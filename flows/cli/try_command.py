@@ -9,10 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from gristmill.flows.cli.application import (
-    EXIT_USAGE,
     JsonOption,
     SetOption,
     StoreOption,
@@ -50,13 +49,11 @@ class Kind(StrEnum):
 def try_(
     function: Annotated[
         str,
-        typer.Argument(
-            metavar="FUNCTION", help="./FILE.py:NAME, or PACKAGE.MODULE:NAME."
-        ),
+        Argument(metavar="FUNCTION", help="./FILE.py:NAME, or PACKAGE.MODULE:NAME."),
     ],
     on: Annotated[
         str,
-        typer.Option(
+        Option(
             "--on",
             metavar="SOURCE|PATH",
             help=("A source of the manifest, or a file, glob, folder or URL."),
@@ -64,7 +61,7 @@ def try_(
     ],
     manifest: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="MANIFEST",
             help="The manifest of the source.",
             autocompletion=complete_manifest,
@@ -72,7 +69,7 @@ def try_(
     ] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--with",
             metavar="NAME=VALUE",
             help="An argument of the function; may be given several times.",
@@ -80,19 +77,17 @@ def try_(
     ] = None,
     minimums: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--min", metavar="COLUMN=X", help="Drop documents with a smaller value."
         ),
     ] = None,
     maximums: Annotated[
         list[str] | None,
-        typer.Option(
-            "--max", metavar="COLUMN=X", help="Drop documents with a larger value."
-        ),
+        Option("--max", metavar="COLUMN=X", help="Drop documents with a larger value."),
     ] = None,
     measures: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="COLUMN",
             help="A column that the function returns, if "
             "its source code does not name it.",
@@ -100,16 +95,14 @@ def try_(
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="COLUMN", help="A column passed to a function of batches."
-        ),
+        Option(metavar="COLUMN", help="A column passed to a function of batches."),
     ] = None,
     documents: Annotated[
-        int, typer.Option(metavar="N", help="Number of documents.", min=1)
+        int, Option(metavar="N", help="Number of documents.", min=1)
     ] = 100,
     kind: Annotated[
         Kind | None,
-        typer.Option(
+        Option(
             "--as",
             help="Kind of the function.  [default: by its signature]",
             show_default=False,
@@ -169,16 +162,16 @@ def try_(
             with take_sample(location, session, documents) as sample:
                 trial = try_step(step, sample, documents)
     except (OwnCodeError, SourceError) as error:
-        fail(str(error), EXIT_USAGE)
+        fail(str(error))
     except ValidationError as error:
         # such as an option that this kind of step does not have
         problems = [
             f"{'.'.join(map(str, item['loc']))}: {in_words(item)}"
             for item in error.errors()
         ]
-        fail("; ".join(problems), EXIT_USAGE)
+        fail("; ".join(problems))
     except ValueError as error:
-        fail(str(error), EXIT_USAGE)
+        fail(str(error))
     if as_json:
         print_json(trial)
         return
@@ -195,7 +188,7 @@ def pairs(option: str, arguments: Sequence[str] | None) -> dict[str, object]:
     for argument in arguments or ():
         name, equals, value = argument.partition("=")
         if not equals or not name:
-            fail(f"{option} {argument!r}: write {option} NAME=VALUE", EXIT_USAGE)
+            fail(f"{option} {argument!r}: write {option} NAME=VALUE")
         try:
             values[name] = parse_yaml(value)
         except yaml.YAMLError:
