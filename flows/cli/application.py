@@ -303,6 +303,24 @@ def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:
     raise Exit(code)
 
 
+def pairs(option: str, arguments: Sequence[str] | None) -> dict[str, object]:
+    """Parse `NAME=VALUE` options into a mapping, or exit with code 2."""
+    import yaml
+
+    from gristmill.mixtures.yaml_text import parse_yaml
+
+    values: dict[str, object] = {}
+    for argument in arguments or ():
+        name, equals, value = argument.partition("=")
+        if not equals or not name:
+            fail(f"{option} {argument!r}: write {option} NAME=VALUE")
+        try:
+            values[name] = parse_yaml(value)
+        except yaml.YAMLError:
+            values[name] = value
+    return values
+
+
 def print_json(value: Any) -> None:
     """Print a value, or a dataclass, as JSON; control characters that a terminal would
     interpret are escaped. The field `from_` becomes the key `from`.

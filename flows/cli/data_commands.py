@@ -26,6 +26,7 @@ from gristmill.flows.cli.application import (
     app,
     fail,
     open_or_exit,
+    pairs,
     print_json,
     resumable,
     why_refused,
@@ -34,6 +35,11 @@ from gristmill.flows.cli.completion import complete_recipe
 
 if TYPE_CHECKING:
     from gristmill.flows.authoring.look_at_data import Look
+
+
+NEXT_STEPS = """\
+look at it, then: gristmill plan {target}
+                  gristmill run {target}"""
 
 
 @app.command()
@@ -114,7 +120,7 @@ def new(
     by looking at the files.
     """
     from gristmill.dataprep.reading.sources import SourceError
-    from gristmill.flows.authoring.fineweb2_settings import SettingsError, read_settings
+    from gristmill.flows.authoring.fineweb2_settings import read_settings
     from gristmill.flows.authoring.look_at_data import look_at
     from gristmill.flows.authoring.new_manifest import (
         Wishes,
@@ -122,8 +128,6 @@ def new(
         source_name,
         write_manifest,
     )
-    from gristmill.mixtures.load import ManifestError
-    from gristmill.tokenize.encoding.tokenizer import TokenizerError
 
     if recipe is not None:
         write_recipe(recipe, file, source or [])
@@ -132,8 +136,7 @@ def new(
     looks: dict[str, Look] = {}
     paths: dict[str, str] = {}
 
-    def add_source(path_option: str) -> str:
-        """Look at one source, and return its name."""
+    def add_source(path_option: str) -> None:
         prefix, equals, given_path = path_option.partition("=")
         # `s3://bucket/a=b/*` has an equals sign too, but no name before it.
         has_name = bool(equals) and "/" not in prefix
@@ -148,13 +151,12 @@ def new(
         looks[label] = look_at(label, anchored(path))
         paths[label] = path
         echo(f"{label}: {describe(looks[label])}")
-        return label
 
     try:
         if fineweb2 and language:
-            raise SettingsError(
-                "--fineweb2 and --language both set the languages to "
-                "keep; give one of them"
+            fail(
+                "--fineweb2 and --language both set the languages to keep; give one "
+                "of them"
             )
         settings = read_settings(fineweb2 or [])
         for path_option in source or []:
@@ -191,13 +193,8 @@ def new(
             "nothing was written; to skip the questions, give the data: gristmill "
             "new --source PATH"
         )
-    except (SourceError, SettingsError, TokenizerError, ManifestError) as error:
-        fail(f"{error}\nnothing was written")
     save_manifest(target, text)
-    echo(
-        f"\nwritten: {target}\nlook at it, then: gristmill plan "
-        f"{target}\n{'':17} gristmill run {target}"
-    )
+    echo(f"\nwritten: {target}\n{NEXT_STEPS.format(target=target)}")
 
 
 def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None:
@@ -221,14 +218,9 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
         name, _, path = argument.partition("=")
         if not path or name not in source_names:
             suggestion = did_you_mean(name, source_names) or ";"
-            sources_text = (
-                f"has the sources {', '.join(source_names)}"
-                if source_names
-                else "has no sources"
-            )
             fail(
-                f"--source {argument!r}: write NAME=PATH{suggestion} the recipe "
-                f"{sources_text}"
+                f"--source {argument!r}: write NAME=PATH{suggestion} sources of the "
+                f"recipe: {', '.join(source_names) or 'none'}"
             )
         values["sources", name, "path"] = path_in(target, path)
     text = set_keys(text, values)
@@ -236,7 +228,7 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
     save_manifest(target, text)
     echo(
         f"written: {target}\nneeds: {needs_of_recipe(recipe_path.stem)}\n"
-        f"look at it, then: gristmill plan {target}\n{'':17} gristmill run {target}"
+        f"{NEXT_STEPS.format(target=target)}"
     )
 
 
@@ -278,7 +270,7 @@ def save_manifest(target: Path, text: str) -> None:
         )
 
 
-def ask_for_sources(add_source: Callable[[str], str]) -> None:
+def ask_for_sources(add_source: Callable[[str], None]) -> None:
     """Prompt for paths until an empty answer follows at least one source; unreadable
     paths are prompted for again.
     """
@@ -406,8 +398,8 @@ def sweep(
 
     session = open_or_exit(manifest, set_, store)
     with resumable():
-        model_settings = pairs("--model", model)
-        shares = pairs("--target", target)
+        model_settings = shares_of("--model", model)
+        shares = shares_of("--target", target)
         planned = plan_sweep(
             manifest, weights, steps, seeds, model_settings, set_ or [], store, shares
         )
@@ -428,23 +420,14 @@ def sweep(
     raise Exit(EXIT_STAGE_FAILED if results.failed else 0)
 
 
-def pairs(option: str, text: str) -> dict[str, float]:
+def shares_of(option: str, text: str) -> dict[str, float]:
     """Parse `a=1,b=2` into a mapping of numbers (true and false too), or exit with code
     2.
     """
-    import yaml
-
-    from gristmill.mixtures.yaml_text import parse_yaml
-
     numbers: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        name, equals, value = part.partition("=")
-        try:
-            number = parse_yaml(value) if value else None
-        except yaml.YAMLError:
-            number = None
-        if not equals or not isinstance(number, int | float):
-            fail(f"{option}: {part!r} is not of the form NAME=NUMBER")
+    for name, number in pairs(option, text.split(",") if text else ()).items():
+        if not isinstance(number, int | float):
+            fail(f"{option}: {name}={number} is not of the form NAME=NUMBER")
         numbers[name.strip()] = number
     return numbers
 

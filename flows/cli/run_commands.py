@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Argument, Context, Exit, Option, echo
 
@@ -147,18 +147,8 @@ def run(
                 f"finished run, use: {session.command('status', '--json')}"
             )
         session.keep(keep or [])
-        refuse_without_libraries(session, list(session.plan), force or [])
-        from gristmill.flows.cli.launch import launch
-
-        raise Exit(
-            launch(
-                session,
-                list(session.plan),
-                frozenset(force or []),
-                tracked=not no_ui,
-                summarise=True,
-                json_lines=log_format is LogFormat.json,
-            )
+        launch_and_exit(
+            session, list(session.plan), force or [], not no_ui, log_format, True
         )
 
 
@@ -180,34 +170,30 @@ def stage(
     log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Run one stage; the stages before it must be committed."""
-    from gristmill.flows.cli.launch import launch
-
     session = open_or_exit(
         manifest, set_, store, until=name, exactly=True, allow_code=True
     )
     refuse_force_on_hosts(session, force)
-    refuse_without_libraries(session, [name], [name] if force else [])
-    raise Exit(
-        launch(
-            session,
-            [name],
-            frozenset([name] if force else []),
-            tracked=not no_ui,
-            summarise=False,
-            json_lines=log_format is LogFormat.json,
-        )
-    )
+    forced = [name] if force else []
+    launch_and_exit(session, [name], forced, not no_ui, log_format)
 
 
-def refuse_without_libraries(
-    session: Session, stages: list[str], force: list[str]
-) -> None:
-    """Exit with code 2 if a library that a stage needs is not installed."""
-    from gristmill.flows.running.missing_libraries import (
-        check_libraries,
-    )
+def launch_and_exit(
+    session: Session,
+    stages: list[str],
+    force: list[str],
+    tracked: bool,
+    log_format: LogFormat,
+    summarise: bool = False,
+) -> NoReturn:
+    """Run stages whose libraries are installed, and exit with the code of the run."""
+    from gristmill.flows.cli.launch import launch
+    from gristmill.flows.running.missing_libraries import check_libraries
 
-    check_libraries(session, stages, frozenset(force))
+    forced = frozenset(force)
+    check_libraries(session, stages, forced)
+    json_lines = log_format is LogFormat.json
+    raise Exit(launch(session, stages, forced, tracked, summarise, json_lines))
 
 
 def refuse_force_on_hosts(session: Session, force: bool) -> None:

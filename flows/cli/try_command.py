@@ -4,7 +4,7 @@ on all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from gristmill.flows.cli.application import (
     app,
     fail,
     open_or_exit,
+    pairs,
     print_json,
 )
 from gristmill.flows.cli.completion import complete_manifest
@@ -176,24 +177,6 @@ def try_(
         print_json(trial)
         return
     show(trial, 1 if session is None else session.manifest.engine.workers)
-
-
-def pairs(option: str, arguments: Sequence[str] | None) -> dict[str, object]:
-    """Parse `NAME=VALUE` options into a mapping, or exit with code 2."""
-    import yaml
-
-    from gristmill.mixtures.yaml_text import parse_yaml
-
-    values: dict[str, object] = {}
-    for argument in arguments or ():
-        name, equals, value = argument.partition("=")
-        if not equals or not name:
-            fail(f"{option} {argument!r}: write {option} NAME=VALUE")
-        try:
-            values[name] = parse_yaml(value)
-        except yaml.YAMLError:
-            values[name] = value
-    return values
 
 
 def show(trial: StepTrial | ReaderTrial, workers: int) -> None:

@@ -335,7 +335,7 @@ ANSWERS = {
     "mixtures sweep good.yaml --weights grid.yaml --steps 0": "greater than or equal "
     "to 1",
     "mixtures sweep good.yaml --weights grid.yaml --steps 2 --model nosuch=3": "pretrain.model.nosuch: unknown key",
-    "mixtures sweep good.yaml --weights grid.yaml --steps 2 --model layers": "'layers' is not of the form NAME=NUMBER",
+    "mixtures sweep good.yaml --weights grid.yaml --steps 2 --model layers": "--model 'layers': write --model NAME=VALUE",
     "mixtures sweep good.yaml --weights grid.yaml --steps 2 --target b=1": "--target: no such source: b",
     "mixtures sweep good.yaml --weights grid.yaml --steps 2 --target a=-1": "the share of a is below 0",
     "mixtures sweep data.yaml --weights grid.yaml --steps 2": "data.yaml has no "
