@@ -6,7 +6,6 @@ Errors about unknown keys look names up here, and docs/compared.md shows the tab
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -211,15 +210,3 @@ def hint_of(name: str, section: str) -> str:
     place = section if section in entry.sections else entry.sections[0]
     keys = " or ".join(f"'{place}.{key}'" for key in entry.keys)
     return f"; it is {keys} here" + (f" ({entry.note})" if entry.note else "")
-
-
-def table_lines() -> Iterator[str]:
-    """Yield the table of docs/compared.md, line by line."""
-    yield "| elsewhere | gristmill | |"
-    yield "| --- | --- | --- |"
-    for entry in OTHER_NAMES:
-        places = entry.sections if entry.sections != OtherName(()).sections else ()
-        prefix = f"{places[0]}." if len(places) == 1 else ""
-        names = ", ".join(f"`{name}`" for name in entry.names)
-        keys = ", ".join(f"`{prefix}{key}`" for key in entry.keys) or "-"
-        yield f"| {names} | {keys} | {entry.note} |"

@@ -26,6 +26,7 @@ from gristmill.flows.report.mixture import (
 )
 from gristmill.flows.report.report_facts import (
     Facts,
+    Record,
     gather_facts,
     reading_notes,
     skipped_note,
@@ -54,37 +55,31 @@ def stage_card(outcome: Outcome) -> str:
     output.
     """
     manifest = outcome.folder.manifest()
-    lines = [
+    blocks = [
         f"# {outcome.stage}: {outcome.how}",
-        "",
         f"Made in {manifest['seconds']:.1f} s, fingerprint "
         f"`{outcome.fingerprint[:16]}`. {outcome.note}",
-        "",
     ]
     counted = manifest["summary"].get("counts")
     if counted and "kept" in counted:
         counts = read_as(Counts, counted)
         reasons = top_reasons(counts.dropped, counts.quarantined, 20)
-        lines += [
-            markdown_table(
-                ["", "documents"],
-                [
-                    ["read", counts.read],
-                    ["kept", counts.kept],
-                    *[[f"dropped: {rule}", number] for rule, number in reasons],
-                ],
-            ),
-            "",
+        rows = [
+            ["read", counts.read],
+            ["kept", counts.kept],
+            *[[f"dropped: {rule}", number] for rule, number in reasons],
         ]
+        blocks.append(markdown_table(["", "documents"], rows))
     if (outcome.folder.data / "metrics.jsonl").exists():
         record = training(outcome.folder)
-        lines += loss_lines(
-            [(line["step"], line["loss"]) for line in record if "loss" in line]
-        )
+        blocks += loss_lines(_losses(record))
         if rewards := reward_points(record):
-            lines += [picture(curves(rewards, "step", "reward"), "reward by step"), ""]
-    lines += [f"Output: `{outcome.folder.path}`"]
-    return "\n".join(lines)
+            blocks.append(picture(curves(rewards, "step", "reward"), "reward by step"))
+    return "\n\n".join([*blocks, f"Output: `{outcome.folder.path}`"])
+
+
+def _losses(record: Record) -> list[tuple[float, float]]:
+    return [(line["step"], line["loss"]) for line in record if "loss" in line]
 
 
 def loss_lines(losses: Sequence[tuple[float, float]]) -> list[str]:
@@ -94,15 +89,13 @@ def loss_lines(losses: Sequence[tuple[float, float]]) -> list[str]:
     if not losses:
         return []
     every = max(1, (len(losses) - 1) // 10)
-    table_rows = dict([*losses[::every], losses[-1]])
+    rows = dict([*losses[::every], losses[-1]])
     return [
         picture(curves({"training": losses}, "step", "loss"), "loss by step"),
-        "",
         markdown_table(
             ["step", "loss"],
-            [[f"{step:g}", f"{loss:.4f}"] for step, loss in table_rows.items()],
+            [[f"{step:g}", f"{loss:.4f}"] for step, loss in rows.items()],
         ),
-        "",
     ]
 
 
@@ -110,7 +103,7 @@ def live_card(
     stage: str, description: str, losses: Sequence[tuple[float, float]]
 ) -> str:
     """Card of a running training: its progress and its loss so far."""
-    return "\n".join([f"# {stage}: running", "", description, "", *loss_lines(losses)])
+    return "\n\n".join([f"# {stage}: running", description, *loss_lines(losses)])
 
 
 def picture(svg: str, caption: str) -> str:
@@ -124,11 +117,9 @@ def document_lines(facts: Facts) -> list[str]:
     """
     if not facts.funnel:
         return []
-    lines = [
+    blocks = [
         "## Documents",
-        "",
         picture(funnel_picture(facts), "text kept after each stage"),
-        "",
         markdown_table(
             ["stage", "read", "kept", "MB kept", "tokens kept", "quarantined"],
             [
@@ -143,13 +134,7 @@ def document_lines(facts: Facts) -> list[str]:
                 for row in facts.funnel
             ],
         ),
-        "",
-    ]
-    lines += [
-        line
-        for note in (*reading_notes(facts), skipped_note(facts))
-        if note
-        for line in (note, "")
+        *filter(None, (*reading_notes(facts), skipped_note(facts))),
     ]
     reasons = [
         [row.stage, rule, f"{count:,}", f"{count / max(row.read, 1):.2%}"]
@@ -157,55 +142,34 @@ def document_lines(facts: Facts) -> list[str]:
         for rule, count in top_reasons(row.dropped, row.quarantined, 10)
     ]
     if reasons:
-        lines += [
+        blocks += [
             "## Why documents were dropped",
-            "",
             picture(reasons_picture(facts), "documents by rule"),
-            "",
             markdown_table(["stage", "rule", "documents", "of those read"], reasons),
-            "",
         ]
     if facts.step("langid").languages:
         languages = languages_picture(facts.step("langid"))
-        lines += [
-            "## Languages",
-            "",
-            picture(languages, "documents by language"),
-            "",
-        ]
+        blocks += ["## Languages", picture(languages, "documents by language")]
     quality = quality_picture(facts.step("quality"))
     if quality:
-        lines += ["## Quality", "", picture(quality, "quality scores by source"), ""]
+        blocks += ["## Quality", picture(quality, "quality scores by source")]
     for clusters in facts.clusters.values():
         if clusters.sizes:
             sizes = count_bars(list(clusters.sizes.items()), "clusters")
-            lines += [
-                "## Duplicates",
-                "",
-                picture(sizes, "clusters by size"),
-                "",
-            ]
-    return lines
+            blocks += ["## Duplicates", picture(sizes, "clusters by size")]
+    return blocks
 
 
 def mixture_lines(facts: Facts) -> list[str]:
     """Tables of the requested and of the packed mixture, and of the cost of packing."""
     if facts.packed is None:
         return []
-    lines = [
-        "## Mixture",
-        "",
-        picture(mixture_picture(facts), "shares of tokens, requested and realised"),
-        "",
-    ]
-    for table in mixture_tables(facts):
-        lines += [markdown(table), ""]
-    for note in mixture_notes(facts):
-        lines += [note, ""]
     return [
-        *lines,
+        "## Mixture",
+        picture(mixture_picture(facts), "shares of tokens, requested and realised"),
+        *map(markdown, mixture_tables(facts)),
+        *mixture_notes(facts),
         "## Packing",
-        "",
         markdown_table(
             ["packing", "rows", "cut documents", "dropped", "padding"],
             [
@@ -220,7 +184,6 @@ def mixture_lines(facts: Facts) -> list[str]:
                 if row.is_used
             ],
         ),
-        "",
     ]
 
 
@@ -228,29 +191,19 @@ def training_lines(facts: Facts) -> list[str]:
     """Loss of every training stage, as a table and as curves."""
     if not facts.training:
         return []
-    lines = [
+    rows = [
+        [row.stage, row.steps, f"{row.first:.3f}", f"{row.last:.3f}"]
+        for row in loss_rows(facts)
+    ]
+    blocks = [
         "## Training",
-        "",
-        markdown_table(
-            ["stage", "steps", "first loss", "last loss"],
-            [
-                [row.stage, row.steps, f"{row.first:.3f}", f"{row.last:.3f}"]
-                for row in loss_rows(facts)
-            ],
-        ),
-        "",
+        markdown_table(["stage", "steps", "first loss", "last loss"], rows),
     ]
     for stage, record in facts.training.items():
-        losses = [(line["step"], line["loss"]) for line in record if "loss" in line]
-        if losses:
-            lines += [
-                picture(
-                    curves({stage: losses}, f"step of {stage}", "loss"),
-                    f"loss of {stage} by step",
-                ),
-                "",
-            ]
-    return lines
+        if losses := _losses(record):
+            curve = curves({stage: losses}, f"step of {stage}", "loss")
+            blocks.append(picture(curve, f"loss of {stage} by step"))
+    return blocks
 
 
 def run_card(session: Session, report: Path, link: str | None = None) -> str:
@@ -262,41 +215,26 @@ def run_card(session: Session, report: Path, link: str | None = None) -> str:
         link: URL of the report, if a browser can open it.
     """
     facts = gather_facts(session)
-    report_line = (
-        f"[Open the report]({link}) (`{report}`)"
-        if link is not None
-        else f"Report: `{report}`"
-    )
-    lines = [
+    blocks = [
         f"# {session.manifest.name}",
-        "",
-        report_line,
-        "",
+        f"[Open the report]({link}) (`{report}`)" if link else f"Report: `{report}`",
         *document_lines(facts),
         *mixture_lines(facts),
         *training_lines(facts),
     ]
-    if evaluation_rows(facts):
-        lines += [
-            "## Held-out text",
-            "",
-            markdown_table(
-                ["model", "source", "bits per byte"],
-                [
-                    [row.model, row.source, f"{row.bits_per_byte:.3f}"]
-                    for row in evaluation_rows(facts)
-                ],
-            ),
-            "",
-        ]
+    rows = [
+        [row.model, row.source, f"{row.bits_per_byte:.3f}"]
+        for row in evaluation_rows(facts)
+    ]
+    if rows:
+        table = markdown_table(["model", "source", "bits per byte"], rows)
+        blocks += ["## Held-out text", table]
     samples = some_samples(facts)
-    lines += ["## Samples", ""] if samples else []
+    blocks += ["## Samples"] if samples else []
     for model, sample in samples:
         # Indented text is literal: a sample may contain anything, also markdown.
-        lines += [
+        blocks += [
             f"**{model}**: {' '.join(sample.prompt.split())}",
-            "",
             "    " + " ".join(sample.completion.split())[:SAMPLE_CHARS],
-            "",
         ]
-    return "\n".join(lines)
+    return "\n\n".join(blocks)

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import UUID
 
@@ -48,35 +48,47 @@ def owned_run() -> Iterator[None]:
 
     run = UUID(str(flow_run.id))
     by_runner = deployment.id is not None
-    try:
-        _record_owner(run, by_runner)
-    except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
-        log.warning("this run's process could not be recorded in Prefect: %s", error)
+    labels = {
+        f"{LABEL}{name}": value
+        for name, value in identity(os.getpid()).items()
+        if isinstance(value, int | str)
+    }
+    labels[f"{LABEL}runner"] = os.getppid() if by_runner else 0
+    with (
+        _display_errors("this run's process could not be recorded in Prefect"),
+        _client() as client,
+    ):
+        client.update_flow_run_labels(run, labels)
     if by_runner:
         end_with_parent(signal.SIGTERM)
         yield
         return
-    watch = _CancelWatch(run)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(LOOK_SECONDS):
+            with suppress(Exception):  # an unreachable server is no cancellation
+                if _is_cancelled(run):
+                    cancelled_runs.add(run)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+
+    threading.Thread(target=watch, daemon=True, name="cancel-watch").start()
     try:
         yield
     finally:
-        watch.end()
+        ended.set()
 
 
 def is_being_cancelled() -> bool:
     """True if the current flow run is being cancelled; False if Prefect does not
     answer.
     """
-    from prefect.client.orchestration import get_client
     from prefect.runtime import flow_run
 
-    try:
-        with get_client(sync_client=True) as client:
-            state = client.read_flow_run(UUID(str(flow_run.id))).state
-    except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
-        log.warning("this run's state could not be read: %s", error)
-        return False
-    return state is not None and (state.is_cancelling() or state.is_cancelled())
+    with _display_errors("this run's state could not be read"):
+        return _is_cancelled(UUID(str(flow_run.id)))
+    return False
 
 
 def mark_crashed(runner: int | None = None) -> list[str]:
@@ -89,11 +101,11 @@ def mark_crashed(runner: int | None = None) -> list[str]:
     Returns:
         names of the marked runs.
     """
-    from prefect.client.orchestration import get_client
+    from prefect.client.schemas import filters
     from prefect.states import Cancelled, Crashed
 
     marked = []
-    with get_client(sync_client=True) as client:
+    with _client() as client:
         for run in _open_runs(client):
             if not _is_ours(run.labels, runner) or is_alive(_owner(run.labels)):
                 continue
@@ -108,18 +120,27 @@ def mark_crashed(runner: int | None = None) -> list[str]:
             client.set_flow_run_state(run.id, final_state(message=message), force=True)
             _mark_tasks(client, run.id, final_state(message=message))
             marked.append(run.name)
-        _mark_orphaned_tasks(client, runner)
+        # A runner marks only the run of a killed process, not its tasks.
+        tasks = client.read_task_runs(
+            flow_run_filter=filters.FlowRunFilter.model_validate(
+                _in_states("CRASHED", "FAILED", "CANCELLED")
+            ),
+            task_run_filter=filters.TaskRunFilter.model_validate(_in_states("RUNNING")),
+            limit=MOST_RUNS,
+        )
+        for run_id in {task.flow_run_id for task in tasks}:
+            labels = client.read_flow_run(run_id).labels
+            if _is_ours(labels, runner) and not is_alive(_owner(labels)):
+                _mark_tasks(client, run_id, Crashed(message="Its process is gone."))
         _mark_cancelled_tasks(client, runner)
     return marked
 
 
 def mark_crashed_quietly(runner: int | None = None) -> None:
     """`mark_crashed`, but a server that does not answer is only logged."""
-    try:
+    with _display_errors("runs with a dead process could not be looked up"):
         for name in mark_crashed(runner):
             log.warning("%s is marked as crashed: its process is gone", name)
-    except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
-        log.warning("runs with a dead process could not be looked up: %s", error)
 
 
 def keep_marking() -> None:
@@ -137,55 +158,52 @@ def end_runs_of(runner: int, seconds: float) -> None:
     """Terminate the processes of a runner's flow runs, wait for them, and mark those
     that did not report their end.
     """
-    from prefect.client.orchestration import get_client
-
-    try:
-        with get_client(sync_client=True) as client:
+    with _display_errors("the runs of this runner could not be looked up"):
+        with _client() as client:
             owners = [
                 _owner(run.labels)
                 for run in _open_runs(client)
                 if _is_ours(run.labels, runner)
             ]
-    except Exception as error:  # noqa: BLE001 - the processes end with their parent anyway
-        log.warning("the runs of this runner could not be looked up: %s", error)
-        return
-    for owner in filter(is_alive, owners):
-        os.kill(owner["pid"], signal.SIGTERM)
-    deadline = time.monotonic() + seconds
-    while any(map(is_alive, owners)) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    mark_crashed_quietly(runner)
+        for owner in filter(is_alive, owners):
+            os.kill(owner["pid"], signal.SIGTERM)
+        deadline = time.monotonic() + seconds
+        while any(map(is_alive, owners)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        mark_crashed_quietly(runner)
 
 
-def _record_owner(run: UUID, by_runner: bool) -> None:
+@contextmanager
+def _display_errors(message: str) -> Iterator[None]:
+    """Log errors of the display, which do not affect the work."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - Prefect's client raises errors of several libraries
+        log.warning("%s: %s", message, error)
+
+
+def _client() -> Any:
     from prefect.client.orchestration import get_client
 
-    owner = identity(os.getpid())
-    labels = {
-        f"{LABEL}{name}": value
-        for name, value in owner.items()
-        if isinstance(value, int | str)
-    }
-    with get_client(sync_client=True) as client:
-        client.update_flow_run_labels(
-            run, {**labels, f"{LABEL}runner": os.getppid() if by_runner else 0}
-        )
+    return get_client(sync_client=True)
+
+
+def _is_cancelled(run: UUID) -> bool:
+    with _client() as client:
+        state = client.read_flow_run(run).state
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def _in_states(*names: str) -> dict[str, object]:
+    """Content of a filter by state."""
+    return {"state": {"type": {"any_": names}}}
 
 
 def _open_runs(client: Any) -> list[Any]:
     """All flow runs shown as running or being cancelled."""
-    from prefect.client.schemas.filters import (
-        FlowRunFilter,
-        FlowRunFilterState,
-        FlowRunFilterStateType,
-    )
-    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.filters import FlowRunFilter
 
-    open_filter = FlowRunFilter(
-        state=FlowRunFilterState(
-            type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
-        )
-    )
+    open_filter = FlowRunFilter.model_validate(_in_states("RUNNING", "CANCELLING"))
     runs: list[Any] = []
     while True:
         page = client.read_flow_runs(
@@ -198,42 +216,12 @@ def _open_runs(client: Any) -> list[Any]:
 
 def _mark_tasks(client: Any, run: UUID, state: Any) -> None:
     """Set a final state for the unfinished tasks of a run."""
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.filters import FlowRunFilter
 
-    for task in client.read_task_runs(
-        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run]))
-    ):
+    run_filter = FlowRunFilter.model_validate({"id": {"any_": [run]}})
+    for task in client.read_task_runs(flow_run_filter=run_filter):
         if task.state is not None and not task.state.is_final():
             client.set_task_run_state(task.id, state, force=True)
-
-
-def _mark_orphaned_tasks(client: Any, runner: int | None) -> None:
-    """Mark tasks of ended runs as crashed: a runner marks only the run of a killed
-    process, not its tasks.
-    """
-    from prefect.client.schemas import filters
-    from prefect.client.schemas.objects import StateType
-    from prefect.states import Crashed
-
-    ended = filters.FlowRunFilter(
-        state=filters.FlowRunFilterState(
-            type=filters.FlowRunFilterStateType(
-                any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED]
-            )
-        )
-    )
-    running = filters.TaskRunFilter(
-        state=filters.TaskRunFilterState(
-            type=filters.TaskRunFilterStateType(any_=[StateType.RUNNING])
-        )
-    )
-    tasks = client.read_task_runs(
-        flow_run_filter=ended, task_run_filter=running, limit=MOST_RUNS
-    )
-    for run in {task.flow_run_id for task in tasks}:
-        labels = client.read_flow_run(run).labels
-        if _is_ours(labels, runner) and not is_alive(_owner(labels)):
-            _mark_tasks(client, run, Crashed(message="Its process is gone."))
 
 
 def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
@@ -243,21 +231,12 @@ def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
     Tasks that crashed in an earlier attempt of such a run stay crashed.
     """
     from prefect.client.schemas import filters
-    from prefect.client.schemas.objects import StateType
     from prefect.states import Cancelled
 
-    cancelled = filters.FlowRunFilter(
-        state=filters.FlowRunFilterState(
-            type=filters.FlowRunFilterStateType(any_=[StateType.CANCELLED])
-        )
-    )
-    crashed = filters.TaskRunFilter(
-        state=filters.TaskRunFilterState(
-            type=filters.TaskRunFilterStateType(any_=[StateType.CRASHED])
-        )
-    )
     for task in client.read_task_runs(
-        flow_run_filter=cancelled, task_run_filter=crashed, limit=MOST_RUNS
+        flow_run_filter=filters.FlowRunFilter.model_validate(_in_states("CANCELLED")),
+        task_run_filter=filters.TaskRunFilter.model_validate(_in_states("CRASHED")),
+        limit=MOST_RUNS,
     ):
         run = client.read_flow_run(task.flow_run_id)
         if _is_ours(run.labels, runner) and task.flow_run_run_count == run.run_count:
@@ -285,61 +264,23 @@ def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:
     return is_alive(owner) or is_gone(owner)
 
 
-class _CancelWatch:
-    """Sends this process SIGTERM when its run is cancelled, and records that for
-    `show_cancelled`.
-    """
-
-    def __init__(self, run: UUID) -> None:
-        self._run = run
-        self._is_cancelled = False
-        self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, daemon=True, name="cancel-watch"
-        )
-        self._thread.start()
-
-    def end(self) -> None:
-        """Stop watching; a cancelled run is recorded for `show_cancelled`."""
-        self._ended.set()
-        if self._is_cancelled:
-            cancelled_runs.add(self._run)
-
-    def _watch(self) -> None:
-        from prefect.client.orchestration import get_client
-
-        while not self._ended.wait(LOOK_SECONDS):
-            try:
-                with get_client(sync_client=True) as client:
-                    state = client.read_flow_run(self._run).state
-            except Exception as error:  # noqa: BLE001 - an unreachable server does not mean a cancellation
-                log.debug("this run's state could not be read: %s", error)
-                continue
-            if state is not None and (state.is_cancelling() or state.is_cancelled()):
-                self._is_cancelled = True
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-
-
 cancelled_runs: set[UUID] = set()
-"""Runs of this process that were cancelled in the UI and have ended."""
+"""Runs of this process that were cancelled in the UI."""
 
 
 def show_cancelled() -> None:
     """Mark cancelled runs as Cancelled: Prefect marks a flow ended by SIGTERM as
     crashed.
     """
-    from prefect.client.orchestration import get_client
     from prefect.states import Cancelled
 
     while cancelled_runs:
         run = cancelled_runs.pop()
-        try:
-            with get_client(sync_client=True) as client:
-                client.set_flow_run_state(run, Cancelled(message=CANCELLED), force=True)
-                _mark_cancelled_tasks(client)
-        except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
-            log.warning(
-                "the cancellation of this run could not be recorded in Prefect: %s",
-                error,
-            )
+        with (
+            _display_errors(
+                "the cancellation of this run could not be recorded in Prefect"
+            ),
+            _client() as client,
+        ):
+            client.set_flow_run_state(run, Cancelled(message=CANCELLED), force=True)
+            _mark_cancelled_tasks(client)

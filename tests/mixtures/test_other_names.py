@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gristmill.mixtures.load import ManifestError, all_keys, load_manifest
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.other_names import OTHER_NAMES, hint_of, table_lines
+from gristmill.mixtures.other_names import OTHER_NAMES, OtherName, hint_of
 
 COMPARED = Path(__file__).parents[2] / "docs" / "compared.md"
 
@@ -25,6 +26,17 @@ def test_table_maps_foreign_names_to_existing_keys() -> None:
             }
             & keys
         )
+
+
+def table_lines() -> Iterator[str]:
+    yield "| elsewhere | gristmill | |"
+    yield "| --- | --- | --- |"
+    for entry in OTHER_NAMES:
+        places = entry.sections if entry.sections != OtherName(()).sections else ()
+        prefix = f"{places[0]}." if len(places) == 1 else ""
+        names = ", ".join(f"`{name}`" for name in entry.names)
+        keys = ", ".join(f"`{prefix}{key}`" for key in entry.keys) or "-"
+        yield f"| {names} | {keys} | {entry.note} |"
 
 
 def test_documentation_shows_the_table() -> None:
