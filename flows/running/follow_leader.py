@@ -15,11 +15,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from gristmill.core.files import as_path, read_json
-from gristmill.core.lease import ProcessIdentity
 from gristmill.core.processes import end_with_parent
 from gristmill.flows.running.execute import name_interface
 from gristmill.mixtures.engine import Engine
@@ -28,23 +26,6 @@ from gristmill.train.parallel.rendezvous import hosts_of, read_rendezvous
 MODULE = "gristmill.flows.running.follow_leader"
 LOOK_SECONDS = 0.5
 """Polling interval."""
-
-
-class Waiting:
-    """Callback of a run that waits for the owner of a stage's lease.
-
-    Attributes:
-        waited: True if the run waited.
-    """
-
-    def __init__(self, begin: Callable[[ProcessIdentity], None]) -> None:
-        self.waited = False
-        self._begin = begin
-
-    def __call__(self, owner: ProcessIdentity) -> None:
-        """Start the work done while waiting; called once, with the owner."""
-        self.waited = True
-        self._begin(owner)
 
 
 def main(argv: list[str] | None = None) -> int:

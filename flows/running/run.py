@@ -33,7 +33,6 @@ from gristmill.flows.running.events import (
     parse_event,
 )
 from gristmill.flows.running.follow_leader import MODULE as FOLLOW_LEADER
-from gristmill.flows.running.follow_leader import Waiting
 from gristmill.flows.running.fork_server import ForkServer, ForkServerError
 from gristmill.flows.running.memory_advice import OUT_OF_MEMORY, advise
 from gristmill.flows.running.output_identities import (
@@ -48,7 +47,7 @@ from gristmill.mixtures.engine import Engine
 from gristmill.mixtures.sources import IMPORTED, INGEST
 from gristmill.mixtures.training import HOW_KEYS
 
-log = logging.getLogger("gristmill.run")
+logger = logging.getLogger("gristmill.run")
 
 
 class StageFailedError(RuntimeError):
@@ -142,106 +141,88 @@ class Runner:
             StageFailedError: its inputs are missing, or its process failed.
             LeaseLostError: another run took over the stage while this one was paused.
         """
+        node = self.plan[stage]
         try:
-            return self._run_stage(stage, force, workers)
+            outcome = self._run_stage(node, force, workers or self.engine.workers)
+            if alias_of(outcome.folder) != node.alias:
+                # later stages are named by the output's identity
+                with self._settling:
+                    settled = settle_from_store(self.plan, self.store, self.name)
+                    self.plan.update(settled)
+            self.emit(StageFinished(node, outcome))
         except RunStoppedError:
             raise
         except Exception as error:
-            self.emit(StageFailed(self.plan[stage], mask_text(str(error))))
+            self.emit(StageFailed(node, mask_text(str(error))))
             raise
+        return outcome
 
-    def _run_stage(self, stage: str, force: bool, workers: int | None) -> Outcome:
-        node = self.plan[stage]
+    def _run_stage(self, node: Node, force: bool, workers: int) -> Outcome:
+        stage = node.name
         folder = self.folder(stage)
-        if node.kept_version is not None and (force or folder.state() != "committed"):
+        was_committed = folder.state() == "committed"
+        cached = Outcome(stage, node.fingerprint, "Cached", 0.0, folder)
+        if node.kept_version is not None and (force or not was_committed):
             raise StageFailedError(
                 f"{stage}: the kept output of version {node.kept_version} is "
                 f"{folder.state()}; start again with: {self.resume_command}"
             )
-        if not force and folder.state() == "committed":
+        if was_committed and not force:
             _end_cleaning(folder)
-            return self._finished(
-                node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder)
-            )
-        self._check_inputs(node)
-        was_committed = folder.state() == "committed"
+            return cached
+        for name in node.inputs:
+            state = self.folder(name).state()
+            if state != "committed":
+                raise StageFailedError(
+                    f"{stage} needs the output of {name}, which is {state}; make "
+                    f"it first: {self.resume_command} --until {name}"
+                )
+        lease = self._acquire(node, folder, force, workers)
+        if lease is None:
+            return replace(cached, note="made by another run")
+        replaced: StageFolder | None = None
+        if force and was_committed:
+            # The old output stays in the trash until an equal one is committed.
+            name = f"{folder.path.parent.name}--{folder.path.name}--{time.time_ns()}"
+            replaced = StageFolder(self.store.trash / name)
+            self.store.trash.mkdir(parents=True, exist_ok=True)
+            lease.release()
+            folder.path.rename(replaced.path)
+            lease = acquire(folder.path / "lease", lambda owner: None, lambda: True)
+            assert lease is not None
+        try:
+            outcome = self._make(node, folder, lease, workers)
+        finally:
+            lease.release()
+        return outcome if replaced is None else compare_with_replaced(outcome, replaced)
+
+    def _acquire(
+        self, node: Node, folder: StageFolder, force: bool, workers: int
+    ) -> Lease | None:
+        """Take the lease of a stage, or return None if another run makes its output;
+        with several hosts, this host works on it meanwhile.
+        """
+        owners: list[ProcessIdentity] = []
 
         def is_needed() -> bool:
             self.processes.check()
             return force or folder.state() != "committed"
 
-        # A forced rerun of a committed stage finds a released lease, so it does not
-        # wait.
-        with self._waiting_callback(
-            node, folder, workers or self.engine.workers
-        ) as begin:
-            lease = acquire(folder.path / "lease", begin, is_needed, folder.publish)
-        if lease is None:
-            _end_cleaning(folder)
-        elif not is_needed():
-            lease.release()
-            lease = None
-        if lease is None:
-            return self._finished(
-                node,
-                Outcome(
-                    stage,
-                    node.fingerprint,
-                    "Cached",
-                    0.0,
-                    folder,
-                    "made by another run",
-                ),
-            )
-        if self.engine.nodes > 1 and begin.waited and lease.follows_one_given_back():
-            lease.release()
-            error_file = folder.work / "error.json"
-            reason = (
-                read_json(error_file)["message"]
-                if error_file.exists()
-                else "it was ended there"
-            )
-            raise StageFailedError(
-                mask_text(
-                    f"{stage}: its leading host has given up: {reason}\n  "
-                    f"resume with: {self.resume_command}"
-                )
-            )
-        replaced: StageFolder | None = None
-        if force and was_committed:
-            replaced, lease = self._move_to_trash(folder, lease)
-        try:
-            outcome = self._make(node, folder, lease, workers or self.engine.workers)
-        finally:
-            lease.release()
-        if replaced is not None:
-            outcome = compare_with_replaced(outcome, replaced)
-        return self._finished(node, outcome)
-
-    @contextmanager
-    def _waiting_callback(
-        self, node: Node, folder: StageFolder, workers: int
-    ) -> Iterator[Waiting]:
-        """Callback for waiting on another run of the same stage; with several hosts,
-        this host works on it meanwhile.
-        """
         with ExitStack() as stack:
 
             def begin(owner: ProcessIdentity) -> None:
+                owners.append(owner)
                 self.emit(StageWaits(node, owner["host"], owner["pid"]))
                 if self.engine.nodes > 1 and (
                     node.stage.requirements.torchrun or node.uses_workers
                 ):
                     _, secrets = split_secrets(self.describe(node, workers))
-                    log = (
-                        folder.logs
-                        / "hosts"
-                        / f"{socket.gethostname()}-{os.getpid()}.log"
-                    )
                     follower = partial(
                         StageProcess,
                         folder.path,
-                        log,
+                        folder.logs
+                        / "hosts"
+                        / f"{socket.gethostname()}-{os.getpid()}.log",
                         lambda event: None,
                         secrets,
                         module=FOLLOW_LEADER,
@@ -249,41 +230,28 @@ class Runner:
                     )
                     stack.enter_context(self.processes.start(follower))
 
-            yield Waiting(begin)
-
-    def _finished(self, node: Node, outcome: Outcome) -> Outcome:
-        """Update the plan with the output's identity, and publish the outcome."""
-        if alias_of(outcome.folder) != node.alias:
-            with self._settling:
-                self.plan.update(settle_from_store(self.plan, self.store, self.name))
-        self.emit(StageFinished(node, outcome))
-        return outcome
-
-    def _check_inputs(self, node: Node) -> None:
-        for name in node.inputs:
-            state = self.folder(name).state()
-            if state != "committed":
-                raise StageFailedError(
-                    f"{node.name} needs the output of {name}, which is {state}; make "
-                    f"it first: {self.resume_command} --until {name}"
+            # A forced rerun of a committed stage finds a released lease, so it does not
+            # wait.
+            lease = acquire(folder.path / "lease", begin, is_needed, folder.publish)
+        if lease is None:
+            _end_cleaning(folder)
+            return None
+        if not is_needed():
+            lease.release()
+            return None
+        if self.engine.nodes > 1 and owners and lease.follows_one_given_back():
+            lease.release()
+            error_file = folder.work / "error.json"
+            reason = "it was ended there"
+            if error_file.exists():
+                reason = read_json(error_file)["message"]
+            raise StageFailedError(
+                mask_text(
+                    f"{node.name}: its leading host has given up: {reason}\n  "
+                    f"resume with: {self.resume_command}"
                 )
-
-    def _move_to_trash(
-        self, folder: StageFolder, lease: Lease
-    ) -> tuple[StageFolder, Lease]:
-        """Move a committed output to the trash, where it stays until an equal one is
-        committed.
-        """
-        target = (
-            self.store.trash
-            / f"{folder.path.parent.name}--{folder.path.name}--{time.time_ns()}"
-        )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lease.release()
-        folder.path.rename(target)
-        fresh = acquire(folder.path / "lease", lambda owner: None, lambda: True)
-        assert fresh is not None
-        return StageFolder(target), fresh
+            )
+        return lease
 
     def _make(
         self, node: Node, folder: StageFolder, lease: Lease, workers: int
@@ -296,9 +264,7 @@ class Runner:
         folder.begin(description, shared=self.engine.nodes > 1)
         resuming = folder.work.exists() and any(folder.work.iterdir())
         self.emit(StageStarted(node, folder, resuming))
-        self._run_process(
-            node, folder, lease, folder.logs / f"{lease.number}.log", secrets
-        )
+        self._run_process(node, folder, lease, secrets)
         summary = read_json(folder.work / "result.json")
         lease.check()
         seconds = time.time() - started
@@ -319,14 +285,13 @@ class Runner:
             lambda files: find_alias(self.store, node, files),
         )
         alias = alias_of(folder)
-        note = f"same bytes as {alias[:FINGERPRINT_CHARS]}" if alias else ""
         return Outcome(
             node.name,
             node.fingerprint,
             "Resumed" if resuming else "Completed",
             seconds,
             folder,
-            note,
+            f"same bytes as {alias[:FINGERPRINT_CHARS]}" if alias else "",
         )
 
     def describe(self, node: Node, workers: int | None = None) -> dict[str, Any]:
@@ -381,16 +346,12 @@ class Runner:
         }
 
     def _run_process(
-        self,
-        node: Node,
-        folder: StageFolder,
-        lease: Lease,
-        log: Path,
-        secrets: str | None,
+        self, node: Node, folder: StageFolder, lease: Lease, secrets: str | None
     ) -> None:
         """Run a stage's process, and retry up to `engine.retries` times if it was
         killed.
         """
+        log = folder.logs / f"{lease.number}.log"
         progress = ProgressFile(lease.folder, lease.number)
 
         def on_event(content: Event) -> None:
@@ -399,12 +360,28 @@ class Runner:
             if event is not None:
                 self.emit(event)
 
+        def start() -> StageProcess:
+            if (
+                self.server
+                and self.server.is_running
+                and is_forkable(self.plan, node.name)
+            ):
+                modules = [node.stage.module]
+                with suppress(ForkServerError):  # the server has just ended
+                    return StageProcess(
+                        folder.path,
+                        log,
+                        on_event,
+                        secrets,
+                        self.server,
+                        imports=modules,
+                    )
+            return StageProcess(folder.path, log, on_event, secrets)
+
         try:
             for retries in range(self.engine.retries, -1, -1):
                 lease.check()
-                with self.processes.start(
-                    partial(self._start_process, node, folder, log, on_event, secrets)
-                ) as process:
+                with self.processes.start(start) as process:
                     lease.on_lost = process.kill
                     lease.name_child(process.pid)
                     lease.start_heartbeat()
@@ -432,27 +409,6 @@ class Runner:
                 f"{node.name}: its process ended without a result; see {log}"
             )
 
-    def _start_process(
-        self,
-        node: Node,
-        folder: StageFolder,
-        log: Path,
-        on_event: Callable[[Event], None],
-        secrets: str | None,
-    ) -> StageProcess:
-        """Start a stage's process: as a fork of the server if there is one."""
-        if self.server and self.server.is_running and is_forkable(self.plan, node.name):
-            with suppress(ForkServerError):  # the server has just ended
-                return StageProcess(
-                    folder.path,
-                    log,
-                    on_event,
-                    secrets,
-                    self.server,
-                    imports=[node.stage.module],
-                )
-        return StageProcess(folder.path, log, on_event, secrets)
-
     def _failure_message(
         self,
         node: Node,
@@ -462,13 +418,20 @@ class Runner:
         log: Path,
     ) -> str:
         error_file = folder.work / "error.json"
-        error_type = read_json(error_file)["type"] if error_file.exists() else None
+        error = read_json(error_file) if error_file.exists() else {}
         cause = process.cause()
-        if cause is not None and not (cause[1] and error_file.exists()):
+        if cause is not None and not (cause[1] and error):
             reason = cause[0]
-            _keep_cause(error_file, reason)
-        elif error_file.exists():
-            reason = read_json(error_file)["message"]
+            if error.get("message") != reason:
+                # For `status` and `plan`: the failed rank may not have written its
+                # cause, or another may have written its own.
+                try:
+                    content = {"type": "StageFailedError", "message": reason}
+                    write_json(error_file, content)
+                except Exception as trouble:  # noqa: BLE001 - object stores' libraries raise errors of their own
+                    logger.warning("%s cannot be written: %s", error_file, trouble)
+        elif error:
+            reason = error["message"]
         elif code == -9:
             reason = (
                 "its process was killed, most likely out of memory: "
@@ -477,12 +440,11 @@ class Runner:
         elif code < 0:
             reason = f"its process was ended by signal {-code}"
         else:
-            reason = (
-                f"its process ended with code {code}: {''.join(process.tail()[-1:])}"
-            )
+            last_line = "".join(process.tail()[-1:])
+            reason = f"its process ended with code {code}: {last_line}"
         if reason.startswith(f"{node.name}:"):
             reason = reason.partition(":")[2].strip()
-        if error_type in OUT_OF_MEMORY:
+        if error.get("type") in OUT_OF_MEMORY:
             reason = f"out of memory ({reason}): {advise(node.stage)}"
         reason = reason.replace(REPAIR, self.repair_command)
         if os.strerror(errno.ENOSPC) in reason:
@@ -493,18 +455,6 @@ class Runner:
         return mask_text(
             f"{node.name}: {reason}\n  log: {log}\n  resume with: {self.resume_command}"
         )
-
-
-def _keep_cause(error: Path, cause: str) -> None:
-    """Write the cause for `status` and `plan`, as the failed rank may not have, or
-    another may have written its own.
-    """
-    if error.exists() and read_json(error)["message"] == cause:
-        return
-    try:
-        write_json(error, {"type": "StageFailedError", "message": cause})
-    except Exception as trouble:  # noqa: BLE001 - object stores' libraries raise errors of their own
-        log.warning("%s cannot be written: %s", error, trouble)
 
 
 def how_of(node: Node) -> dict[str, Any]:
