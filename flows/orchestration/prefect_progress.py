@@ -19,7 +19,6 @@ from gristmill.flows.orchestration.cards import live_card, stage_card
 from gristmill.flows.orchestration.progress_text import LineBudget, Pace
 from gristmill.flows.orchestration.reporting import publish_card
 from gristmill.flows.running.events import (
-    Outcome,
     RunEvent,
     RunRecorded,
     StageEvent,
@@ -116,6 +115,7 @@ class PrefectObserver:
         if not isinstance(event, StageEvent):
             return
         stage = event.node.name
+        window = self._windows.setdefault(stage, StageWindow())
         match event:
             case StageStarted():
                 resumed = event.folder if event.resuming else None
@@ -132,34 +132,27 @@ class PrefectObserver:
                 )
             case StageWarning():
                 self._show_line(stage, f"{stage}: {event.message}", logging.WARNING)
-            case StageOutput():
-                self._show_log_line(stage, event.line)
+            case StageOutput(line=line):
+                if line.strip() and window.budget.allows(time.monotonic()):
+                    self._report_held_back(stage)
+                    self._show_line(stage, f"{stage} | {line[:LINE_CHARS]}")
             case StageProgress():
                 self._show_progress(stage, event)
-            case StageFinished():
-                self._show_outcome(event.outcome)
+            case StageFinished(outcome=outcome):
+                # A cached stage was never started; the display belongs to the task that
+                # reports it.
+                window.context = contextvars.copy_context()
+                self._report_held_back(stage)
+                note = f" ({outcome.note})" if outcome.note else ""
+                self._show_line(
+                    stage,
+                    f"{stage}: {outcome.how} in {outcome.seconds:.1f} s{note}: "
+                    f"{outcome.folder.path}",
+                )
+                self._send_card(stage, lambda: stage_card(outcome), stage)
             case StageFailed():
                 self._report_held_back(stage)
                 self._show_line(stage, event.message, logging.ERROR)
-
-    def _show_outcome(self, outcome: Outcome) -> None:
-        stage = outcome.stage
-        # A cached stage was never started; the display belongs to the task that reports
-        # it.
-        self._window(stage).context = contextvars.copy_context()
-        self._report_held_back(stage)
-        note = f" ({outcome.note})" if outcome.note else ""
-        self._show_line(
-            stage,
-            f"{stage}: {outcome.how} in {outcome.seconds:.1f} s{note}: "
-            f"{outcome.folder.path}",
-        )
-        self._send(
-            stage,
-            lambda: publish_card(
-                artifact_key(f"{stage}-card"), stage_card(outcome), stage
-            ),
-        )
 
     def _show_line(self, stage: str, line: str, level: int = logging.INFO) -> None:
         def send() -> None:
@@ -169,17 +162,8 @@ class PrefectObserver:
 
         self._send(stage, send)
 
-    def _window(self, stage: str) -> StageWindow:
-        return self._windows.setdefault(stage, StageWindow())
-
-    def _show_log_line(self, stage: str, line: str) -> None:
-        """Show a line printed by the stage, unless the rate limit is reached."""
-        if line.strip() and self._window(stage).budget.allows(time.monotonic()):
-            self._report_held_back(stage)
-            self._show_line(stage, f"{stage} | {line[:LINE_CHARS]}")
-
     def _report_held_back(self, stage: str) -> None:
-        held_back = self._window(stage).budget.take_held_back()
+        held_back = self._windows[stage].budget.take_held_back()
         if held_back:
             self._show_line(
                 stage,
@@ -187,7 +171,7 @@ class PrefectObserver:
             )
 
     def _show_progress(self, stage: str, event: StageProgress) -> None:
-        window = self._window(stage)
+        window = self._windows[stage]
         now = time.monotonic()
         if window.pace is None or window.pace.job != event.job:
             window.pace = Pace.begin(event, now)
@@ -212,14 +196,15 @@ class PrefectObserver:
             and now - window.card_sent >= CARD_SECONDS
         ):
             window.card_sent = now
-            self._send(
+            self._send_card(
                 stage,
-                lambda: publish_card(
-                    artifact_key(f"{stage}-card"),
-                    live_card(stage, description, window.curve()),
-                    f"{stage}, while it runs",
-                ),
+                lambda: live_card(stage, description, window.curve()),
+                f"{stage}, while it runs",
             )
+
+    def _send_card(self, stage: str, card: Callable[[], str], about: str) -> None:
+        key = artifact_key(f"{stage}-card")
+        self._send(stage, lambda: publish_card(key, card(), about))
 
     def close(self) -> None:
         """Send the remaining items, for a bounded time."""
@@ -231,7 +216,7 @@ class PrefectObserver:
 
     def _send(self, stage: str, action: Callable[[], None]) -> None:
         try:
-            self._queue.put_nowait((self._window(stage).context, action))
+            self._queue.put_nowait((self._windows[stage].context, action))
         except queue.Full:
             self._warn_once(
                 "the queue to Prefect is full: some lines are missing in its log"

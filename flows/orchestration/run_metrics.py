@@ -7,7 +7,7 @@ of each manifest name is shown.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -34,6 +34,19 @@ STAGE_STATES = (
 )
 
 
+METRICS = (
+    ("run_state", "1 for the state of the newest run.", ["name", "state"]),
+    ("run_started_timestamp_seconds", "Start of the newest run.", ["name"]),
+    ("run_seconds", "Duration of the newest run so far.", ["name"]),
+    ("stage_state", "1 for the state of a stage.", ["name", "stage", "state"]),
+    ("stage_seconds", "Duration of a stage in this run.", ["name", "stage"]),
+    ("stage_rows", "Documents by outcome.", ["name", "stage", "kind"]),
+    ("stage_progress", "Share of a stage's current job.", ["name", "stage"]),
+    ("tokens_per_second", "Throughput of a training.", ["name", "stage"]),
+)
+"""Name after `gristmill_`, description and labels of each metric."""
+
+
 def metrics_text(store: Store) -> bytes:
     """All metrics of a store in Prometheus' text format."""
     registry = CollectorRegistry()
@@ -53,89 +66,45 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """See Collector."""
-        runs = newest_runs(self._store)
-        yield from self._run_metrics(runs)
-        yield from self._stage_metrics(runs)
+        families = {
+            name: GaugeMetricFamily(f"gristmill_{name}", about, labels=labels)
+            for name, about, labels in METRICS
+        }
 
-    def _run_metrics(
-        self, runs: Mapping[str, RunContent]
-    ) -> Iterator[GaugeMetricFamily]:
-        state = GaugeMetricFamily(
-            "gristmill_run_state",
-            "1 for the state of the newest run.",
-            labels=["name", "state"],
-        )
-        started = GaugeMetricFamily(
-            "gristmill_run_started_timestamp_seconds",
-            "Start of the newest run.",
-            labels=["name"],
-        )
-        seconds = GaugeMetricFamily(
-            "gristmill_run_seconds",
-            "Duration of the newest run so far.",
-            labels=["name"],
-        )
-        for name, record in runs.items():
+        def add(metric: str, labels: Sequence[str], value: float) -> None:
+            families[metric].add_metric(labels, value)
+
+        for name, record in newest_runs(self._store).items():
             current = run_state(record)
-            for state_name in RUN_STATES:
-                state.add_metric([name, state_name], float(state_name == current))
-            started.add_metric([name], record["started"])
+            for state in RUN_STATES:
+                add("run_state", [name, state], float(state == current))
+            add("run_started_timestamp_seconds", [name], record["started"])
             # The end of a killed run is unknown.
             end = record.get("finished", time.time() if current == "running" else None)
             if end is not None:
-                seconds.add_metric([name], end - record["started"])
-        yield from (state, started, seconds)
-
-    def _stage_metrics(
-        self, runs: Mapping[str, RunContent]
-    ) -> Iterator[GaugeMetricFamily]:
-        labels = ["name", "stage"]
-        state = GaugeMetricFamily(
-            "gristmill_stage_state",
-            "1 for the state of a stage.",
-            labels=[*labels, "state"],
-        )
-        seconds = GaugeMetricFamily(
-            "gristmill_stage_seconds", "Duration of a stage in this run.", labels=labels
-        )
-        rows = GaugeMetricFamily(
-            "gristmill_stage_rows", "Documents by outcome.", labels=[*labels, "kind"]
-        )
-        share = GaugeMetricFamily(
-            "gristmill_stage_progress",
-            "Completed share of a stage's current job.",
-            labels=labels,
-        )
-        speed = GaugeMetricFamily(
-            "gristmill_tokens_per_second", "Throughput of a training.", labels=labels
-        )
-        for name, record in runs.items():
-            is_running = run_state(record) == "running"
+                add("run_seconds", [name], end - record["started"])
             for stage, entry in record["stages"].items():
-                current = stage_state(entry, is_running)
-                for state_name in STAGE_STATES:
-                    state.add_metric(
-                        [name, stage, state_name], float(state_name == current)
-                    )
+                labels = [name, stage]
+                stage_is = stage_state(entry, current == "running")
+                for state in STAGE_STATES:
+                    add("stage_state", [*labels, state], float(state == stage_is))
                 for kind in ROWS:
                     if kind in entry.get("rows", {}):
-                        rows.add_metric([name, stage, kind], entry["rows"][kind])
+                        add("stage_rows", [*labels, kind], entry["rows"][kind])
                 if "seconds" in entry:
-                    seconds.add_metric([name, stage], entry["seconds"])
-                if current != "running":
+                    add("stage_seconds", labels, entry["seconds"])
+                if stage_is != "running":
                     continue
-                seconds.add_metric([name, stage], time.time() - entry["started"])
-                lease = (
-                    self._store.folder(stage, name, entry["fingerprint"]).path / "lease"
-                )
+                add("stage_seconds", labels, time.time() - entry["started"])
+                folder = self._store.folder(stage, name, entry["fingerprint"])
+                lease = folder.path / "lease"
                 progress = read_progress(lease, highest(lease))
                 if progress.get("total"):
-                    share.add_metric(
-                        [name, stage], progress["done"] / progress["total"]
-                    )
+                    share = progress["done"] / progress["total"]
+                    add("stage_progress", labels, share)
                 if isinstance(progress.get("tokens_per_second"), int | float):
-                    speed.add_metric([name, stage], progress["tokens_per_second"])
-        yield from (state, seconds, rows, share, speed)
+                    add("tokens_per_second", labels, progress["tokens_per_second"])
+        yield from families.values()
 
 
 def newest_runs(store: Store) -> dict[str, RunContent]:

@@ -22,7 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn, TypedDict
+from typing import NamedTuple, NoReturn, TypedDict
 
 from gristmill.core.processes import ONE_THREAD, end_with_parent, without_collection
 
@@ -249,10 +249,18 @@ class Server:
                     self._woken.recv(4096)
                     self._report_ends()
                 elif key.fileobj is not self._requests:
-                    self._kill_worker(key.fileobj)
+                    for pid, line in self._workers.items():
+                        if line is key.fileobj:  # otherwise it has ended by itself
+                            self._selector.unregister(line)
+                            os.kill(pid, signal.SIGKILL)
                 elif not self._answer_request():
                     return
-            self._fork_ready_workers()
+            # A worker never waits for the modules of another.
+            for worker in list(self._pending):
+                if not _missing(worker.request):
+                    self._pending.remove(worker)
+                    self._fork(worker)
+                    os.close(worker.output)
 
     def _import_one(self) -> None:
         """Import a module of the first pending worker, otherwise one of `later`."""
@@ -262,17 +270,6 @@ class Server:
             else:
                 with suppress(ImportError):
                     importlib.import_module(self._later.pop(0))
-
-    def _fork_ready_workers(self) -> None:
-        """Fork the workers whose modules are all imported; a worker never waits for the
-        modules of another.
-        """
-        for worker in [
-            worker for worker in self._pending if not _missing(worker.request)
-        ]:
-            self._pending.remove(worker)
-            self._fork(worker.line, worker.output, worker.request)
-            os.close(worker.output)
 
     def _answer_request(self) -> bool:
         kind, descriptors, _, _ = socket.recv_fds(self._requests, 1, 2)
@@ -292,54 +289,38 @@ class Server:
         self._pending.append(PendingWorker(line, descriptors[1], json.loads(content)))
         return True
 
-    def _fork(self, line: socket.socket, output: int, request: ForkRequest) -> None:
+    def _fork(self, worker: PendingWorker) -> None:
         server = os.getpid()
         pid = os.fork()
         if not pid:
-            self._become_worker(server, line, output, request)
-        self._workers[pid] = line
-        self._selector.register(line, selectors.EVENT_READ)
-        _send_number(line, pid)
+            self._become_worker(server, worker)
+        self._workers[pid] = worker.line
+        self._selector.register(worker.line, selectors.EVENT_READ)
+        _send_number(worker.line, pid)
 
-    def _become_worker(
-        self, server: int, line: socket.socket, output: int, request: ForkRequest
-    ) -> NoReturn:
+    def _become_worker(self, server: int, worker: PendingWorker) -> NoReturn:
         code = 1
         try:
             end_with_parent(signal.SIGKILL, server)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._selector.close()
-            for other_socket in (
-                self._requests,
-                self._woken,
-                self._wake,
-                line,
-                *self._workers.values(),
-            ):
+            lines = (worker.line, *self._workers.values())
+            for other_socket in (self._requests, self._woken, self._wake, *lines):
                 other_socket.close()
-            for worker in self._pending:
-                worker.line.close()
-                os.close(worker.output)
+            for pending in self._pending:
+                pending.line.close()
+                os.close(pending.output)
             for stream in (1, 2):
-                os.dup2(output, stream)
-            os.close(output)
-            code = self._work(request) or 0
+                os.dup2(worker.output, stream)
+            os.close(worker.output)
+            code = self._work(worker.request) or 0
         except BaseException:  # noqa: BLE001 - an exception that left here would make the worker a second server
             traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-
-    def _kill_worker(self, line: Any) -> None:
-        pid = next(
-            (pid for pid, worker_line in self._workers.items() if worker_line is line),
-            None,
-        )
-        if pid is not None:  # otherwise it has just ended by itself
-            self._selector.unregister(line)
-            os.kill(pid, signal.SIGKILL)
 
     def _report_ends(self) -> None:
         for pid in list(self._workers):

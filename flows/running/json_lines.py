@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TextIO
 
 from gristmill.core.secrets import mask_addresses
@@ -79,76 +80,60 @@ class JsonObserver:
 
     def __call__(self, event: RunEvent) -> None:
         """Write an event."""
+        write = self._lines.log
         if isinstance(event, StageEvent):
-            self._write_stage_event(event, event.node.name)
-        elif isinstance(event, RunStarted):
-            self._lines.log(
-                "run_started",
-                manifest=event.manifest_file,
-                name=event.name,
-                stages=event.stages,
-            )
-        elif isinstance(event, RunNotice):
-            self._lines.log("message", message=event.message)
-        elif isinstance(event, RunEnded) and event.folder is not None:
-            self._lines.log(
-                "run_finished",
-                state=event.state,
-                run=event.folder.name,
-                folder=str(event.folder),
-            )
-        elif isinstance(event, RunEnded):
-            level = "error" if event.state == "failed" else "warning"
-            self._lines.log(
-                "run_finished", level, state=event.state, message=event.message
-            )
-
-    def _write_stage_event(self, event: StageEvent, stage: str) -> None:
+            write = partial(write, stage=event.node.name)
         match event:
+            case RunStarted():
+                write(
+                    "run_started",
+                    manifest=event.manifest_file,
+                    name=event.name,
+                    stages=event.stages,
+                )
+            case RunNotice():
+                write("message", message=event.message)
+            case RunEnded() if event.folder is not None:
+                write(
+                    "run_finished",
+                    state=event.state,
+                    run=event.folder.name,
+                    folder=str(event.folder),
+                )
+            case RunEnded():
+                level = "error" if event.state == "failed" else "warning"
+                write("run_finished", level, state=event.state, message=event.message)
             case StageStarted():
-                self._lines.log(
+                write(
                     "stage_started",
-                    stage=stage,
                     resuming=event.resuming,
                     fingerprint=event.node.fingerprint[:16],
                     folder=str(event.folder.path),
                 )
             case StageWaits():
-                self._lines.log(
-                    "stage_waits", stage=stage, host=event.host, pid=event.pid
-                )
+                write("stage_waits", host=event.host, pid=event.pid)
             case StageWarning():
-                self._lines.log(
-                    "warning", "warning", stage=stage, message=event.message
-                )
+                write("warning", "warning", message=event.message)
             case StageStopping():
-                self._lines.log(
-                    "stopping", "warning", stage=stage, seconds=event.seconds
-                )
-            case StageProgress():
-                self._write_progress(event, stage)
+                write("stopping", "warning", seconds=event.seconds)
+            case StageProgress(node=node):
+                now = time.monotonic()
+                is_due = now - self._written.get(node.name, 0.0) >= PLAIN_SECONDS
+                if event.done >= event.total or is_due:
+                    self._written[node.name] = now
+                    values = {
+                        key: value
+                        for key, value in vars(event).items()
+                        if key != "node" and value not in ("", None)
+                    }
+                    write("progress", **values)
             case StageFinished(outcome=outcome):
-                self._lines.log(
+                write(
                     "stage_finished",
-                    stage=stage,
                     how=outcome.how,
                     seconds=round(outcome.seconds, 3),
                     folder=str(outcome.folder.path),
                     note=outcome.note,
                 )
             case StageFailed():
-                self._lines.log(
-                    "stage_failed", "error", stage=stage, message=event.message
-                )
-
-    def _write_progress(self, event: StageProgress, stage: str) -> None:
-        now = time.monotonic()
-        is_due = now - self._written.get(stage, 0.0) >= PLAIN_SECONDS
-        if event.done >= event.total or is_due:
-            self._written[stage] = now
-            values = {
-                key: value
-                for key, value in vars(event).items()
-                if key != "node" and value not in ("", None)
-            }
-            self._lines.log("progress", stage=stage, **values)
+                write("stage_failed", "error", message=event.message)

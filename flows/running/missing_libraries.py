@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
@@ -78,34 +78,21 @@ def check_libraries(
         force: committed stages that are rebuilt; other committed stages need no
             libraries.
     """
+    steps = session.manifest.steps
     missing: dict[str, list[str]] = {}
-    for name in stages:
-        if name not in force and session.committed(name) is not None:
-            continue
-        for feature, library in _requirements(session, name):
-            if not is_installed(library) and feature not in missing.setdefault(
-                library, []
-            ):
-                missing[library].append(feature)
-    if len(missing) == 1:
-        ((library, features),) = missing.items()
-        if len(features) == 1:
-            kind = "step" if features[0] in session.manifest.steps else "stage"
-            message = sentence_of(
-                library,
-                features[0] if "." in features[0] else f"the {kind} {features[0]}",
-            )
-        elif library == TORCH:
-            message = sentence_of(
-                library, f"computing with a model ({', '.join(features)})"
-            )
-        else:
-            message = sentence_of(library, f"each of {_and(features)}")
-        keys = [feature for feature in features if "." in feature]
-        raise MissingLibraryError(
-            f"{message}, or remove {_and(keys)}" if keys else message
-        )
-    if missing:
+    for name in session.unfinished(stages, force):
+        needs = session.plan[name].stage.requirements
+        section = steps[name].config if name in steps else session.part_of(name)
+        required = [(name, TORCH)] if needs.torch else []
+        required += [
+            (key or name, library) for library, key in needs.libraries(section)
+        ]
+        for feature, library in required:
+            if not is_installed(library) and feature not in missing.get(library, ()):
+                missing.setdefault(library, []).append(feature)
+    if not missing:
+        return
+    if len(missing) > 1:
         entries = [
             f"{library}{_build_requirement(library)}: {_and(features)}"
             for library, features in missing.items()
@@ -116,24 +103,16 @@ def check_libraries(
             f"({'; '.join(entries)}); install them with: "
             f"pip install 'gristmill[{extras}]'"
         )
-
-
-def _requirements(session: Session, name: str) -> Iterator[tuple[str, str]]:
-    """Yield (feature, library): a stage, or a key of its settings, and the library of
-    an extra that it needs.
-    """
-    stage = session.plan[name].stage
-    if stage.requirements.torch:
-        yield name, TORCH
-    section: Any
-    if name in session.manifest.steps:
-        section = session.manifest.steps[name].config
-    elif stage.instances is not None:
-        section = stage.instances(session.manifest)[name]
-    else:
-        section = session.manifest
-    for library in stage.requirements.libraries(section):
-        yield library.key or name, library.name
+    ((library, features),) = missing.items()
+    user = f"each of {_and(features)}"
+    if len(features) == 1:
+        kind = "step" if features[0] in steps else "stage"
+        user = features[0] if "." in features[0] else f"the {kind} {features[0]}"
+    elif library == TORCH:
+        user = f"computing with a model ({', '.join(features)})"
+    message = sentence_of(library, user)
+    keys = [feature for feature in features if "." in feature]
+    raise MissingLibraryError(f"{message}, or remove {_and(keys)}" if keys else message)
 
 
 def _build_requirement(library: str) -> str:

@@ -17,11 +17,10 @@ from gristmill.flows.stages.registry import (
     prepare_step,
 )
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.base import Location, outside_paths
-from gristmill.mixtures.generated_source import GeneratedSource
+from gristmill.mixtures.base import outside_paths, value_at
 from gristmill.mixtures.load import Problem, Written
 from gristmill.mixtures.manifest import MODELS, Manifest
-from gristmill.mixtures.sources import TokenSource
+from gristmill.mixtures.sources import Source, TokenSource
 
 LIST = "list"
 """Key of a source's listing function."""
@@ -55,23 +54,7 @@ def find_problems(
 
 def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
     """Problems with outside paths of a manifest that cannot be read."""
-    problems = []
-    for location, path in outside_paths(manifest):
-        message = _unreadable(manifest, location, path)
-        if message is None:
-            continue
-        # A problem of a source's listing is reported at the key `list`, not at `path`.
-        if location[0] == "sources" and message.startswith(f"{LIST}: "):
-            message = message.removeprefix(f"{LIST}: ")
-            location = (*location[:-1], LIST)
-        problems.append(written.problem(location, message))
-    return problems
-
-
-def _unreadable(manifest: Manifest, location: Location, path: str) -> str | None:
-    """Reason that a path cannot be read; None if it can, or if the stage does not need
-    it.
-    """
+    from gristmill.dataprep.examples.read_examples import examples_listing
     from gristmill.dataprep.reading.sources import (
         SourceError,
         find_files,
@@ -79,60 +62,47 @@ def _unreadable(manifest: Manifest, location: Location, path: str) -> str | None
     )
     from gristmill.tokenize.importing.token_files import token_files
 
-    key = ".".join(map(str, location))
-    if "prepare" in location and _is_left_out(manifest, location):
-        return None
-    source = (
-        manifest.sources.get(str(location[1])) if location[0] == "sources" else None
-    )
-    try:
-        if isinstance(source, TokenSource):
-            key = f"source {location[1]!r}"
-            token_files(str(location[1]), source)
-        elif source is not None and not isinstance(source, GeneratedSource):
-            key = f"source {location[1]!r}"
-            find_files(str(location[1]), source)
-        elif "data" in location:
-            from gristmill.dataprep.examples.read_examples import examples_listing
-
-            key = "source 'examples'"
-            examples_listing(path)
-        else:
-            outside_files(key, path)
-    except SourceError as error:
-        return str(error).removeprefix(f"{key}: ") + _trained_later(
-            manifest, location, path
-        )
-    return None
-
-
-def _trained_later(manifest: Manifest, location: Location, path: str) -> str:
-    """Advice if the missing model has the name of a stage of the manifest that trains
-    one.
-    """
-    name = PurePath(path).name
-    if (
-        location[-1] != "folder"
-        or name not in (*MODELS, LAST)
-        or getattr(manifest, name) is None
-    ):
-        return ""
-    return (
-        f"; {'.'.join(map(str, location[:-1]))} needs the model before {name} has "
-        "trained it: train and export it with "
-        "another manifest, and set the exported folder"
-    )
-
-
-def _is_left_out(manifest: Manifest, location: Location) -> bool:
-    """True if the stage of a step, `prepare[0].langid.model`, does not need the
-    file.
-    """
-    step_end = location.index("prepare") + 3
-    settings: object = manifest
-    for part in location[:step_end]:
-        is_container = isinstance(settings, tuple | dict)
-        settings = settings[part] if is_container else getattr(settings, str(part))  # type: ignore[index]
-    return location[step_end] in prepare_step(str(location[step_end - 1])).pinned_files(
-        settings
-    )
+    problems = []
+    for location, path in outside_paths(manifest):
+        if "prepare" in location:
+            # The stage of a step, `prepare[0].langid.model`, may not need the file.
+            end = location.index("prepare") + 3
+            step = prepare_step(str(location[end - 1]))
+            if location[end] in step.pinned_files(value_at(manifest, location[:end])):
+                continue
+        key = ".".join(map(str, location))
+        source = None
+        if location[0] == "sources":
+            source = manifest.sources[str(location[1])]
+        try:
+            if isinstance(source, TokenSource):
+                key = f"source {location[1]!r}"
+                token_files(str(location[1]), source)
+            elif isinstance(source, Source):
+                key = f"source {location[1]!r}"
+                find_files(str(location[1]), source)
+            elif "data" in location:
+                key = "source 'examples'"
+                examples_listing(path)
+            else:
+                outside_files(key, path)
+        except SourceError as error:
+            message = str(error).removeprefix(f"{key}: ")
+            name = PurePath(path).name
+            if (
+                location[-1] == "folder"
+                and name in (*MODELS, LAST)
+                and getattr(manifest, name) is not None
+            ):
+                message += (
+                    f"; {'.'.join(map(str, location[:-1]))} needs the model before "
+                    f"{name} has trained it: train and export it with another "
+                    "manifest, and set the exported folder"
+                )
+            # A problem of a source's listing is reported at the key `list`, not at
+            # `path`.
+            if location[0] == "sources" and message.startswith(f"{LIST}: "):
+                message = message.removeprefix(f"{LIST}: ")
+                location = (*location[:-1], LIST)
+            problems.append(written.problem(location, message))
+    return problems

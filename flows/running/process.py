@@ -46,7 +46,17 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._sink: IO[bytes] | None = None
-        self._lose_on_error(self._open)
+
+        def open_sink() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if is_local(path):
+                self._sink = open(path, "ab", buffering=0)  # noqa: SIM115 - `close` closes it
+                return
+            earlier = path.read_bytes() if path.exists() else b""
+            self._sink = path.open("wb")
+            self._sink.write(earlier)
+
+        self._lose_on_error(open_sink)
 
     def write(self, line: bytes) -> None:
         """Append a line, unbuffered, so that `gristmill logs` sees it."""
@@ -59,15 +69,6 @@ class LogFile:
         sink, self._sink = self._sink, None
         if sink is not None:
             self._lose_on_error(sink.close)
-
-    def _open(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        if is_local(self._path):
-            self._sink = open(self._path, "ab", buffering=0)  # noqa: SIM115 - `close` closes it
-            return
-        earlier = self._path.read_bytes() if self._path.exists() else b""
-        self._sink = self._path.open("wb")
-        self._sink.write(earlier)
 
     def _lose_on_error(self, act: Callable[[], Any]) -> None:
         try:
@@ -88,9 +89,12 @@ class ForkedProcess:
 
     def __init__(self, forked: Forked) -> None:
         self._code: int | None = None
-        self._forked = forked
         self.pid = forked.begun()
-        self._thread = threading.Thread(target=self._wait, daemon=True)
+
+        def wait() -> None:
+            self._code = forked.wait()
+
+        self._thread = threading.Thread(target=wait, daemon=True)
         self._thread.start()
 
     def poll(self) -> int | None:
@@ -108,9 +112,6 @@ class ForkedProcess:
             assert timeout is not None
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
         return self._code
-
-    def _wait(self) -> None:
-        self._code = self._forked.wait()
 
 
 class StageProcess:
@@ -172,9 +173,7 @@ class StageProcess:
             os.close(write)
         self._on_event = on_event
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
-        self._reader = threading.Thread(
-            target=self._read, args=(on_event,), daemon=True
-        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     @property
@@ -256,7 +255,7 @@ class StageProcess:
             return False
         return True
 
-    def _read(self, on_event: Callable[[Event], None]) -> None:
+    def _read(self) -> None:
         log = LogFile(self._log)
         try:
             with self._output as stream:
@@ -269,12 +268,12 @@ class StageProcess:
                             raw_line if masked == line else masked.encode() + b"\n"
                         )
                         self._tail.append(masked)
-                        on_event({"event": "log", "line": masked})
+                        self._on_event({"event": "log", "line": masked})
                     if event is not None:
                         event = mask_addresses(event)
                         if event["event"] == "failed":
                             self._failures.append(event)
-                        on_event(event)
+                        self._on_event(event)
         finally:
             log.close()
 

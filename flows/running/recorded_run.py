@@ -14,7 +14,6 @@ from gristmill.flows.running.events import RunRecorded, Subscriber, to_all
 from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.notify import notify
 from gristmill.flows.running.run import Runner
-from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.schedule import Pending, jobs_of, run_jobs
 from gristmill.flows.running.session import Session
 
@@ -63,19 +62,14 @@ def run_recorded(
                 runner.processes.stop,
             )
     finally:
-        report = _write_report(session, record)
+        report = None
+        try:
+            from gristmill.flows.report.run_report import write_report
+
+            report = write_report(session, record)
+        except Exception as error:  # noqa: BLE001 - a failed report must not fail its run
+            kind = type(error).__name__
+            log.warning("the report could not be finished: %s: %s", kind, error)
         emit(RunRecorded(record.folder, report))
         notify(session, record, report)
     return record.folder
-
-
-def _write_report(session: Session, record: RunRecord) -> Path | None:
-    from gristmill.flows.report.run_report import write_report
-
-    try:
-        return write_report(session, record)
-    except Exception as error:  # noqa: BLE001 - a failed report must not fail its run
-        log.warning(
-            "the report could not be finished: %s: %s", type(error).__name__, error
-        )
-    return None

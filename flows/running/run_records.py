@@ -32,7 +32,6 @@ from gristmill.core.store import (
     remove_tree,
 )
 from gristmill.flows.running.events import (
-    Outcome,
     RunEvent,
     StageFailed,
     StageFinished,
@@ -134,51 +133,43 @@ class RunRecord:
         return record
 
     def note(self, event: RunEvent) -> None:
-        """Record an event of a stage; progress is recorded beside the stage's lease."""
-        match event:
-            case StageStarted() | StageWaits():
-                self._note(
-                    event.node, {**_names_of(event.node), "started": time.time()}
-                )
-            case StageFinished():
-                self._note_outcome(event.outcome)
-            case StageFailed():
-                self._note(
-                    event.node, {**_names_of(event.node), "error": event.message}
-                )
+        """Record an event of a stage; progress is recorded beside the stage's lease.
 
-    def _note_outcome(self, outcome: Outcome) -> None:
-        """Record how a stage got its output, and the new identities of later stages."""
+        A store that rejects the record of a start or a failure does not end the stage.
+        """
         with self._lock:
-            for name, later in self.plan.items():
-                if not self.content["stages"][name].keys() & {
-                    "how",
-                    "started",
-                    "error",
-                }:
-                    self.content["stages"][name] = _names_of(later)
-            entry = _names_of(self.plan[outcome.stage])
-            entry |= {
-                "how": outcome.how,
-                "seconds": round(outcome.seconds, 3),
-                "folder": str(outcome.folder.path),
-                "note": outcome.note,
-            }
-            counts = outcome.folder.manifest()["summary"].get("counts") or {}
-            rows = {kind: counts[kind] for kind in ROWS if kind in counts}
-            if rows:
-                entry["rows"] = rows
-            self.content["stages"][outcome.stage] = entry
+            match event:
+                case StageFinished(outcome=outcome):
+                    # Later stages may have new identities.
+                    begun = {"how", "started", "error"}
+                    stages = self.content["stages"]
+                    for name, later in self.plan.items():
+                        if begun.isdisjoint(stages[name]):
+                            stages[name] = _names_of(later)
+                    entry = _names_of(self.plan[outcome.stage])
+                    entry |= {
+                        "how": outcome.how,
+                        "seconds": round(outcome.seconds, 3),
+                        "folder": str(outcome.folder.path),
+                        "note": outcome.note,
+                    }
+                    counts = outcome.folder.manifest()["summary"].get("counts") or {}
+                    rows = {kind: counts[kind] for kind in ROWS if kind in counts}
+                    if rows:
+                        entry["rows"] = rows
+                    stages[outcome.stage] = entry
+                    self.save()
+                case StageStarted() | StageWaits():
+                    self._note(event.node, {"started": time.time()})
+                case StageFailed():
+                    self._note(event.node, {"error": event.message})
+
+    def _note(self, node: Node, values: StageEntry) -> None:
+        self.content["stages"][node.name] = {**_names_of(node), **values}
+        try:
             self.save()
-
-    def _note(self, node: Node, entry: StageEntry) -> None:
-        """Replace a stage's entry; a store that rejects it does not end the stage."""
-        with self._lock:
-            self.content["stages"][node.name] = entry
-            try:
-                self.save()
-            except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-                log.warning("the record of the run could not be written: %s", error)
+        except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+            log.warning("the record of the run could not be written: %s", error)
 
     @contextmanager
     def until_end(self) -> Iterator[None]:

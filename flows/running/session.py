@@ -71,6 +71,19 @@ class Session:
         folder = self.folder(stage)
         return folder if folder.state() == "committed" else None
 
+    def unfinished(
+        self, stages: Iterable[str], force: Collection[str] = ()
+    ) -> list[str]:
+        """Those of some stages that are to be made: not committed, or rebuilt."""
+        return [
+            stage for stage in stages if stage in force or self.committed(stage) is None
+        ]
+
+    def part_of(self, stage: str) -> Manifest:
+        """The manifest; of a stage with several instances, that with only this one."""
+        instances = self.plan[stage].stage.instances
+        return self.manifest if instances is None else instances(self.manifest)[stage]
+
     def runner(self, emit: Subscriber, server: ForkServer | None = None) -> Runner:
         """Runner of the plan's stages, which are forked from `server` if given."""
         return Runner(
@@ -90,9 +103,7 @@ class Session:
         self, stages: Iterable[str], force: Collection[str]
     ) -> Iterator[ForkServer | None]:
         """Fork server for stages that are not made yet; see `running.stage_server`."""
-        missing = [
-            stage for stage in stages if stage in force or self.committed(stage) is None
-        ]
+        missing = self.unfinished(stages, force)
         with stage_server(self.plan, missing, self.manifest.engine) as server:
             yield server
 

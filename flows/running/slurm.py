@@ -55,15 +55,36 @@ def scripts_of(session: Session, allotment: Allotment, folder: Path) -> dict[str
         if node.stage.requirements.torchrun:
             text = _training_script(session, name, allotment, folder)
         else:
-            text = _stage_script(
-                session,
-                name,
-                allotment,
-                folder,
-                allotment.array if node.uses_workers else 1,
-            )
+            tasks = allotment.array if node.uses_workers else 1
+            lines = ["--nodes=1", "--ntasks=1", f"--output={folder}/%x-%j.log"]
+            if tasks > 1:
+                lines[2:] = [
+                    f"--array=0-{tasks - 1}",
+                    f"--output={folder}/%x-%A_%a.log",
+                ]
+            # Overrides the number of processes of a training, which need not be a
+            # multiple of the tasks.
+            settings = [
+                f"engine.nodes={tasks}",
+                f"engine.workers={allotment.cores}",
+                "engine.ranks=1",
+            ]
+            command = _command(session, name, *settings)
+            text = f"{_head(session, name, allotment, lines)}exec {command}\n"
         scripts[f"{number:02d}-{name}.sbatch"] = text
-    return {**scripts, "submit.sh": _submit_script(list(scripts))}
+    first, *later = map(shlex.quote, scripts)
+    after = 'sbatch --parsable --dependency="afterany:${job%%;*}"'
+    submit = [
+        "#!/bin/bash",
+        "# Submits every stage, each after the previous one; committed stages are "
+        "skipped.",
+        "set -eu",
+        'cd "$(dirname "$0")"',
+        f"job=$(sbatch --parsable {first})",
+        *(f"job=$({after} {name})" for name in later),
+        'echo "the last job is ${job%%;*}"\n',
+    ]
+    return {**scripts, "submit.sh": "\n".join(submit)}
 
 
 def write_scripts(scripts: dict[str, str], folder: Path) -> None:
@@ -114,26 +135,6 @@ def _head(
     )
 
 
-def _stage_script(
-    session: Session, stage: str, allotment: Allotment, folder: Path, tasks: int
-) -> str:
-    lines = ["--nodes=1", "--ntasks=1"]
-    if tasks > 1:
-        lines += [f"--array=0-{tasks - 1}", f"--output={folder}/%x-%A_%a.log"]
-    else:
-        lines += [f"--output={folder}/%x-%j.log"]
-    # Overrides the number of processes of a training, which need not be a multiple of
-    # the tasks.
-    command = _command(
-        session,
-        stage,
-        f"engine.nodes={tasks}",
-        f"engine.workers={allotment.cores}",
-        "engine.ranks=1",
-    )
-    return f"{_head(session, stage, allotment, lines)}exec {command}\n"
-
-
 def _training_script(
     session: Session, stage: str, allotment: Allotment, folder: Path
 ) -> str:
@@ -173,21 +174,3 @@ if [ -n "$stopped" ]; then
 fi
 exit "$code"
 """
-
-
-def _submit_script(names: Sequence[str]) -> str:
-    lines = [f"job=$(sbatch --parsable {shlex.quote(names[0])})"]
-    after = 'sbatch --parsable --dependency="afterany:${job%%;*}"'
-    lines += [f"job=$({after} {shlex.quote(name)})" for name in names[1:]]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            "# Submits every stage, each after the previous one; committed stages "
-            "are skipped.",
-            "set -eu",
-            'cd "$(dirname "$0")"',
-            *lines,
-            'echo "the last job is ${job%%;*}"',
-            "",
-        ]
-    )

@@ -236,19 +236,14 @@ class TerminalObserver:
 
     def _end_line(self, event: StageEvent, mark: tuple[str, str], state: str) -> Text:
         """Remove a stage's bar, and return the start of its last line."""
-        self._remove_bar(event.node.name)
+        with self._lock:
+            task = self._tasks.pop(event.node.name, None)
+            if self._bars is not None and task is not None:
+                self._bars.remove_task(task)
+                if not self._tasks:
+                    self._bars.stop()
+                    self._bars = None
         sign, style = mark
         line = Text(f"{sign} ", style=style)
         line.append(f"{event.node.name:<{self._width}}", style="bold")
         return line.append(f" {state:<10}", style=style)
-
-    def _remove_bar(self, stage: str) -> None:
-        with self._lock:
-            task = self._tasks.pop(stage, None)
-            if self._bars is None or task is None:
-                return
-            if self._tasks:
-                self._bars.remove_task(task)
-                return
-            self._bars.stop()
-            self._bars = None
