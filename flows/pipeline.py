@@ -60,15 +60,6 @@ up` does).
 """
 
 
-def _stopped() -> State:
-    """Return the state of a task whose flow was stopped: cancelled on request,
-    otherwise ended by the signal.
-    """
-    if not is_being_cancelled():
-        raise TerminationSignal(signal.SIGTERM)
-    return Cancelled(message=CANCELLED)
-
-
 def name_of_run() -> str:
     """Return the name of the current run of `gristmill` or `gristmill-stage`."""
     parameters = flow_run.parameters
@@ -100,14 +91,9 @@ def gristmill(
             gristmill-stage/gpu. It must see the same manifest and store. Empty to train
             on the machine of this run.
     """
-    with owned_run():
-        try:
-            session = _open(manifest, overrides, store, until, exactly=False)
-        except RefusedError as refusal:
-            return failed(refusal)
-        return _run_here(
-            session, list(session.plan), frozenset(force), training_deployment
-        )
+    return _run_opened(
+        manifest, overrides, store, until, force, False, training_deployment
+    )
 
 
 @flow(
@@ -133,30 +119,42 @@ def gristmill_stage(
             pretrain.steps=50
         store: Folder or URL of the outputs; empty for the default.
     """
+    forced = (stage,) if force else ()
+    return _run_opened(manifest, overrides, store, stage, forced, exactly=True)
+
+
+def _run_opened(
+    manifest: str,
+    overrides: tuple[str, ...],
+    store: str,
+    until: str,
+    force: Sequence[str],
+    exactly: bool,
+    training_deployment: str = "",
+) -> str | State:
+    """Open a manifest and run its stages up to one, or exactly that one.
+
+    The problems of an invalid manifest are published in the run before it fails.
+    """
+    forced = frozenset(force)
     with owned_run():
         try:
-            session = _open(manifest, overrides, store, stage, exactly=True)
+            with publishing_refusal(manifest):
+                refuse_secrets(overrides, store)
+                session = open_session(
+                    manifest,
+                    list(overrides),
+                    store or None,
+                    until=until,
+                    exactly=exactly,
+                    allow_code=True,
+                )
         except RefusedError as refusal:
             return failed(refusal)
-        return _run_here(session, [stage], frozenset([stage] if force else ()))
-
-
-def _open(
-    manifest: str, overrides: tuple[str, ...], store: str, until: str, exactly: bool
-) -> Session:
-    """Open a manifest; if it is invalid, publish its problems in the run before the run
-    fails.
-    """
-    with publishing_refusal(manifest):
-        refuse_secrets(overrides, store)
-        return open_session(
-            manifest,
-            list(overrides),
-            store or None,
-            until=until,
-            exactly=exactly,
-            allow_code=True,
-        )
+        stages = [until] if exactly else list(session.plan)
+        session.forget_kept(forced)
+        with session.stage_server(stages, forced) as server:
+            return _run(session, stages, forced, (), server, training_deployment)
 
 
 def run_in_flow(
@@ -216,17 +214,6 @@ def call_in_flow(
     return result
 
 
-def _run_here(
-    session: Session,
-    stages: list[str],
-    force: frozenset[str],
-    training_deployment: str = "",
-) -> str:
-    session.forget_kept(force)
-    with session.stage_server(stages, force) as server:
-        return _run(session, stages, force, (), server, training_deployment)
-
-
 def _run(
     session: Session,
     stages: list[str],
@@ -263,7 +250,10 @@ def _run(
                     return _run_elsewhere(runner, session, stage, deployment, force)
                 outcome = runner.run_stage(stage, stage in force, workers)
             except RunStoppedError:
-                return _stopped()
+                # cancelled on request, otherwise ended by the signal
+                if not is_being_cancelled():
+                    raise TerminationSignal(signal.SIGTERM) from None
+                return Cancelled(message=CANCELLED)
             message = mask_text(outcome.note or str(outcome.folder.path))
             return Completed(name=outcome.how, data=outcome, message=message)
 

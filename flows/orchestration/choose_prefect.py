@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import urllib.error
 import urllib.request
 from contextlib import suppress
-from http import HTTPStatus
 
 from gristmill.flows.orchestration.server_settings import (
     CLIENT_VARIABLE,
@@ -70,24 +68,22 @@ def find_api() -> str | None:
 
 def answers(api: str) -> bool:
     """True if a Prefect server answers at this address."""
-    try:
-        with urllib.request.urlopen(
-            f"{api.rstrip('/')}/health", timeout=PROBE_SECONDS
-        ) as reply:
-            return json.load(reply) is True
-    except (OSError, ValueError, urllib.error.URLError):
-        return False
+    return _fetch(api, "health") is True
 
 
 def is_ready(api: str) -> bool:
     """True if a running Prefect server can also use its database."""
+    return _fetch(api, "ready") is not None
+
+
+def _fetch(api: str, page: str) -> object:
+    url = f"{api.rstrip('/')}/{page}"
     try:
-        with urllib.request.urlopen(
-            f"{api.rstrip('/')}/ready", timeout=PROBE_SECONDS
-        ) as reply:
-            return bool(reply.status == HTTPStatus.OK)
-    except OSError:
-        return False
+        with urllib.request.urlopen(url, timeout=PROBE_SECONDS) as reply:
+            answer: object = json.load(reply)
+            return answer
+    except (OSError, ValueError):
+        return None
 
 
 def choose_tracking() -> tuple[bool, str]:
@@ -102,9 +98,9 @@ def choose_tracking() -> tuple[bool, str]:
             "server: gristmill up)",
         )
     with suppress(OSError):
-        if answers(api) and is_admitted(api):
-            return True, f"Shown in Prefect at {api.removesuffix('/api')}"
         if answers(api):
+            if is_admitted(api):
+                return True, f"Shown in Prefect at {api.removesuffix('/api')}"
             return False, (
                 f"Prefect at {api} requires a password: this run is not shown there "
                 f"(its record is in the store); set {CLIENT_VARIABLE}=USER:PASSWORD"

@@ -94,33 +94,26 @@ def make_deployments(manifests: Sequence[ManifestOnOffer] = ()) -> list[Any]:
     """Deployments for `gristmill up` and `gristmill serve`: of each manifest, and of
     each flow for any other.
     """
-    deployments = []
-    for manifest in manifests:
-        for flow, verb in ((gristmill, "Run"), (gristmill_stage, "Run one stage of")):
-            deployments.append(
-                _with_form(
-                    _deployment(flow, manifest.name, f"{verb} {manifest.path}."),
-                    manifest,
-                )
-            )
-    for any_flow in (gristmill, gristmill_stage, gristmill_sweep):
-        deployments.append(_with_form(_deployment(any_flow, ANY), None))
-    return deployments
+    deployments = [
+        _deployment(flow, manifest, f"{verb} {manifest.path}.")
+        for manifest in manifests
+        for flow, verb in ((gristmill, "Run"), (gristmill_stage, "Run one stage of"))
+    ]
+    flows: tuple[Any, ...] = (gristmill, gristmill_stage, gristmill_sweep)
+    return deployments + [_deployment(flow) for flow in flows]
 
 
-def _deployment(flow: Any, manifest: str, description: str | None = None) -> Any:
-    return flow.to_deployment(
-        PREFIXES[flow.name] + manifest, tags=[TAG], description=description
-    )
-
-
-def _with_form(deployment: Any, manifest: ManifestOnOffer | None) -> Any:
-    """Set the choices of a deployment's form from a manifest, and mark only fields that
-    may be empty as optional.
+def _deployment(
+    flow: Any, manifest: ManifestOnOffer | None = None, description: str | None = None
+) -> Any:
+    """Deployment with the choices of a manifest in its form, where only fields that may
+    be empty are marked as optional.
 
     Prefect's form marks all fields outside the schema's `required` as optional; the
     required ones have the deployment's defaults, so nobody has to fill them in.
     """
+    name = PREFIXES[flow.name] + (ANY if manifest is None else manifest.name)
+    deployment = flow.to_deployment(name, tags=[TAG], description=description)
     # the only way to customise the form (3.8.8)
     schema = deployment._parameter_openapi_schema
     properties = schema.properties
