@@ -16,10 +16,8 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
@@ -34,15 +32,10 @@ from gristmill.dataprep.filtering.rule_sets import (
 )
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.flows.authoring.look_at_data import Look
-from gristmill.flows.authoring.try_function import Sample, evenly_spaced, take_sample
+from gristmill.flows.authoring.try_function import evenly_spaced, take_sample
 from gristmill.mixtures.steps.dedup import MinHash
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.rules import Rules
-
-if TYPE_CHECKING:
-    from multiprocessing.pool import AsyncResult
-
-    from rich.console import Console
 
 SAMPLE_DOCUMENTS = 1000
 SAMPLE_BYTES = 16_000_000
@@ -89,57 +82,6 @@ def rule_sets_for(is_code: bool, path_field: str | None = None) -> dict[str, Rul
         for dialect in gopher.DIALECTS
     }
     return rules | {name: Rules.model_validate({name: {}}) for name in OTHER_SETS}
-
-
-@dataclass
-class Kernels:
-    """Compiles the measuring kernels in child processes, which fill the disk cache that
-    this process reads.
-
-    Attributes:
-        is_code: True if the documents are programs.
-        until: deadline of waiting, in `time.monotonic()`.
-    """
-
-    is_code: bool
-    until: float
-    _results: dict[str, AsyncResult[str | None]] = field(default_factory=dict)
-
-    def __enter__(self) -> Self:
-        first = [LANGUAGES, *OTHER_SETS, DUPLICATES]  # ready in time on two cores
-        sets = rule_sets_for(self.is_code)
-        names = [
-            *(name for name in first if name in sets or name not in OTHER_SETS),
-            *sorted(sets.keys() - first, key=lambda name: (name == LONGEST, name)),
-        ]
-        self._pool = multiprocessing.get_context("fork").Pool(
-            min(len(os.sched_getaffinity(0)), len(names))
-        )
-        self._results = {
-            name: self._pool.apply_async(try_measuring, (name, self.is_code))
-            for name in names
-        }
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._pool.terminate()  # the disk cache keeps compiled kernels
-        self._pool.join()
-
-    def is_ready(self, name: str) -> bool:
-        """Return True if a measurement needs no compiling, waiting until the
-        deadline.
-        """
-        self._results[name].wait(max(self.until - time.monotonic(), 0.0))
-        return bool(self._results[name].ready())
-
-    def missing(self, name: str) -> str | None:
-        """Return what a ready measurement lacks, or None."""
-        return self._results[name].get()
 
 
 def try_measuring(name: str, is_code: bool) -> str | None:
@@ -264,15 +206,33 @@ def measure_sample(
     """
     started = time.monotonic()
     rule_sets = rule_sets_for(look.is_code, look.path_field)
-    with Kernels(look.is_code, started + seconds) as kernels:
+    # Child processes fill the disk cache of kernels that this process reads; on two
+    # cores the first ones are ready in time.
+    first = [LANGUAGES, *(name for name in OTHER_SETS if name in rule_sets), DUPLICATES]
+    names = sorted(rule_sets.keys() - first, key=lambda name: (name == LONGEST, name))
+    names = [*first, *names]
+    num_processes = min(len(os.sched_getaffinity(0)), len(names))
+    with multiprocessing.get_context("fork").Pool(num_processes) as pool:
+        kernels = {
+            name: pool.apply_async(try_measuring, (name, look.is_code))
+            for name in names
+        }
         with take_sample(path, None, documents, SAMPLE_BYTES) as sample:
-            rows = _rows(sample)
+            (folder,) = sample.inputs.values()
+            columns = ["id", "source", "locator", "text", "metadata"]
+            rows = pa.concat_tables(
+                [read_table(folder / shard, columns) for shard in sample.shards],
+                promote_options="permissive",
+            )
+        for kernel in kernels.values():
+            kernel.wait(max(started + seconds - time.monotonic(), 0.0))
         ready = [
             name
             for name in (LANGUAGES, DUPLICATES, *rule_sets)
-            if kernels.is_ready(name)
+            if kernels[name].ready()
         ]
-        missing = kernels.missing(LANGUAGES) if LANGUAGES in ready else NOT_COMPILED
+        missing = kernels[LANGUAGES].get() if LANGUAGES in ready else NOT_COMPILED
+    pool.join()
     languages: list[str | None] = [None] * len(rows)
     if missing is None:
         languages, missing = find_languages(rows["text"], 0)
@@ -283,6 +243,7 @@ def measure_sample(
     duplicates = None
     if DUPLICATES in ready:
         duplicates = find_duplicates(rows["text"].combine_chunks())
+    shown = rows.take(evenly_spaced(range(len(rows)), SHOWN_DOCUMENTS)).to_pylist()
     return MeasuredSample(
         SampleSize(
             len(rows),
@@ -304,29 +265,15 @@ def measure_sample(
         ],
         [name for name in (LANGUAGES, DUPLICATES, *rule_sets) if name not in ready],
         [
-            _example(rows, row)
-            for row in evenly_spaced(range(len(rows)), SHOWN_DOCUMENTS)
+            Example(
+                row["locator"],
+                row["language"],
+                len(row["text"]),
+                row["text"][:SHOWN_CHARACTERS],
+            )
+            for row in shown
         ],
         time.monotonic() - started,
-    )
-
-
-def _rows(sample: Sample) -> pa.Table:
-    (folder,) = sample.inputs.values()
-    tables = [
-        read_table(folder / shard, ["id", "source", "locator", "text", "metadata"])
-        for shard in sample.shards
-    ]
-    return pa.concat_tables(tables, promote_options="permissive")
-
-
-def _example(rows: pa.Table, row: int) -> Example:
-    text = rows["text"][row].as_py()
-    return Example(
-        rows["locator"][row].as_py(),
-        rows["language"][row].as_py(),
-        len(text),
-        text[:SHOWN_CHARACTERS],
     )
 
 
@@ -351,11 +298,8 @@ def find_languages(
     from gristmill.dataprep.langid import langid
 
     try:
-        path = find_model(
-            fetchers=ways_to_fetch(fetch_seconds, fetch_seconds)
-            if fetch_seconds
-            else {}
-        )
+        fetchers = ways_to_fetch(fetch_seconds, fetch_seconds) if fetch_seconds else {}
+        path = find_model(fetchers=fetchers)
     except ModelError as error:
         return [None] * len(texts), str(error)
     model = load_model(str(path), sha256_file(path))
@@ -396,22 +340,15 @@ def find_duplicates(texts: pa.Array) -> Duplicates:
     sets = shingle_sets(texts.take(pa.array(distinct)), section.ngram)
     pairs = pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= section.threshold]
     lengths = np.asarray(sketches["length"])[distinct]
-    return Duplicates(
-        len(texts) - len(distinct), _count_near_duplicates(pairs, lengths)
-    )
-
-
-def _count_near_duplicates(pairs: np.ndarray, lengths: np.ndarray) -> int:
-    """Count texts dropped when the longest text of each group survives, repeatedly."""
+    # The longest text of each group survives, then the longest of the others.
     neighbours: dict[int, list[int]] = {}
-    for first, second in pairs.tolist():
-        neighbours.setdefault(first, []).append(second)
-        neighbours.setdefault(second, []).append(first)
+    for text, near in [*pairs.tolist(), *pairs[:, ::-1].tolist()]:
+        neighbours.setdefault(text, []).append(near)
     kept: set[int] = set()
     for text in sorted(neighbours, key=lambda number: (-lengths[number], number)):
         if kept.isdisjoint(neighbours[text]):
             kept.add(text)
-    return len(neighbours) - len(kept)
+    return Duplicates(len(texts) - len(distinct), len(neighbours) - len(kept))
 
 
 def judge_by_rules(
@@ -448,6 +385,10 @@ def print_look(
     from gristmill.flows.running.terminal import plain_console
 
     console = plain_console()
+
+    def warn(line: str) -> None:
+        console.print(Text(line, style="yellow"))
+
     console.print(f"{name}: {describe(look)}")
     if look.formats:
         table = plain_table(("format", False), ("files", True), ("size", True))
@@ -456,10 +397,8 @@ def print_look(
         section(console, "Files")
         console.print(table)
     if look.ignored:
-        ignored = ", ".join(
-            f"{number:,} {extension}" for extension, number in look.ignored.items()
-        )
-        console.print(Text(f"not read: {ignored}", style="yellow"))
+        ignored = [f"{number:,} {kind}" for kind, number in look.ignored.items()]
+        warn(f"not read: {', '.join(ignored)}")
 
     sample = measured.sample
     total = sample.documents
@@ -468,17 +407,21 @@ def print_look(
         total_text = counted(max(sample.documents_in_all, total), "document")
         console.print(f"of {sample.from_}; about {total_text} in all")
     for entry in sample.unreadable:
-        line = f"unreadable: {entry.file}, record {entry.record}: {entry.error}"
-        console.print(Text(line, style="yellow"))
+        warn(f"unreadable: {entry.file}, record {entry.record}: {entry.error}")
     num_hidden = sample.unreadable_in_all - len(sample.unreadable)
     if num_hidden > 0:
-        console.print(
-            Text(
-                f"unreadable: {counted(num_hidden, 'record')} more of the sample",
-                style="yellow",
-            )
-        )
-    _print_languages(console, measured.languages, total)
+        warn(f"unreadable: {counted(num_hidden, 'record')} more of the sample")
+    section(console, "Languages")
+    languages = measured.languages
+    if languages.missing:
+        console.print(f"not measured: {languages.missing}")
+    else:
+        numbers = list(languages.found.items())
+        shares = [f"{code} {n / total:.1%}" for code, n in numbers[:SHOWN_LANGUAGES]]
+        hidden = [number for _, number in numbers[SHOWN_LANGUAGES:]]
+        if hidden:
+            shares.append(f"{len(hidden)} others {sum(hidden) / total:.1%}")
+        console.print(", ".join(shares))
     if measured.duplicates is not None:
         section(console, "Duplicates in the sample (the whole has more)")
         shares = [
@@ -502,13 +445,10 @@ def print_look(
         )
     console.print(table)
     if measured.not_ready:
-        console.print(
-            Text(
-                f"not measured yet: {', '.join(measured.not_ready)}. The first look "
-                "on a machine compiles the kernels and caches them: look again, on a "
-                "busy machine with --seconds 120",
-                style="yellow",
-            )
+        warn(
+            f"not measured yet: {', '.join(measured.not_ready)}. The first look "
+            "on a machine compiles the kernels and caches them: look again, on a "
+            "busy machine with --seconds 120"
         )
     section(console, counted(len(measured.examples), "document"))
     for example in measured.examples:
@@ -524,21 +464,3 @@ def print_look(
 def counted(number: int, noun: str) -> str:
     """Format a count: `1 document`, `2,000 documents`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _print_languages(console: Console, languages: Languages, total: int) -> None:
-    from gristmill.flows.pages.terminal_tables import section
-
-    section(console, "Languages")
-    if languages.missing:
-        console.print(f"not measured: {languages.missing}")
-        return
-    ranked = list(languages.found.items())
-    shares = [
-        f"{language} {number / total:.1%}"
-        for language, number in ranked[:SHOWN_LANGUAGES]
-    ]
-    hidden = [number for _, number in ranked[SHOWN_LANGUAGES:]]
-    if sum(hidden):
-        shares.append(f"{len(hidden)} others {sum(hidden) / total:.1%}")
-    console.print(", ".join(shares))

@@ -143,27 +143,22 @@ def take_sample(
     if session is not None and session.committed(INGEST) is not None:
         yield _sample_of_run(session, on)
         return
-    with tempfile.TemporaryDirectory(prefix="gristmill-try-") as folder:
-        section = _as_source(on) if source is None else source
-        yield _sample_of_files(
-            FILE if source is None else on, section, documents, most_bytes, Path(folder)
-        )
+    name = on
+    if source is None:
+        from gristmill.flows.authoring.look_at_data import look_at, split_setting
 
-
-def _as_source(path: str) -> Source:
-    """Describe an undescribed file as a source, guessing its format and text field."""
-    from gristmill.flows.authoring.look_at_data import look_at, split_setting
-
-    look = look_at(FILE, path)
-    return Source.model_validate(
-        {
-            "path": path,
+        name = FILE
+        look = look_at(FILE, on)
+        settings = {
+            "path": on,
             "format": look.format,
             "split": split_setting(look.split),
-            **({"text_field": look.text_field} if look.text_field else {}),
-            **({"extract": DEFAULT_EXTRACTOR} if look.extract else {}),
+            "text_field": look.text_field or "text",
+            "extract": DEFAULT_EXTRACTOR if look.extract else None,
         }
-    )
+        source = Source.model_validate(settings)
+    with tempfile.TemporaryDirectory(prefix="gristmill-try-") as folder:
+        yield _sample_of_files(name, source, documents, most_bytes, Path(folder))
 
 
 def _sample_of_run(session: Session, source: str) -> Sample:
@@ -178,13 +173,11 @@ def _sample_of_run(session: Session, source: str) -> Sample:
             break  # steps after one that has not run saw other documents
         inputs[name] = output.data
         last_output = output
-    shards = []
-    for shard in shard_names(inputs[INGEST]):
-        if (
-            read_table(inputs[INGEST] / shard, ["source"])["source"][0].as_py()
-            == source
-        ):
-            shards.append(shard)
+    shards = [
+        shard
+        for shard in shard_names(inputs[INGEST])
+        if str(read_table(inputs[INGEST] / shard, ["source"])["source"][0]) == source
+    ]
     described = f"source {source!r} of the run"
     steps = annotation_stages(inputs)
     if steps:
@@ -218,46 +211,38 @@ def _sample_of_files(
             )
         )
         tables = stack.enter_context(TableReader())
-        process = (
-            None
-            if source.read is None
-            else stack.enter_context(OwnProcess(source.read))
-        )
+        process = None
+        if source.read is not None:
+            process = stack.enter_context(OwnProcess(source.read))
 
         def take(chosen: Sequence[SourceFile]) -> None:
             """Read these files, each up to its share of the remaining documents and
             bytes.
             """
-            kept_before_call, bytes_before_call = writer.kept, writer.bytes_taken
+            kept_before, bytes_before = writer.kept, writer.bytes_taken
             for number, file in enumerate(chosen, start=1):
                 records: Iterator[Read] = (
                     one_by_one(read_file(file, reading, tables))
                     if process is None
                     else own_records(process, file, reading)
                 )
-                before, bytes_before, share = (
+                kept, taken, share = (
                     writer.kept,
                     writer.bytes_taken,
                     number / len(chosen),
                 )
-                writer.limit = max(
-                    kept_before_call + int((documents - kept_before_call) * share),
-                    before + 1,
-                )
+                limit = kept_before + int((documents - kept_before) * share)
+                writer.limit = max(limit, kept + 1)
+                bytes_limit = bytes_before + (most_bytes - bytes_before) * share
                 for record in extract_pages(records, guard, reading):
-                    failures.extend(
-                        [(file.name, record)] if isinstance(record, Rejected) else []
-                    )
+                    if isinstance(record, Rejected):
+                        failures.append((file.name, record))
                     writer.add(file.name, record)
-                    if (
-                        writer.is_full
-                        or writer.bytes_taken
-                        >= bytes_before_call + (most_bytes - bytes_before_call) * share
-                    ):
+                    if writer.is_full or writer.bytes_taken >= bytes_limit:
                         break
                 else:
-                    documents_of_read_files[file] = writer.kept - before
-                sampled[file] = writer.kept - before, writer.bytes_taken - bytes_before
+                    documents_of_read_files[file] = writer.kept - kept
+                sampled[file] = writer.kept - kept, writer.bytes_taken - taken
 
         chosen = evenly_spaced(files, PARTS)
         take(chosen)
@@ -268,15 +253,11 @@ def _sample_of_files(
         )
         if (
             len(documents_of_read_files) == len(chosen)
-            and unread
             and is_local(as_path(files[0].location))
             and room > 0
         ):
-            more = (
-                evenly_spaced(unread, max(int(room * len(chosen)), 1))
-                if math.isfinite(room)
-                else unread
-            )
+            num_more = min(room * len(chosen), len(unread))
+            more = evenly_spaced(unread, max(int(num_more), 1))
             chosen = [*chosen, *more]
             take(more)
     writer.close()
@@ -322,30 +303,18 @@ def _estimate_documents(
 
     total = 0
     for group in files_by_format(files).values():
-        stored = num_read = 0
-        holds_one_each = True
-        for file in group:
-            if file in read:
-                stored += file.size
-                num_read += read[file]
-                holds_one_each = holds_one_each and read[file] == 1
-        if stored and num_read:
+        counts = [read[file] for file in group if file in read]
+        stored = sum(file.size for file in group if file in read)
+        if stored and any(counts):
             group_bytes = sum(file.size for file in group)
-            total += (
-                len(group) if holds_one_each else round(num_read * group_bytes / stored)
-            )
-        elif (
-            source.read is not None
-            or source.list is not None
-            or is_python_source(source.path)
-        ):
+            estimate = round(sum(counts) * group_bytes / stored)
+            total += len(group) if {*counts} == {1} else estimate
+        elif source.read or source.list or is_python_source(source.path):
             return None
         else:
-            counts = [
-                sampled[file] for file in group if file in sampled and sampled[file][0]
-            ]
-            counts = counts or list(sampled.values())
-            mean = sum(size for _, size in counts) / sum(number for number, _ in counts)
+            samples = [sampled[file] for file in group if file in sampled]
+            samples = [each for each in samples if each[0]] or list(sampled.values())
+            mean = sum(size for _, size in samples) / sum(num for num, _ in samples)
             total += round(text_bytes_of(source.path, group) / mean)
     return max(total, 1)
 
@@ -525,30 +494,6 @@ class ReaderTrial:
     whole: Whole
 
 
-@dataclass
-class Trial:
-    """Effect of a function on the documents of a sample.
-
-    Attributes:
-        locators, texts: locators and texts of the documents.
-        errors: per document its error, or None.
-        reasons: per document the reason for dropping it, or None.
-        columns: measurements of an annotator per document.
-        edits: edits of an editor per document.
-        seconds: time of the calls.
-        differs: description of a difference between two calls, or None.
-    """
-
-    locators: list[str]
-    texts: list[str]
-    errors: list[str | None]
-    reasons: list[str | None]
-    columns: dict[str, list[Any]]
-    edits: list[list[tuple[int, int, str]]]
-    seconds: float = 0.0
-    differs: str | None = None
-
-
 def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTrial:
     """Apply an annotator or editor to some documents.
 
@@ -556,62 +501,91 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTr
         gristmill.mixtures.user_code.OwnCodeError: the function cannot be called, or
             returns an invalid value.
     """
-    trial = Trial([], [], [], [], {}, [])
     function = load_document_function(step, known_columns(sample.inputs))
+    locators: list[str] = []
+    texts: list[str] = []
+    errors: list[str | None] = []
+    reasons: list[str | None] = []
+    columns: dict[str, list[Any]] = {}
+    edits: list[list[tuple[int, int, str]]] = []
+    seconds, differs = 0.0, None
     with (
         TimeLimit(step.time_limit_seconds) as limit,
         contextlib.redirect_stdout(sys.stderr),
     ):
         for read in _read_documents(function, sample, documents):
+            judged = read.documents["text"].take(pa.array(read.judged))
+            started = time.perf_counter()
             if isinstance(step, OwnAnnotate):
-                _annotate(trial, function, step, read, limit)
+                measured = annotate.measure(function, step, read.given, limit)
+                seconds += time.perf_counter() - started
+                differs = differs or annotate.compare_calls(
+                    function, step, read, measured, limit
+                )
+                numbers = {
+                    name: annotate.as_numbers(values)
+                    for name, values in measured.columns.items()
+                    if annotate.is_number(values.type)
+                }
+                verdicts = pa.array(
+                    annotate.judge(step, measured, numbers)[0], pa.string()
+                )
+                reasons += spread(verdicts, measured.errors).to_pylist()
+                errors += measured.errors
+                for name, values in measured.columns.items():
+                    spread_values = spread(values, measured.errors).to_pylist()
+                    columns.setdefault(name, []).extend(spread_values)
             else:
-                _edit(trial, function, read, limit)
-            trial.locators += read.given["locator"].to_pylist()
-            trial.texts += (
-                read.documents["text"].take(pa.array(read.judged)).to_pylist()
-            )
-    num_documents = len(trial.texts)
-    dropped = [row for row, reason in enumerate(trial.reasons) if reason is not None]
-    failed = [row for row, error in enumerate(trial.errors) if error is not None]
-    reasons = Counter(trial.reasons[row] for row in dropped)
+                edited, failures = edit.edit_texts(function, read.given, limit)
+                new_edits, failures = edit.compare_texts(judged, edited, failures)
+                seconds += time.perf_counter() - started
+                differs = differs or edit.compare_calls(
+                    function, read, edited, failures, limit
+                )
+                reasons += [
+                    edit.EMPTY if text is not None and not text.strip() else None
+                    for text in edited
+                ]
+                errors += failures
+                edits += new_edits
+            locators += read.given["locator"].to_pylist()
+            texts += judged.to_pylist()
+    dropped = [row for row, reason in enumerate(reasons) if reason is not None]
+    failed = [row for row, error in enumerate(errors) if error is not None]
     estimated_seconds = None
-    if sample.whole is not None and num_documents:
-        estimated_seconds = sample.whole * trial.seconds / num_documents
+    if sample.whole is not None and texts:
+        estimated_seconds = sample.whole * seconds / len(texts)
     is_annotator = isinstance(step, OwnAnnotate)
     return StepTrial(
         step.use.reference,
         "annotate" if is_annotator else "edit",
         sample.described,
-        num_documents,
+        len(texts),
         DocumentErrors(
             len(failed),
-            [
-                DocumentError(trial.locators[row], trial.errors[row])
-                for row in failed[:SHOWN]
-            ],
+            [DocumentError(locators[row], errors[row]) for row in failed[:SHOWN]],
         ),
         DroppedDocuments(
             len(dropped),
-            dict(reasons.most_common()),
+            dict(Counter(reasons[row] for row in dropped).most_common()),
             [
                 DroppedDocument(
-                    trial.locators[row],
-                    trial.reasons[row],
-                    trial.texts[row],
-                    {name: values[row] for name, values in trial.columns.items()},
+                    locators[row],
+                    reasons[row],
+                    texts[row],
+                    {name: values[row] for name, values in columns.items()},
                 )
                 for row in dropped[:SHOWN]
             ],
         ),
-        {name: describe_column(values) for name, values in trial.columns.items()},
-        None if is_annotator else _count_edits(trial),
+        {name: describe_column(values) for name, values in columns.items()},
+        None if is_annotator else _count_edits(locators, texts, edits),
         [
             RecordError(record.number, record.error)
             for _, record in sample.failures[:SHOWN]
         ],
-        trial.differs,
-        trial.seconds,
+        differs,
+        seconds,
         Whole(sample.whole, sample.is_exact, estimated_seconds),
     )
 
@@ -646,53 +620,6 @@ def _read_documents(
             )
 
 
-def _annotate(
-    trial: Trial,
-    function: DocumentFunction,
-    step: OwnAnnotate,
-    read: JudgedColumns,
-    limit: TimeLimit,
-) -> None:
-    started = time.perf_counter()
-    measured = annotate.measure(function, step, read.given, limit)
-    trial.seconds += time.perf_counter() - started
-    trial.differs = trial.differs or annotate.compare_calls(
-        function, step, read, measured, limit
-    )
-    numbers = {
-        name: annotate.as_numbers(values)
-        for name, values in measured.columns.items()
-        if annotate.is_number(values.type)
-    }
-    reasons, _ = annotate.judge(step, measured, numbers)
-    trial.reasons += spread(pa.array(reasons, pa.string()), measured.errors).to_pylist()
-    trial.errors += measured.errors
-    for name, values in measured.columns.items():
-        trial.columns.setdefault(name, []).extend(
-            spread(values, measured.errors).to_pylist()
-        )
-
-
-def _edit(
-    trial: Trial, function: DocumentFunction, read: JudgedColumns, limit: TimeLimit
-) -> None:
-    started = time.perf_counter()
-    edited_texts, errors = edit.edit_texts(function, read.given, limit)
-    edits, errors = edit.compare_texts(
-        read.documents["text"].take(pa.array(read.judged)), edited_texts, errors
-    )
-    trial.seconds += time.perf_counter() - started
-    trial.differs = trial.differs or edit.compare_calls(
-        function, read, edited_texts, errors, limit
-    )
-    trial.reasons += [
-        edit.EMPTY if text is not None and not text.strip() else None
-        for text in edited_texts
-    ]
-    trial.errors += errors
-    trial.edits += edits
-
-
 def describe_column(values: Sequence[Any]) -> CountedColumn | NumberColumn:
     """Summarize a column."""
     present = [value for value in values if value is not None]
@@ -714,31 +641,30 @@ def describe_column(values: Sequence[Any]) -> CountedColumn | NumberColumn:
     )
 
 
-def _count_edits(trial: Trial) -> EditCounts:
-    changed = times = removed = added = 0
-    shown: list[EditedDocument] = []
-    for locator, text, edits in zip(
-        trial.locators, trial.texts, trial.edits, strict=True
-    ):
-        if not edits:
-            continue
-        changed += 1
-        times += len(edits)
-        for begin, end, replacement in edits:
-            removed += end - begin
-            added += len(replacement.encode())
-        if len(shown) < SHOWN:
-            differences = [_difference(text.encode(), *edit) for edit in edits[:SHOWN]]
-            shown.append(EditedDocument(locator, differences))
-    return EditCounts(changed, times, removed, added, shown)
-
-
-def _difference(text: bytes, begin: int, end: int, after: str) -> Difference:
-    return Difference(
-        text[max(begin - AROUND_BYTES, 0) : begin].decode(errors="ignore"),
-        text[begin:end].decode(),
-        after,
-        text[end : end + AROUND_BYTES].decode(errors="ignore"),
+def _count_edits(
+    locators: list[str], texts: list[str], edits: list[list[tuple[int, int, str]]]
+) -> EditCounts:
+    documents = [row for row in zip(locators, texts, edits, strict=True) if row[2]]
+    all_edits = [edit for _, _, of_document in documents for edit in of_document]
+    shown = []
+    for locator, text, of_document in documents[:SHOWN]:
+        content = text.encode()
+        differences = [
+            Difference(
+                content[max(begin - AROUND_BYTES, 0) : begin].decode(errors="ignore"),
+                content[begin:end].decode(),
+                after,
+                content[end : end + AROUND_BYTES].decode(errors="ignore"),
+            )
+            for begin, end, after in of_document[:SHOWN]
+        ]
+        shown.append(EditedDocument(locator, differences))
+    return EditCounts(
+        len(documents),
+        len(all_edits),
+        sum(end - begin for begin, end, _ in all_edits),
+        sum(len(after.encode()) for _, _, after in all_edits),
+        shown,
     )
 
 
