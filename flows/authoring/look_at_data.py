@@ -187,26 +187,25 @@ def look_at(name: str, path: str) -> Look:
         return Look(path, "auto", 1, 0, None, is_code="stdlib" in path)
     format_name, listing = _listing(name, path)
     look = _look_at_files(name, path, format_name, listing.files)
-    remarks = list(look.remarks)
     groups = files_by_format(listing.files)
-    text_bytes = look.text_bytes
     if len(groups) > 1:
         text_bytes = sum(text_bytes_of(path, files) for files in groups.values())
-        num_texts = sum(file.format == "text" for file in listing.files)
-        if num_texts and any(file.format in ROW_FORMATS for file in listing.files):
-            # One source would treat files of rows and files of one text alike.
-            remarks.append(
-                f"{num_texts:,} of {len(listing.files):,} files hold one text each "
-                "beside files of rows: separate sources (`gristmill new --source "
-                "NAME='GLOB'` for each) can have separate weights and rules"
-            )
+        look = replace(look, text_bytes=text_bytes)
+    remarks = list(look.remarks)
+    num_texts = sum(file.format == "text" for file in listing.files)
+    if num_texts and any(file.format in ROW_FORMATS for file in listing.files):
+        # One source would treat files of rows and files of one text alike.
+        remarks.append(
+            f"{num_texts:,} of {len(listing.files):,} files hold one text each "
+            "beside files of rows: separate sources (`gristmill new --source "
+            "NAME='GLOB'` for each) can have separate weights and rules"
+        )
     formats = [
         (kind, len(files), sum(file.size for file in files))
         for kind, files in groups.items()
     ]
     return replace(
         look,
-        text_bytes=text_bytes,
         remarks=(*remarks, *answers(listing.ignored)),
         formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))),
         ignored=listing.ignored,
@@ -233,21 +232,12 @@ def text_bytes_of(path: str, files: Sequence[SourceFile]) -> int:
 def _look_at_files(
     name: str, path: str, format_name: str, files: Sequence[SourceFile]
 ) -> Look:
-    chosen = [files[index] for index in sorted({0, len(files) // 2, len(files) - 1})][
-        :SAMPLE_FILES
-    ]
+    places = sorted({0, len(files) // 2, len(files) - 1})
+    chosen = [files[place] for place in places[:SAMPLE_FILES]]
     stored = sum(file.size for file in files)
-    is_code = sum(
-        PurePosixPath(file.name).suffix in CODE_EXTENSIONS for file in files
-    ) * 2 > len(files)
-    has_rows = False
-    rows: list[Row] = []
-    for file in chosen:
-        file_rows = sample_rows(file)
-        if file_rows is not None:
-            has_rows = True
-            rows += file_rows
-    if not has_rows:
+    samples = [rows for file in chosen if (rows := sample_rows(file)) is not None]
+    if not samples:
+        is_code = _most_are_code([file.name for file in files], len(files))
         split, book_remarks = (None, ()) if is_code else _split_of_books(files)
         is_page = {file.format for file in chosen} <= {"html", "warc"}
         ratio = text_per_stored_byte(files) if is_page else _content_ratio(chosen)
@@ -261,20 +251,23 @@ def _look_at_files(
             split=split,
             remarks=book_remarks,
         )
+    rows = [row for sample in samples for row in sample]
     if not rows:
+        damage = [
+            f": {file.name}: {error}"
+            for file in chosen
+            if (error := _beginning(file)[1]) is not None
+        ]
         raise SourceError(
             f"source {name!r}: no row of {path} can be read as "
-            f"{chosen[0].format}{_describe_damage(chosen)}; give another path, or "
+            f"{chosen[0].format}{''.join(damage[:1])}; give another path, or "
             "write the manifest by hand with the right `format:`"
         )
     text_name = text_field(rows)
     if text_name is None:
         names = sorted(map(str, rows[0]))
-        more = (
-            f" and {len(names) - SHOWN_FIELDS:,} others"
-            if len(names) > SHOWN_FIELDS
-            else ""
-        )
+        num_hidden = len(names) - SHOWN_FIELDS
+        more = f" and {num_hidden:,} others" if num_hidden > 0 else ""
         raise SourceError(
             f"source {name!r}: no field of {path} holds text; its fields are "
             f"{', '.join(names[:SHOWN_FIELDS])}{more}; give a path whose rows have one"
@@ -288,7 +281,14 @@ def _look_at_files(
             f"{len(rows) - len(texts)} of {len(rows)} rows sampled have no "
             f"{text_name!r}: they will be quarantined"
         )
-    remarks += _examples_remark(rows)
+    columns = {key for row in rows for key in row}
+    for keys, kind, section in EXAMPLE_FIELDS:
+        if columns.issuperset(keys):
+            remarks.append(
+                f"rows with {' and '.join(keys)} look like {kind}: `{section}: "
+                "{data: [{path: ...}]}` reads them; here they would be documents"
+            )
+            break
     path_field = code_path_field(rows)
     is_page = sum(map(is_html, texts)) * 2 > len(texts)
     row_bytes = sum(map(_row_bytes, rows))
@@ -311,43 +311,27 @@ def _look_at_files(
     )
 
 
-def _describe_damage(files: Sequence[SourceFile]) -> str:
-    """Describe the damage of the first damaged file, as a suffix of an error."""
-    for file in files:
-        try:
-            read = 0
-            for chunk in read_chunks(as_path(file.location), file.compression):
-                read += len(chunk)
-                if read >= SAMPLE_BYTES:
-                    break
-        except (CorruptFileError, RecordTooLongError) as error:
-            return f": {file.name}: {error}"
-    return ""
-
-
 def _split_of_books(
     files: Sequence[SourceFile],
 ) -> tuple[Literal["chapters"] | int | None, tuple[str, ...]]:
     """Choose how to split book-length texts from the first of them, with a remark;
     (None, ()) without books.
     """
-    books = []
-    for file in files:
-        content_bytes = file.size * (COMPRESSED_RATIO if file.compression else 1)
-        if file.format == "text" and content_bytes > BOOK_BYTES:
-            books.append(file)
+    books = [
+        file
+        for file in files
+        if file.format == "text"
+        and file.size * (COMPRESSED_RATIO if file.compression else 1) > BOOK_BYTES
+    ]
     if not books:
         return None, ()
+    subject = f"it is longer than {size(BOOK_BYTES)}, and is cut into"
     if len(files) > 1:
         subject = (
             f"{len(books)} of {len(files)} files are longer than "
             f"{size(BOOK_BYTES)}, and are cut into"
         )
-    else:
-        subject = f"it is longer than {size(BOOK_BYTES)}, and is cut into"
-    text = _beginning(as_path(books[0].location), books[0].compression).decode(
-        "utf-8", "replace"
-    )
+    text = _beginning(books[0])[0].decode("utf-8", "replace")
     num_chapters = len(chapters(text))
     if num_chapters >= BOOK_CHAPTERS:
         remark = (
@@ -355,9 +339,8 @@ def _split_of_books(
             f"first {size(len(text))}"
         )
         return "chapters", (remark,)
-    return BOOK_PARAGRAPHS, (
-        f"{subject} paragraphs: {books[0].name} has no headings of chapters",
-    )
+    remark = f"{subject} paragraphs: {books[0].name} has no headings of chapters"
+    return BOOK_PARAGRAPHS, (remark,)
 
 
 def split_setting(
@@ -367,34 +350,22 @@ def split_setting(
     return {"paragraphs": split} if isinstance(split, int) else split
 
 
-def _examples_remark(rows: Sequence[Row]) -> list[str]:
-    """Return a remark for rows that look like fine-tuning examples rather than
-    documents.
-    """
-    for keys, kind, section in EXAMPLE_FIELDS:
-        if all(any(key in row for row in rows) for key in keys):
-            return [
-                f"rows with {' and '.join(keys)} look like {kind}: `{section}: {{data: [{{path: ...}}]}}` reads "
-                "them; here they would be documents"
-            ]
-    return []
-
-
 def _listing(name: str, path: str) -> tuple[str, SourceListing]:
     kind, entries = find_at(f"source {name!r}", path)
-    markers = {"dataset_dict.json", "state.json"}
-    if kind == "folder" and markers & {item.name for item in entries}:
-        return "hf", find_files(
-            name, DocumentFiles.model_validate({"path": path, "format": "hf"})
-        )
-    try:
-        return "auto", find_files(name, DocumentFiles.model_validate({"path": path}))
-    except SourceError:
-        format_name = sniff(entries) if entries else None
-        if format_name is None:
-            raise
-        source = DocumentFiles.model_validate({"path": path, "format": format_name})
-        return format_name, find_files(name, source)
+    format_name: str | None = "auto"
+    if kind == "folder" and {"dataset_dict.json", "state.json"} & {
+        item.name for item in entries
+    }:
+        format_name = "hf"
+    while True:
+        section = {"path": path, "format": format_name}
+        source = DocumentFiles.model_validate(section)
+        try:
+            return source.format, find_files(name, source)
+        except SourceError:
+            format_name = sniff(entries) if entries else None
+            if source.format != "auto" or format_name is None:
+                raise
 
 
 def sniff(entries: Sequence[Found]) -> str | None:
@@ -402,29 +373,23 @@ def sniff(entries: Sequence[Found]) -> str | None:
     not text.
     """
     first = min(entries, key=lambda item: item.name)
-    start = _beginning(as_path(first.location), split_compression(first.name)[1])[:4096]
+    compression = split_compression(first.name)[1]
+    start = _read_beginning(first.location, compression, SAMPLE_BYTES)[0][:4096]
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith(b"WARC/"):
         return "warc"
-    if format_of_content(start):
-        return None
     try:
         text = start.decode("utf-8", "strict" if len(start) < 4096 else "ignore")
     except UnicodeDecodeError:
         return None
-    if "\0" in text:
+    if format_of_content(start) or "\0" in text:
         return None
     if is_html(text):
         return "html"
-    if is_array(start):
+    if is_array(start) or isinstance(_parsed(text.partition("\n")[0]), dict):
         return "jsonl"
-    try:
-        return (
-            "jsonl" if isinstance(json.loads(text.partition("\n")[0]), dict) else "text"
-        )
-    except ValueError:
-        return "text"
+    return "text"
 
 
 def sample_rows(file: SourceFile) -> list[Row] | None:
@@ -439,15 +404,10 @@ def sample_rows(file: SourceFile) -> list[Row] | None:
         return [row for _, row in rows if isinstance(row, dict)]
     if file.format == "jsonl":
         return list(islice(_json_rows(path, file.compression), SAMPLE_ROWS))
-    lines = (
-        _beginning(path, file.compression)
-        .decode("utf-8", "replace")
-        .splitlines(keepends=True)
-    )
-    # The last line of a partial file is most likely cut.
-    lines = (
-        lines if len(lines) == 1 or sum(map(len, lines)) < SAMPLE_BYTES else lines[:-1]
-    )
+    text = _beginning(file)[0].decode("utf-8", "replace")
+    lines = text.splitlines(keepends=True)
+    if len(lines) > 1 and len(text) >= SAMPLE_BYTES:
+        del lines[-1]  # it is most likely cut
     delimiter = "\t" if split_compression(file.name)[0] == ".tsv" else ","
     csv.field_size_limit(SAMPLE_BYTES)
     return list(islice(csv.DictReader(lines, delimiter=delimiter), SAMPLE_ROWS))
@@ -461,10 +421,7 @@ def _json_rows(path: Path, compression: str) -> Iterator[Row]:
             if isinstance(line, RecordTooLongError):
                 return
             num_bytes += len(line)
-            try:
-                row = json.loads(line.decode("utf-8", "replace"))
-            except ValueError:
-                row = None
+            row = _parsed(line.decode("utf-8", "replace"))
             if isinstance(row, dict):
                 yield row
             if num_bytes >= SAMPLE_BYTES:
@@ -473,17 +430,31 @@ def _json_rows(path: Path, compression: str) -> Iterator[Row]:
         return
 
 
-def _beginning(path: Path, compression: str) -> bytes:
-    """Return the first SAMPLE_BYTES of a file's content, up to any damage."""
-    content = b""
+def _parsed(line: str) -> object:
     try:
-        for chunk in read_chunks(path, compression):
+        value: object = json.loads(line)
+        return value
+    except ValueError:
+        return None
+
+
+def _beginning(file: SourceFile) -> tuple[bytes, Exception | None]:
+    return _read_beginning(file.location, file.compression, SAMPLE_BYTES)
+
+
+def _read_beginning(
+    location: str, compression: str, most: int
+) -> tuple[bytes, Exception | None]:
+    """Return the first bytes of a file's content, up to any damage, and the damage."""
+    content = bytearray()
+    try:
+        for chunk in read_chunks(as_path(location), compression):
             content += chunk
-            if len(content) >= SAMPLE_BYTES:
+            if len(content) >= most:
                 break
-    except (CorruptFileError, RecordTooLongError):
-        return content
-    return content[:SAMPLE_BYTES]
+    except (CorruptFileError, RecordTooLongError) as error:
+        return bytes(content), error
+    return bytes(content[:most]), None
 
 
 def _content_ratio(files: Sequence[SourceFile]) -> float:
@@ -491,34 +462,29 @@ def _content_ratio(files: Sequence[SourceFile]) -> float:
     quick, else estimated.
     """
     stored = sum(file.size for file in files)
-    return sum(_content_bytes(file) for file in files) / stored if stored else 1.0
+    return sum(map(_content_bytes, files)) / stored if stored else 1.0
 
 
 def _content_bytes(file: SourceFile) -> float:
-    path = as_path(file.location)
     if file.format == "parquet":
-        with open_table(path) as table:
-            rows = [
-                row
-                for _, row in islice(table_rows(path, file.format), SAMPLE_ROWS)
-                if isinstance(row, dict)
-            ]
-            return (
-                fmean(map(_row_bytes, rows)) * table.metadata.num_rows if rows else 0.0
-            )
+        rows = sample_rows(file) or [{}]
+        with open_table(as_path(file.location)) as table:
+            return fmean(map(_row_bytes, rows)) * table.metadata.num_rows
     if file.format == "zip":
         return file.size * COMPRESSED_RATIO
     if not file.compression:
         return file.size
-    counted = 0
-    try:
-        for chunk in read_chunks(path, file.compression):
-            counted += len(chunk)
-            if counted > COUNTED_BYTES:
-                return max(file.size * COMPRESSED_RATIO, counted)
-    except (CorruptFileError, RecordTooLongError):
-        return max(file.size * COMPRESSED_RATIO, counted)
-    return counted
+    content, damage = _read_beginning(
+        file.location, file.compression, COUNTED_BYTES + 1
+    )
+    if damage is not None or len(content) > COUNTED_BYTES:
+        return max(file.size * COMPRESSED_RATIO, len(content))
+    return len(content)
+
+
+def _most_are_code(paths: Sequence[str], total: int) -> bool:
+    suffixes = [PurePosixPath(path).suffix.lower() for path in paths]
+    return sum(suffix in CODE_EXTENSIONS for suffix in suffixes) * 2 > total
 
 
 def text_field(rows: Sequence[Row]) -> str | None:
@@ -547,30 +513,24 @@ def code_path_field(rows: Sequence[Row]) -> str | None:
     """Return the field with the path of a program in most rows, or None."""
     for name in PATH_NAMES:
         paths = [path for row in rows if isinstance(path := row.get(name), str)]
-        programs = sum(
-            PurePosixPath(path).suffix.lower() in CODE_EXTENSIONS for path in paths
-        )
-        if programs * 2 > len(rows):
+        if _most_are_code(paths, len(rows)):
             return name
     return None
 
 
 def names_code(rows: Sequence[Row]) -> bool:
     """Return True if most rows name a program's extension or a programming language."""
-    num_extensions = num_languages = 0
-    for row in rows:
-        extensions = [
-            str(row[name]).lower().lstrip(".")
-            for name in EXTENSION_NAMES
-            if row.get(name)
-        ]
-        num_extensions += any(
-            f".{extension}" in CODE_EXTENSIONS for extension in extensions
-        )
-        num_languages += any(
-            str(row.get(name)).lower() in CODE_LANGUAGES for name in LANGUAGE_NAMES
-        )
-    return max(num_extensions, num_languages) * 2 > len(rows)
+    extensions = [
+        f"x.{str(row[name]).lstrip('.')}"
+        for row in rows
+        for name in EXTENSION_NAMES
+        if row.get(name)
+    ]
+    num_languages = sum(
+        any(str(row.get(name)).lower() in CODE_LANGUAGES for name in LANGUAGE_NAMES)
+        for row in rows
+    )
+    return num_languages * 2 > len(rows) or _most_are_code(extensions, len(rows))
 
 
 def id_field(rows: Sequence[Row]) -> str | None:

@@ -66,7 +66,7 @@ def _set_key(text: str, key: Key, value: Any) -> str:
     # A block ends where the next key begins; the space between them is not part of the
     # value.
     old = text[begin:end]
-    return text[:begin] + _flow(value) + old[len(old.rstrip()) :] + text[end:]
+    return text[:begin] + flow_text(value) + old[len(old.rstrip()) :] + text[end:]
 
 
 def _insert(
@@ -75,7 +75,7 @@ def _insert(
     for part in reversed(path[1:]):
         value = {part: value}
     begin = mapping.start_mark.index
-    entry = f"{path[0]}: {_flow(value)}"
+    entry = f"{path[0]}: {flow_text(value)}"
     if mapping.flow_style:
         separator = ", " if mapping.value else ""
         return f"{text[: begin + 1]}{entry}{separator}{text[begin + 1 :]}"
@@ -84,7 +84,7 @@ def _insert(
     return f"{text[:begin]}{entry}\n{' ' * mapping.start_mark.column}{text[begin:]}"
 
 
-def _flow(value: Any) -> str:
+def flow_text(value: Any) -> str:
     """Format a value on one line, quoted as needed inside braces."""
     listed = yaml.safe_dump(
         [value],

@@ -8,9 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-import yaml
 
 import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
 from gristmill.flows.authoring.fineweb2_settings import (
@@ -24,6 +21,7 @@ from gristmill.flows.authoring.look_at_data import (
     size,
     split_setting,
 )
+from gristmill.flows.authoring.manifest_text import flow_text
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.scaling.size_rules import (
@@ -229,7 +227,7 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
             "max_epochs": MAX_EPOCHS,
         }
         lines += [
-            f"    {key}: {_scalar(value)}"
+            f"    {key}: {flow_text(value)}"
             for key, value in settings.items()
             if value is not None
         ]
@@ -256,7 +254,7 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
             "  # Gopher's rules are for prose"
             + ("" if only else "; try others with: gristmill whatif")
         )
-        lines.append(f"  - filter: {{{only}rules: {_flow(list(PROSE_RULES))}}}")
+        lines.append(f"  - filter: {{{only}rules: {flow_text(list(PROSE_RULES))}}}")
     lines += _code_rules(looks, programs)
     lines.append(dedup)
     if prose and wishes.settings:
@@ -278,7 +276,7 @@ def _code_rules(looks: Mapping[str, Look], programs: Sequence[str]) -> list[str]
         rule = (
             "code"
             if path_field is None
-            else f"{{code: {{path_field: {_scalar(path_field)}}}}}"
+            else f"{{code: {{path_field: {flow_text(path_field)}}}}}"
         )
         only = _only(sources) if len(sources) < len(looks) else ""
         lines.append(f"  - filter: {{{only}rules: [{rule}]}}")
@@ -286,7 +284,7 @@ def _code_rules(looks: Mapping[str, Look], programs: Sequence[str]) -> list[str]
 
 
 def _only(sources: Sequence[str]) -> str:
-    return f"sources: [{', '.join(map(_scalar, sources))}], "
+    return f"sources: [{', '.join(map(flow_text, sources))}], "
 
 
 def _langid(wishes: Wishes, only: str) -> list[str]:
@@ -302,15 +300,15 @@ def _langid(wishes: Wishes, only: str) -> list[str]:
         return [
             "  # the scores are FineWeb-2's for GlotLID: get its model.bin "
             "(cis-lmu/glotlid on Hugging Face)",
-            f"  - langid: {{{only}model: {_scalar(model)}, keep: {_flow(scores)}}}",
+            f"  - langid: {{{only}model: {flow_text(model)}, keep: {flow_text(scores)}}}",
         ]
     keep = (
-        f"[{', '.join(map(_scalar, wishes.languages))}]"
+        f"[{', '.join(map(flow_text, wishes.languages))}]"
         if wishes.languages
         else '{"*": 0}'
     )
     model = (
-        f"model: {_scalar(wishes.language_model)}, " if wishes.language_model else ""
+        f"model: {flow_text(wishes.language_model)}, " if wishes.language_model else ""
     )
     return [
         "  # first, since the rules of filter have the stop words of each document's "
@@ -332,12 +330,14 @@ def _fineweb2_rules(wishes: Wishes, only: str) -> list[str]:
         *sources,
         "      rules:",
     ]
-    lines += [f"        {name}: {_flow(values)}" for name, values in GENERAL.items()]
+    lines += [
+        f"        {name}: {flow_text(values)}" for name, values in GENERAL.items()
+    ]
     lines.append("      by_language:")
     for language, settings in wishes.settings.items():
         lines.append(f"        {language}:")
         lines += [
-            f"          {name}: {_flow(values)}"
+            f"          {name}: {flow_text(values)}"
             for name, values in rules_of_settings(settings).items()
         ]
     return lines
@@ -371,7 +371,7 @@ def _tokenizer_section(tokenizer: GivenTokenizer) -> str:
     end_of_text = (
         {} if tokenizer.end_of_text is None else {"end_of_text": tokenizer.end_of_text}
     )
-    return _flow({"path": tokenizer.path, **end_of_text})
+    return flow_text({"path": tokenizer.path, **end_of_text})
 
 
 def _plan(preset: str, vocabulary: int, length: int, tokens: int) -> _Training:
@@ -447,19 +447,3 @@ def _training(tokens: int, is_known: bool, tokenizer: GivenTokenizer | None) -> 
         f"  schedule: {{kind: wsd, warmup_steps: {max(1, plan.steps // 20)}, decay_fraction: {DECAY_FRACTION}}}\n\n"
         "evaluate: {}\nexport: {}\n"
     )
-
-
-def _flow(value: Any) -> str:
-    """Format a value on one line of YAML."""
-    return yaml.safe_dump(
-        value,
-        default_flow_style=True,
-        width=1 << 30,
-        allow_unicode=True,
-        sort_keys=False,
-    ).strip()
-
-
-def _scalar(value: Any) -> str:
-    """Format a value on one line of YAML, quoted as needed inside braces."""
-    return _flow([value])[1:-1]
