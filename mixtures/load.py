@@ -289,11 +289,14 @@ def _replace(target: Any, key: str, value: Any) -> Location:
     for parent in parents:
         target, way = _child(target, parent)
         at += way
-    if not isinstance(target, list | dict):
+    if isinstance(target, list):
+        index = _index(target, last)
+        target[index] = value
+        return (*at, index)
+    if not isinstance(target, dict):
         raise LookupError(f"there is nothing below {target!r}")
-    place = _index(target, last) if isinstance(target, list) else last
-    target[place] = value
-    return (*at, place)
+    target[last] = value
+    return (*at, last)
 
 
 def full_key(key: str, raw: RawSection | None = None) -> str:

@@ -256,10 +256,12 @@ class WeightedPairs(PreferencePairs):
         return PreferencePairs.model_validate(self.model_dump(exclude={"weight"}))
 
 
-def _check_weights(section: str, data: Sequence[Instructions | WeightedPairs]) -> None:
+def _weight_problems(
+    section: str, data: Sequence[Instructions | WeightedPairs]
+) -> Iterator[str]:
     unweighted_paths = [item.path for item in data if item.weight is None]
     if unweighted_paths and len(unweighted_paths) < len(data):
-        raise ValueError(
+        yield (
             f"{section}.data: {unweighted_paths[0]} has no weight, though others have "
             "one; set it for all of them, or for none"
         )
@@ -332,7 +334,7 @@ class SftData(Seeded):
     """Seed of sampling and of the order; the manifest's if absent."""
 
     def _problems(self) -> Iterator[str]:
-        _check_weights("sft", self.data)
+        yield from _weight_problems("sft", self.data)
 
 
 class SftOptimizer(TuningOptimizer):
@@ -412,7 +414,7 @@ class DpoData(Section):
     """
 
     def _problems(self) -> Iterator[str]:
-        _check_weights("dpo", self.data)
+        yield from _weight_problems("dpo", self.data)
 
 
 class Rounded(Section):

@@ -186,8 +186,9 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
     ):
         return {"steps": 1, **section}
     if type(depth) is not int or not 1 <= depth <= MOST_DEPTH:
-        is_size = isinstance(size, str) and re.match(SIZE_PATTERN, size)
-        depth = depth_of(size) if is_size else 1
+        depth = 1
+        if isinstance(size, str) and re.match(SIZE_PATTERN, size):
+            depth = depth_of(size)
     is_chosen = any(optimizer.get(key) is not None for key in ("kind", "use"))
     if not is_chosen and all(section.get(key) is None for key in OTHER_OBJECTIVES):
         optimizer = {**optimizer, "kind": OPTIMIZER}

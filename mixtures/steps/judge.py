@@ -65,6 +65,7 @@ class Question(Section):
                 "answer: give a JSON schema with `type: object` and "
                 "`properties`, which become columns"
             )
+            return
         for name, property_schema in properties.items():
             if name != "reason":
                 check_column(name)

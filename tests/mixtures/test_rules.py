@@ -51,7 +51,7 @@ def test_preset_expands_to_rule_sets_with_changed_thresholds(preset: str) -> Non
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([3], "a rule is .*, not 3"),
+        ([3], "name to its settings, not 3"),
         (["refinedweb", "gopher_quality"], "'gopher_quality' is given twice"),
         (["c4", {"c4": {"min_sentences": 1}}], "'c4' is given twice"),
         ([{"dclm": {"c4": {}}}], "dclm .*gopher_quality, gopher_repetition; .* c4"),
