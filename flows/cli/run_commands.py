@@ -23,7 +23,6 @@ from gristmill.flows.cli.application import (
     app,
     fail,
     open_or_exit,
-    open_store,
     out_file,
     print_json,
     refuse_without,
@@ -523,6 +522,7 @@ def compare(
     """Show two runs side by side: manifests, outputs, funnels, mixtures, losses and
     held-out text.
     """
+    from gristmill.core.store import store_at
     from gristmill.flows.questions.compare import (
         compare_runs,
         find_run,
@@ -531,7 +531,7 @@ def compare(
 
     if html is not None:
         out_file("--html", html)
-    opened_store = open_store(store)
+    opened_store = store_at(store)
     records = [find_run(opened_store, run_name) for run_name in (first, second)]
     comparison = compare_runs(opened_store, *records)
     print_json(comparison) if as_json else print_comparison(comparison)
@@ -603,10 +603,10 @@ def report(
 @app.command()
 def runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the runs of a store."""
-    from gristmill.core.store import read_runs
+    from gristmill.core.store import read_runs, store_at
     from gristmill.flows.questions.status import print_runs
 
-    records = [record for _, record in read_runs(open_store(store))]
+    records = [record for _, record in read_runs(store_at(store))]
     print_json(records) if as_json else print_runs(records)
 
 
@@ -701,10 +701,11 @@ def gc(
     """Delete outputs that no recent run refers to, and models' answers about documents
     that were taken down.
     """
+    from gristmill.core.store import store_at
     from gristmill.flows.questions.takedown import forget_taken_down
     from gristmill.flows.running.run_records import collect
 
-    opened_store = open_store(store)
+    opened_store = store_at(store)
     garbage = collect(opened_store, keep_runs, delete)
     answers = forget_taken_down(opened_store.root, delete)
     if as_json:

@@ -12,7 +12,6 @@ from gristmill.flows.cli.application import (
     StoreOption,
     app,
     fail,
-    open_store,
 )
 from gristmill.flows.cli.completion import complete_manifest
 
@@ -86,6 +85,7 @@ def up(
     and the metrics of a store's runs.
     """
     require_prefect()
+    from gristmill.core.store import store_at
     from gristmill.flows.orchestration.server_settings import DatabaseError
     from gristmill.flows.orchestration.serving import (
         NoServerError,
@@ -94,7 +94,7 @@ def up(
     )
 
     check_manifests(manifests or [])
-    opened_store = open_store(store)
+    opened_store = store_at(store)
     if store is not None:  # runs started in Prefect's UI read it
         os.environ["GRISTMILL_STORE"] = store
     try:

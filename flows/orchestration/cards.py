@@ -26,14 +26,13 @@ from gristmill.flows.report.mixture import (
 )
 from gristmill.flows.report.report_facts import (
     Facts,
-    Record,
     gather_facts,
     reading_notes,
     skipped_note,
     top_reasons,
     training,
 )
-from gristmill.flows.report.stage_summaries import Counts, read_as
+from gristmill.flows.report.stage_summaries import Counts, Record, read_as
 from gristmill.flows.report.training import loss_rows, reward_points
 from gristmill.flows.running.events import Outcome
 from gristmill.flows.running.session import Session

@@ -160,12 +160,16 @@ class RunRecord:
                     stages[outcome.stage] = entry
                     self.save()
                 case StageStarted() | StageWaits():
-                    self._note(event.node, {"started": time.time()})
+                    self._note(
+                        event.node, {**_names_of(event.node), "started": time.time()}
+                    )
                 case StageFailed():
-                    self._note(event.node, {"error": event.message})
+                    self._note(
+                        event.node, {**_names_of(event.node), "error": event.message}
+                    )
 
-    def _note(self, node: Node, values: StageEntry) -> None:
-        self.content["stages"][node.name] = {**_names_of(node), **values}
+    def _note(self, node: Node, entry: StageEntry) -> None:
+        self.content["stages"][node.name] = entry
         try:
             self.save()
         except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
