@@ -4,15 +4,15 @@ are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from gristmill.flows.stages.stage import (
     Display,
-    Location,
     MeasuredColumns,
     PrepareStep,
     Problems,
     Stage,
+    place_of,
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import measured_columns
@@ -40,60 +40,40 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     """Yield problems with a step's model, or with the source of its function, without
     running either.
     """
-    step = manifest.steps[name]
-    place = ("prepare", list(manifest.steps).index(name), step.stage)
-    section = step.config
-    if isinstance(section, Annotate) and section.model is not None:
-        yield from wrong_with_model(section, place)
-        return
-    function_step = section.function if isinstance(section, Annotate) else section
-    assert isinstance(function_step, OwnStep)
-    yield from wrong_with_function(
-        function_step, place, known_before(manifest, name, measured)
-    )
-
-
-def wrong_with_model(section: Annotate, place: Location) -> Problems:
-    """Yield problems with the files of a model, and missing packages."""
-    from gristmill.dataprep.encoders.document_scores import announce
-    from gristmill.dataprep.encoders.model_folders import ModelFolderError
-    from gristmill.dataprep.encoders.score_documents import check_bounds, check_packages
-
-    assert section.model is not None
-    try:
-        announced = announce(section.model)
-        check_packages(section.model)
-        check_bounds(section, announced)
-    except ModelFolderError as error:
-        yield (*place, "model"), str(error)
-
-
-def known_before(manifest: Manifest, name: str, measured: MeasuredColumns) -> list[str]:
-    """Return the columns that a step's function may use: those of documents, and of
-    earlier steps.
-    """
     from gristmill.dataprep.edits import EDITS
-    from gristmill.dataprep.user_code.own_documents import DOCUMENT_COLUMNS
+    from gristmill.dataprep.user_code.own_documents import (
+        DOCUMENT_COLUMNS,
+        check_source,
+    )
     from gristmill.dataprep.where_sql import names_of
 
-    names = list(manifest.steps)
-    earlier_columns = {}
-    for earlier in names[: names.index(name)]:
-        earlier_columns[earlier] = [
-            column for column in measured[earlier] if column != EDITS
-        ]
+    place = place_of(manifest, name)
+    section = manifest.steps[name].config
+    if isinstance(section, Annotate) and section.model is not None:
+        from gristmill.dataprep.encoders.document_scores import announce
+        from gristmill.dataprep.encoders.model_folders import ModelFolderError
+        from gristmill.dataprep.encoders.score_documents import (
+            check_bounds,
+            check_packages,
+        )
+
+        try:
+            announced = announce(section.model)
+            check_packages(section.model)
+            check_bounds(section, announced)
+        except ModelFolderError as error:
+            yield (*place, "model"), str(error)
+        return
+    step = section.function if isinstance(section, Annotate) else section
+    assert isinstance(step, OwnStep)
+    # A function may use the columns of documents, and of earlier steps.
+    earlier_columns = {
+        earlier: [column for column in measured[earlier] if column != EDITS]
+        for earlier in list(manifest.steps)[: place[1]]
+    }
     known = list(DOCUMENT_COLUMNS)
-    for columns in names_of(earlier_columns).values():
-        known += columns.values()
-    return known
-
-
-def wrong_with_function(
-    step: OwnStep, place: Location, known: Sequence[str]
-) -> Problems:
-    """Yield problems that the source of a step's function shows."""
-    from gristmill.dataprep.user_code.own_documents import check_source
-
+    for columns_of_step in names_of(earlier_columns).values():
+        known += columns_of_step.values()
     try:
         check_source(step, known)
     except OwnCodeError as error:
@@ -101,17 +81,14 @@ def wrong_with_function(
     if not isinstance(step, OwnAnnotate):
         return
     returned = [*step.measures, *measured_columns(step.use)]
-    for side in ("min", "max"):
-        for column in getattr(step, side) if returned else ():
+    for side in ("min", "max") if returned else ():
+        for column in getattr(step, side):
             if column not in returned:
                 yield (
                     (*place, side, column),
-                    (
-                        f"{step.use.place}: {step.use.name} does not return "
-                        f"{column!r}{did_you_mean(column, returned)}; it "
-                        f"returns {', '.join(returned)}; correct it, or name it in "
-                        "`measures` too"
-                    ),
+                    f"{step.use.place}: {step.use.name} does not return "
+                    f"{column!r}{did_you_mean(column, returned)}; it returns "
+                    f"{', '.join(returned)}; correct it, or name it in `measures` too",
                 )
 
 

@@ -9,6 +9,7 @@ from gristmill.flows.stages.stage import (
     Problems,
     Requirements,
     Stage,
+    place_of,
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup import Dedup
@@ -23,15 +24,14 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
         qualified,
     )
 
-    number = list(manifest.steps).index(name)
-    step = manifest.steps[name]
-    section = step.config
+    place = place_of(manifest, name)
+    section = manifest.steps[name].config
     assert isinstance(section, Dedup | DedupSemantic)
-    before = {step: measured[step] for step in list(measured)[:number]}
+    before = {step: measured[step] for step in list(measured)[: place[1]]}
     try:
         check_names(parse_keep(section.keep), qualified(before))
     except ValueError as error:
-        yield ("prepare", number, step.stage, "keep"), str(error).removeprefix("keep: ")
+        yield (*place, "keep"), str(error).removeprefix("keep: ")
 
 
 STAGE = Stage(

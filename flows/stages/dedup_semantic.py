@@ -9,6 +9,7 @@ from gristmill.flows.stages.stage import (
     PrepareStep,
     Problems,
     Stage,
+    place_of,
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup_semantic import Cluster, DedupSemantic
@@ -30,16 +31,13 @@ def wrong_with_vectors(manifest: Manifest, name: str) -> Problems:
         check_installed,
     )
 
-    step = manifest.steps[name]
-    assert isinstance(step.config, DedupSemantic | Cluster)
+    section = manifest.steps[name].config
+    assert isinstance(section, DedupSemantic | Cluster)
     try:
-        check_embedder(step.config.model)
+        check_embedder(section.model)
         check_installed("sklearn")
     except ModelFolderError as error:
-        yield (
-            ("prepare", list(manifest.steps).index(name), step.stage, "model"),
-            str(error),
-        )
+        yield (*place_of(manifest, name), "model"), str(error)
 
 
 STAGE = Stage(

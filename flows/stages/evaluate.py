@@ -24,7 +24,7 @@ from gristmill.flows.stages.stage import (
     only,
 )
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.evaluation import GIVEN, QUESTION, ModelToxicity, RedTeam
+from gristmill.mixtures.evaluation import GIVEN, QUESTION, ModelToxicity
 from gristmill.mixtures.manifest import MODELS, Manifest
 from gristmill.mixtures.steps.asked_model import HOW
 
@@ -47,35 +47,20 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     }
     if section.red_team is None:
         return named_recipe, arguments
+    red_team = dict(named_recipe["red_team"])
+    judge = section.red_team.judge
+    if judge is not None:
+        # without access to the judge, and with the checksum of our own question
+        model = without(red_team["judge"]["model"], *HOW)
+        red_team["judge"] = {**red_team["judge"], "model": model}
+        if judge.template is None:
+            from gristmill.dataprep.llm.prompt_templates import shipped
+
+            red_team["judge"]["question"] = shipped(QUESTION).sha256
     return (
-        {
-            **named_recipe,
-            "red_team": _without_how(named_recipe["red_team"], section.red_team),
-        },
+        {**named_recipe, "red_team": red_team},
         {**arguments, "red_team": recipe["red_team"]},
     )
-
-
-def _without_how(settings: Recipe, section: RedTeam) -> Recipe:
-    """Return the settings without access to the judge, and with the checksum of a
-    question that comes with gristmill.
-    """
-    from gristmill.dataprep.llm.prompt_templates import shipped
-
-    judge = section.judge
-    if judge is None:
-        return settings
-    question = (
-        {} if judge.template is not None else {"question": shipped(QUESTION).sha256}
-    )
-    return {
-        **settings,
-        "judge": {
-            **settings["judge"],
-            "model": without(settings["judge"]["model"], *HOW),
-            **question,
-        },
-    }
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:

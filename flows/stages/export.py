@@ -24,17 +24,8 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the section, with the facts of the model card."""
     if manifest.export is None:
         return None
-    return {**dump(manifest.export), "lineage": _lineage(manifest)}, {}
-
-
-def _lineage(manifest: Manifest) -> Recipe:
-    """Return the facts on the data in the model card: sources with their licences, and
-    the weights that counted.
-    """
     mix = {} if manifest.mix is None else dump(manifest.mix)
-    has_own_weights = uses_own_weights(
-        {} if manifest.mix is None else manifest.mix.model_dump()
-    )
+    has_own_weights = uses_own_weights(mix)
     licences = manifest.licences
     sources = {}
     for name, source in manifest.sources.items():
@@ -44,7 +35,7 @@ def _lineage(manifest: Manifest) -> Recipe:
     lineage: Recipe = {"name": manifest.name, "sources": sources}
     if mix_settings:
         lineage["mix"] = mix_settings
-    return lineage
+    return {**dump(manifest.export), "lineage": lineage}, {}
 
 
 def needs(manifest: Manifest) -> list[str]:
@@ -61,23 +52,6 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     """
     if manifest.export is None or not manifest.export.gguf:
         return
-    place = (STAGE.name, "gguf")
-    if find_spec("gguf") is None:
-        yield (
-            place,
-            "needs gguf, which is not installed; install it with: pip install "
-            "'gristmill[gguf]', or remove it",
-        )
-    if (reason := _why_not_for_llama_cpp(manifest)) is not None:
-        yield (
-            place,
-            f"llama.cpp does not support this tokenizer: {reason}; remove it, or "
-            "choose another tokenizer",
-        )
-
-
-def _why_not_for_llama_cpp(manifest: Manifest) -> str | None:
-    """Return the reason why llama.cpp does not support the tokenizer, or None."""
     from tokenizers import Tokenizer
 
     from gristmill.tokenize.encoding.llama_cpp_vocabulary import (
@@ -86,23 +60,30 @@ def _why_not_for_llama_cpp(manifest: Manifest) -> str | None:
         refuse_other_models,
     )
 
-    section = manifest.tokenizer
-    model = manifest.model
+    place = (STAGE.name, "gguf")
+    if find_spec("gguf") is None:
+        yield (
+            place,
+            "needs gguf, which is not installed; install it with: pip install "
+            "'gristmill[gguf]', or remove it",
+        )
+    section, model = manifest.tokenizer, manifest.model
     path: str | None = None if section is None else section.path
     if section is None and model is not None:
         path = f"{model.path}/tokenizer.json"
     try:
         if path is None and section is not None:
-            refuse_other_models(
-                {"bpe": "BPE"}.get(section.model, section.model), byte_fallback=False
-            )
+            kind = {"bpe": "BPE"}.get(section.model, section.model)
+            refuse_other_models(kind, byte_fallback=False)
         elif path is not None and as_path(path).exists():
-            llama_cpp_vocabulary(
-                Tokenizer.from_str(as_path(path).read_text(encoding="utf-8")), size=0
-            )
+            text = as_path(path).read_text(encoding="utf-8")
+            llama_cpp_vocabulary(Tokenizer.from_str(text), size=0)
     except NotForLlamaCppError as error:
-        return str(error)
-    return None
+        yield (
+            place,
+            f"llama.cpp does not support this tokenizer: {error}; remove it, or "
+            "choose another tokenizer",
+        )
 
 
 STAGE = Stage(

@@ -5,6 +5,7 @@ text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 
 from gristmill.flows.stages.langid import model_name
 from gristmill.flows.stages.stage import (
@@ -16,6 +17,7 @@ from gristmill.flows.stages.stage import (
     Problems,
     Requirements,
     Stage,
+    place_of,
 )
 from gristmill.mixtures.base import Judging, Recipe
 from gristmill.mixtures.manifest import Manifest
@@ -37,11 +39,9 @@ def columns(section: Filter) -> Iterable[str]:
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield the problems of `unknown_languages`."""
-    steps = list(manifest.steps.values())
-    number = list(manifest.steps).index(name)
-    yield from unknown_languages(
-        [step.config for step in steps[: number + 1]], ("prepare", number)
-    )
+    place = place_of(manifest, name)[:2]
+    steps = list(manifest.steps.values())[: place[1] + 1]
+    yield from unknown_languages([step.config for step in steps], place)
 
 
 def unknown_languages(steps: Sequence[Judging], place: Location) -> Problems:
@@ -78,17 +78,15 @@ def unknown_languages(steps: Sequence[Judging], place: Location) -> Problems:
         labels = None if langid_step is None else known_labels(langid_step)
         if langid_step is None or labels is None:
             continue
-        if (
-            problem := why_unknown(str(language), labels, model_name(langid_step))
-        ) is not None:
+        problem = why_unknown(str(language), labels, model_name(langid_step))
+        kept_languages = wanted_languages(langid_step)
+        if problem is not None:
             yield key_location, problem
-        elif not is_kept(language, kept_languages := wanted_languages(langid_step)):
+        elif not is_kept(language, kept_languages):
             yield (
                 key_location,
-                (
-                    f"langid keeps only {', '.join(kept_languages)}, so no document in "
-                    f"{key} reaches this step; add it to langid.keep, or remove it"
-                ),
+                f"langid keeps only {', '.join(kept_languages)}, so no document in "
+                f"{key} reaches this step; add it to langid.keep, or remove it",
             )
 
 
@@ -96,23 +94,11 @@ def recipe(section: Filter, settings: Recipe) -> Recipe:
     """Return the settings, with a mark of how a toxicity model sums its rows, since
     rounding differs between sums.
     """
-    by_language = {
-        key: _marked(rules) for key, rules in settings.get("by_language", {}).items()
-    }
-    return {
-        **settings,
-        "rules": _marked(settings["rules"]),
-        **({"by_language": by_language} if by_language else {}),
-    }
-
-
-def _marked(rules: Recipe) -> Recipe:
-    toxicity = rules.get("toxicity")
-    return (
-        {**rules, "toxicity": {**toxicity, "summed_by": "product"}}
-        if toxicity
-        else rules
-    )
+    marked = deepcopy(settings)
+    for rules in (marked["rules"], *marked.get("by_language", {}).values()):
+        if rules.get("toxicity"):
+            rules["toxicity"]["summed_by"] = "product"
+    return marked
 
 
 def preload(section: Filter) -> list[str]:
@@ -137,13 +123,11 @@ def _words(section: Filter) -> set[str]:
     """Return the definitions of words that the rules count: `words` of each set that
     has the key.
     """
-    definitions: set[str] = set()
-    for rules in (section.rules, *section.by_language.values()):
-        for rule_set in rules.sets.values():
-            words = getattr(rule_set, "words", None)
-            if words is not None:
-                definitions.add(words)
-    return definitions
+    return {
+        getattr(rule_set, "words", "")
+        for rules in (section.rules, *section.by_language.values())
+        for rule_set in rules.sets.values()
+    }
 
 
 STAGE = Stage(

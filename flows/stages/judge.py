@@ -10,6 +10,7 @@ from gristmill.flows.stages.stage import (
     Problems,
     Requirements,
     Stage,
+    place_of,
 )
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
@@ -56,11 +57,9 @@ def wrong_question(section: Question, place: Location) -> Problems:
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield problems with the question."""
-    step = manifest.steps[name]
-    assert isinstance(step.config, Judge)
-    yield from wrong_question(
-        step.config, ("prepare", list(manifest.steps).index(name), step.stage)
-    )
+    section = manifest.steps[name].config
+    assert isinstance(section, Judge)
+    yield from wrong_question(section, place_of(manifest, name))
 
 
 STAGE = Stage(

@@ -15,6 +15,7 @@ from gristmill.flows.stages.stage import (
     Problems,
     Requirements,
     Stage,
+    place_of,
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.langid import LanguageId
@@ -50,7 +51,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     """Yield languages that the model does not know, if the model is available."""
     section = manifest.steps[name].config
     assert isinstance(section, LanguageId)
-    yield from unknown_languages(section, ("prepare", list(manifest.steps).index(name)))
+    yield from unknown_languages(section, place_of(manifest, name)[:2])
 
 
 def unknown_languages(section: LanguageId, place: Location) -> Problems:

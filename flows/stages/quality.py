@@ -15,6 +15,7 @@ from gristmill.flows.stages.stage import (
     Problems,
     Requirements,
     Stage,
+    place_of,
 )
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
@@ -48,14 +49,15 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     from gristmill.dataprep.where_sql import names_of
 
     section = manifest.steps[name].config
-    number = list(manifest.steps).index(name)
     assert isinstance(section, Quality)
     if section.judge is None:
         return
-    place = ("prepare", number, STAGE.name, "judge")
+    place = (*place_of(manifest, name), "judge")
     if section.judge.model is not None:
         yield from wrong_question(section.judge, place)
-    before = names_of({step: measured[step] for step in list(manifest.steps)[:number]})
+    before = names_of(
+        {step: measured[step] for step in list(manifest.steps)[: place[1]]}
+    )
     known_columns = [
         column for columns in before.values() for column in columns.values()
     ]
@@ -63,11 +65,9 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     if column is not None and column not in known_columns:
         yield (
             (*place, "column"),
-            (
-                "no earlier step measures "
-                f"{column!r}{did_you_mean(column, known_columns)}; there are "
-                f"{', '.join(known_columns) or 'none'}"
-            ),
+            f"no earlier step measures {column!r}"
+            f"{did_you_mean(column, known_columns)}; there are "
+            f"{', '.join(known_columns) or 'none'}",
         )
 
 

@@ -203,6 +203,11 @@ class Stage:
         return frozenset({"metrics.jsonl"} if self.requirements.torchrun else ())
 
 
+def place_of(manifest: Manifest, name: str) -> tuple[str, int, str]:
+    """Return the location of the settings of a step of `prepare`."""
+    return "prepare", list(manifest.steps).index(name), manifest.steps[name].stage
+
+
 def imported(path: str) -> Any:
     """Return the object that `module:name` refers to."""
     module, _, name = path.partition(":")

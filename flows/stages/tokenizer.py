@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from gristmill.core.files import as_path, read_json, sha256_file
@@ -38,29 +37,21 @@ def tokenizer_of(manifest: Manifest) -> Tokenizer | None:
         return section
     section, folder = section or Tokenizer(), as_path(manifest.model.path)
     values: dict[str, Any] = {"path": OutsidePath(folder / TOKENIZER_FILE)}
-    if (
-        section.chat_template is None
-        and section.chat_template_path is None
-        and section.chat_formatter is None
-    ):
-        values |= _template_of(folder)
-    return section.model_copy(update=values)
-
-
-def _template_of(folder: Path) -> dict[str, Any]:
-    """Return the chat template of a model, from its own file or from its tokenizer's
-    configuration; empty if it has none.
-    """
-    if (folder / TEMPLATE_FILE).exists():
-        return {"chat_template_path": OutsidePath(folder / TEMPLATE_FILE)}
+    has_template = (
+        section.chat_template or section.chat_template_path or section.chat_formatter
+    )
     config = folder / TOKENIZER_CONFIG_FILE
-    template = read_json(config).get("chat_template") if config.exists() else None
-    if isinstance(template, list):  # several, by name
-        template = next(
-            (entry["template"] for entry in template if entry.get("name") == "default"),
-            None,
-        )
-    return {"chat_template": template} if template else {}
+    if has_template:
+        return section.model_copy(update=values)
+    if (folder / TEMPLATE_FILE).exists():
+        values["chat_template_path"] = OutsidePath(folder / TEMPLATE_FILE)
+    elif config.exists():
+        template = read_json(config).get("chat_template")
+        if isinstance(template, list):  # several, by name
+            by_name = {entry.get("name"): entry["template"] for entry in template}
+            template = by_name.get("default")
+        values |= {"chat_template": template} if template else {}
+    return section.model_copy(update=values)
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:

@@ -4,7 +4,7 @@ of outside files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -90,68 +90,15 @@ def torchrun_stage(
     """Return a stage that torchrun starts on every rank, with the function `run` of the
     file of its name; see `Stage`.
     """
-    return Stage(
-        name,
-        version,
-        f"gristmill.train.stages.{name}:run",
-        configure,
-        needs,
-        preflight=_rows_within_window(name, preflight)
-        if name in TUNINGS
-        else preflight,
-        training=training,
-        output=output,
-        no_estimate_reason="the speed depends on the device and the model: measure it "
-        "with gristmill plan MANIFEST --gpus N --measure 3",
-        requirements=Requirements(
-            torch=True, torchrun=True, libraries=_libraries_of(name)
-        ),
-        display=display or Display(),
-    )
 
-
-def _rows_within_window(stage: str, further: Preflight | None) -> Preflight:
-    """Return the preflight of a tuning: rows must not be longer than the sliding window
-    of the published model.
-    """
-
-    def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
-        problem = _beyond_window(manifest, stage)
+    def preflight_of_tuning(
+        manifest: Manifest, stage: str, measured: MeasuredColumns
+    ) -> Problems:
+        problem = _beyond_window(manifest, name)
         if problem is not None:
-            yield (stage, "sequence_length"), problem
-        if further is not None:
-            yield from further(manifest, name, measured)
-
-    return preflight
-
-
-def _beyond_window(manifest: Manifest, stage: str) -> str | None:
-    init_from = (
-        manifest.pretrain.model.init_from if manifest.pretrain is not None else None
-    )
-    path = init_from if manifest.model is None else manifest.model.path
-    length = getattr(manifest, stage).sequence_length
-    if length is None and stage in ("sft", "dpo") and manifest.mix is not None:
-        length = manifest.mix.sequence_length
-    if path is None or length is None or not as_path(path).exists():
-        return None
-    from gristmill.train.models.weights import read_shape
-
-    try:
-        shape = read_shape(as_path(path))
-    except (OSError, ValueError):
-        return None  # the stage of the model reports the problem
-    try:
-        replace(shape, sequence_length=max(shape.sequence_length, length))
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _libraries_of(name: str) -> Callable[[Manifest], Iterator[Library]]:
-    """Return the libraries for computing in few bits, for sampling, and for tracking a
-    training.
-    """
+            yield (name, "sequence_length"), problem
+        if preflight is not None:
+            yield from preflight(manifest, stage, measured)
 
     def libraries(manifest: Manifest) -> Iterator[Library]:
         section = getattr(manifest, name, None)
@@ -171,7 +118,47 @@ def _libraries_of(name: str) -> Callable[[Manifest], Iterator[Library]]:
             if getattr(manifest.engine, client) is not None:
                 yield Library(client, f"engine.{client}")
 
-    return libraries
+    return Stage(
+        name,
+        version,
+        f"gristmill.train.stages.{name}:run",
+        configure,
+        needs,
+        preflight=preflight_of_tuning if name in TUNINGS else preflight,
+        training=training,
+        output=output,
+        no_estimate_reason="the speed depends on the device and the model: measure it "
+        "with gristmill plan MANIFEST --gpus N --measure 3",
+        requirements=Requirements(torch=True, torchrun=True, libraries=libraries),
+        display=display or Display(),
+    )
+
+
+def _beyond_window(manifest: Manifest, stage: str) -> str | None:
+    """Return the reason why rows are longer than the sliding window of the published
+    model, or None.
+    """
+    path: str | None = None
+    if manifest.model is not None:
+        path = manifest.model.path
+    elif manifest.pretrain is not None:
+        path = manifest.pretrain.model.init_from
+    length = getattr(manifest, stage).sequence_length
+    if length is None and stage in ("sft", "dpo") and manifest.mix is not None:
+        length = manifest.mix.sequence_length
+    if path is None or length is None or not as_path(path).exists():
+        return None
+    from gristmill.train.models.weights import read_shape
+
+    try:
+        shape = read_shape(as_path(path))
+    except (OSError, ValueError):
+        return None  # the stage of the model reports the problem
+    try:
+        replace(shape, sequence_length=max(shape.sequence_length, length))
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def model_before(name: str, manifest: Manifest) -> str:
@@ -264,33 +251,10 @@ def prepares_examples(name: str, version: int, section: str) -> Stage:
     """Return the stage that prepares a section's examples, if the section has steps;
     see `Stage`.
     """
-    return Stage(
-        name,
-        version,
-        "gristmill.dataprep.examples.prepare_examples:run",
-        _examples(section),
-        lambda manifest: made_sets(getattr(manifest, section)),
-        preflight=_wrong_steps(section),
-        output="examples",
-        requirements=Requirements(
-            is_parallel=always,
-            language_models=lambda manifest: getattr(
-                getattr(manifest, section), "prepare", ()
-            ),
-        ),
-        display=Display(report=("gristmill.flows.report.finetuning:preparation",)),
-    )
-
-
-def _examples(name: str) -> Configure:
-    """Return a `Configure` of the examples of a section, with the steps that prepare
-    them.
-    """
 
     def configure(manifest: Manifest, verify: bool) -> Configured | None:
-        section = getattr(manifest, name)
-        configured = whole(name)(manifest, verify)
-        if configured is None or not section.prepare:
+        configured = whole(section)(manifest, verify)
+        if configured is None or not getattr(manifest, section).prepare:
             return None
         recipe, arguments = (
             [without(item, "weight", "train_on") for item in part["data"]]
@@ -298,38 +262,31 @@ def _examples(name: str) -> Configure:
         )
         step_recipes = []
         step_arguments = []
-        for step in section.prepare:
+        for step in getattr(manifest, section).prepare:
             stage = JUDGES[step.stage]
             settings, config = step_recipe(stage, step.config, manifest, verify)
-            version = (
-                {}
-                if stage.version == UNNAMED_VERSIONS[step.stage]
-                else {"version": stage.version}
-            )
-            step_recipes.append({step.stage: settings, "judge": step.judged, **version})
+            entry = {step.stage: settings, "judge": step.judged}
+            if stage.version != UNNAMED_VERSIONS[step.stage]:
+                entry["version"] = stage.version
+            step_recipes.append(entry)
             step_arguments.append({step.stage: config, "judge": step.judged})
         return (
-            {"kind": name, "data": recipe, "prepare": step_recipes},
+            {"kind": section, "data": recipe, "prepare": step_recipes},
             {"data": arguments, "prepare": step_arguments},
         )
-
-    return configure
-
-
-def _wrong_steps(name: str) -> Preflight:
-    """Return the preflight of a section's steps: languages that no example can have
-    (see `langid` and `filter`), and invalid questions about pairs.
-    """
 
     def preflight(
         manifest: Manifest, stage: str, measured: MeasuredColumns
     ) -> Problems:
+        """Yield languages that no example can have (see `langid` and `filter`), and
+        invalid questions about pairs.
+        """
         from gristmill.dataprep.llm.judge_pairs import read_question
         from gristmill.dataprep.llm.prompt_templates import TemplateProblemError
 
-        steps = [step.config for step in getattr(manifest, name).prepare]
+        steps = [step.config for step in getattr(manifest, section).prepare]
         for number, step in enumerate(steps):
-            place = (name, "prepare", number)
+            place = (section, "prepare", number)
             if isinstance(step, LanguageId):
                 yield from langid.unknown_languages(step, place)
             if isinstance(step, JudgePairs):
@@ -340,4 +297,19 @@ def _wrong_steps(name: str) -> Preflight:
             if isinstance(step, Filter):
                 yield from filter.unknown_languages(steps[: number + 1], place)
 
-    return preflight
+    return Stage(
+        name,
+        version,
+        "gristmill.dataprep.examples.prepare_examples:run",
+        configure,
+        lambda manifest: made_sets(getattr(manifest, section)),
+        preflight=preflight,
+        output="examples",
+        requirements=Requirements(
+            is_parallel=always,
+            language_models=lambda manifest: getattr(
+                getattr(manifest, section), "prepare", ()
+            ),
+        ),
+        display=Display(report=("gristmill.flows.report.finetuning:preparation",)),
+    )
