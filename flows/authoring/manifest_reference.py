@@ -33,7 +33,13 @@ def pages() -> dict[str, str]:
     """Return the reference as page name -> text: the index first, then the sections in
     order.
     """
-    homes = _section_locations()
+    # A section is described at the least nested of its locations.
+    homes: dict[type[BaseModel], str] = {}
+    waiting: list[tuple[type[BaseModel], str]] = [(Manifest, "")]
+    for model, location in waiting:  # grows during the loop
+        if model not in homes:
+            homes[model] = location
+            waiting += _nested_sections(_fields(model), location)
     parts: dict[str, list[str]] = {INDEX: []}
     for location, lines in _sections(Manifest, "", homes):
         parts.setdefault(page_of(location), []).append("\n".join(lines))
@@ -97,17 +103,6 @@ def anchor_of(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-def _section_locations() -> dict[type[BaseModel], str]:
-    """Return the location where each section is described: the least nested one."""
-    homes: dict[type[BaseModel], str] = {}
-    waiting: list[tuple[type[BaseModel], str]] = [(Manifest, "")]
-    for model, location in waiting:  # grows during the loop
-        if model not in homes:
-            homes[model] = location
-            waiting += _nested_sections(_fields(model), location)
-    return homes
-
-
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return step_fields() if model is Step else dict(model.model_fields)
 
@@ -116,11 +111,16 @@ def _nested_sections(
     fields: Mapping[str, FieldInfo], location: str
 ) -> list[tuple[type[BaseModel], str]]:
     """Return the sections nested in some fields, and their locations."""
-    return [
-        (inner, _path(location, name, field.annotation))
-        for name, field in fields.items()
-        for inner in _models(field.annotation)
-    ]
+    nested = []
+    for name, field in fields.items():
+        path = f"{location}.{name}" if location else name
+        kinds = {get_origin(part) for part in alternatives(field.annotation)}
+        if dict in kinds:
+            path += ".<name>"
+        elif tuple in kinds or list in kinds:
+            path += "[]"
+        nested += [(inner, path) for inner in _models(field.annotation)]
+    return nested
 
 
 def _sections(
@@ -133,28 +133,34 @@ def _sections(
         (
             base
             for base in model.__mro__
-            if homes.get(base, location) != location and _keys(base) == _keys(model)
+            if homes.get(base, location) != location
+            and base.model_fields.keys() == model.model_fields.keys()
         ),
         None,
     )
-    fields = (
-        _fields(model)
-        if described_base is None
-        else _own_defaults(model, described_base)
-    )
+    fields = _fields(model)
     lines = ["", f"## {_heading(model, location)}\n"]
     if described_base is None:
         lines.append(f"{_prose(model.__doc__)}\n")
     else:
-        link = f"[`{homes[described_base]}`]({page_of(homes[described_base])}#{anchor_of(_heading(described_base, homes[described_base]))})"
-        lines.append(
-            f"The keys of {link}{', with other defaults:' if fields else '.'}\n"
-        )
+        fields = {
+            name: field
+            for name, field in model.model_fields.items()
+            if _default_of(field) != _default_of(described_base.model_fields[name])
+        }
+        home = homes[described_base]
+        link = f"{page_of(home)}#{anchor_of(_heading(described_base, home))}"
+        end = ", with other defaults:" if fields else "."
+        lines.append(f"The keys of [`{home}`]({link}){end}\n")
     if fields:
         lines += _table(model, fields, location)
     yield location, lines
     for inner, inner_location in _nested_sections(fields, location):
         yield from _sections(inner, inner_location, homes)
+
+
+def _default_of(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True)
 
 
 def _table(
@@ -166,7 +172,10 @@ def _table(
         # Sections of the manifest and steps of `prepare` have pages of their own.
         if location in ("", f"{STEPS}[]") and any(_models(field.annotation)):
             key = f"[{key}]({page_of(f'{location}.{name}'.strip('.'))})"
-        meaning = _meaning(field, docstrings(model).get(name))
+        meaning = _prose(docstrings(model).get(name)) or " ".join(
+            _prose(section.__doc__).split("\n\n")[0]
+            for section in _models(field.annotation)
+        )
         cells = [
             cell.replace("\n\n", "<br>").replace("|", "\\|")
             for cell in (key, _kind(field.annotation), _default(field), meaning)
@@ -175,48 +184,14 @@ def _table(
     return [*lines, ""]
 
 
-def _keys(model: type[BaseModel]) -> set[str]:
-    return set(model.model_fields)
-
-
-def _own_defaults(
-    model: type[BaseModel], base: type[BaseModel]
-) -> dict[str, FieldInfo]:
-    """Return the fields whose defaults differ from those of another section with the
-    same keys.
-    """
-    fields = {}
-    for name, field in model.model_fields.items():
-        default = base.model_fields[name].get_default(call_default_factory=True)
-        if field.get_default(call_default_factory=True) != default:
-            fields[name] = field
-    return fields
-
-
 def _heading(model: type[BaseModel], location: str) -> str:
     """Return the title of a section, with the discriminator among alternative ones: `,
     kind: regex`.
     """
     title = f"`{location}`" if location else "The sections"
     kind = model.model_fields.get("kind")
-    if (
-        kind is not None
-        and get_origin(kind.annotation) is Literal
-        and len(get_args(kind.annotation)) == 1
-    ):
-        title += f", `kind: {get_args(kind.annotation)[0]}`"
-    return title
-
-
-def _path(location: str, name: str, annotation: Any) -> str:
-    """Return the location of a section: `sources.<name>`, `prepare[].filter`,
-    `pretrain.model`.
-    """
-    path = f"{location}.{name}" if location else name
-    kinds = {get_origin(part) for part in alternatives(annotation)}
-    if dict in kinds:
-        return f"{path}.<name>"
-    return f"{path}[]" if tuple in kinds or list in kinds else path
+    values = () if kind is None else get_args(kind.annotation)
+    return title if len(values) != 1 else f"{title}, `kind: {values[0]}`"
 
 
 def alternatives(annotation: Any) -> Iterator[Any]:
@@ -275,7 +250,7 @@ def _one_kind(part: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.get_default(call_default_factory=True)
+    value = _default_of(field)
     if value is None or value in ((), {}, []):
         return "none"
     if isinstance(value, BaseModel):
@@ -285,16 +260,6 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value}`"
-
-
-def _meaning(field: FieldInfo, docstring: str | None) -> str:
-    """Return a key's own docstring, or the first paragraph of its section's."""
-    if docstring:
-        return _prose(docstring)
-    inner = [
-        _prose(model.__doc__).split("\n\n")[0] for model in _models(field.annotation)
-    ]
-    return " ".join(inner)
 
 
 def _prose(text: str | None) -> str:

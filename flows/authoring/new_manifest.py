@@ -206,16 +206,11 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
     total = sum(sizes.values())
     lines = ["sources:"]
     for name, look in looks.items():
-        stored = (
-            f"{look.files:,} file{'s' if look.files > 1 else ''}, "
-            f"{size(look.stored_bytes)}"
-        )
-        amount = (
-            f"about {size(look.text_bytes)} of text"
-            if look.text_bytes
-            else "amount of text not known"
-        )
-        lines.append(f"  {name}:   # {stored}; {amount}")
+        files = f"{look.files:,} file{'s' if look.files > 1 else ''}"
+        amount = "amount of text not known"
+        if look.text_bytes:
+            amount = f"about {size(look.text_bytes)} of text"
+        lines.append(f"  {name}:   # {files}, {size(look.stored_bytes)}; {amount}")
         lines += [f"    # {remark}" for remark in look.remarks]
         settings: dict[str, object] = {
             "path": look.path,
@@ -240,47 +235,33 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
 
 def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
     prose = [name for name, look in looks.items() if not look.is_code]
-    programs = [name for name, look in looks.items() if look.is_code]
+    programs: dict[str | None, list[str]] = {}
+    for name, look in looks.items():
+        if look.is_code:
+            programs.setdefault(look.path_field, []).append(name)
     only = _only(prose) if programs else ""
-    dedup = (
-        "  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster "
-        "one survives"
-    )
     lines = ["prepare:"]
     if prose:
         lines += _langid(wishes, only)
     if prose and not wishes.settings:
-        lines.append(
-            "  # Gopher's rules are for prose"
-            + ("" if only else "; try others with: gristmill whatif")
-        )
+        advice = "" if only else "; try others with: gristmill whatif"
+        lines.append(f"  # Gopher's rules are for prose{advice}")
         lines.append(f"  - filter: {{{only}rules: {flow_text(list(PROSE_RULES))}}}")
-    lines += _code_rules(looks, programs)
-    lines.append(dedup)
+    if programs:
+        lines.append("  # rules for programs: generated, minified and encoded files go")
+    for path_field, sources in programs.items():
+        rule = "code"
+        if path_field is not None:
+            rule = f"{{code: {{path_field: {flow_text(path_field)}}}}}"
+        only_these = _only(sources) if len(sources) < len(looks) else ""
+        lines.append(f"  - filter: {{{only_these}rules: [{rule}]}}")
+    lines.append(
+        "  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster "
+        "one survives"
+    )
     if prose and wishes.settings:
         lines += _fineweb2_rules(wishes, only)
     return "\n".join(lines) + "\n"
-
-
-def _code_rules(looks: Mapping[str, Look], programs: Sequence[str]) -> list[str]:
-    """Return a filter step for programs, one per field with their paths."""
-    by_field: dict[str | None, list[str]] = {}
-    for name in programs:
-        by_field.setdefault(looks[name].path_field, []).append(name)
-    lines = (
-        ["  # rules for programs: generated, minified and encoded files go"]
-        if programs
-        else []
-    )
-    for path_field, sources in by_field.items():
-        rule = (
-            "code"
-            if path_field is None
-            else f"{{code: {{path_field: {flow_text(path_field)}}}}}"
-        )
-        only = _only(sources) if len(sources) < len(looks) else ""
-        lines.append(f"  - filter: {{{only}rules: [{rule}]}}")
-    return lines
 
 
 def _only(sources: Sequence[str]) -> str:
@@ -343,107 +324,54 @@ def _fineweb2_rules(wishes: Wishes, only: str) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class _Training:
-    """A preset and its training length."""
-
-    preset: str
-    vocabulary: int
-    length: int
-    parameters: int
-    rate: float
-    batch: int
-    steps: int
-
-    @property
-    def tokens(self) -> int:
-        """Number of training tokens."""
-        return self.batch * self.length * self.steps
-
-    @property
-    def tokens_per_parameter(self) -> float:
-        """Training tokens per parameter."""
-        return self.tokens / self.parameters
-
-
 def _tokenizer_section(tokenizer: GivenTokenizer) -> str:
     """Return the section of an existing tokenizer."""
-    end_of_text = (
-        {} if tokenizer.end_of_text is None else {"end_of_text": tokenizer.end_of_text}
-    )
-    return flow_text({"path": tokenizer.path, **end_of_text})
-
-
-def _plan(preset: str, vocabulary: int, length: int, tokens: int) -> _Training:
-    from gristmill.train.models.model_config import shape_of
-
-    model = Model(preset=preset)
-    batch = max(
-        1,
-        next(batch for most, batch in BATCH_TOKENS if most is None or tokens <= most)
-        // length,
-    )
-    parameters = shape_of(model, vocabulary, length).parameters
-    rate = dial(model, tokens / model.layer_weights, length, batch).learning_rate
-    return _Training(
-        preset,
-        vocabulary,
-        length,
-        parameters,
-        rate,
-        batch,
-        max(1, tokens // (batch * length)),
-    )
+    section = {"path": tokenizer.path}
+    if tokenizer.end_of_text is not None:
+        section["end_of_text"] = tokenizer.end_of_text
+    return flow_text(section)
 
 
 def _training(tokens: int, is_known: bool, tokenizer: GivenTokenizer | None) -> str:
-    plans = [
-        _plan(
-            preset,
-            vocabulary if tokenizer is None else tokenizer.vocabulary,
-            length,
-            tokens,
+    """Return the sections from the tokenizer on, for the largest preset with enough
+    tokens for its size.
+    """
+    from gristmill.train.models.model_config import shape_of
+
+    tokens_per_step = next(
+        batch for most, batch in BATCH_TOKENS if most is None or tokens <= most
+    )
+    for preset, size_of_vocabulary, length in reversed(MODELS):
+        vocabulary = size_of_vocabulary if tokenizer is None else tokenizer.vocabulary
+        model = Model(preset=preset)
+        batch = max(1, tokens_per_step // length)
+        steps = max(1, tokens // (batch * length))
+        parameters = shape_of(model, vocabulary, length).parameters
+        ratio = batch * length * steps / parameters
+        choice = f"the largest preset with {TOKENS_PER_PARAMETER:g} or more"
+        if ratio >= TOKENS_PER_PARAMETER:
+            break
+        choice = (
+            f"the smallest preset; {TOKENS_PER_PARAMETER:g} are best for the compute"
         )
-        for preset, vocabulary, length in MODELS
-    ]
-    plan = next(
-        (
-            plan
-            for plan in reversed(plans)
-            if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER
-        ),
-        plans[0],
-    )
-    description = (
-        f"{plan.parameters / 1e6:,.1f} M parameters, "
-        f"{plan.tokens_per_parameter:,.3g} tokens each"
-    )
-    choice = (
-        f"the largest preset with {TOKENS_PER_PARAMETER:g} or more"
-        if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER
-        else f"the smallest preset; {TOKENS_PER_PARAMETER:g} are best for the compute"
-    )
-    guess = (
-        ""
-        if is_known
-        else "   # a guess: set it once `gristmill run --until tokenize` has counted"
-    )
-    vocabulary = (
-        f"{{vocab_size: {plan.vocabulary}}}"
-        if tokenizer is None
-        else _tokenizer_section(tokenizer)
-    )
+    rate = dial(model, tokens / model.layer_weights, length, batch).learning_rate
+    guess = "   # a guess: set it once `gristmill run --until tokenize` has counted"
+    section = f"{{vocab_size: {vocabulary}}}"
+    if tokenizer is not None:
+        section = _tokenizer_section(tokenizer)
     return (
-        f"tokenizer: {vocabulary}\n\n"
-        f"mix:\n  tokens: {plan.tokens}{guess}\n  sequence_length: {plan.length}\n  "
-        "validation: 0.01\n"
+        f"tokenizer: {section}\n\n"
+        f"mix:\n  tokens: {batch * length * steps}{'' if is_known else guess}\n  "
+        f"sequence_length: {length}\n  validation: 0.01\n"
         # The filters' keep rate is unknown yet, so a source may run short of its share.
         "  on_shortfall: redistribute   # a source with too little text leaves its "
         "share to the others\n\n"
-        f"pretrain:\n  model: {{preset: {plan.preset}}}   # {description}: {choice}\n"
-        f"  steps: {plan.steps}\n  global_batch_size: {plan.batch}\n  "
-        f"micro_batch_size: {min(plan.batch, 8)}\n"
-        f"  optimizer: {{kind: {OPTIMIZER}, learning_rate: {plan.rate:.1e}}}\n"
-        f"  schedule: {{kind: wsd, warmup_steps: {max(1, plan.steps // 20)}, decay_fraction: {DECAY_FRACTION}}}\n\n"
+        f"pretrain:\n  model: {{preset: {preset}}}   # {parameters / 1e6:,.1f} M "
+        f"parameters, {ratio:,.3g} tokens each: {choice}\n"
+        f"  steps: {steps}\n  global_batch_size: {batch}\n  "
+        f"micro_batch_size: {min(batch, 8)}\n"
+        f"  optimizer: {{kind: {OPTIMIZER}, learning_rate: {rate:.1e}}}\n"
+        f"  schedule: {{kind: wsd, warmup_steps: {max(1, steps // 20)}, "
+        f"decay_fraction: {DECAY_FRACTION}}}\n\n"
         "evaluate: {}\nexport: {}\n"
     )
