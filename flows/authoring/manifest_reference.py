@@ -133,7 +133,8 @@ def _sections(
         (
             base
             for base in model.__mro__
-            if homes.get(base, location) != location
+            if issubclass(base, BaseModel)
+            and homes.get(base, location) != location
             and base.model_fields.keys() == model.model_fields.keys()
         ),
         None,
