@@ -41,6 +41,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Text = Annotated[str, Field(min_length=1)]
 Part = TypeVar("Part")
 NonEmpty = Annotated[tuple[Part, ...], Field(min_length=1)]
+Omissible = Annotated[Part, Field(exclude_if=lambda value: not value)]
+"""A setting that is left out of dumps if it is empty."""
 RawSection = Mapping[str, Any]
 """Section, or a whole manifest, as YAML has it before validation."""
 DumpedSection = dict[str, Any]

@@ -7,22 +7,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-RESERVED = (
-    "id",
-    "keep",
-    "reason",
-    "error",
-    "edits",
-    "source",
-    "locator",
-    "url",
-    "licence",
-    "text",
-    "metadata",
-    "kept",
-    "dropped_by",
-    "tokens",
-    "bytes",
+RESERVED = tuple(
+    (
+        "id keep reason error edits source locator url licence text metadata kept "
+        "dropped_by tokens bytes"
+    ).split()
 )
 """Column names with another meaning."""
 _COLUMN = re.compile(r"^[A-Za-z_]\w*$")

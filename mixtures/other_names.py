@@ -21,173 +21,90 @@ class OtherName:
     """
 
     names: tuple[str, ...]
-    keys: tuple[str, ...] = ()
-    note: str = ""
-    sections: tuple[str, ...] = ("sft", "dpo", "rl", "reward", "pretrain")
+    keys: tuple[str, ...]
+    note: str
+    sections: tuple[str, ...]
 
 
-TUNINGS = ("sft", "dpo", "rl", "reward")
-EXAMPLES = ("sft", "dpo")
-ENGINE = ("engine",)
-OTHER_NAMES = (
-    OtherName(("per_device_train_batch_size",), ("micro_batch_size",)),
-    OtherName(
-        ("gradient_accumulation_steps",),
-        ("global_batch_size",),
-        "rows per step over all ranks; the number of micro-batches follows",
-    ),
-    OtherName(("max_steps",), ("steps",)),
-    OtherName(
-        ("num_train_epochs", "num_epochs"), ("epochs",), sections=("sft", "dpo", "rl")
-    ),
-    OtherName(("lr",), ("optimizer.learning_rate",)),
-    OtherName(("adam_beta1", "adam_beta2"), ("optimizer.betas",), "both in a list"),
-    OtherName(("adam_epsilon",), ("optimizer.eps",)),
-    OtherName(("max_grad_norm",), ("optimizer.clip_norm",)),
-    OtherName(("optim",), ("optimizer.kind",)),
-    OtherName(("lr_scheduler_type", "lr_scheduler"), ("schedule.kind",)),
-    OtherName(
-        ("warmup_ratio",),
-        ("schedule.warmup_steps",),
-        "a number of steps, not a share of them",
-    ),
-    OtherName(("logging_steps",), ("log_every",)),
-    OtherName(
-        ("eval_steps", "evals_per_epoch"),
-        ("validate_every",),
-        "in steps",
-        ("sft", "dpo", "rl", "pretrain"),
-    ),
-    OtherName(
-        ("bf16", "fp16", "tf32"), ("precision",), "`auto`, `bf16`, `fp16` or `fp32`"
-    ),
-    OtherName(
-        (
-            "max_seq_length",
-            "max_length",
-            "sequence_len",
-            "cutoff_len",
-            "max_prompt_length",
-        ),
-        ("sequence_length",),
-        "tokens of the whole conversation",
-        TUNINGS,
-    ),
-    OtherName(
-        ("datasets", "train_dataset", "dataset_name"),
-        ("data",),
-        "a list of sets, each with a `path`",
-        TUNINGS,
-    ),
-    OtherName(("val_set_size", "test_size"), ("holdout",), sections=TUNINGS),
-    OtherName(
-        ("resume_from_checkpoint",), (), "a run that is started again resumes by itself"
-    ),
-    OtherName(("r", "lora_r"), ("lora.rank",), sections=TUNINGS),
-    OtherName(("lora_alpha",), ("lora.alpha",), sections=TUNINGS),
-    OtherName(
-        ("lora_target_modules", "target_modules", "lora_target_linear"),
-        ("lora.targets",),
-        sections=TUNINGS,
-    ),
-    OtherName(("use_rslora", "peft_use_rslora"), ("lora.rslora",), sections=TUNINGS),
-    OtherName(("use_dora", "peft_use_dora"), ("lora.dora",), sections=TUNINGS),
-    OtherName(
-        ("adapter", "use_peft", "peft_config"),
-        ("lora",),
-        "`lora: {}` trains adapters",
-        TUNINGS,
-    ),
-    OtherName(("load_in_4bit",), ("lora.base",), "`nf4`", TUNINGS),
-    OtherName(("load_in_8bit",), ("lora.base",), "`int8`", TUNINGS),
-    OtherName(("lora_dropout",), (), "adapters are trained without dropout", TUNINGS),
-    OtherName(
-        ("sample_packing", "packing_strategy"),
-        ("packing",),
-        "examples are packed by default",
-        ("sft",),
-    ),
-    OtherName(
-        (
-            "assistant_only_loss",
-            "completion_only_loss",
-            "train_on_inputs",
-            "roles_to_train",
-        ),
-        ("data.train_on",),
-        "`assistant`, `last` or `all`, for each set",
-        ("sft",),
-    ),
-    OtherName(("neftune_noise_alpha",), (), "there is no noise on embeddings", TUNINGS),
-    OtherName(
-        ("label_smoothing_factor",),
-        (),
-        "`dpo.label_smoothing` is that of preferences",
-        ("sft",),
-    ),
-    OtherName(("loss_type",), ("loss",), sections=("dpo",)),
-    OtherName(
-        ("loss_type",),
-        ("normalisation",),
-        "`sequence` is GRPO's, `token` DAPO's, `constant` Dr. GRPO's",
-        ("rl",),
-    ),
-    OtherName(("rpo_alpha",), ("sft_weight",), sections=("dpo",)),
-    OtherName(
-        ("precompute_ref_log_probs",),
-        (),
-        "log-probabilities of the reference are always computed once",
-        ("dpo",),
-    ),
-    OtherName(("num_generations",), ("group_size",), sections=("rl",)),
-    OtherName(
-        ("num_iterations", "num_ppo_epochs"), ("epochs_per_batch",), sections=("rl",)
-    ),
-    OtherName(("steps_per_generation",), ("steps_per_batch",), sections=("rl",)),
-    OtherName(
-        ("max_completion_length", "response_length"),
-        ("max_new_tokens",),
-        sections=("rl",),
-    ),
-    OtherName(("beta", "kl_coef"), ("kl_weight",), sections=("rl",)),
-    OtherName(("epsilon", "cliprange"), ("clip",), sections=("rl",)),
-    OtherName(("epsilon_high",), ("clip_high",), sections=("rl",)),
-    OtherName(("scale_rewards",), ("advantage_scale",), sections=("rl",)),
-    OtherName(("mask_truncated_completions",), ("mask_truncated",), sections=("rl",)),
-    OtherName(
-        ("reward_funcs",),
-        ("rewards",),
-        "a list of `{use: ./rewards.py:function}`",
-        ("rl",),
-    ),
-    OtherName(("reward_weights",), ("rewards.weight",), "beside each reward", ("rl",)),
-    OtherName(("max_tool_calling_iterations",), ("turns",), sections=("rl",)),
-    OtherName(("use_vllm",), ("rollouts",), "`vllm`", ("rl",)),
-    OtherName(("vllm_gpu_memory_utilization",), ("vllm_memory",), sections=("rl",)),
-    OtherName(("gamma",), ("critic.discount",), sections=("rl",)),
-    OtherName(("lam",), ("critic.gae_lambda",), sections=("rl",)),
-    OtherName(
-        ("gradient_checkpointing",),
-        ("compute.activation_checkpointing",),
-        sections=ENGINE,
-    ),
-    OtherName(("torch_compile",), ("compute.compile",), sections=ENGINE),
-    OtherName(
-        ("save_steps", "saves_per_epoch"), ("checkpoint_every",), "in steps", ENGINE
-    ),
-    OtherName(("save_total_limit",), ("keep_checkpoints",), sections=ENGINE),
-    OtherName(("deepspeed", "fsdp", "fsdp_config"), ("parallel",), sections=ENGINE),
-    OtherName(("wandb_project",), ("wandb.project",), sections=ENGINE),
-    OtherName(("report_to",), ("wandb", "mlflow", "trackio"), sections=ENGINE),
-    OtherName(("output_dir",), (), "outputs lie in the store, `--store`", ENGINE),
-    OtherName(
-        ("flash_attention", "attn_implementation"),
-        (),
-        "the kernel of attention is chosen by itself",
-        ENGINE,
-    ),
-    OtherName(("group_by_length",), (), "rows are packed, and hardly padded", ("sft",)),
-)
+TRAININGS = ("sft", "dpo", "rl", "reward", "pretrain")
+"""Sections that have the keys unless the table names others."""
+TABLE = """\
+per_device_train_batch_size | micro_batch_size | - | -
+gradient_accumulation_steps | global_batch_size | rows per step over all ranks; the number of micro-batches follows | -
+max_steps | steps | - | -
+num_train_epochs, num_epochs | epochs | - | sft, dpo, rl
+lr | optimizer.learning_rate | - | -
+adam_beta1, adam_beta2 | optimizer.betas | both in a list | -
+adam_epsilon | optimizer.eps | - | -
+max_grad_norm | optimizer.clip_norm | - | -
+optim | optimizer.kind | - | -
+lr_scheduler_type, lr_scheduler | schedule.kind | - | -
+warmup_ratio | schedule.warmup_steps | a number of steps, not a share of them | -
+logging_steps | log_every | - | -
+eval_steps, evals_per_epoch | validate_every | in steps | sft, dpo, rl, pretrain
+bf16, fp16, tf32 | precision | `auto`, `bf16`, `fp16` or `fp32` | -
+max_seq_length, max_length, sequence_len, cutoff_len, max_prompt_length | sequence_length | tokens of the whole conversation | sft, dpo, rl, reward
+datasets, train_dataset, dataset_name | data | a list of sets, each with a `path` | sft, dpo, rl, reward
+val_set_size, test_size | holdout | - | sft, dpo, rl, reward
+resume_from_checkpoint | - | a run that is started again resumes by itself | -
+r, lora_r | lora.rank | - | sft, dpo, rl, reward
+lora_alpha | lora.alpha | - | sft, dpo, rl, reward
+lora_target_modules, target_modules, lora_target_linear | lora.targets | - | sft, dpo, rl, reward
+use_rslora, peft_use_rslora | lora.rslora | - | sft, dpo, rl, reward
+use_dora, peft_use_dora | lora.dora | - | sft, dpo, rl, reward
+adapter, use_peft, peft_config | lora | `lora: {}` trains adapters | sft, dpo, rl, reward
+load_in_4bit | lora.base | `nf4` | sft, dpo, rl, reward
+load_in_8bit | lora.base | `int8` | sft, dpo, rl, reward
+lora_dropout | - | adapters are trained without dropout | sft, dpo, rl, reward
+sample_packing, packing_strategy | packing | examples are packed by default | sft
+assistant_only_loss, completion_only_loss, train_on_inputs, roles_to_train | data.train_on | `assistant`, `last` or `all`, for each set | sft
+neftune_noise_alpha | - | there is no noise on embeddings | sft, dpo, rl, reward
+label_smoothing_factor | - | `dpo.label_smoothing` is that of preferences | sft
+loss_type | loss | - | dpo
+loss_type | normalisation | `sequence` is GRPO's, `token` DAPO's, `constant` Dr. GRPO's | rl
+rpo_alpha | sft_weight | - | dpo
+precompute_ref_log_probs | - | log-probabilities of the reference are always computed once | dpo
+num_generations | group_size | - | rl
+num_iterations, num_ppo_epochs | epochs_per_batch | - | rl
+steps_per_generation | steps_per_batch | - | rl
+max_completion_length, response_length | max_new_tokens | - | rl
+beta, kl_coef | kl_weight | - | rl
+epsilon, cliprange | clip | - | rl
+epsilon_high | clip_high | - | rl
+scale_rewards | advantage_scale | - | rl
+mask_truncated_completions | mask_truncated | - | rl
+reward_funcs | rewards | a list of `{use: ./rewards.py:function}` | rl
+reward_weights | rewards.weight | beside each reward | rl
+max_tool_calling_iterations | turns | - | rl
+use_vllm | rollouts | `vllm` | rl
+vllm_gpu_memory_utilization | vllm_memory | - | rl
+gamma | critic.discount | - | rl
+lam | critic.gae_lambda | - | rl
+gradient_checkpointing | compute.activation_checkpointing | - | engine
+torch_compile | compute.compile | - | engine
+save_steps, saves_per_epoch | checkpoint_every | in steps | engine
+save_total_limit | keep_checkpoints | - | engine
+deepspeed, fsdp, fsdp_config | parallel | - | engine
+wandb_project | wandb.project | - | engine
+report_to | wandb, mlflow, trackio | - | engine
+output_dir | - | outputs lie in the store, `--store` | engine
+flash_attention, attn_implementation | - | the kernel of attention is chosen by itself | engine
+group_by_length | - | rows are packed, and hardly padded | sft
+"""
+"""Names elsewhere, keys here, note, sections; `-` for none."""
+
+
+def _cells(line: str) -> OtherName:
+    names, keys, note, sections = line.split(" | ")
+    return OtherName(
+        tuple(names.split(", ")),
+        () if keys == "-" else tuple(keys.split(", ")),
+        note.removeprefix("-"),
+        TRAININGS if sections == "-" else tuple(sections.split(", ")),
+    )
+
+
+OTHER_NAMES = tuple(map(_cells, TABLE.splitlines()))
 
 
 def hint_of(name: str, section: str) -> str:

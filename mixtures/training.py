@@ -18,6 +18,7 @@ from gristmill.mixtures.base import (
     Fraction,
     InnerFraction,
     NotNegative,
+    Omissible,
     OutsidePath,
     Positive,
     PositiveFloat,
@@ -273,9 +274,7 @@ class Training(Seeded):
     would read.
     """
 
-    callbacks: Annotated[
-        tuple[Callback, ...], Field(exclude_if=lambda value: not value)
-    ] = ()
+    callbacks: Omissible[tuple[Callback, ...]] = ()
     """Your own code that watches the training, and may end it before its last step."""
 
     @property

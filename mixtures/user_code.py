@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -28,6 +28,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from gristmill.mixtures.base import (
     Location,
+    Omissible,
     Options,
     PositiveFloat,
     Section,
@@ -311,9 +312,7 @@ class OwnCall(Own):
 class BuiltInOrOwn(OwnPlace):
     """A part that is either one of the built-in kinds or user code."""
 
-    use: Annotated[
-        OwnFunction | None, Field(exclude_if=lambda value: value is None)
-    ] = None
+    use: Omissible[OwnFunction | None] = None
     """Code of your own instead of a kind: `./FILE.py:NAME`, a file beside the manifest,
     or `PACKAGE.MODULE:NAME`, installed. Examples are in docs/own-training.md.
     """

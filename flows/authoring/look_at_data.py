@@ -53,44 +53,18 @@ COUNTED_BYTES = 32 << 20
 """Bytes unpacked of a compressed file to measure its ratio; larger files are assumed to
 have COMPRESSED_RATIO.
 """
-TEXT_NAMES = (
-    "text",
-    "content",
-    "raw_content",
-    "body",
-    "document",
-    "article",
-    "markdown",
-    "story",
-    "code",
+TEXT_NAMES = tuple(
+    "text content raw_content body document article markdown story code".split()
 )
 """Usual names of the text field; otherwise the field with the longest strings is
 taken.
 """
 ID_NAMES = ("id", "uuid", "doc_id", "document_id", "_id", "url", "uri")
-CODE_EXTENSIONS = (
-    ".py",
-    ".pyi",
-    ".c",
-    ".h",
-    ".cc",
-    ".cpp",
-    ".hpp",
-    ".cu",
-    ".rs",
-    ".go",
-    ".java",
-    ".js",
-    ".ts",
-    ".rb",
-    ".sh",
-    ".sql",
-    ".r",
-    ".jl",
-    ".lua",
-    ".scala",
-    ".kt",
-    ".swift",
+CODE_EXTENSIONS = tuple(
+    (
+        ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .js .ts .rb .sh .sql .r .jl "
+        ".lua .scala .kt .swift"
+    ).split()
 )
 PATH_NAMES = (
     "max_stars_repo_path",

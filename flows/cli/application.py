@@ -36,16 +36,8 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 FAILURES = ("StageFailedError", "LeaseLostError", "ConservationError")
 """Errors of work that had begun, with another exit code than those of wrong input."""
-STORAGE_LIBRARIES = (
-    "adlfs",
-    "aiobotocore",
-    "aiohttp",
-    "azure",
-    "botocore",
-    "gcsfs",
-    "google",
-    "requests",
-    "s3fs",
+STORAGE_LIBRARIES = tuple(
+    "adlfs aiobotocore aiohttp azure botocore gcsfs google requests s3fs".split()
 )
 """Libraries of fsspec's object stores; their errors are shown as messages, without a
 traceback.

@@ -255,12 +255,17 @@ class Server:
                             os.kill(pid, signal.SIGKILL)
                 elif not self._answer_request():
                     return
-            # A worker never waits for the modules of another.
-            for worker in list(self._pending):
-                if not _missing(worker.request):
-                    self._pending.remove(worker)
-                    self._fork(worker)
-                    os.close(worker.output)
+            self._fork_ready_workers()
+
+    def _fork_ready_workers(self) -> None:
+        """Fork the workers whose modules are all imported; a worker never waits for the
+        modules of another.
+        """
+        for worker in list(self._pending):
+            if not _missing(worker.request):
+                self._pending.remove(worker)
+                self._fork(worker)
+                os.close(worker.output)
 
     def _import_one(self) -> None:
         """Import a module of the first pending worker, otherwise one of `later`."""

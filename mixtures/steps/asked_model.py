@@ -26,31 +26,17 @@ from gristmill.mixtures.base import (
     Section,
 )
 
-HOW = (
-    "endpoint",
-    "server",
-    "server_options",
-    "api_key_env",
-    "concurrency",
-    "timeout_seconds",
-    "patience_seconds",
-    "budget",
-    "prompt_price",
-    "answer_price",
+HOW = tuple(
+    (
+        "endpoint server server_options api_key_env concurrency timeout_seconds "
+        "patience_seconds budget prompt_price answer_price"
+    ).split()
 )
 """Keys that control access to a model: they are not part of a fingerprint, nor of the
 key of an answer.
 """
-OWN_FIELDS = (
-    "model",
-    "messages",
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "seed",
-    "response_format",
-    "stream",
-    "n",
+OWN_FIELDS = tuple(
+    "model messages temperature top_p max_tokens seed response_format stream n".split()
 )
 """Fields of a request's body that `body` may not replace."""
 

@@ -10,11 +10,11 @@ prepare:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any  # noqa: F401 - Any is of the annotation of `with`
+from typing import Any  # noqa: F401 - it is of the annotation of `with`
 
 from pydantic import Field
 
-from gristmill.mixtures.base import Judging, PositiveFloat
+from gristmill.mixtures.base import Judging, Omissible, PositiveFloat
 from gristmill.mixtures.columns import Column
 from gristmill.mixtures.encoder_settings import ScoringModel
 from gristmill.mixtures.own_signatures import measured_columns
@@ -71,9 +71,7 @@ class Annotate(Measuring, BuiltInOrOwn):
     """
 
     added = ("model",)
-    use: Annotated[
-        OwnFunction | None, Field(exclude_if=lambda value: value is None)
-    ] = None
+    use: Omissible[OwnFunction | None] = None
     """A function of your own: `./FILE.py:NAME`, a file beside the manifest, or
     `PACKAGE.MODULE:NAME`, installed.
     """

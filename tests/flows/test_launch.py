@@ -28,7 +28,8 @@ def session() -> Any:
         manifest=SimpleNamespace(name="toy"),
         manifest_file="a.yaml",
         store=SimpleNamespace(root=Path("store")),
-        committed=lambda stage: False,
+        unfinished=lambda stages, force: list(stages),
+        part_of=lambda stage: None,
         stage_server=lambda stages, force: nullcontext(None),
         forget_kept=lambda stages: None,
     )

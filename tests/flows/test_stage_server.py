@@ -244,7 +244,7 @@ def test_a_worker_does_not_wait_for_what_another_one_imports(
     monkeypatch.setattr(
         Server,
         "_fork",
-        lambda self, line, output, request: forked.append(request["modules"]),
+        lambda self, worker: forked.append(worker.request["modules"]),
     )
     ours, requests = socket.socketpair()
     with ours, requests:

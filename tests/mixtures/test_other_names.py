@@ -9,7 +9,7 @@ import pytest
 
 from gristmill.mixtures.load import ManifestError, all_keys, load_manifest
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.other_names import OTHER_NAMES, OtherName, hint_of
+from gristmill.mixtures.other_names import OTHER_NAMES, TRAININGS, hint_of
 
 COMPARED = Path(__file__).parents[2] / "docs" / "compared.md"
 
@@ -32,7 +32,7 @@ def table_lines() -> Iterator[str]:
     yield "| elsewhere | gristmill | |"
     yield "| --- | --- | --- |"
     for entry in OTHER_NAMES:
-        places = entry.sections if entry.sections != OtherName(()).sections else ()
+        places = entry.sections if entry.sections != TRAININGS else ()
         prefix = f"{places[0]}." if len(places) == 1 else ""
         names = ", ".join(f"`{name}`" for name in entry.names)
         keys = ", ".join(f"`{prefix}{key}`" for key in entry.keys) or "-"
