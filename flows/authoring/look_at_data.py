@@ -149,6 +149,22 @@ class Look:
     formats: tuple[tuple[str, int, int], ...] = ()
     ignored: Mapping[str, int] = field(default_factory=dict)
 
+    def describe(self) -> str:
+        """Describe the source in one line."""
+        files = f"{self.files:,} file{'s' if self.files != 1 else ''}"
+        parts = {
+            f"{files}, {size(self.stored_bytes)}": True,
+            f"format {self.format}": self.format != "auto",
+            f"text in field {self.text_field!r}": self.text_field,
+            f"ids in field {self.id_field!r}": self.id_field,
+            "HTML, to be extracted": self.extract,
+            "source code": self.is_code,
+            f"about {size(self.text_bytes or 0)} of text": self.text_bytes,
+        }
+        return ", ".join(
+            [*(text for text, is_shown in parts.items() if is_shown), *self.remarks]
+        )
+
 
 def look_at(name: str, path: str) -> Look:
     """Inspect a file, glob, folder or URL: its listing, and the first rows of a few

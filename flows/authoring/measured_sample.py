@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -373,9 +372,7 @@ def judge_by_rules(
     )
 
 
-def print_look(
-    name: str, look: Look, measured: MeasuredSample, describe: Callable[[Look], str]
-) -> None:
+def print_look(name: str, look: Look, measured: MeasuredSample) -> None:
     """Print the findings in lines that fit a narrow terminal."""
     from rich.text import Text
 
@@ -389,7 +386,7 @@ def print_look(
     def warn(line: str) -> None:
         console.print(Text(line, style="yellow"))
 
-    console.print(f"{name}: {describe(look)}")
+    console.print(f"{name}: {look.describe()}")
     if look.formats:
         table = plain_table(("format", False), ("files", True), ("size", True))
         for format_name, files, stored in look.formats:

@@ -150,7 +150,7 @@ def new(
             )
         looks[label] = look_at(label, anchored(path))
         paths[label] = path
-        echo(f"{label}: {describe(looks[label])}")
+        echo(f"{label}: {looks[label].describe()}")
 
     try:
         if fineweb2 and language:
@@ -285,29 +285,6 @@ def ask_for_sources(add_source: Callable[[str], None]) -> None:
             default = ""
         except SourceError as error:
             echo(f"  {error}")
-
-
-def describe(look: Look) -> str:
-    """Describe a look at a source in one line."""
-    from gristmill.flows.authoring.look_at_data import size
-
-    parts = [
-        f"{look.files:,} file{'s' if look.files != 1 else ''}, "
-        f"{size(look.stored_bytes)}"
-    ]
-    if look.format != "auto":
-        parts.append(f"format {look.format}")
-    if look.text_field:
-        parts.append(f"text in field {look.text_field!r}")
-    if look.id_field:
-        parts.append(f"ids in field {look.id_field!r}")
-    if look.extract:
-        parts.append("HTML, to be extracted")
-    if look.is_code:
-        parts.append("source code")
-    if look.text_bytes:
-        parts.append(f"about {size(look.text_bytes)} of text")
-    return ", ".join([*parts, *look.remarks])
 
 
 @app.command()

@@ -47,7 +47,6 @@ def look(
     )
     from gristmill.flows.cli.data_commands import (
         anchored,
-        describe,
         place_in,
         save_manifest,
     )
@@ -76,7 +75,7 @@ def look(
             {"name": name, **listing, **vars(measurements), "manifest": manifest}
         )
     else:
-        print_look(name, source_look, measurements, describe)
+        print_look(name, source_look, measurements)
         echo(f"\nManifest\n{manifest}")
     if out is not None:
         save_manifest(out, manifest)

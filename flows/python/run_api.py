@@ -24,7 +24,7 @@ from gristmill.flows.running.events import Subscriber
 from gristmill.flows.running.launch import run_stages
 from gristmill.flows.running.missing_libraries import check_libraries
 from gristmill.flows.running.recorded_run import run_recorded
-from gristmill.flows.running.session import Session, open_session, session_of
+from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.running.terminal import (
     LastingStream,
     TerminalObserver,
@@ -149,15 +149,14 @@ def _open_manifest(
         if to_run
         else str(changed.file or f"{changed.name}.yaml")
     )
-    return session_of(
-        changed.settings,
-        written_keys(changed),
+    return open_session(
         file,
         [],
         location,
         until,
         exactly=True,
         allow_code=to_run,
+        given=(changed.settings, written_keys(changed)),
     )
 
 

@@ -5,7 +5,7 @@ Prefect.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -166,16 +166,9 @@ def parse_event(node: Node, content: Mapping[str, Any]) -> StageEvent | None:
     """
     match content["event"]:
         case "progress":
-            return StageProgress(
-                node,
-                content["done"],
-                content["total"],
-                content["unit"],
-                content.get("job", ""),
-                content.get("loss"),
-                content.get("tokens"),
-                content.get("tokens_per_second"),
-            )
+            keys = {key.name for key in fields(StageProgress)}
+            values = {key: content[key] for key in keys.intersection(content)}
+            return StageProgress(node, **values)
         case "log":
             return StageOutput(node, content["line"])
         case "warning":

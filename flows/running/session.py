@@ -180,6 +180,7 @@ def open_session(
     exactly: bool = False,
     verify_inputs: bool = False,
     allow_code: bool = False,
+    given: tuple[Manifest, Written] | None = None,
 ) -> Session:
     """Validate a manifest and plan it.
 
@@ -194,6 +195,8 @@ def open_session(
         verify_inputs: hash the content of outside files.
         allow_code: allow users' listing functions to run, now and later in this store;
             implied by running a manifest.
+        given: a validated manifest, and the places of its keys; `manifest` is then only
+            its name in commands.
 
     Raises:
         gristmill.mixtures.load.ManifestError: the manifest is wrong, a file of it is
@@ -207,37 +210,7 @@ def open_session(
         raise UnknownStageError(
             f"no such stage: {until!r}; stages are {', '.join(STAGES)}"
         )
-    loaded, written = open_manifest(manifest, overrides)
-    return session_of(
-        loaded,
-        written,
-        manifest,
-        overrides,
-        store,
-        until,
-        exactly,
-        verify_inputs,
-        allow_code,
-    )
-
-
-def session_of(
-    loaded: Manifest,
-    written: Written,
-    manifest: str,
-    overrides: list[str],
-    store: str | None,
-    until: str | None = None,
-    exactly: bool = False,
-    verify_inputs: bool = False,
-    allow_code: bool = False,
-) -> Session:
-    """Plan a validated manifest; see `open_session`.
-
-    Args:
-        loaded, written: the manifest, and the places of its keys.
-        manifest: file named in commands.
-    """
+    loaded, written = given or open_manifest(manifest, overrides)
     remember_secrets(loaded.model_dump(mode="json"))
     stage_names = list(dict.fromkeys([*STAGES, *loaded.steps, *instances_of(loaded)]))
     if until is not None and until not in stage_names:
@@ -258,25 +231,23 @@ def session_of(
         raise ManifestError(
             [*problems, *find_problems(loaded, written, present_stages(loaded))]
         ) from error
-    if until is not None and until not in plan and exactly:
-        suggestion = did_you_mean(until, plan) or ";"
-        raise UnknownStageError(
-            f"{manifest} has no stage {until!r}{suggestion} it has {', '.join(plan)}"
-        )
     if until is not None:
-        stage_order = list(STAGES)
-        last_stage = until if until in plan else None
-        if last_stage is None:
-            for name, node in plan.items():
-                if stage_order.index(node.stage.name) <= stage_order.index(until):
-                    last_stage = name
-        if last_stage is None:
+        last = [until] if until in plan else []
+        if not last and not exactly:
+            order = list(STAGES)
+            last = [
+                name
+                for name, node in plan.items()
+                if order.index(node.stage.name) <= order.index(until)
+            ]
+        if not last:
+            suggestion = did_you_mean(until, plan) or ";"
             raise UnknownStageError(
-                f"{manifest} has no stage {until!r}, and none "
-                f"before it; it has {', '.join(plan)}"
+                f"{manifest} has no stage {until!r}{suggestion} it has "
+                f"{', '.join(plan)}"
             )
         names = list(plan)
-        plan = {name: plan[name] for name in names[: names.index(last_stage) + 1]}
+        plan = {name: plan[name] for name in names[: names.index(last[-1]) + 1]}
     plan = settle_from_store(plan, opened_store, loaded.name)
     session = Session(loaded, manifest, overrides, opened_store, store, plan)
     missing_stages = [
