@@ -489,7 +489,7 @@ def test_a_stage_that_lies_before_all_of_a_manifest_cannot_be_its_last(
 ) -> None:
     with pytest.raises(
         UnknownStageError,
-        match="has no stage 'ingest'.* it has tokenizer, model",
+        match=r"has no stage 'ingest'.* it has tokenizer, model",
     ):
         opened(folder, "name: a\nmodel: {path: model}\nexport: {}\n", until="ingest")
 
