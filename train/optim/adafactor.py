@@ -8,13 +8,10 @@ parameter and step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from gristmill.mixtures.optimizers import Optimizer
-from gristmill.train.optim.builder import NamedParameters, ZerosLike, decay_groups
+from gristmill.train.optim.builder import EachParameter, ZerosLike
 from gristmill.train.optim.dtensor_sums import (
     local,
     reduce_partial,
@@ -30,90 +27,63 @@ SMALLEST_SCALE = 1e-3
 """Section 8: epsilon 2, the smallest root mean square of a parameter."""
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(EachParameter):
     """Factored second moments, no first moment; works on DTensors, with no host
     synchronisation. The learning rate is relative to each parameter's root mean square
     and at most 1 / sqrt(step).
     """
 
-    def __init__(
-        self,
-        named: NamedParameters,
-        section: Optimizer,
-        zeros_like: ZerosLike = torch.zeros_like,
-        steps: int = 0,
+    def moments(
+        self, name: str, parameter: Tensor, zeros_like: ZerosLike
+    ) -> dict[str, Tensor]:
+        """Step, and variances; of a matrix those of its rows and columns."""
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        zeros = torch.zeros_like(parameter)
+        if parameter.ndim < 2:
+            return {"step": step, "variance": zeros}
+        return {
+            "step": step,
+            "row_var": sum_along(zeros, -1),
+            "col_var": sum_along(zeros, -2),
+        }
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
     ) -> None:
-        super().__init__(decay_groups(named, section), {"lr": section.learning_rate})
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter] = _empty_state(parameter)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    _update(
-                        parameter,
-                        parameter.grad,
-                        self.state[parameter],
-                        group["lr"],
-                        group["weight_decay"],
-                    )
-
-
-def _empty_state(parameter: Tensor) -> dict[str, Tensor]:
-    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-    zeros = torch.zeros_like(parameter)
-    if parameter.ndim < 2:
-        return {"step": step, "variance": zeros}
-    return {
-        "step": step,
-        "row_var": sum_along(zeros, -1),
-        "col_var": sum_along(zeros, -2),
-    }
-
-
-def _update(
-    parameter: Tensor,
-    gradient: Tensor,
-    state: dict[str, Tensor],
-    lr: float,
-    weight_decay: float,
-) -> None:
-    eps = torch.finfo(parameter.dtype).eps
-    state["step"] += 1
-    decay = state["step"] ** BETA2_DECAY
-    scale = (
-        (total_sum(parameter * parameter) / parameter.numel())
-        .sqrt()
-        .clamp(min=SMALLEST_SCALE)
-    )
-    rate = scale * (state["step"] ** -0.5).clamp(max=lr)
-    squares = gradient * gradient
-    if parameter.ndim < 2:
-        local(state["variance"]).lerp_(local(squares), decay)
-        estimate = local(state["variance"]).clone()
-    else:
-        local(state["row_var"]).lerp_(
-            local(sum_along(squares, -1)) / parameter.size(-1), decay
+        """Scale the gradient by the factored root mean square."""
+        state = self.state[parameter]
+        eps = torch.finfo(parameter.dtype).eps
+        state["step"] += 1
+        forgotten = state["step"] ** BETA2_DECAY
+        scale = (
+            (total_sum(parameter * parameter) / parameter.numel())
+            .sqrt()
+            .clamp(min=SMALLEST_SCALE)
         )
-        local(state["col_var"]).lerp_(
-            local(sum_along(squares, -2)) / parameter.size(-2), decay
-        )
-        # Algorithm 4, line 7: the outer product over the sum; means stand for sums on
-        # both sides.
-        mean = local(
-            reduce_partial(state["row_var"].sum(dim=-2, keepdim=True))
-        ) / parameter.size(-2)
-        estimate = (
-            local(state["row_var"]) @ local(state["col_var"]) / mean.clamp(min=eps)
-        )
-    step = estimate.clamp_(min=eps * eps).rsqrt_().mul_(local(gradient))
-    rms = (_sum_like(parameter, step * step) / parameter.numel()).sqrt()
-    local(parameter).mul_(1.0 - lr * weight_decay)
-    local(parameter).sub_(step * (rate / (rms / LARGEST_UPDATE).clamp(min=1.0)))
+        rate = scale * (state["step"] ** -0.5).clamp(max=lr)
+        squares = gradient * gradient
+        if parameter.ndim < 2:
+            local(state["variance"]).lerp_(local(squares), forgotten)
+            estimate = local(state["variance"]).clone()
+        else:
+            local(state["row_var"]).lerp_(
+                local(sum_along(squares, -1)) / parameter.size(-1), forgotten
+            )
+            local(state["col_var"]).lerp_(
+                local(sum_along(squares, -2)) / parameter.size(-2), forgotten
+            )
+            # Algorithm 4, line 7: the outer product over the sum; means stand for sums on
+            # both sides.
+            mean = local(
+                reduce_partial(state["row_var"].sum(dim=-2, keepdim=True))
+            ) / parameter.size(-2)
+            estimate = (
+                local(state["row_var"]) @ local(state["col_var"]) / mean.clamp(min=eps)
+            )
+        step = estimate.clamp_(min=eps * eps).rsqrt_().mul_(local(gradient))
+        rms = (_sum_like(parameter, step * step) / parameter.numel()).sqrt()
+        local(parameter).mul_(1.0 - lr * decay)
+        local(parameter).sub_(step * (rate / (rms / LARGEST_UPDATE).clamp(min=1.0)))
 
 
 def _sum_like(parameter: Tensor, shard: Tensor) -> Tensor:

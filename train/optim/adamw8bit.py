@@ -10,6 +10,7 @@ from gristmill.train.optim.offload import STEP
 from gristmill.train.optim.optimizer import eager_on_cpu, parameters_of, set_rate
 
 
+@torch.no_grad()
 def build(
     named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
 ) -> torch.optim.Optimizer:
@@ -31,17 +32,8 @@ def build(
         betas=section.decays,
         eps=section.eps,
     )
-    _create_state(optimizer)
-    return optimizer  # type: ignore[no-any-return]
-
-
-@torch.no_grad()
-def _create_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the moments of an optimizer before its first step.
-
-    A step with zero gradients and learning rate leaves all moments at zero. Step counts
-    are reset and moved to the device, where an update can be skipped.
-    """
+    # A step with zero gradients and learning rate creates the moments at zero. Step
+    # counts are reset and moved to the device, where an update can be skipped.
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     set_rate(optimizer, 0.0)
     for parameter in parameters_of(optimizer):
@@ -55,3 +47,4 @@ def _create_state(optimizer: torch.optim.Optimizer) -> None:
         )
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"].fill_(rate)
+    return optimizer  # type: ignore[no-any-return]

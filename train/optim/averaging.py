@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.training import Average
-from gristmill.train.optim.dtensor_sums import local
+from gristmill.train.optim.dtensor_sums import local, trainable
 
 
 class AveragedWeights:
@@ -25,7 +25,8 @@ class AveragedWeights:
         self._model, self._section = model, section
         self._start = round(section.start_fraction * steps)
         self._weights = {
-            name: parameter.detach().clone() for name, parameter in self._trained()
+            name: parameter.detach().clone()
+            for name, parameter in trainable(self._model)
         }
         device = next(model.parameters()).device
         self._count = torch.zeros((), dtype=torch.float32, device=device)
@@ -43,21 +44,17 @@ class AveragedWeights:
         """
         if step > self._start and (step - self._start) % self._section.every:
             return
-        share = self._share(step)
-        for name, parameter in self._trained():
+        if step <= self._start:
+            share = torch.ones_like(self._count)
+        elif self._section.kind == "swa":
+            share = 1.0 / (self._count + 1.0)
+        else:  # The first weights start the mean, which decays from then on.
+            share = torch.where(self._count == 0, 1.0, 1.0 - self._section.decay)
+        for name, parameter in trainable(self._model):
             mean = local(self._weights[name])
             mean.lerp_(local(parameter), torch.where(bad, 0.0, share).to(mean.dtype))
         if step > self._start:
             self._count += (~bad).float()
-
-    def _share(self, step: int) -> Tensor:
-        """Fraction of the new mean that the current weights contribute."""
-        if step <= self._start:
-            return torch.ones_like(self._count)
-        if self._section.kind == "swa":
-            return 1.0 / (self._count + 1.0)
-        # The first weights start the mean, which decays from then on.
-        return torch.where(self._count == 0, 1.0, 1.0 - self._section.decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -66,7 +63,7 @@ class AveragedWeights:
         """
         own = {
             name: local(parameter).detach().clone()
-            for name, parameter in self._trained()
+            for name, parameter in trainable(self._model)
         }
         self._put({name: local(tensor) for name, tensor in self._weights.items()})
         try:
@@ -76,13 +73,5 @@ class AveragedWeights:
 
     @torch.no_grad()
     def _put(self, weights: dict[str, Tensor]) -> None:
-        for name, parameter in self._trained():
+        for name, parameter in trainable(self._model):
             local(parameter).copy_(weights[name])
-
-    def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters that are not frozen."""
-        return [
-            (name, parameter)
-            for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad
-        ]

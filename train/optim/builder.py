@@ -21,11 +21,57 @@ optimizer of some parameters, with its moments, for a training of so many steps.
 
 def decay_groups(named: NamedParameters, section: Optimizer) -> list[dict[str, Any]]:
     """Return the parameter groups: matrices, which decay, and all others."""
-    parameters = [parameter for _, parameter in named]
+    matrices = [parameter for _, parameter in named if parameter.ndim >= 2]
+    others = [parameter for _, parameter in named if parameter.ndim < 2]
+    groups = [(matrices, section.weight_decay), (others, 0.0)]
     return [
-        {
-            "params": [p for p in parameters if p.ndim >= 2],
-            "weight_decay": section.weight_decay,
-        },
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": decay}
+        for parameters, decay in groups
+        if parameters
     ]
+
+
+class EachParameter(torch.optim.Optimizer):
+    """Frame of the optimizers that update their parameters one by one.
+
+    Args:
+        named: the parameters.
+        section: settings.
+        zeros_like: creates a moment.
+        steps: of the training.
+    """
+
+    def __init__(
+        self,
+        named: NamedParameters,
+        section: Optimizer,
+        zeros_like: ZerosLike = torch.zeros_like,
+        steps: int = 0,
+    ) -> None:
+        super().__init__(decay_groups(named, section), {"lr": section.learning_rate})
+        self.section = section
+        self.steps = steps
+        for name, parameter in named:
+            self.state[parameter].update(self.moments(name, parameter, zeros_like))
+
+    def moments(
+        self, name: str, parameter: Tensor, zeros_like: ZerosLike
+    ) -> dict[str, Tensor]:
+        """State of a parameter before the first step."""
+        raise NotImplementedError
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
+    ) -> None:
+        """Update a parameter and its state."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(
+                        parameter, parameter.grad, group["lr"], group["weight_decay"]
+                    )

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.optim.dtensor_sums import (
+    gradients_of,
     local,
     reduce_partial,
     squared_norm,
@@ -25,10 +26,7 @@ OUTPUT_MATRIX = "lm_head"
 @torch.no_grad()
 def clip_gradients(model: nn.Module, section: Optimizer) -> Tensor:
     """Clip gradients; returns their global norm before clipping (a plain scalar)."""
-    gradients = [
-        parameter.grad for parameter in model.parameters() if parameter.grad is not None
-    ]
-    norm = over_stages(model, squared_norm(gradients)).sqrt()
+    norm = over_stages(model, squared_norm(gradients_of(model))).sqrt()
     if section.clip == "adaptive":
         clip_units(model, section.clip_factor)
     else:

@@ -13,74 +13,52 @@ the whole P, where the paper has a randomised Cholesky QR of shards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from gristmill.mixtures.optimizers import Optimizer
 from gristmill.train.models.initialisation import generator_of
-from gristmill.train.optim.builder import NamedParameters, ZerosLike
+from gristmill.train.optim.builder import EachParameter, ZerosLike
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.normuon import ADAMWS_RMS, redistribute_as
 
 SMALLEST_NORM = 1e-8
 
 
-class Dion(torch.optim.Optimizer):
+class Dion(EachParameter):
     """Low-rank orthonormal updates of plain and sharded matrices."""
 
-    def __init__(
-        self,
-        named: NamedParameters,
-        section: Optimizer,
-        zeros_like: ZerosLike = torch.zeros_like,
-        steps: int = 0,
-    ) -> None:
-        super().__init__(
-            [matrix for _, matrix in named],
-            {
-                "lr": section.learning_rate,
-                "weight_decay": section.weight_decay,
-                "momentum": section.momentum,
-            },
-        )
-        for name, matrix in named:
-            rank = max(1, round(section.rank_fraction * min(matrix.shape)))
-            first = torch.randn(
-                matrix.size(1), rank, generator=generator_of(0, f"dion:{name}")
-            ).to(matrix.device)
-            basis = zeros_like(first)
-            basis.copy_(first / first.norm(dim=0))
-            self.state[matrix].update(momentum_buffer=zeros_like(matrix), basis=basis)
+    def moments(
+        self, name: str, parameter: Tensor, zeros_like: ZerosLike
+    ) -> dict[str, Tensor]:
+        """Momentum, and a basis of random columns."""
+        rank = max(1, round(self.section.rank_fraction * min(parameter.shape)))
+        first = torch.randn(
+            parameter.size(1), rank, generator=generator_of(0, f"dion:{name}")
+        ).to(parameter.device)
+        basis = zeros_like(first)
+        basis.copy_(first / first.norm(dim=0))
+        return {"momentum_buffer": zeros_like(parameter), "basis": basis}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient."""
-        for group in self.param_groups:
-            for matrix in group["params"]:
-                if matrix.grad is None:
-                    continue
-                state, weight = self.state[matrix], local(matrix)
-                buffer, basis = state["momentum_buffer"], state["basis"]
-                local(buffer).add_(local(matrix.grad))
-                left = torch.linalg.qr(gather(buffer @ on_mesh(basis, matrix)))[0]
-                right = gather(buffer.T @ on_mesh(left, matrix))
-                low_rank = redistribute_as(
-                    on_mesh(left, matrix) @ on_mesh(right.T, matrix), matrix
-                )
-                local(buffer).sub_(local(low_rank), alpha=1.0 - group["momentum"])
-                basis.copy_(right / right.norm(dim=0).clamp(min=SMALLEST_NORM))
-                update = local(
-                    redistribute_as(
-                        on_mesh(left, matrix) @ on_mesh(basis.T, matrix), matrix
-                    )
-                )
-                weight.mul_(1.0 - group["lr"] * group["weight_decay"])
-                weight.sub_(
-                    update,
-                    alpha=group["lr"] * ADAMWS_RMS * math.sqrt(max(matrix.shape)),
-                )
+    def update(
+        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
+    ) -> None:
+        """Move along the low-rank part of the momentum."""
+        state, weight = self.state[parameter], local(parameter)
+        buffer, basis = state["momentum_buffer"], state["basis"]
+        local(buffer).add_(local(gradient))
+        left = torch.linalg.qr(gather(buffer @ on_mesh(basis, parameter)))[0]
+        right = gather(buffer.T @ on_mesh(left, parameter))
+
+        def low_rank(columns: Tensor) -> Tensor:
+            product = on_mesh(left, parameter) @ on_mesh(columns.T, parameter)
+            return local(redistribute_as(product, parameter))
+
+        local(buffer).sub_(low_rank(right), alpha=1.0 - self.section.momentum)
+        basis.copy_(right / right.norm(dim=0).clamp(min=SMALLEST_NORM))
+        update = low_rank(basis)
+        weight.mul_(1.0 - lr * decay)
+        weight.sub_(update, alpha=lr * ADAMWS_RMS * math.sqrt(max(parameter.shape)))
 
 
 def on_mesh(tensor: Tensor, matrix: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ communicate.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -47,3 +47,19 @@ def squared_norm(tensors: list[Tensor]) -> Tensor:
 
     norm = torch.nn.utils.get_total_norm(tensors, foreach=True)
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
+
+
+def gradients_of(model: nn.Module) -> list[Tensor]:
+    """Gradients of the parameters that have one."""
+    return [
+        parameter.grad for parameter in model.parameters() if parameter.grad is not None
+    ]
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Parameters that are trained, by name."""
+    return [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]

@@ -5,29 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-from gristmill.mixtures.optimizers import Optimizer
-from gristmill.train.optim.builder import NamedParameters, ZerosLike, decay_groups
+from gristmill.train.optim.builder import EachParameter, ZerosLike
 from gristmill.train.optim.dtensor_sums import local
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(EachParameter):
     """One moment, elementwise on the shards of DTensors."""
 
-    def __init__(
-        self,
-        named: NamedParameters,
-        section: Optimizer,
-        zeros_like: ZerosLike = torch.zeros_like,
-        steps: int = 0,
-    ) -> None:
-        super().__init__(
-            decay_groups(named, section),
-            {"lr": section.learning_rate, "betas": section.decays},
-        )
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["exp_avg"] = zeros_like(parameter)
+    def moments(
+        self, name: str, parameter: Tensor, zeros_like: ZerosLike
+    ) -> dict[str, Tensor]:
+        """Mean of the gradients."""
+        return {"exp_avg": zeros_like(parameter)}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -43,7 +34,7 @@ class Lion(torch.optim.Optimizer):
             means = [
                 local(self.state[parameter]["exp_avg"]) for parameter in parameters
             ]
-            first, second = group["betas"]
+            first, second = self.section.decays
             # c = beta1 m + (1 - beta1) g; theta -= lr (sign(c) + decay theta); m =
             # beta2 m + (1 - beta2) g
             steps = torch._foreach_lerp(means, gradients, 1.0 - first)

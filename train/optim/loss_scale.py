@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gristmill.train.optim.dtensor_sums import local
+from gristmill.train.optim.dtensor_sums import gradients_of, local
 
 INITIAL, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0, 0.5, 2000
 """PyTorch's GradScaler."""
@@ -35,11 +35,7 @@ class LossScale:
     @torch.no_grad()
     def divide(self, model: nn.Module) -> None:
         """Divide all gradients by the scale."""
-        gradients = [
-            local(parameter.grad)
-            for parameter in model.parameters()
-            if parameter.grad is not None
-        ]
+        gradients = list(map(local, gradients_of(model)))
         torch._foreach_mul_(gradients, self.value.reciprocal())
 
     @torch.no_grad()

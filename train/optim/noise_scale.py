@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.train.optim.dtensor_sums import squared_norm
+from gristmill.train.optim.dtensor_sums import gradients_of, squared_norm
 
 DECAY = 0.9
 """Decay of the running means. The two unknowns are averaged separately: their ratio is
@@ -42,11 +42,7 @@ class PartNorms:
                 this.
             rows: number of its rows over all ranks.
         """
-        gradients = [
-            parameter.grad
-            for parameter in self._model.parameters()
-            if parameter.grad is not None
-        ]
+        gradients = gradients_of(self._model)
         added = (
             gradients
             if self._before is None

@@ -12,13 +12,11 @@ Cautious decay applies lambda W only where it has the sign of the update (Chen e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from gristmill.mixtures.optimizers import Optimizer
-from gristmill.train.optim.builder import NamedParameters, ZerosLike
+from gristmill.train.optim.builder import EachParameter, ZerosLike
 from gristmill.train.optim.dtensor_sums import local, sum_along, total_sum
 
 COEFFICIENTS, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
@@ -31,82 +29,50 @@ SMALLEST_NORM = 1e-7
 NEURON_EPS = 1e-8
 
 
-class NorMuon(torch.optim.Optimizer):
+class NorMuon(EachParameter):
     """NorMuon, or Muon with Nesterov momentum, on plain and sharded matrices; its
     products gather what they need.
     """
 
-    def __init__(
-        self,
-        named: NamedParameters,
-        section: Optimizer,
-        zeros_like: ZerosLike = torch.zeros_like,
-        steps: int = 0,
+    def moments(
+        self, name: str, parameter: Tensor, zeros_like: ZerosLike
+    ) -> dict[str, Tensor]:
+        """Momentum, and of NorMuon the variances of rows."""
+        moments = {"momentum_buffer": zeros_like(parameter)}
+        if self.section.kind == "normuon":
+            rows = sum_along(torch.zeros_like(parameter), -1)
+            moments["row_var"] = zeros_like(rows)
+        return moments
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
     ) -> None:
-        neuron_beta = section.decays[1] if section.kind == "normuon" else None
-        super().__init__(
-            [matrix for _, matrix in named],
-            {
-                "lr": section.learning_rate,
-                "weight_decay": section.weight_decay,
-                "momentum": section.momentum,
-                "neuron_beta": neuron_beta,
-                "cautious": section.cautious_decay,
-            },
-        )
-        for group in self.param_groups:
-            for matrix in group["params"]:
-                self.state[matrix]["momentum_buffer"] = zeros_like(matrix)
-                if neuron_beta is not None:
-                    self.state[matrix]["row_var"] = zeros_like(
-                        sum_along(torch.zeros_like(matrix), -1)
-                    )
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient."""
-        for group in self.param_groups:
-            for matrix in group["params"]:
-                if matrix.grad is None:
-                    continue
-                state, momentum, lr = self.state[matrix], group["momentum"], group["lr"]
-                buffer = state["momentum_buffer"]
-                local(buffer).lerp_(local(matrix.grad), 1.0 - momentum)
-                if group["neuron_beta"] is None:
-                    direction = newton_schulz(torch.lerp(matrix.grad, buffer, momentum))
-                    scale = ADAMWS_RMS * math.sqrt(max(matrix.shape))
-                    update = (
-                        local(redistribute_as(direction, matrix)).to(matrix.dtype)
-                        * scale
-                    )
-                else:
-                    update = _balanced(
-                        newton_schulz(buffer),
-                        matrix,
-                        state["row_var"],
-                        group["neuron_beta"],
-                    )
-                weight = local(matrix)
-                decayed = (
-                    weight * (update * weight >= 0) if group["cautious"] else weight
-                )
-                weight.sub_(decayed * group["weight_decay"] + update, alpha=lr)
-
-
-def _balanced(
-    orthogonal: Tensor, matrix: Tensor, row_var: Tensor, beta: float
-) -> Tensor:
-    """Local shard of an update with rows of equal average size, scaled to AdamW's root
-    mean square.
-    """
-    update = redistribute_as(orthogonal, matrix).to(matrix.dtype)
-    squares = sum_along(update * update, -1)
-    local(row_var).lerp_(
-        local(redistribute_as(squares, row_var)) / matrix.size(-1), 1.0 - beta
-    )
-    update = update / (row_var.sqrt() + NEURON_EPS)
-    norm = total_sum(update * update).sqrt().clamp(min=SMALLEST_NORM)
-    return local(update) * (ADAMWS_RMS * math.sqrt(matrix.numel()) / norm)
+        """Move along the orthogonalised momentum."""
+        section = self.section
+        state, weight = self.state[parameter], local(parameter)
+        buffer = state["momentum_buffer"]
+        local(buffer).lerp_(local(gradient), 1.0 - section.momentum)
+        if section.kind == "normuon":
+            row_var = state["row_var"]
+            aligned = redistribute_as(newton_schulz(buffer), parameter).to(
+                parameter.dtype
+            )
+            squares = sum_along(aligned * aligned, -1)
+            local(row_var).lerp_(
+                local(redistribute_as(squares, row_var)) / parameter.size(-1),
+                1.0 - section.decays[1],
+            )
+            aligned = aligned / (row_var.sqrt() + NEURON_EPS)
+            norm = total_sum(aligned * aligned).sqrt().clamp(min=SMALLEST_NORM)
+            update = local(aligned) * (ADAMWS_RMS * math.sqrt(parameter.numel()) / norm)
+        else:
+            direction = newton_schulz(torch.lerp(gradient, buffer, section.momentum))
+            scale = ADAMWS_RMS * math.sqrt(max(parameter.shape))
+            update = (
+                local(redistribute_as(direction, parameter)).to(parameter.dtype) * scale
+            )
+        decayed = weight * (update * weight >= 0) if section.cautious_decay else weight
+        weight.sub_(decayed * decay + update, alpha=lr)
 
 
 def newton_schulz(matrix: Tensor) -> Tensor:

@@ -35,11 +35,6 @@ def host_zeros_like(parameter: Tensor) -> Tensor:
     return _sharded_like(parameter, zeros)
 
 
-def mark_offloaded(optimizer: torch.optim.Optimizer) -> None:
-    """Mark an optimizer whose moments were created by `host_zeros_like`."""
-    optimizer.moments_on_host = True  # type: ignore[attr-defined]
-
-
 def is_offloaded(optimizer: torch.optim.Optimizer) -> bool:
     """True if an optimizer's moments are in host memory."""
     return getattr(optimizer, "moments_on_host", False)

@@ -13,18 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gristmill.dataprep.user_functions import blaming
 from gristmill.mixtures.optimizers import OPTIMIZERS, Optimizer, OptimizerKind
+from gristmill.mixtures.user_code import OwnFunction
 from gristmill.train.models.initialisation import LAYERS
 from gristmill.train.optim.builder import Build
-from gristmill.train.optim.dtensor_sums import local
+from gristmill.train.optim.dtensor_sums import local, trainable
 from gristmill.train.optim.mup import RATE_FACTOR, scale_rates
 from gristmill.train.optim.offload import (
     host_zeros_like,
     is_offloaded,
     load_each,
-    mark_offloaded,
 )
-from gristmill.train.optim.own_optimizer import own_code_of, own_optimizer, step_own
+from gristmill.train.optim.own_optimizer import own_optimizer
 
 
 def make_optimizers(
@@ -55,11 +56,11 @@ def make_optimizers(
         OwnCodeError: a user's optimizer fails, or is not an optimizer of these
             parameters.
     """
+    named = trainable(model)
     if section.own is not None:
-        return [own_optimizer(section.own, _trainable(model), section.learning_rate)]
+        return [own_optimizer(section.own, named, section.learning_rate)]
     offload = offload and not OPTIMIZERS[section.kind].has_small_state
     zeros_like = host_zeros_like if offload else torch.zeros_like
-    named = _trainable(model)
     parts = {section.kind: named}
     if OPTIMIZERS[section.kind].on_matrices:
         is_matrix = [LAYERS in name and item.ndim == 2 for name, item in named]
@@ -72,12 +73,25 @@ def make_optimizers(
         for kind, parameters in parts.items()
     ]
     if not section.decay_embeddings:
-        _leave_embeddings(optimizers, model)
+        embeddings = {
+            id(module.weight)
+            for module in model.modules()
+            if isinstance(module, nn.Embedding)
+        }
+        for optimizer in optimizers:
+            for group in list(optimizer.param_groups):
+                kept = [p for p in group["params"] if id(p) not in embeddings]
+                moved = [p for p in group["params"] if id(p) in embeddings]
+                if moved:
+                    group["params"] = kept
+                    optimizer.param_groups.append(
+                        {**group, "params": moved, "weight_decay": 0.0}
+                    )
     if width_factor != 1.0:
         scale_rates(optimizers, model, width_factor, section.kind)
     if offload:
         for optimizer in optimizers:
-            mark_offloaded(optimizer)
+            optimizer.moments_on_host = True  # type: ignore[attr-defined]
     return optimizers
 
 
@@ -125,34 +139,6 @@ def optimizers_by_name(
     )
 
 
-def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [
-        (name, parameter)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    ]
-
-
-def _leave_embeddings(
-    optimizers: Sequence[torch.optim.Optimizer], model: nn.Module
-) -> None:
-    """Move embeddings into parameter groups of their own, which do not decay."""
-    embeddings = {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-    }
-    for optimizer in optimizers:
-        for group in list(optimizer.param_groups):
-            kept = [p for p in group["params"] if id(p) not in embeddings]
-            moved = [p for p in group["params"] if id(p) in embeddings]
-            if moved:
-                group["params"] = kept
-                optimizer.param_groups.append(
-                    {**group, "params": moved, "weight_decay": 0.0}
-                )
-
-
 def builder(kind: OptimizerKind) -> Build:
     """Load the function that creates a kind: `build` of the module of its name."""
     build: Build = import_module(f"gristmill.train.optim.{kind}").build
@@ -181,9 +167,11 @@ def update(
 
 
 def _step_unless(bad: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    code = own_code_of(optimizer)
+    code: OwnFunction | None = getattr(optimizer, "own_code", None)
     if code is not None:
-        step_own(code, optimizer, bad)
+        if not bad.item():
+            with blaming(code):
+                optimizer.step()
         return
     if isinstance(optimizer, torch.optim.AdamW):
         # The flag of PyTorch's gradient scaler.
@@ -225,17 +213,12 @@ def _mutable_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for parameter in parameters_of(optimizer):
         yield local(parameter)
         for value in optimizer.state[parameter].values():
-            if isinstance(value, Tensor):
-                yield from _plain_tensors(local(value))
-
-
-def _plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """A tensor itself, or the plain tensors inside a quantised one."""
-    if _is_plain(tensor):
-        yield tensor
-        return
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    yield from (getattr(tensor, name) for name in names)
+            tensor = local(value) if isinstance(value, Tensor) else None
+            if tensor is not None and _is_plain(tensor):
+                yield tensor
+            elif tensor is not None:
+                names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+                yield from (getattr(tensor, name) for name in names)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -13,7 +13,7 @@ from gristmill.dataprep.user_functions import (
     load_function,
     taken_by_name,
 )
-from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction
+from gristmill.mixtures.user_code import Own, OwnCodeError
 
 
 def own_optimizer(
@@ -80,25 +80,3 @@ def own_optimizer(
     check_call(code, optimizer.step, (), {"closure": None}, "step")
     optimizer.own_code = code  # type: ignore[attr-defined]
     return optimizer
-
-
-def own_code_of(optimizer: torch.optim.Optimizer) -> OwnFunction | None:
-    """User code that created an optimizer; None for a built-in one."""
-    code: OwnFunction | None = getattr(optimizer, "own_code", None)
-    return code
-
-
-def step_own(
-    code: OwnFunction, optimizer: torch.optim.Optimizer, bad: torch.Tensor
-) -> None:
-    """Step a user's optimizer unless the step is bad.
-
-    Synchronises with the device: the state that a user's step changes is unknown, so it
-    cannot be restored.
-
-    Raises:
-        OwnCodeError: the step fails.
-    """
-    if not bad.item():
-        with blaming(code):
-            optimizer.step()

@@ -16,14 +16,12 @@ so AdamW's learning rate applies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from gristmill.mixtures.optimizers import Optimizer
-from gristmill.train.optim.builder import NamedParameters, ZerosLike
+from gristmill.train.optim.builder import EachParameter, ZerosLike
 from gristmill.train.optim.dion import gather, on_mesh
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.normuon import ADAMWS_RMS, newton_schulz, redistribute_as
@@ -32,82 +30,62 @@ from gristmill.train.optim.offload import STEP
 EPS = 1e-15
 
 
-class SoapMuon(torch.optim.Optimizer):
+class SoapMuon(EachParameter):
     """SOAP-Muon on plain and sharded matrices; its products gather what they need.
 
     The host reads the step count in two of `precondition_every` steps: before a power
     iteration, and after it, since the step may have been skipped.
     """
 
-    def __init__(
-        self,
-        named: NamedParameters,
-        section: Optimizer,
-        zeros_like: ZerosLike = torch.zeros_like,
-        steps: int = 0,
+    @cached_property
+    def _counts(self) -> dict[Tensor, int]:
+        return {}
+
+    def moments(
+        self, name: str, parameter: Tensor, zeros_like: ZerosLike
+    ) -> dict[str, Tensor]:
+        """Step, mean and mean square, and the covariance with its basis."""
+        side = torch.zeros((min(parameter.shape),) * 2, device=parameter.device)
+        square = _sharded(side, parameter)
+        return {
+            STEP: torch.zeros((), device=parameter.device),
+            "exp_avg": zeros_like(parameter),
+            "exp_avg_sq": zeros_like(parameter),
+            "covariance": zeros_like(square),
+            "basis": zeros_like(square),
+        }
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
     ) -> None:
-        super().__init__(
-            [matrix for _, matrix in named],
-            {
-                "lr": section.learning_rate,
-                "weight_decay": section.weight_decay,
-                "momentum": section.momentum,
-                "beta2": section.decays[1],
-                "every": section.precondition_every,
-            },
-        )
-        self._steps: dict[Tensor, int] = {}
-        for group in self.param_groups:
-            for matrix in group["params"]:
-                side = torch.zeros((min(matrix.shape),) * 2, device=matrix.device)
-                square = _sharded(side, matrix)
-                self.state[matrix].update(
-                    {STEP: torch.zeros((), device=matrix.device)},
-                    exp_avg=zeros_like(matrix),
-                    exp_avg_sq=zeros_like(matrix),
-                    covariance=zeros_like(square),
-                    basis=zeros_like(square),
-                )
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient."""
-        for group in self.param_groups:
-            for matrix in group["params"]:
-                if matrix.grad is None:
-                    continue
-                state, beta2 = self.state[matrix], group["beta2"]
-                steps = self._completed_steps(matrix, group["every"])
-                gradient = gather(matrix.grad)
-                turned = gradient if _has_fewer_columns(matrix) else gradient.T
-                if steps:
-                    mean = local(state["exp_avg"])
-                    mean.lerp_(local(matrix.grad), 1.0 - group["momentum"])
-                    self._update(matrix, turned, group)
-                covariance = _sharded(turned.T @ turned, matrix)
-                local(state["covariance"]).lerp_(local(covariance), 1.0 - beta2)
-                if steps == 0:
-                    # of a bad step, which is skipped, no basis could be made
-                    finite = gather(state["covariance"]).nan_to_num(0.0, 0.0, 0.0)
-                    vectors = torch.linalg.eigh(finite)[1]
-                    _fill(state["basis"], vectors.flip(1), matrix)
-                elif steps % group["every"] == 0:
-                    self._rotate_basis(matrix)
-                state[STEP] += 1
-
-    def _completed_steps(self, matrix: Tensor, every: int) -> int:
-        """Return the number of steps before this one; exact where it matters."""
-        steps = self._steps.get(matrix)
+        """Move along the orthogonalised, whitened mean, and follow the covariance."""
+        section = self.section
+        state, every = self.state[parameter], section.precondition_every
+        steps = self._counts.get(parameter)
         if steps is None or steps % every in (0, 1 % every):
-            steps = int(self.state[matrix][STEP].item())
-        self._steps[matrix] = steps + 1
-        return steps
+            steps = int(state[STEP].item())
+        self._counts[parameter] = steps + 1
+        full = gather(gradient)
+        turned = full if _has_fewer_columns(parameter) else full.T
+        if steps:
+            local(state["exp_avg"]).lerp_(local(gradient), 1.0 - section.momentum)
+            self._move(parameter, turned, lr, decay)
+        covariance = _sharded(turned.T @ turned, parameter)
+        local(state["covariance"]).lerp_(local(covariance), 1.0 - section.decays[1])
+        if steps == 0:
+            # of a bad step, which is skipped, no basis could be made
+            finite = gather(state["covariance"]).nan_to_num(0.0, 0.0, 0.0)
+            vectors = torch.linalg.eigh(finite)[1]
+            _fill(state["basis"], vectors.flip(1), parameter)
+        elif steps % every == 0:
+            self._rotate_basis(parameter)
+        state[STEP] += 1
 
-    def _update(self, matrix: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _move(self, matrix: Tensor, gradient: Tensor, lr: float, decay: float) -> None:
         """Update a matrix; `gradient` is turned so that its columns are the shorter
         side.
         """
-        state, weight, lr = self.state[matrix], local(matrix), group["lr"]
+        state, weight = self.state[matrix], local(matrix)
         is_turned = not _has_fewer_columns(matrix)
         basis = gather(state["basis"])
 
@@ -115,14 +93,14 @@ class SoapMuon(torch.optim.Optimizer):
             return _sharded((full @ basis).T if is_turned else full @ basis, matrix)
 
         squares = local(rotated(gradient)) ** 2
-        local(state["exp_avg_sq"]).lerp_(squares, 1.0 - group["beta2"])
+        local(state["exp_avg_sq"]).lerp_(squares, 1.0 - self.section.decays[1])
         mean = gather(state["exp_avg"])
         whitened = gather(
             rotated(mean.T if is_turned else mean) / (state["exp_avg_sq"].sqrt() + EPS)
         )
         direction = basis @ whitened if is_turned else whitened @ basis.T
         update = local(_sharded(newton_schulz(direction).to(matrix.dtype), matrix))
-        weight.mul_(1.0 - lr * group["weight_decay"])
+        weight.mul_(1.0 - lr * decay)
         weight.sub_(update, alpha=lr * ADAMWS_RMS * math.sqrt(max(matrix.shape)))
 
     def _rotate_basis(self, matrix: Tensor) -> None:
