@@ -33,10 +33,14 @@ def resolve_compile(
         stage == "pretrain"
         and parallel.tensor == parallel.pipeline == parallel.context == 1
     )
-    compile_mode = (
-        "block" if is_plain and _has_one_shape(config) and _can_compile() else "off"
-    )
-    return compute.model_copy(update={"compile": compile_mode})
+    compiles = False
+    if is_plain and _has_one_shape(config):
+        import torch
+
+        has_compiler = "CC" in os.environ or any(map(shutil.which, COMPILERS))
+        compiles = has_compiler and torch.cuda.is_available()
+        compiles = compiles and torch.version.cuda is not None
+    return compute.model_copy(update={"compile": "block" if compiles else "off"})
 
 
 def _has_one_shape(config: Mapping[str, Any]) -> bool:
@@ -62,10 +66,3 @@ def _has_one_shape(config: Mapping[str, Any]) -> bool:
         and model.init_from is None
         and not several_lengths
     )
-
-
-def _can_compile() -> bool:
-    import torch
-
-    has_compiler = "CC" in os.environ or any(map(shutil.which, COMPILERS))
-    return torch.cuda.is_available() and torch.version.cuda is not None and has_compiler

@@ -143,10 +143,12 @@ class RowSplit:
         """
         if isinstance(head, TokenHead):
             places = self.places(hidden.shape[1] * self.size, hidden.device)
-            local_inputs = {
-                name: _lengthened(values, len(places) * self.size)[:, places]
-                for name, values in head.of_tokens.items()
-            }
+            local_inputs = {}
+            for name, values in head.of_tokens.items():
+                missing = len(places) * self.size - values.shape[1]
+                fill = 0 if values.is_floating_point() else IGNORED
+                lengthened = F.pad(values, (0, missing), value=fill)
+                local_inputs[name] = lengthened[:, places]
             return tuple(
                 self.whole(output, 1)[:, :length] if output.dim() else output
                 for output in head.function(hidden, matrix, **local_inputs)
@@ -157,16 +159,6 @@ class RowSplit:
                 "by one; use shard"
             )
         return head(self.whole(hidden, 1)[:, :length], matrix)
-
-
-def _lengthened(values: Tensor, length: int) -> Tensor:
-    """Pad (n, t) with tokens that do not count."""
-    missing = length - values.shape[1]
-    return (
-        F.pad(values, (0, missing), value=0 if values.is_floating_point() else IGNORED)
-        if missing
-        else values
-    )
 
 
 class _Whole(torch.autograd.Function):

@@ -159,7 +159,23 @@ class PipelineStage(Llama):
                 "a pipelined model is trained through `accumulate`, micro-batches of "
                 "a step together"
             )
-        return self._evaluated(ids, head, positions)
+        x = None
+        if not self.is_first:
+            x = self._hidden_states(*ids.shape)
+            dist.recv(x, group=self.group, group_src=self.index - 1)
+        hidden = self._layers(x, ids, positions)
+        result = [None]
+        if self.is_last:
+            result = [
+                _moved(
+                    self.answered(head, *self.gathered(hidden), ids.shape[1]),
+                    torch.device("cpu"),
+                )
+            ]
+        else:
+            dist.send(hidden.contiguous(), group=self.group, group_dst=self.index + 1)
+        dist.broadcast_object_list(result, group=self.group, group_src=self.count - 1)
+        return _moved(result[0], self.device)
 
     def accumulate(
         self,
@@ -177,7 +193,16 @@ class PipelineStage(Llama):
         nothing = np.empty(0, dtype=np.int64)
         while len(parts) < self.count:  # 1F1B needs at least one micro-batch per stage
             parts.append(objective.prepare(nothing, getattr(parts[0], "cuts", 1)))
-        calls = _of_equal_size([_ask(objective, part, scale, draw) for part in parts])
+        asked = [_ask(objective, part, scale, draw) for part in parts]
+        # Of equal size: the last row is repeated, and results of padding are cut off.
+        row_count = max(call.rows for call in asked)
+        calls = []
+        for call in asked:
+            row_indices = torch.arange(row_count, device=call.ids.device).clamp(
+                max=call.rows - 1
+            )
+            positions = None if call.positions is None else call.positions[row_indices]
+            calls.append(Call(call.part, call.ids[row_indices], positions, call.rows))
         self._queue, self._measured, self._asked = (
             deque(calls),
             [],
@@ -218,25 +243,6 @@ class PipelineStage(Llama):
             ids if x is None else x, rotary, visible, None, None
         )
         return hidden
-
-    def _evaluated(self, ids: Tensor, head: Head, positions: Tensor | None) -> Any:
-        x = None
-        if not self.is_first:
-            x = self._hidden_states(*ids.shape)
-            dist.recv(x, group=self.group, group_src=self.index - 1)
-        hidden = self._layers(x, ids, positions)
-        result = [None]
-        if self.is_last:
-            result = [
-                _moved(
-                    self.answered(head, *self.gathered(hidden), ids.shape[1]),
-                    torch.device("cpu"),
-                )
-            ]
-        else:
-            dist.send(hidden.contiguous(), group=self.group, group_dst=self.index + 1)
-        dist.broadcast_object_list(result, group=self.group, group_src=self.count - 1)
-        return _moved(result[0], self.device)
 
     def _hidden_states(
         self, rows: int, length: int, device: torch.device | None = None
@@ -369,21 +375,6 @@ def _ask(
         f"{type(objective).__name__} computes a loss without calling its model, and "
         "is not pipelined"
     )
-
-
-def _of_equal_size(calls: Sequence[Call]) -> list[Call]:
-    """Pad micro-batches to the number of rows of the largest by repeating the last row;
-    results of padding are cut off.
-    """
-    row_count = max(call.rows for call in calls)
-    padded = []
-    for call in calls:
-        row_indices = torch.arange(row_count, device=call.ids.device).clamp(
-            max=call.rows - 1
-        )
-        positions = None if call.positions is None else call.positions[row_indices]
-        padded.append(Call(call.part, call.ids[row_indices], positions, call.rows))
-    return padded
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -246,21 +246,22 @@ def make_deterministic(processes: int) -> None:
     thread.
     """
     if processes > 1:
-        torch.set_num_threads(max(1, available_cores() // processes))
+        torch.set_num_threads(
+            max(
+                1,
+                (
+                    len(os.sched_getaffinity(0))
+                    if hasattr(os, "sched_getaffinity")
+                    else os.cpu_count() or 1
+                )
+                // processes,
+            )
+        )
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Skip the NaN fill of uninitialised memory, which is overwritten anyway.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
-
-
-def available_cores() -> int:
-    """Number of CPU cores available to this process."""
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
 
 
 def agree(value: Any, world: World) -> Any:
@@ -298,11 +299,7 @@ def any_rank(flag: bool, world: World) -> bool:
     """Return True if the flag is set on any rank; runs over the CPU, without waiting
     for the GPU's queue.
     """
-    if world.size == 1:
-        return flag
-    box = torch.tensor([int(flag)])
-    dist.all_reduce(box, op=dist.ReduceOp.MAX)
-    return bool(box.item())
+    return bool(max_over_ranks(float(flag), world))
 
 
 def max_over_ranks(value: float, world: World) -> float:

@@ -14,10 +14,8 @@ import socket
 import struct
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.engine import Engine
@@ -163,18 +161,14 @@ def address_of(interface: str) -> str:
     Raises:
         HostsError: the interface does not exist, or has no IPv4 address.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
-        try:
-            answer = fcntl.ioctl(
-                connection, SIOCGIFADDR, struct.pack("256s", interface[:15].encode())
-            )
-        except OSError as error:
-            raise HostsError(
-                f"engine.network.interface: {socket.gethostname()} has no interface "
-                f"{interface} with an "
-                f"IPv4 address; it has {', '.join(addresses()) or 'none'}"
-            ) from error
-    return socket.inet_ntoa(answer[20:24])
+    by_interface = addresses()
+    if interface not in by_interface:
+        raise HostsError(
+            f"engine.network.interface: {socket.gethostname()} has no interface "
+            f"{interface} with an IPv4 address; it has "
+            f"{', '.join(by_interface) or 'none'}"
+        )
+    return by_interface[interface]
 
 
 def addresses() -> dict[str, str]:
@@ -284,11 +278,15 @@ def why_lost(work: Path, said: str) -> str:
         host_files = sorted(
             (work / "hosts" / os.environ.get("TORCHELASTIC_RUN_ID", "-")).glob("*.json")
         )
-        lost_hosts = [
-            _name(read_json(path)) for path in host_files if path.stem != own_rank
-        ]
+        lost_hosts = [read_json(path) for path in host_files if path.stem != own_rank]
     except OSError:  # the store is unreachable too
         lost_hosts = []
+    names = [
+        f"{host['host']} (rank {host['ranks'][0]})"
+        if len(host["ranks"]) == 1
+        else f"{host['host']} (ranks {host['ranks'][0]} to {host['ranks'][-1]})"
+        for host in lost_hosts
+    ]
     seconds = float(os.environ.get(TIMEOUT, "0"))
     late = "timed out" in said.lower() or "timeout" in said.lower()
     failure = (
@@ -297,16 +295,8 @@ def why_lost(work: Path, said: str) -> str:
         else "closed the connection"
     )
     return (
-        f"{' and '.join(lost_hosts) or 'another host'} {failure}, as seen from "
+        f"{' and '.join(names) or 'another host'} {failure}, as seen from "
         f"{hostname}: that host or the network to it is gone. The training resumes "
         "from its last checkpoint: run it on all hosts again, or on those that are "
         "left with --set engine.nodes=N (and engine.ranks, where they have fewer GPUs)"
     )
-
-
-def _name(host: Mapping[str, Any]) -> str:
-    ranks: Sequence[int] = host["ranks"]
-    ranks_text = (
-        f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-    )
-    return f"{host['host']} ({ranks_text})"

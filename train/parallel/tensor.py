@@ -46,13 +46,6 @@ def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
                 f"({getattr(shape, name)}) "
                 "does not divide by it; use a divisor, or shard instead"
             )
-    parallelize_module(model, mesh, _plan_of_ends(model))
-    for layer in model.model.layers.children():
-        parallelize_module(layer, mesh, _plan_of_block(model))
-    model.tensor_mesh = mesh
-
-
-def _plan_of_ends(model: Llama) -> dict[str, Any]:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -73,7 +66,12 @@ def _plan_of_ends(model: Llama) -> dict[str, Any]:
         },
     }
     present = {name for name, _ in model.named_modules()}
-    return {name: style for name, style in plan.items() if name in present}
+    parallelize_module(
+        model, mesh, {name: style for name, style in plan.items() if name in present}
+    )
+    for layer in model.model.layers.children():
+        parallelize_module(layer, mesh, _plan_of_block(model))
+    model.tensor_mesh = mesh
 
 
 def _plan_of_block(model: Llama) -> dict[str, Any]:

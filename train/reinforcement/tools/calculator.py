@@ -13,6 +13,7 @@ MOST_DIGITS = 1000
 """Largest number of digits of an intermediate integer; a power with more is an
 error.
 """
+MOST_BITS = MOST_DIGITS * math.log2(10)
 MOST_ROUNDED = 15
 """Largest precision of `round`; a double has no more digits."""
 SIGNS = (("^", "**"), ("\u00d7", "*"), ("\u00f7", "/"), ("\u2212", "-"))
@@ -93,7 +94,19 @@ def _value(node: ast.expr) -> Any:
         case ast.UnaryOp(op=op, operand=inner) if type(op) in OPERATORS:
             return OPERATORS[type(op)](_value(inner))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            return _bounded(op, _value(left), _value(right))
+            first, second = _value(left), _value(right)
+            if (
+                isinstance(op, ast.Pow)
+                and isinstance(first, int)
+                and isinstance(second, int)
+                and second > 0
+                and second * max(abs(first), 1).bit_length() > MOST_BITS
+            ):
+                raise CalculatorError(f"a power with more than {MOST_DIGITS} digits")
+            result = OPERATORS[type(op)](first, second)
+            if isinstance(result, int) and result.bit_length() > MOST_BITS:
+                raise CalculatorError(f"a number with more than {MOST_DIGITS} digits")
+            return result
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if (
             name in FUNCTIONS
         ):
@@ -102,18 +115,3 @@ def _value(node: ast.expr) -> Any:
         f"only numbers, + - * / // % **, parentheses and {', '.join(FUNCTIONS)} can "
         "be worked out"
     )
-
-
-def _bounded(op: ast.operator, left: Any, right: Any) -> Any:
-    if (
-        isinstance(op, ast.Pow)
-        and isinstance(left, int)
-        and isinstance(right, int)
-        and right > 0
-        and (right * max(abs(left), 1).bit_length() > MOST_DIGITS * math.log2(10))
-    ):
-        raise CalculatorError(f"a power with more than {MOST_DIGITS} digits")
-    value = OPERATORS[type(op)](left, right)
-    if isinstance(value, int) and value.bit_length() > MOST_DIGITS * math.log2(10):
-        raise CalculatorError(f"a number with more than {MOST_DIGITS} digits")
-    return value

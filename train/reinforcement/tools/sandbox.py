@@ -215,7 +215,10 @@ def interpreter_arguments() -> tuple[str, ...]:
         for path in standard_library.glob("lib-dynload/*.so")
         if not path.name.startswith(GRAPHICAL)
     ]
-    libraries = shared_libraries([interpreter(), *map(str, modules)])
+    listing = subprocess.run(
+        ["ldd", *[interpreter(), *map(str, modules)]], capture_output=True, text=True
+    )
+    libraries = sorted(set(re.findall(r"(/\S+) \(0x", listing.stdout)))
     arguments = ["--setenv", "PYTHONHOME", sys.base_prefix]
     arguments += [
         "--setenv",
@@ -229,14 +232,6 @@ def interpreter_arguments() -> tuple[str, ...]:
         if folder.exists():
             arguments += ["--tmpfs", str(folder), "--remount-ro", str(folder)]
     return tuple(arguments)
-
-
-def shared_libraries(files: list[str]) -> list[str]:
-    """Shared libraries that files are linked to, at the paths where the dynamic linker
-    looks for them.
-    """
-    listing = subprocess.run(["ldd", *files], capture_output=True, text=True)
-    return sorted(set(re.findall(r"(/\S+) \(0x", listing.stdout)))
 
 
 @contextmanager

@@ -16,17 +16,6 @@ MAX_OPEN_FILES = 64
 FILE_NAME = "<program>"
 
 
-def limit_resources(seconds: int, memory_mb: int) -> None:
-    """Set hard limits, which a program without capabilities cannot raise."""
-    for limit, value in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, memory_mb * 2**20),
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(limit, (value, value))
-
-
 def run(code: str) -> None:
     """Run a program; print the value of its last line if that is an expression, as
     notebooks do.
@@ -62,7 +51,15 @@ def describe(error: BaseException) -> str:
 
 def main() -> int:
     """Run the code from stdin; 1 if it raised."""
-    limit_resources(int(sys.argv[1]), int(sys.argv[2]))
+    seconds = int(sys.argv[1])
+    memory_mb = int(sys.argv[2])
+    for limit, value in (
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_AS, memory_mb * 2**20),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (value, value))
     code = sys.stdin.buffer.read().decode(errors="replace")
     try:
         run(code)

@@ -76,7 +76,14 @@ def seccomp_program() -> bytes:
         # The C library falls back from `clone3` to `clone` only if the kernel seems not
         # to have it.
         _deny(library, context, "clone3", errno.ENOSYS)
-        return _exported(library, context)
+        file = os.memfd_create("seccomp-program")
+        try:
+            failure = library.seccomp_export_bpf(context, file)
+            if failure:
+                raise SeccompError(-failure, f"{LIBRARY} cannot compile the filter")
+            return os.pread(file, os.fstat(file).st_size, 0)
+        finally:
+            os.close(file)
     finally:
         library.seccomp_release(context)
 
@@ -94,14 +101,3 @@ def _deny(library: ctypes.CDLL, context: ctypes.c_void_p, name: str, code: int) 
     )
     if failure:
         raise SeccompError(-failure, f"{LIBRARY} refuses a rule for {name}")
-
-
-def _exported(library: ctypes.CDLL, context: ctypes.c_void_p) -> bytes:
-    file = os.memfd_create("seccomp-program")
-    try:
-        failure = library.seccomp_export_bpf(context, file)
-        if failure:
-            raise SeccompError(-failure, f"{LIBRARY} cannot compile the filter")
-        return os.pread(file, os.fstat(file).st_size, 0)
-    finally:
-        os.close(file)

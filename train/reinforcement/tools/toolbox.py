@@ -8,7 +8,7 @@ import inspect
 import json
 import os
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,22 +124,22 @@ class Toolbox:
                 )
             tool = self._tools[call.name]
             parameters = tool.description["function"]["parameters"]
-            _check_arguments(call, parameters["properties"], parameters["required"])
+            names = parameters["properties"]
+            required = parameters["required"]
+            missing = [name for name in required if name not in call.arguments]
+            unknown = [name for name in call.arguments if name not in names]
+            if missing or unknown:
+                raise ToolError(
+                    f"{call.name} takes {', '.join(names)}; "
+                    + (
+                        f"{missing[0]!r} is missing"
+                        if missing
+                        else f"it has no {unknown[0]!r}"
+                    )
+                )
             return tool.answer(**call.arguments), False
         except (ToolError, CalculatorError) as error:
             return f"{ERROR}{error}", True
-
-
-def _check_arguments(
-    call: Call, names: Collection[str], required: Collection[str]
-) -> None:
-    missing = [name for name in required if name not in call.arguments]
-    unknown = [name for name in call.arguments if name not in names]
-    if missing or unknown:
-        raise ToolError(
-            f"{call.name} takes {', '.join(names)}; "
-            + (f"{missing[0]!r} is missing" if missing else f"it has no {unknown[0]!r}")
-        )
 
 
 def _ready(tool: Tool, inputs: Mapping[str, Path]) -> _Ready:
