@@ -106,21 +106,19 @@ def see_documents(
             earlier = torch.arange(t, device=numbers.device) <= queries[:, None]
             mask &= earlier if prefix is None else earlier | prefix[:, None, :]
         return mask.unsqueeze(1)
-    ranges = [(0, t)] if places is None else _stretches(places)
+    ranges = [(0, t)]
+    if places is not None:  # their consecutive stretches
+        breaks = (places.diff() != 1).nonzero().squeeze(1) + 1
+        ranges = [
+            (int(part[0]), int(part[-1]) + 1)
+            for part in places.tensor_split(breaks.cpu())
+        ]
     documents = (
         torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in numbers
     )
     return Segments(
         tuple(tuple(_spans(lengths, ranges, causal)) for lengths in documents)
     )
-
-
-def _stretches(places: Tensor) -> list[tuple[int, int]]:
-    """Ranges (first, end) of consecutive indices, from ascending indices."""
-    breaks = (places.diff() != 1).nonzero().squeeze(1) + 1
-    return [
-        (int(part[0]), int(part[-1]) + 1) for part in places.tensor_split(breaks.cpu())
-    ]
 
 
 def _spans(
@@ -193,7 +191,27 @@ def attend(
         visible = visible.visible
     grouped = queries.shape[1] != keys.shape[1]
     if isinstance(visible, Segments):
-        return _attend_by_document(queries, keys, values, visible, grouped, causal)
+        rows = []
+        for row, spans in enumerate(visible.spans):
+            document_queries = queries[row : row + 1].split(
+                [count for count, _, _ in spans], dim=2
+            )
+            document_key_values = [
+                [tensor[row : row + 1, :, begin:end] for tensor in (keys, values)]
+                for _, begin, end in spans
+            ]
+            rows.append(
+                torch.cat(
+                    [
+                        _attend_to_end(q, k, v, causal, grouped)
+                        for q, (k, v) in zip(
+                            document_queries, document_key_values, strict=True
+                        )
+                    ],
+                    dim=2,
+                )
+            )
+        return torch.cat(rows)
     if visible is None or isinstance(visible, Tensor):
         with _preferred_kernels(queries.device):
             return F.scaled_dot_product_attention(
@@ -215,38 +233,6 @@ def attend(
     return run(queries, keys, values, block_mask=visible, enable_gqa=grouped)
 
 
-def _attend_by_document(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    segments: Segments,
-    grouped: bool,
-    causal: bool,
-) -> Tensor:
-    """Attention of each document separately; masked scores are never computed."""
-    rows = []
-    for row, spans in enumerate(segments.spans):
-        document_queries = queries[row : row + 1].split(
-            [count for count, _, _ in spans], dim=2
-        )
-        document_key_values = [
-            [tensor[row : row + 1, :, begin:end] for tensor in (keys, values)]
-            for _, begin, end in spans
-        ]
-        rows.append(
-            torch.cat(
-                [
-                    _attend_to_end(q, k, v, causal, grouped)
-                    for q, (k, v) in zip(
-                        document_queries, document_key_values, strict=True
-                    )
-                ],
-                dim=2,
-            )
-        )
-    return torch.cat(rows)
-
-
 def _attend_to_end(
     queries: Tensor, keys: Tensor, values: Tensor, causal: bool, grouped: bool
 ) -> Tensor:
@@ -257,23 +243,12 @@ def _attend_to_end(
         return F.scaled_dot_product_attention(
             queries, keys, values, is_causal=causal, enable_gqa=grouped
         )
-    mask = _last_queries_first(count, length, queries.dtype, queries.device)
+    line = torch.zeros(count + length - 1, dtype=queries.dtype, device=queries.device)
+    line[length:] = -torch.inf
+    mask = line.as_strided((count, length), (1, 1))
     return F.scaled_dot_product_attention(
         queries.flip(2), keys, values, attn_mask=mask, enable_gqa=grouped
     ).flip(2)
-
-
-def _last_queries_first(
-    count: int, length: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Additive mask (count, length) of the last queries of some keys, in reverse order.
-
-    Each line is the line before it shifted by one key, so all lines are views of one
-    vector of count + length - 1 numbers.
-    """
-    line = torch.zeros(count + length - 1, dtype=dtype, device=device)
-    line[length:] = -torch.inf
-    return line.as_strided((count, length), (1, 1))
 
 
 def _preferred_kernels(device: torch.device) -> AbstractContextManager[None]:

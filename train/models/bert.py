@@ -16,7 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend, see_documents
-from gristmill.train.models.decoder import Cache, Head, Layer, ShapedModel, logits_head
+from gristmill.train.models.decoder import (
+    Cache,
+    Head,
+    Layer,
+    ShapedModel,
+    Stack,
+    logits_head,
+)
 from gristmill.train.models.model_config import TOKEN_TYPES, Shape
 
 
@@ -32,13 +39,12 @@ class BertAttention(nn.Module):
 
     def forward(self, x: Tensor, visible: Visible) -> Tensor:
         """Attend (n, t, d) -> (n, t, d)."""
-        n, t, _ = x.shape
         queries, keys, values = (
-            project(x).view(n, t, -1, self.channels).transpose(1, 2)
+            project(x).unflatten(2, (-1, self.channels)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = attend(queries, keys, values, visible, causal=False)
-        return self.o_proj(mixed.transpose(1, 2).reshape(n, t, -1))
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
 class BertFeedForward(nn.Module):
@@ -66,17 +72,13 @@ class BertBlock(Layer):
         self.mlp = BertFeedForward(shape)
         self.output_norm = _norm(shape)
 
-    def forward(self, x: Tensor, visible: Visible) -> Tensor:
-        """(n, t, d) -> (n, t, d)."""
-        return self.run(x, visible)
-
     def compute(self, x: Tensor, visible: Visible) -> Tensor:
         """Forward computation."""
         x = self.attention_norm(x + self.self_attn(x, visible))
         return self.output_norm(x + self.mlp(x))
 
 
-class BertStack(nn.Module):
+class BertStack(Stack):
     """Embeddings of tokens, positions and types, their norm, and the layers."""
 
     def __init__(self, shape: Shape) -> None:
@@ -86,10 +88,6 @@ class BertStack(nn.Module):
         self.embed_types = nn.Embedding(TOKEN_TYPES, shape.width)
         self.embedding_norm = _norm(shape)
         self.layers = nn.ModuleList(BertBlock(shape) for _ in range(shape.layers))
-
-    def forward(self, ids: Tensor, places: Tensor, visible: Visible) -> Tensor:
-        """Ids (n, t) at places (n or 1, t) -> hidden states (n, t, d)."""
-        return self.run(ids, places, visible)
 
     def run(self, ids: Tensor, places: Tensor, visible: Visible) -> Tensor:
         """Compilable part of `forward`."""

@@ -22,7 +22,7 @@ from gristmill.mixtures.engine import Compute
 from gristmill.train.models.attention import Visible, attend, see_documents
 from gristmill.train.models.experts import MixtureOfExperts
 from gristmill.train.models.model_config import Shape
-from gristmill.train.models.rotary import rotary_table, rotate
+from gristmill.train.models.rotary import Rotary, rotary_table, rotate
 from gristmill.train.parallel.context_parallel import RowSplit, RowSplitError
 
 if TYPE_CHECKING:
@@ -86,14 +86,14 @@ def empty_cache(
 ) -> Cache:
     """Empty cache for as many rows as `starts` has, with a capacity in positions."""
     size = (len(starts), shape.kv_heads, capacity, shape.head_width)
-    layers = [
-        LayerCache(
-            torch.zeros(size, dtype=dtype, device=starts.device),
-            torch.zeros(size, dtype=dtype, device=starts.device),
-        )
-        for _ in range(shape.layers)
-    ]
-    return Cache(layers, 0, starts)
+    keys, values = (
+        [
+            torch.zeros(size, dtype=dtype, device=starts.device)
+            for _ in range(shape.layers)
+        ]
+        for _ in range(2)
+    )
+    return Cache(list(map(LayerCache, keys, values)), 0, starts)
 
 
 class RMSNorm(nn.Module):
@@ -128,7 +128,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         visible: Visible,
         cache: LayerCache | None,
         filled: int,
@@ -143,10 +143,10 @@ class Attention(nn.Module):
                 added.
             filled: number of positions in the cache.
         """
-        n, t, _ = x.shape
+        t = x.shape[1]
         channels = self.shape.head_width
         queries, keys, values = (
-            project(x).view(n, t, -1, channels).transpose(1, 2)
+            project(x).unflatten(2, (-1, channels)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.shape.qk_norm:
@@ -160,7 +160,7 @@ class Attention(nn.Module):
             keys = cache.keys[:, :, : filled + t]
             values = cache.values[:, :, : filled + t]
         mixed = attend(queries, keys, values, visible)
-        return self.o_proj(mixed.transpose(1, 2).reshape(n, t, -1))
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -177,7 +177,17 @@ class FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layer(nn.Module):
+class Stack(nn.Module):
+    """Module whose `run` may be replaced by its compiled form."""
+
+    run: Callable[..., Tensor]
+
+    def forward(self, *arguments: Any) -> Tensor:
+        """See `run`."""
+        return self.run(*arguments)
+
+
+class Layer(Stack):
     """Layer with optional activation checkpointing; subclasses implement `compute`.
 
     Attributes:
@@ -222,28 +232,14 @@ class Block(Layer):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.mlp = MixtureOfExperts(shape) if shape.experts else FeedForward(shape)
 
-    def forward(
+    def compute(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         visible: Visible = None,
         trained: Tensor | None = None,
         cache: LayerCache | None = None,
         filled: int = 0,
-    ) -> Tensor:
-        """(n, t, d) -> (n, t, d); see Attention.forward for the arguments, and
-        Llama.forward for `trained`.
-        """
-        return self.run(x, rotary, visible, trained, cache, filled)
-
-    def compute(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        visible: Visible,
-        trained: Tensor | None,
-        cache: LayerCache | None,
-        filled: int,
     ) -> Tensor:
         """Forward computation."""
         cosines, sines = rotary
@@ -257,7 +253,7 @@ class Block(Layer):
         )
 
 
-class Decoder(nn.Module):
+class Decoder(Stack):
     """Embedding, layers and final norm; a pipeline stage has a subset, with the numbers
     of the whole model.
     """
@@ -268,21 +264,10 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
 
-    def forward(
-        self,
-        ids: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        visible: Visible,
-        trained: Tensor | None,
-        cache: Cache | None,
-    ) -> Tensor:
-        """Ids (n, t) -> normalised hidden states (n, t, d)."""
-        return self.run(ids, rotary, visible, trained, cache)
-
     def run(
         self,
         ids: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         visible: Visible,
         trained: Tensor | None,
         cache: Cache | None,
@@ -379,7 +364,7 @@ class Llama(nn.Module):
         cache: Cache | None,
         positions: Tensor | None,
         prefix: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor], Visible]:
+    ) -> tuple[Tensor, Rotary, Visible]:
         """Local ids (padded to be divisible among processes), their rotary table, and
         their mask.
         """
@@ -544,16 +529,10 @@ def recomputed(function: Callable[..., Any], kept: Kept, *arguments: Any) -> Any
 
 def _keep_selected() -> Any:
     """Contexts of both passes; a module-level function, as compiled code requires."""
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
-    return create_selective_checkpoint_contexts(_policy())
-
-
-def _policy() -> Callable[..., Any]:
-    """Keep attention and every second matrix product (torchtitan,
-    distributed/activation_checkpoint.py).
-    """
-    from torch.utils.checkpoint import CheckpointPolicy
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        create_selective_checkpoint_contexts,
+    )
 
     products = {False: 0, True: 0}
 
@@ -565,4 +544,4 @@ def _policy() -> Callable[..., Any]:
             keep = products[is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return policy
+    return create_selective_checkpoint_contexts(policy)

@@ -22,12 +22,13 @@ from gristmill.train.models.decoder import (
     Layer,
     Llama,
     ShapedModel,
+    Stack,
     logits_head,
 )
 from gristmill.train.models.encoder_decoder import EncoderDecoder
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.multi_token import MultiTokenLlama
-from gristmill.train.models.rotary import rotary_table, rotate
+from gristmill.train.models.rotary import Rotary, rotary_table, rotate
 
 
 class EncoderAttention(nn.Module):
@@ -41,13 +42,10 @@ class EncoderAttention(nn.Module):
         self.Wqkv = nn.Linear(shape.width, 3 * shape.attention_width, bias=False)
         self.Wo = nn.Linear(shape.attention_width, shape.width, bias=False)
 
-    def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, visible: Visible) -> Tensor:
         """Attend (n, t, d) -> (n, t, d); see llama.Attention for the arguments."""
-        n, t, _ = x.shape
         queries, keys, values = (
-            self.Wqkv(x).view(n, t, 3, -1, self.channels).permute(2, 0, 3, 1, 4)
+            self.Wqkv(x).unflatten(2, (3, -1, self.channels)).permute(2, 0, 3, 1, 4)
         )
         mixed = attend(
             rotate(queries, *rotary),
@@ -56,7 +54,7 @@ class EncoderAttention(nn.Module):
             visible,
             causal=False,
         )
-        return self.Wo(mixed.transpose(1, 2).reshape(n, t, -1))
+        return self.Wo(mixed.transpose(1, 2).flatten(2))
 
 
 class EncoderFeedForward(nn.Module):
@@ -87,15 +85,7 @@ class EncoderBlock(Layer):
         self.mlp_norm = _norm(shape)
         self.mlp = EncoderFeedForward(shape)
 
-    def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
-    ) -> Tensor:
-        """(n, t, d) -> (n, t, d)."""
-        return self.run(x, rotary, visible)
-
-    def compute(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
-    ) -> Tensor:
+    def compute(self, x: Tensor, rotary: Rotary, visible: Visible) -> Tensor:
         """Forward computation."""
         cosines, sines = rotary
         x = x + self.attn(
@@ -117,7 +107,7 @@ class Embeddings(nn.Module):
         return self.norm(self.tok_embeddings(ids))
 
 
-class EncoderStack(nn.Module):
+class EncoderStack(Stack):
     """Embeddings, layers and final norm."""
 
     def __init__(self, shape: Shape) -> None:
@@ -128,15 +118,7 @@ class EncoderStack(nn.Module):
         )
         self.final_norm = _norm(shape)
 
-    def forward(
-        self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
-    ) -> Tensor:
-        """Ids (n, t) -> normalised hidden states (n, t, d)."""
-        return self.run(ids, rotary, visible)
-
-    def run(
-        self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
-    ) -> Tensor:
+    def run(self, ids: Tensor, rotary: Rotary, visible: Visible) -> Tensor:
         """Compilable part of `forward`."""
         hidden = self.embeddings(ids)
         for layer in self.layers:

@@ -24,6 +24,7 @@ from gristmill.train.models.decoder import (
     Layer,
     RMSNorm,
     ShapedModel,
+    Stack,
     logits_head,
 )
 from gristmill.train.models.model_config import BUCKETS, MOST_DISTANCE, Shape
@@ -89,7 +90,7 @@ class T5Attention(nn.Module):
         to scores or a bool mask.
         """
         queries, keys, values = (
-            project(source).view(*source.shape[:2], -1, self.channels).transpose(1, 2)
+            project(source).unflatten(2, (-1, self.channels)).transpose(1, 2)
             for project, source in (
                 (self.q_proj, x),
                 (self.k_proj, seen),
@@ -97,7 +98,7 @@ class T5Attention(nn.Module):
             )
         )
         mixed = attend(queries, keys, values, visible, causal=False, scale=1.0)
-        return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
 class GatedGelu(FeedForward):
@@ -126,26 +127,12 @@ class T5Block(Layer):
         self.mlp = GatedGelu(shape)
         self.of_decoder = of_decoder
 
-    def forward(
+    def compute(
         self,
         x: Tensor,
         visible: Visible,
         encoded: Tensor | None = None,
         real: Visible = None,
-    ) -> Tensor:
-        """(n, t, d) -> (n, t, d).
-
-        Args:
-            x: hidden states.
-            visible: (n or 1, h, t, t), added to scores.
-            encoded: (n, s, d), in the decoder.
-            real: (n, 1, t, s) bool, true for encoded tokens that are not padding; all
-                if absent.
-        """
-        return self.run(x, visible, encoded, real)
-
-    def compute(
-        self, x: Tensor, visible: Visible, encoded: Tensor | None, real: Visible
     ) -> Tensor:
         """Forward computation."""
         normal = self.input_layernorm(x)
@@ -155,7 +142,7 @@ class T5Block(Layer):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Stacks(nn.Module):
+class Stacks(Stack):
     """Embedding, the layers of the encoder followed by those of the decoder, and the
     norm of each.
     """
@@ -172,14 +159,6 @@ class Stacks(nn.Module):
         )
         self.encoder_norm = RMSNorm(shape.width, shape.norm_eps)
         self.norm = RMSNorm(shape.width, shape.norm_eps)
-
-    def forward(
-        self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None
-    ) -> Tensor:
-        """Ids (n, s) and (n, t) -> normalised hidden states (n, t, d); `is_real` (n, s)
-        is false for padding.
-        """
-        return self.run(ids, decoder_ids, is_real)
 
     def run(self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None) -> Tensor:
         """Compilable part of `forward`."""

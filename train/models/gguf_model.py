@@ -21,7 +21,6 @@ from torch import Tensor
 
 from gristmill.core.files import foreign_file
 from gristmill.mixtures.evaluation import GgufKind
-from gristmill.mixtures.model import RopeScaling
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import Vocabulary
 from gristmill.train.models.hf_configs import family_of
 from gristmill.train.models.initialisation import VOCABULARY_TENSORS
@@ -146,7 +145,16 @@ def write_gguf(
     check_gguf(shape)
     file = TensorFile(weights)
     architecture = ARCHITECTURES[family_of(shape)]
-    factors = _rope_factors(shape)
+    factors = None
+    if shape.rope_scaling is not None and shape.rope_scaling.kind == "llama3":
+        # llama.cpp divides the frequencies by them.
+        plain, stretched = (
+            frequencies(
+                shape.head_width, shape.rope_theta, scaling, torch.device("cpu")
+            )[0]
+            for scaling in (None, shape.rope_scaling)
+        )
+        factors = (plain / stretched).numpy()
     pieces = [
         piece
         for name in file.names()
@@ -160,7 +168,23 @@ def write_gguf(
     ) as local_path:
         writer = gguf.GGUFWriter(local_path, architecture)
         _write_sizes(writer, shape)
-        _write_labels(writer, labels)
+        vocabulary = labels.vocabulary
+        writer.add_name(labels.name)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(vocabulary.pre_tokenizer)
+        writer.add_token_list(list(vocabulary.tokens))
+        writer.add_token_types(list(vocabulary.kinds))
+        writer.add_token_merges(list(vocabulary.merges))
+        # Documents of a packed set follow an end of text; it is not added, as templates
+        # write their own start.
+        writer.add_bos_token_id(labels.end_of_text)
+        writer.add_add_bos_token(False)
+        writer.add_eos_token_id(labels.end_of_text)
+        writer.add_pad_token_id(labels.pad)
+        if labels.end_of_turn is not None:
+            writer.add_eot_token_id(labels.end_of_turn)
+        if labels.chat_template is not None:
+            writer.add_chat_template(labels.chat_template)
         writer.add_file_type(
             gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"]
         )
@@ -282,6 +306,8 @@ def _type_of(piece: _Piece, kind: GgufKind) -> GGMLQuantizationType:
 
 
 def _write_sizes(writer: GGUFWriter, shape: Shape) -> None:
+    import gguf
+
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.sequence_length)
     writer.add_embedding_length(shape.width)
@@ -298,13 +324,9 @@ def _write_sizes(writer: GGUFWriter, shape: Shape) -> None:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.experts_per_token)
         writer.add_expert_feed_forward_length(shape.ffn_width)
-    if shape.rope_scaling is not None and shape.rope_scaling.kind != "llama3":
-        _write_scaling(writer, shape.rope_scaling)
-
-
-def _write_scaling(writer: GGUFWriter, scaling: RopeScaling) -> None:
-    import gguf
-
+    scaling = shape.rope_scaling
+    if scaling is None or scaling.kind == "llama3":
+        return
     writer.add_rope_scaling_factor(scaling.factor)
     if scaling.kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -318,36 +340,3 @@ def _write_scaling(writer: GGUFWriter, scaling: RopeScaling) -> None:
         writer.add_rope_scaling_attn_factors(
             scaling.attention_factor / (0.1 * math.log(scaling.factor) + 1.0)
         )
-
-
-def _rope_factors(shape: Shape) -> np.ndarray | None:
-    """Divisors of llama.cpp for the rotary frequencies, (head_width / 2,) float32, for
-    Llama 3's scaling; else None.
-    """
-    if shape.rope_scaling is None or shape.rope_scaling.kind != "llama3":
-        return None
-    plain, stretched = (
-        frequencies(shape.head_width, shape.rope_theta, scaling, torch.device("cpu"))[0]
-        for scaling in (None, shape.rope_scaling)
-    )
-    return (plain / stretched).numpy()
-
-
-def _write_labels(writer: GGUFWriter, labels: Labels) -> None:
-    vocabulary = labels.vocabulary
-    writer.add_name(labels.name)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(vocabulary.pre_tokenizer)
-    writer.add_token_list(list(vocabulary.tokens))
-    writer.add_token_types(list(vocabulary.kinds))
-    writer.add_token_merges(list(vocabulary.merges))
-    # Documents of a packed set follow an end of text; it is not added, as templates
-    # write their own start.
-    writer.add_bos_token_id(labels.end_of_text)
-    writer.add_add_bos_token(False)
-    writer.add_eos_token_id(labels.end_of_text)
-    writer.add_pad_token_id(labels.pad)
-    if labels.end_of_turn is not None:
-        writer.add_eot_token_id(labels.end_of_turn)
-    if labels.chat_template is not None:
-        writer.add_chat_template(labels.chat_template)

@@ -14,6 +14,7 @@ from gristmill.train.models.hf_encoder_configs import (
     BERT,
     ENCODER,
     ENCODER_DECODER,
+    SIZES,
     bert_config,
     bert_name,
     bert_shape,
@@ -22,6 +23,7 @@ from gristmill.train.models.hf_encoder_configs import (
     encoder_shape,
     refuse_differences,
     require_sizes,
+    sizes_to_hf,
     t5_config,
     t5_name,
     t5_shape,
@@ -113,11 +115,7 @@ def shape_from_hf(config: ConfigJson) -> Shape:
     require_sizes(
         config,
         family,
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "vocab_size",
-        "max_position_embeddings",
+        *(name for name in SIZES.values() if name != "intermediate_size"),
         "norm_eps" if family == ENCODER else "rms_norm_eps",
     )
     refuse_differences(
@@ -129,9 +127,16 @@ def shape_from_hf(config: ConfigJson) -> Shape:
     if family == ENCODER:
         return encoder_shape(config)
     heads = int(config["num_attention_heads"])
-    experts = _experts_of(config)
+    experts = 0
+    if family in EXPERT_NAMES:
+        experts = int(config.get("num_local_experts") or config["num_experts"])
     theta, scaling = _rope(config)
-    window = _sliding_window(family, config)
+    ends = config.get("eos_token_id")
+    if not isinstance(ends, list):
+        ends = [] if ends is None else [int(ends)]
+    window = None
+    if config.get("use_sliding_window", family in ("mistral", "mixtral")):
+        window = config.get("sliding_window") or None
     return Shape(
         layers=config["num_hidden_layers"],
         width=config["hidden_size"],
@@ -162,7 +167,7 @@ def shape_from_hf(config: ConfigJson) -> Shape:
         prefix_lm=bool(config.get(PREFIX_LM, False)),
         norm_topk_prob=family != "qwen3_moe"
         or bool(config.get("norm_topk_prob", False)),
-        published=Published(family, _end_ids(config), window),
+        published=Published(family, tuple(ends), window),
     )
 
 
@@ -174,13 +179,6 @@ def is_scorer(config: ConfigJson) -> bool:
         str(name).endswith("ForSequenceClassification")
         for name in config.get("architectures") or ()
     )
-
-
-def _experts_of(config: ConfigJson) -> int:
-    """Number of experts; transformers 4 writes `num_experts` for Qwen3-MoE."""
-    if config["model_type"] not in EXPERT_NAMES:
-        return 0
-    return int(config.get("num_local_experts") or config["num_experts"])
 
 
 def _differences(family: str, config: ConfigJson) -> dict[str, bool]:
@@ -208,24 +206,6 @@ def _differences(family: str, config: ConfigJson) -> dict[str, bool]:
         "mlp_only_layers": bool(config.get("mlp_only_layers")),
         "router_jitter_noise": bool(config.get("router_jitter_noise")),
     }
-
-
-def _sliding_window(family: str, config: ConfigJson) -> int | None:
-    """Maximum number of tokens that a token attends to; rows of at most this length get
-    full attention.
-    """
-    if not config.get("use_sliding_window", family in ("mistral", "mixtral")):
-        return None
-    window = config.get("sliding_window")
-    return int(window) if window else None
-
-
-def _end_ids(config: ConfigJson) -> tuple[int, ...]:
-    """Ids of `eos_token_id`, one or several."""
-    ids = config.get("eos_token_id")
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (int(ids),)
 
 
 def _rotary_share(config: ConfigJson) -> float:
@@ -318,15 +298,10 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, o
     return {
         "architectures": [ARCHITECTURES[family]],
         "model_type": family,
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.width,
-        "intermediate_size": shape.ffn_width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
+        **sizes_to_hf(shape),
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_width,
         "hidden_act": "silu",
-        "max_position_embeddings": shape.sequence_length,
         "rms_norm_eps": shape.norm_eps,
         "rope_theta": shape.rope_theta,
         "rope_parameters": rope,
@@ -349,44 +324,35 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, o
 
 
 def _experts_to_hf(shape: Shape, family: str) -> dict[str, object]:
-    qwen_settings = (
-        {}
-        if family == "mixtral"
-        else {
+    experts: dict[str, object] = {
+        "num_local_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "router_aux_loss_coef": shape.load_balancing,
+    }
+    if family != "mixtral":
+        experts |= {
             "num_experts": shape.experts,
             "moe_intermediate_size": shape.ffn_width,
             "norm_topk_prob": shape.norm_topk_prob,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         }
-    )
-    return {
-        "num_local_experts": shape.experts,
-        "num_experts_per_tok": shape.experts_per_token,
-        "router_aux_loss_coef": shape.load_balancing,
-        **qwen_settings,
-    }
+    return experts
 
 
 def _rope_to_hf(shape: Shape) -> dict[str, object]:
     scaling = shape.rope_scaling
-    share = (
-        {}
-        if shape.rotary_share == 1.0
-        else {"partial_rotary_factor": shape.rotary_share}
-    )
-    if scaling is None:
-        return {"rope_type": "default", "rope_theta": shape.rope_theta, **share}
-    values = {
-        theirs: getattr(scaling, ours)
-        for ours, theirs in SCALINGS[scaling.kind].items()
-    }
-    return {
-        "rope_type": scaling.kind,
+    rope: dict[str, object] = {
+        "rope_type": "default" if scaling is None else scaling.kind,
         "rope_theta": shape.rope_theta,
-        **share,
-        **{name: value for name, value in values.items() if value is not None},
     }
+    if shape.rotary_share != 1.0:
+        rope["partial_rotary_factor"] = shape.rotary_share
+    if scaling is not None:
+        for ours, theirs in SCALINGS[scaling.kind].items():
+            if (value := getattr(scaling, ours)) is not None:
+                rope[theirs] = value
+    return rope
 
 
 def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:

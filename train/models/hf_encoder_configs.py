@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from gristmill.train.models.model_config import (
     BUCKETS,
@@ -62,6 +63,42 @@ T5_MATRICES = {
 }
 
 
+SIZES = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "ffn_width": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "sequence_length": "max_position_embeddings",
+}
+"""Sizes of an encoder in a config.json."""
+T5_SIZES = {
+    "vocab_size": "vocab_size",
+    "width": "d_model",
+    "head_width": "d_kv",
+    "ffn_width": "d_ff",
+    "layers": "num_layers",
+    "heads": "num_heads",
+}
+
+
+def sizes_to_hf(shape: Shape, names: Mapping[str, str] = SIZES) -> dict[str, object]:
+    """Sizes of a model under the given names of a config.json."""
+    return {theirs: getattr(shape, ours) for ours, theirs in names.items()}
+
+
+def _shape(config: ConfigJson, names: Mapping[str, str], **settings: Any) -> Shape:
+    """Shape with the sizes of a config.json under the given names."""
+    sizes = {ours: config[theirs] for ours, theirs in names.items()}
+    sizes.setdefault("head_width", sizes["width"] // sizes["heads"])
+    return Shape(
+        kv_heads=sizes["heads"],
+        padded_vocab_size=sizes["vocab_size"],
+        **sizes,
+        **settings,
+    )
+
+
 def require_sizes(config: ConfigJson, family: str, *names: str) -> None:
     """Raise UnknownArchitectureError if a config.json lacks a size."""
     if missing := [name for name in names if config.get(name) is None]:
@@ -83,26 +120,17 @@ def refuse_differences(model: str, differences: Mapping[str, bool]) -> None:
 
 def encoder_shape(config: ConfigJson) -> Shape:
     """Shape of a ModernBERT."""
-    heads = int(config["num_attention_heads"])
-    width = config["hidden_size"]
     theta = _encoder_rope(config).get("rope_theta") or config.get("global_rope_theta")
     if theta is None:
         raise UnknownArchitectureError(
             "config.json has no rope_theta, the base of the rotary positions"
         )
-    return Shape(
-        layers=config["num_hidden_layers"],
-        width=width,
-        heads=heads,
-        kv_heads=heads,
-        head_width=width // heads,
-        ffn_width=config["intermediate_size"],
+    return _shape(
+        config,
+        SIZES,
         rope_theta=float(theta),
         norm_eps=config["norm_eps"],
         tied_embeddings=bool(config.get("tie_word_embeddings", True)),
-        vocab_size=config["vocab_size"],
-        padded_vocab_size=config["vocab_size"],
-        sequence_length=config["max_position_embeddings"],
         encoder=True,
     )
 
@@ -143,12 +171,7 @@ def encoder_config(
     return {
         "architectures": ["ModernBertForMaskedLM"],
         "model_type": ENCODER,
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.width,
-        "intermediate_size": shape.ffn_width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "max_position_embeddings": shape.sequence_length,
+        **sizes_to_hf(shape),
         "norm_eps": shape.norm_eps,
         "hidden_activation": "gelu",
         "classifier_activation": "gelu",
@@ -182,12 +205,7 @@ def bert_config(
     return {
         "architectures": ["BertForMaskedLM"],
         "model_type": BERT,
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.width,
-        "intermediate_size": shape.ffn_width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "max_position_embeddings": shape.sequence_length,
+        **sizes_to_hf(shape),
         "type_vocab_size": TOKEN_TYPES,
         "layer_norm_eps": shape.norm_eps,
         "hidden_act": "gelu",
@@ -209,16 +227,7 @@ def bert_shape(config: ConfigJson) -> Shape:
         UnknownArchitectureError: it differs from this encoder, or its file lacks a
             size.
     """
-    require_sizes(
-        config,
-        BERT,
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "intermediate_size",
-        "vocab_size",
-        "max_position_embeddings",
-    )
+    require_sizes(config, BERT, *SIZES.values())
     differences = {
         "hidden_act": config.get("hidden_act", "gelu") != "gelu",
         "position_embedding_type": config.get("position_embedding_type")
@@ -231,21 +240,12 @@ def bert_shape(config: ConfigJson) -> Shape:
         },
     }
     refuse_differences("a BERT that the encoder here cannot run", differences)
-    heads = int(config["num_attention_heads"])
-    width = config["hidden_size"]
-    return Shape(
-        layers=config["num_hidden_layers"],
-        width=width,
-        heads=heads,
-        kv_heads=heads,
-        head_width=width // heads,
-        ffn_width=config["intermediate_size"],
+    return _shape(
+        config,
+        SIZES,
         rope_theta=1e4,
         norm_eps=config.get("layer_norm_eps", 1e-12),
         tied_embeddings=True,
-        vocab_size=config["vocab_size"],
-        padded_vocab_size=config["vocab_size"],
-        sequence_length=config["max_position_embeddings"],
         encoder=True,
         bert=True,
     )
@@ -266,13 +266,8 @@ def t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, o
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": ENCODER_DECODER,
-        "vocab_size": shape.vocab_size,
-        "d_model": shape.width,
-        "d_kv": shape.head_width,
-        "d_ff": shape.ffn_width,
-        "num_layers": shape.layers,
+        **sizes_to_hf(shape, T5_SIZES),
         "num_decoder_layers": shape.layers,
-        "num_heads": shape.heads,
         "relative_attention_num_buckets": BUCKETS,
         "relative_attention_max_distance": MOST_DISTANCE,
         "n_positions": shape.sequence_length,
@@ -295,47 +290,30 @@ def t5_shape(config: ConfigJson) -> Shape:
     Raises:
         UnknownArchitectureError: it differs from this encoder-decoder.
     """
-    require_sizes(
-        config,
-        ENCODER_DECODER,
-        "num_layers",
-        "d_model",
-        "num_heads",
-        "d_kv",
-        "d_ff",
-        "vocab_size",
-    )
+    require_sizes(config, ENCODER_DECODER, *T5_SIZES.values())
     differences = {
         "feed_forward_proj": config.get("feed_forward_proj") != "gated-gelu",
         "tie_word_embeddings": config.get("tie_word_embeddings", True) is not False,
         "num_decoder_layers": config.get("num_decoder_layers")
         not in (None, config["num_layers"]),
-        "relative_attention_num_buckets": config.get(
-            "relative_attention_num_buckets", BUCKETS
-        )
-        != BUCKETS,
-        "relative_attention_max_distance": config.get(
-            "relative_attention_max_distance", MOST_DISTANCE
-        )
-        != MOST_DISTANCE,
+        **{
+            name: config.get(name, expected) != expected
+            for name, expected in (
+                ("relative_attention_num_buckets", BUCKETS),
+                ("relative_attention_max_distance", MOST_DISTANCE),
+            )
+        },
     }
     refuse_differences(
         "a T5 that the encoder-decoder here, which is T5 v1.1's, cannot run",
         differences,
     )
-    heads = int(config["num_heads"])
-    return Shape(
-        layers=config["num_layers"],
-        width=config["d_model"],
-        heads=heads,
-        kv_heads=heads,
-        head_width=config["d_kv"],
-        ffn_width=config["d_ff"],
+    return _shape(
+        config,
+        T5_SIZES,
         rope_theta=1e4,
         norm_eps=config.get("layer_norm_epsilon", 1e-6),
         tied_embeddings=False,
-        vocab_size=config["vocab_size"],
-        padded_vocab_size=config["vocab_size"],
         sequence_length=config.get("n_positions", 512),
         encoder_decoder=True,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -72,7 +72,7 @@ def in_int8(
     Returns:
         stored tensors, with the parts of a matrix grouped.
     """
-    groups: list[dict[str, Planned]] = []
+    groups = []
     metadata = {**FRAMEWORK, "tensor_names": json.dumps(list(tensors))}
     for name, tensor in tensors.items():
         if not MATRIX.fullmatch(name):
@@ -117,20 +117,3 @@ def stored_name(name: str, part: str) -> str:
     """Name of a part of a quantised matrix in a file."""
     module, _, last = name.rpartition(".")
     return f"{module}._{last}_{part}"
-
-
-def read_int8(
-    name: str, names: Collection[str], read: Callable[[str], Tensor]
-) -> Tensor | None:
-    """Read a quantised matrix as float32; None if the file has none of that name.
-
-    Args:
-        name: of the matrix.
-        names: all names in the file.
-        read: reads a tensor by name.
-    """
-    values = stored_name(name, "qdata")
-    scale = stored_name(name, "scale")
-    if values not in names or scale not in names:
-        return None
-    return dequantised(read(values), read(scale))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from gristmill.mixtures.model import Model, RopeScaling
 from gristmill.mixtures.objectives.token_objectives import Kind as Kind
-from gristmill.mixtures.training import Pretrain, TrainingPhase
+from gristmill.mixtures.training import Pretrain
 from gristmill.mixtures.user_code import Own
 
 VOCAB_MULTIPLE = 128
@@ -364,20 +364,6 @@ def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> 
     )
 
 
-def shape_in_phase(shape: Shape, phase: TrainingPhase | None) -> Shape:
-    """Shape with the rotary positions of a phase, if the phase sets them."""
-    rotary_settings = (
-        {}
-        if phase is None
-        else {
-            key: value
-            for key in ("rope_theta", "rope_scaling")
-            if (value := getattr(phase, key)) is not None
-        }
-    )
-    return replace(shape, **rotary_settings)
-
-
 def further_heads(section: Pretrain) -> int:
     """Number of further tokens predicted at each place."""
     return 0 if section.multi_token is None else section.multi_token.heads
@@ -421,20 +407,3 @@ def shape_from_json(config: ConfigJson) -> Shape:
     if (published := config.get("published")) is not None:
         values["published"] = Published(**{**published, "eos": tuple(published["eos"])})
     return Shape(**values)
-
-
-def own_shape_to_json(shape: OwnShape) -> dict[str, object]:
-    """Content of `config.json`."""
-    return {
-        OWN: shape.own.model_dump(mode="json"),
-        "vocab_size": shape.vocab_size,
-        "sequence_length": shape.sequence_length,
-        "document_mask": shape.document_mask,
-        "seed": shape.seed,
-        "parameters": shape.parameters,
-    }
-
-
-def own_shape_from_json(config: ConfigJson) -> OwnShape:
-    """Shape of a `config.json`."""
-    return OwnShape(**{**config, OWN: Own.model_validate(config[OWN])})

@@ -10,7 +10,6 @@ decoder's own outputs do not change, so the modules are dropped after training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from gristmill.train.models.decoder import (
     logits_head,
 )
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.rotary import Rotary
 from gristmill.train.objectives.losses import IGNORED
 
 FURTHER = "further_layers."
@@ -48,7 +48,7 @@ class FurtherToken(nn.Module):
         self,
         hidden: Tensor,
         embedded: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         visible: Visible,
     ) -> tuple[Tensor, Tensor]:
         """Hidden states of this depth, plain for the next depth and normalised for a
@@ -130,8 +130,3 @@ def further_targets(
             )
         depth_targets.append(ahead)
     return depth_targets
-
-
-def trunk_of(shape: Shape) -> Shape:
-    """Shape of the decoder without further depths."""
-    return replace(shape, multi_token=0)

@@ -117,22 +117,6 @@ def build_own(shape: OwnShape) -> OwnModel:
         {},
         "forward",
     )
-    _check_parameters(shape, inner)
-    model = OwnModel(
-        replace(
-            shape, parameters=sum(parameter.numel() for parameter in inner.parameters())
-        ),
-        inner,
-    )
-    _check_causal(model)
-    return model
-
-
-def _check_parameters(shape: OwnShape, inner: nn.Module) -> None:
-    """Check that parameters are float32, and the only persistent state of the
-    module.
-    """
-    code = shape.own.use
     wrong_dtype = next(
         (
             name
@@ -157,6 +141,14 @@ def _check_parameters(shape: OwnShape, inner: nn.Module) -> None:
         raise OwnCodeError(
             f"{code.place}: {code.name} {problem}: a model is what its parameters are"
         )
+    model = OwnModel(
+        replace(
+            shape, parameters=sum(parameter.numel() for parameter in inner.parameters())
+        ),
+        inner,
+    )
+    _check_causal(model)
+    return model
 
 
 @torch.no_grad()

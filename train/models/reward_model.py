@@ -149,9 +149,7 @@ def save_reward_model(
     )
 
 
-def load_reward_model(
-    folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> RewardModel:
+def load_reward_model(folder: Path, device: str = "cpu") -> RewardModel:
     """Load a reward model, ours or of transformers, frozen, in one process; see
     `scores`.
 
@@ -170,5 +168,5 @@ def load_reward_model(
         )
     with torch.device("meta"):
         model = RewardModel(read_shape(folder))
-    fill_from(model, stored(folder), device, dtype)
+    fill_from(model, stored(folder), device)
     return model

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from gristmill.mixtures.model import RopeScaling
 
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and sines of positions."""
+
 
 def frequencies(
     head_width: int, theta: float, scaling: RopeScaling | None, device: torch.device
@@ -84,7 +87,7 @@ def rotary_table(
     theta: float,
     scaling: RopeScaling | None = None,
     share: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+) -> Rotary:
     """Cosines and sines of the rotary embedding, each half repeated for the rotate-half
     layout.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from gristmill.core.files import is_local, read_json, write_json
 from gristmill.mixtures.model import Initialisation
+from gristmill.mixtures.user_code import Own
 from gristmill.train.models.hf_configs import (
     UnknownArchitectureError,
     is_scorer,
@@ -24,7 +26,7 @@ from gristmill.train.models.hf_configs import (
     tensors_behind,
 )
 from gristmill.train.models.initialisation import initial_tensor
-from gristmill.train.models.int8 import read_int8, stored_name
+from gristmill.train.models.int8 import dequantised, stored_name
 from gristmill.train.models.model_config import (
     OWN,
     ConfigJson,
@@ -32,8 +34,6 @@ from gristmill.train.models.model_config import (
     OwnShape,
     Shape,
     ShapeError,
-    own_shape_from_json,
-    own_shape_to_json,
     shape_from_json,
     shape_to_json,
 )
@@ -112,10 +112,12 @@ def _finder(folder: Path) -> Callable[[str], Tensor]:
 
     def find(name: str) -> Tensor:
         file, names = holder(name)
-        rounded = read_int8(name, names, file.get_tensor)
-        if rounded is not None:
-            return rounded
-        return file.get_tensor(name)
+        values = stored_name(name, "qdata")
+        scale = stored_name(name, "scale")
+        if values in names and scale in names:
+            return dequantised(file.get_tensor(values), file.get_tensor(scale))
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
 
     return find
 
@@ -305,7 +307,7 @@ def save_model(
     is_own = isinstance(shape, OwnShape)
     write_json(
         folder / SHAPE_FILE,
-        own_shape_to_json(shape)
+        {**asdict(shape), OWN: shape.own.model_dump(mode="json")}
         if isinstance(shape, OwnShape)
         else shape_to_json(shape),
     )
@@ -343,7 +345,9 @@ def load_model(
     config = _read_config(folder / SHAPE_FILE)
     if runs_own_code and OWN in config:
         find = _finder(folder)
-        own_model = build_own(own_shape_from_json(config))
+        own_model = build_own(
+            OwnShape(**{**config, OWN: Own.model_validate(config[OWN])})
+        )
         fill_from(own_model, lambda name, size: find(name.removeprefix(INNER)), device)
         return cast("Llama", own_model.to(device))
     if is_scorer(config):
@@ -364,7 +368,6 @@ def fill_from(
     model: nn.Module,
     tensor_of: TensorOf,
     device: str,
-    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Set the parameters of a model to the values of `tensor_of`, frozen, in evaluation
     mode.
@@ -372,7 +375,8 @@ def fill_from(
     for name, parameter in list(model.named_parameters()):
         owner = model.get_submodule(name.rpartition(".")[0])
         value = nn.Parameter(
-            tensor_of(name, parameter.shape).to(device, dtype), requires_grad=False
+            tensor_of(name, parameter.shape).to(device, torch.float32),
+            requires_grad=False,
         )
         setattr(owner, name.rpartition(".")[2], value)
     model.eval()
