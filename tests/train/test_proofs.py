@@ -81,9 +81,7 @@ def test_certificate_is_saved_beside_the_model_and_reused(
     assert certificate["loss"] == pytest.approx(certificate["loss_unpacked"], rel=1e-5)
     assert certificate["accumulation_difference"] < 1e-5
     assert (certificate["end_of_turn_share"], certificate["problems"]) == (1.0, [])
-    monkeypatch.setattr(
-        "gristmill.train.objectives.preflight_checks.packed_and_unpacked", None
-    )
+    monkeypatch.setattr("gristmill.train.objectives.preflight_checks.gradients", None)
     assert run_stage("sft", inputs, config, tmp_path / "sft")["step_0"] == certificate
 
 

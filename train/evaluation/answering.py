@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -32,14 +33,13 @@ from gristmill.train.evaluation.metrics import (
     bits_per_byte,
     calibration,
     choice_metrics,
-    cloze_metrics,
     corpus_metrics,
     generation_metrics,
     own_metric,
-    rolling_columns,
 )
 from gristmill.train.evaluation.tasks import Item, TaskError, read_task
 from gristmill.train.generation.scheduler import generate
+from gristmill.train.loop.batch_plan import slices
 from gristmill.train.models.decoder import Llama
 from gristmill.train.parallel.process_groups import World
 
@@ -186,7 +186,11 @@ def _cloze(
         )
         for item in items
     ]
-    per_item = cloze_metrics(reader.score(requests))
+    scores = reader.score(requests)
+    per_item = {
+        "acc": np.array([float(score.greedy) for score in scores]),
+        "logp": np.array([score.logp for score in scores]),
+    }
     logp = per_item["logp"]
     perplexity: Estimate = {
         "value": float(np.exp(-logp.mean())),
@@ -214,7 +218,17 @@ def _rolling(
                 sum(part.tokens for part in parts),
             )
         )
-    columns = rolling_columns(items, totals)
+    columns = np.array(
+        [
+            [
+                score.logp,
+                len(item.answers[0].encode()),
+                len(re.split(r"\s+", item.answers[0])),
+            ]
+            for item, score in zip(items, totals, strict=True)
+        ],
+        dtype=np.float64,
+    )
     nats, num_bytes, words = columns.sum(axis=0)
     metrics: dict[str, Estimate] = {
         "bits_per_byte": {
@@ -279,8 +293,8 @@ def written(
     """Completions of prompts, batched by length; arguments as for `generate`."""
     texts = [""] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
-    for start in range(0, len(order), PROMPTS_PER_BATCH):
-        batch = order[start : start + PROMPTS_PER_BATCH]
+    for part in slices(len(order), PROMPTS_PER_BATCH):
+        batch = order[part]
         completions = generate(
             reader.model,
             [prompts[number] for number in batch],

@@ -7,7 +7,7 @@ The bootstrap draws documents, which are (nearly) independent; tokens of a row a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.batch import filled_positions
 from gristmill.train.evaluation.intervals import Estimate, interval
-from gristmill.train.loop.batch_plan import micro_batches
+from gristmill.train.loop.batch_plan import micro_batches, slices
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
@@ -161,34 +161,65 @@ def score_documents(
 
     The first token of a row has no context and does not count.
     """
-    rows = packed.validation(source)
-    positions = held_out_positions(packed, source, model.shape)
-    values = np.zeros((*rows.shape, COLUMNS))
-    for start in range(0, len(rows), ROWS_PER_FORWARD):
-        part = slice(start, start + ROWS_PER_FORWARD)
-        ids = torch.from_numpy(rows[part].astype(np.int64)).to(token_bytes.device)
+    ids = packed.validation(source).astype(np.int64)
+    targets = np.full_like(ids, IGNORED)
+    targets[:, :-1] = ids[:, 1:]
+    scored = token_columns(
+        model,
+        np.arange(len(ids)),
+        ids,
+        targets,
+        held_out_positions(packed, source, model.shape),
+        token_bytes.cpu().numpy(),
+    )
+    values = np.zeros_like(scored)
+    values[:, 1:] = scored[:, :-1]
+    return by_document(packed, source, values)
+
+
+@torch.no_grad()
+def token_columns(
+    model: Llama,
+    numbers: np.ndarray,
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    positions: np.ndarray | None,
+    token_bytes: np.ndarray,
+    beside: Mapping[str, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Scores of a model on rows: (n, t, COLUMNS) float64, zeros without a target.
+
+    `numbers` are the row numbers in `positions`; `beside` holds further arguments of
+    the model.
+    """
+    device = next(model.parameters()).device
+    values = np.zeros((*targets.shape, COLUMNS))
+    for part in slices(len(inputs), ROWS_PER_FORWARD):
+        ids, labels = (
+            torch.from_numpy(array[part].astype(np.int64)).to(device)
+            for array in (inputs, targets)
+        )
         places = (
             None
             if positions is None
-            else torch.from_numpy(positions[part]).to(token_bytes.device)
+            else torch.from_numpy(positions[numbers[part]]).to(device)
         )
+        more = {
+            name: torch.from_numpy(array[part]).to(device)
+            for name, array in (beside or {}).items()
+        }
         nll, correct = model(
-            ids,
-            TokenHead(score_tokens, {"targets": next_tokens(ids)}),
-            positions=places,
+            ids, TokenHead(score_tokens, {"targets": labels}), positions=places, **more
         )
-        num_bytes = token_bytes[ids]
-        columns = torch.stack(
-            [
-                nll[:, :-1].double(),
-                torch.ones_like(nll[:, 1:], dtype=torch.float64),
-                num_bytes[:, 1:].double(),
-                correct[:, :-1].double(),
-            ],
-            dim=-1,
-        )
-        values[start : start + len(ids), 1:] = columns.cpu().numpy()
-    return by_document(packed, source, values)
+        counted = labels != IGNORED
+        columns: list[Tensor] = [
+            nll.double() * counted,
+            counted.double(),
+            correct.double() * counted,
+        ]
+        values[part][..., [0, 1, 3]] = torch.stack(columns, dim=-1).cpu().numpy()
+    values[..., 2] = np.where(targets == IGNORED, 0.0, token_bytes[targets.clip(min=0)])
+    return values
 
 
 def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarray:

@@ -48,7 +48,9 @@ def mean_with_interval(
     values = np.asarray(values, dtype=np.float64)
     return {
         "value": float(values.mean()),
-        "stderr": standard_error(values),
+        "stderr": (
+            float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+        ),
         **interval(values[:, None], lambda means: means[:, 0], seed, bootstrap_samples),
     }
 
@@ -79,11 +81,6 @@ def wilson(share: float, number: int) -> Estimate:
         "high": min(1.0, float(middle + half)),
         "units": number,
     }
-
-
-def standard_error(values: np.ndarray) -> float:
-    """Sample deviation over the root of n; 0 for a single value."""
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def interval(

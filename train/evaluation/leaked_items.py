@@ -22,6 +22,7 @@ from gristmill.dataprep.passages.ngram_index import (
 from gristmill.mixtures.evaluation import Contamination
 from gristmill.train.evaluation.intervals import Estimate, mean_with_interval
 from gristmill.train.evaluation.tasks import Item
+from gristmill.train.loop.batch_plan import slices
 from gristmill.train.loop.rows_read import RowsRead
 
 ROWS_AT_A_TIME = 256
@@ -56,8 +57,8 @@ def item_coverage(
     )
     ngrams: set[int] = set()
     rows = trained.drawn(section.rows, seed)
-    for start in range(0, len(rows), ROWS_AT_A_TIME):
-        tokens = trained.packed.read(rows[start : start + ROWS_AT_A_TIME]).tolist()
+    for part in slices(len(rows), ROWS_AT_A_TIME):
+        tokens = trained.packed.read(rows[part]).tolist()
         ngrams.update(
             np.unique(
                 find_ngrams(pa.array(decode(tokens), pa.large_string()), index).ngram

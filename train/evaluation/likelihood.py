@@ -121,7 +121,12 @@ def score_requests(
         (number for number, (_, scored) in enumerate(rows) if scored),
         key=lambda k: -len(rows[k][0]),
     )
-    batches = list(_batches(order, [len(row) for row, _ in rows]))
+    batches = []
+    start = 0
+    while start < len(order):  # the longest row comes first
+        count = max(1, TOKENS_PER_FORWARD // len(rows[order[start]][0]))
+        batches.append(order[start : start + count])
+        start += count
     rank, size = (0, 1) if world is None else (world.data_rank, world.data_size)
     log_scores = torch.zeros(len(rows), 2, dtype=torch.float64, device=device)
     with torch.no_grad() if world is None else evaluating(model):
@@ -144,7 +149,15 @@ def _score(
     model: nn.Module, rows: list[tuple[Sequence[int], int]], device: torch.device
 ) -> Tensor:
     """Sum of the logarithms, and whether all ids were the likeliest: (n, 2) float64."""
-    ids, targets = _padded(rows)
+    longest = max(len(tokens) for tokens, _ in rows) - 1
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    targets = torch.full((len(rows), longest), IGNORED, dtype=torch.int64)
+    for number, (tokens, num_scored) in enumerate(rows):
+        values = torch.from_numpy(np.asarray(tokens, dtype=np.int64))
+        ids[number, : len(tokens) - 1] = values[:-1]
+        targets[number, len(tokens) - 1 - num_scored : len(tokens) - 1] = values[
+            -num_scored:
+        ]
     beside = {}
     if model.shape.prefix_lm:  # type: ignore[union-attr]
         contexts = torch.tensor([[len(row) - scored] for row, scored in rows])
@@ -160,28 +173,3 @@ def _score(
         ],
         dim=1,
     )
-
-
-def _batches(order: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Numbers, longest first, in batches of at most TOKENS_PER_FORWARD tokens with
-    their padding.
-    """
-    start = 0
-    while start < len(order):
-        count = max(1, TOKENS_PER_FORWARD // sizes[order[start]])
-        yield list(order[start : start + count])
-        start += count
-
-
-def _padded(rows: Sequence[tuple[Sequence[int], int]]) -> tuple[Tensor, Tensor]:
-    """Ids (n, t) without each row's last one, and what each position must predict;
-    IGNORED where it is not asked.
-    """
-    longest = max(len(row) for row, _ in rows) - 1
-    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-    targets = torch.full((len(rows), longest), IGNORED, dtype=torch.int64)
-    for number, (row, scored) in enumerate(rows):
-        values = torch.from_numpy(np.asarray(row, dtype=np.int64))
-        ids[number, : len(row) - 1] = values[:-1]
-        targets[number, len(row) - 1 - scored : len(row) - 1] = values[-scored:]
-    return ids, targets

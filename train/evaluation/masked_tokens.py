@@ -10,17 +10,15 @@ together, for comparability independent of the model's training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gristmill.mixtures.objectives.span_objectives import SpanCorruption
 from gristmill.mixtures.objectives.token_objectives import Masked
+from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import (
     COLUMNS,
@@ -31,13 +29,15 @@ from gristmill.train.evaluation.held_out import (
     held_out_rows,
     perplexity_of,
     read_token_bytes,
+    token_columns,
 )
 from gristmill.train.evaluation.intervals import Estimate, interval
+from gristmill.train.loop.batch_plan import slices
 from gristmill.train.models.decoder import Llama
-from gristmill.train.objectives.losses import IGNORED, score_tokens
-from gristmill.train.objectives.masked_rows import Masking, read_masking
+from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.objectives.masked_rows import Masking, masking_of
 from gristmill.train.objectives.prediction_targets import Read, draws
-from gristmill.train.objectives.span_rows import read_corruption
+from gristmill.train.objectives.span_rows import corruption_of
 
 MEASURED = Masked(rate=0.15, mask_share=1.0, random_share=0.0)
 """Devlin et al. 2019, section 3.1, with the mask token for every chosen token."""
@@ -102,20 +102,19 @@ def masked_metrics(
         tokenizer: folder of its tokenizer.
         seed, bootstrap_samples: of the draws and of the bootstrap over documents.
     """
-    masking = read_masking(MEASURED, tokenizer, seed)
+    masking = masking_of(MEASURED, load(tokenizer), seed)
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
     read = held_out_rows(packed, source, model.shape)
     positions = held_out_positions(packed, source, model.shape)
     rows = read.tokens
     laid = masking(read, HELD_OUT_STEP)
-    together = _scored(
+    together = token_columns(
         model, np.arange(len(rows)), laid.inputs, laid.targets, positions, token_bytes
     )
     single = one_by_one(masking, read)
     numbers, places = np.nonzero(single)
     alone = np.zeros_like(together)
-    for start in range(0, len(numbers), ROWS_PER_FORWARD):
-        part = slice(start, start + ROWS_PER_FORWARD)
+    for part in slices(len(numbers), ROWS_PER_FORWARD):
         row = numbers[part]
         place = places[part]
         copies = np.arange(len(row))
@@ -123,7 +122,7 @@ def masked_metrics(
         targets = np.full(inputs.shape, IGNORED)
         targets[copies, place] = inputs[copies, place]
         inputs[copies, place] = masking.mask
-        alone[row, place] = _scored(
+        alone[row, place] = token_columns(
             model, row, inputs, targets, positions, token_bytes
         )[copies, place]
     documents = by_document(packed, source, alone)
@@ -155,11 +154,12 @@ def span_metrics(
     model's training; sentinels do not count.
     """
     read = held_out_rows(packed, source, model.shape)
-    laid = read_corruption(SpanCorruption(), tokenizer, seed, packed.sequence_length)(
-        read, HELD_OUT_STEP
+    corruption = corruption_of(
+        SpanCorruption(), load(tokenizer), seed, packed.sequence_length
     )
+    laid = corruption(read, HELD_OUT_STEP)
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
-    scored = _scored(
+    scored = token_columns(
         model,
         np.arange(len(read.rows)),
         laid.inputs,
@@ -200,52 +200,6 @@ def one_by_one(masking: Masking, read: Read) -> np.ndarray:
     chosen = np.zeros(rows.shape, dtype=bool)
     np.put_along_axis(chosen, order, True, axis=1)
     return chosen & may
-
-
-@torch.no_grad()
-def _scored(
-    model: Llama,
-    numbers: np.ndarray,
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    positions: np.ndarray | None,
-    token_bytes: np.ndarray,
-    beside: Mapping[str, np.ndarray] | None = None,
-) -> np.ndarray:
-    """Scores of a model on rows: (n, t, COLUMNS) float64, zeros without a target.
-
-    `numbers` are the row numbers in `positions`; `beside` holds further arguments of
-    the model.
-    """
-    device = next(model.parameters()).device
-    values = np.zeros((*targets.shape, COLUMNS))
-    for start in range(0, len(inputs), ROWS_PER_FORWARD):
-        part = slice(start, start + ROWS_PER_FORWARD)
-        ids, labels = (
-            torch.from_numpy(array[part].astype(np.int64)).to(device)
-            for array in (inputs, targets)
-        )
-        places = (
-            None
-            if positions is None
-            else torch.from_numpy(positions[numbers[part]]).to(device)
-        )
-        more = {
-            name: torch.from_numpy(array[part]).to(device)
-            for name, array in (beside or {}).items()
-        }
-        nll, correct = model(
-            ids, partial(score_tokens, targets=labels), positions=places, **more
-        )
-        counted = labels != IGNORED
-        columns: list[Tensor] = [
-            nll.double() * counted,
-            counted.double(),
-            correct.double() * counted,
-        ]
-        values[part][..., [0, 1, 3]] = torch.stack(columns, dim=-1).cpu().numpy()
-    values[..., 2] = np.where(targets == IGNORED, 0.0, token_bytes[targets.clip(min=0)])
-    return values
 
 
 def _accuracy(sums: np.ndarray) -> np.ndarray:

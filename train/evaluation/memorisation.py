@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.mixtures.evaluation import Memorisation
-from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.answering import PROMPTS_PER_BATCH, Reader
 from gristmill.train.evaluation.intervals import Estimate, mean_with_interval
 from gristmill.train.generation.scheduler import generate
+from gristmill.train.loop.batch_plan import slices
 from gristmill.train.loop.rows_read import RowsRead
 
 ROWS_PER_DOCUMENT = 8
@@ -55,15 +55,36 @@ def probe_memorisation(
     """Probe training documents, grouped by number of copies read, and held-out
     documents. Groups without a long enough document are absent.
     """
+    size = section.prefix_tokens + section.suffix_tokens
+    parts = [np.empty((0, size), dtype=np.int64)]
+    for source in trained.packed.manifest["validation"]:
+        pieces = _beginnings(trained.packed.validation_pieces(source), section)
+        tokens = trained.packed.validation(source)[pieces["row"].to_numpy()]
+        parts.append(_tokens(tokens, pieces, section))
     groups = {
         **_trained(trained, section, seed),
-        HELD_OUT: _held_out(trained.packed, section),
+        HELD_OUT: np.concatenate(parts)[: section.documents],
     }
     results = {}
     for name, texts in groups.items():
         if not len(texts):
             continue
-        right = np.array(_right_tokens(reader, texts, section))
+        num_right = []
+        for part in slices(len(texts), PROMPTS_PER_BATCH):
+            batch = texts[part]
+            # In training, every document follows an end-of-text token.
+            prompts: Sequence[list[int]] = [
+                [reader.prefix, *row[: section.prefix_tokens].tolist()] for row in batch
+            ]
+            continued = generate(reader.model, prompts, section.suffix_tokens, ())
+            for row, ids in zip(batch, continued, strict=True):
+                expected = row[section.prefix_tokens :].tolist()
+                agree = [
+                    token == expected_token
+                    for token, expected_token in zip(ids, expected, strict=False)
+                ]
+                num_right.append(agree.index(False) if False in agree else len(agree))
+        right = np.array(num_right)
         memorised = mean_with_interval(
             right == section.suffix_tokens, seed, bootstrap_samples
         )
@@ -92,7 +113,7 @@ def _trained(
         )
     )
     number = np.array([copies[document] for document in ids])
-    groups: dict[str, np.ndarray] = {}
+    groups = {}
     for first, following in zip(COPIES, (*COPIES[1:], np.inf), strict=True):
         chosen = np.flatnonzero((number >= first) & (number < following))[
             : section.documents
@@ -100,18 +121,13 @@ def _trained(
         if len(chosen):
             beginnings = pieces.take(chosen)
             tokens = packed.read(beginnings["row"].to_numpy())
-            groups[_name(first, following)] = _tokens(tokens, beginnings, section)
+            name = f"{first} to {following - 1:.0f} copies"
+            if following == first + 1:
+                name = f"{first} cop{'y' if first == 1 else 'ies'}"
+            elif following == np.inf:
+                name = f"{first} copies or more"
+            groups[name] = _tokens(tokens, beginnings, section)
     return groups
-
-
-def _held_out(packed: PackedSet, section: Memorisation) -> np.ndarray:
-    size = section.prefix_tokens + section.suffix_tokens
-    parts = [np.empty((0, size), dtype=np.int64)]
-    for source in packed.manifest["validation"]:
-        pieces = _beginnings(packed.validation_pieces(source), section)
-        tokens = packed.validation(source)[pieces["row"].to_numpy()]
-        parts.append(_tokens(tokens, pieces, section))
-    return np.concatenate(parts)[: section.documents]
 
 
 def _beginnings(pieces: pa.Table, section: Memorisation) -> pa.Table:
@@ -131,35 +147,3 @@ def _tokens(rows: np.ndarray, pieces: pa.Table, section: Memorisation) -> np.nda
         section.prefix_tokens + section.suffix_tokens
     )
     return np.take_along_axis(rows, columns, axis=1).astype(np.int64)
-
-
-def _right_tokens(
-    reader: Reader, texts: np.ndarray, section: Memorisation
-) -> list[int]:
-    """Number of leading tokens of the continuation that are right, per document."""
-    num_right: list[int] = []
-    for start in range(0, len(texts), PROMPTS_PER_BATCH):
-        batch = texts[start : start + PROMPTS_PER_BATCH]
-        # In training, every document follows an end-of-text token.
-        prompts: Sequence[list[int]] = [
-            [reader.prefix, *row[: section.prefix_tokens].tolist()] for row in batch
-        ]
-        continued = generate(reader.model, prompts, section.suffix_tokens, ())
-        for row, ids in zip(batch, continued, strict=True):
-            expected = row[section.prefix_tokens :].tolist()
-            agree = [
-                token == expected_token
-                for token, expected_token in zip(ids, expected, strict=False)
-            ]
-            num_right.append(agree.index(False) if False in agree else len(agree))
-    return num_right
-
-
-def _name(first: int, following: float) -> str:
-    if following == first + 1:
-        return f"{first} cop{'y' if first == 1 else 'ies'}"
-    return (
-        f"{first} copies or more"
-        if following == np.inf
-        else f"{first} to {int(following) - 1} copies"
-    )

@@ -8,7 +8,6 @@ intervals are computed.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,35 +63,6 @@ def choice_metrics(
     return {
         name: np.array(values) for name, values in values_by_metric.items()
     }, np.array(confidence)
-
-
-def cloze_metrics(scores: Sequence[Score]) -> PerItem:
-    """acc (every token the likeliest), and the log-probability, from which perplexity
-    is computed.
-    """
-    return {
-        "acc": np.array([float(score.greedy) for score in scores]),
-        "logp": np.array([score.logp for score in scores]),
-    }
-
-
-def rolling_columns(items: Sequence[Item], scores: Sequence[Score]) -> np.ndarray:
-    """(n, 3): log-probability, UTF-8 bytes and words of each text.
-
-    Words as lm-evaluation-harness counts them: the parts between white space, including
-    empty ones at both ends.
-    """
-    return np.array(
-        [
-            [
-                score.logp,
-                len(item.answers[0].encode()),
-                len(re.split(r"\s+", item.answers[0])),
-            ]
-            for item, score in zip(items, scores, strict=True)
-        ],
-        dtype=np.float64,
-    )
 
 
 def bits_per_byte(sums: np.ndarray) -> np.ndarray:

@@ -261,7 +261,37 @@ def answer_probes(
                 Said(**{**answer, "texts": tuple(answer["texts"])})
                 for answer in read_json(file)
             ]
-        answers[name] = _judged(probes, set_answers, judges)
+        judged = list(set_answers)
+        to_judge = [
+            number
+            for number, (probe, probe_answer) in enumerate(
+                zip(probes, judged, strict=True)
+            )
+            if probe_answer.texts and probe.expected in ("refuse", "comply")
+        ]
+        for number in to_judge:
+            refused = judges.refuses(judged[number].texts[0])
+            judged[number] = replace(judged[number], refused=refused)
+        if judges.rate is not None:
+            texts = [text for probe_answer in judged for text in probe_answer.texts]
+            rates = iter(judges.rate(texts).tolist())
+            for number, probe_answer in enumerate(judged):
+                if toxicities := [next(rates) for _ in probe_answer.texts]:
+                    worst = toxicities.index(max(toxicities))
+                    judged[number] = replace(
+                        probe_answer, toxicity=toxicities[worst], worst=worst
+                    )
+        if judges.judge is not None:
+            verdicts = judges.judge(
+                [
+                    (probes[number].prompt, judged[number].texts[0])
+                    for number in to_judge
+                ]
+            )
+            for number, verdict in zip(to_judge, verdicts, strict=True):
+                if verdict.error is None:
+                    judged[number] = replace(judged[number], judged=verdict.value)
+        answers[name] = judged
     return answers
 
 
@@ -286,12 +316,23 @@ def _ask(
             and (probe.expected == "continue") == continued
         ]
         through_chat = chat and not continued
-        prompts: dict[int, list[int]] = {}
+        prompts = {}
         for number in numbers:
             try:
-                prompts[number] = _prompt(
-                    reader, probes[number].prompt, section.max_new_tokens, through_chat
+                text = probes[number].prompt
+                ids: list[int] = (
+                    reader.chat()
+                    .encode([{"role": "user", "content": text}], prompt=True)
+                    .ids.tolist()
+                    if through_chat
+                    else [reader.prefix, *reader.encode(text)]
                 )
+                if len(ids) + section.max_new_tokens > reader.length:
+                    raise ProbeTooLongError(
+                        f"{len(ids)} tokens leave no room for {section.max_new_tokens} in the model's "
+                        f"{reader.length}"
+                    )
+                prompts[number] = ids
             except (ChatError, ProbeTooLongError) as error:
                 answers[number] = Said(error=str(error))
         stops = reader.chat().stops if through_chat else reader.stops
@@ -316,23 +357,6 @@ def _ask(
 
 class ProbeTooLongError(ValueError):
     """A prompt that leaves no room for an answer."""
-
-
-def _prompt(reader: Reader, text: str, max_new_tokens: int, chat: bool) -> list[int]:
-    # In the packed set, every document follows an end-of-text token.
-    ids: list[int] = (
-        reader.chat()
-        .encode([{"role": "user", "content": text}], prompt=True)
-        .ids.tolist()
-        if chat
-        else [reader.prefix, *reader.encode(text)]
-    )
-    if len(ids) + max_new_tokens > reader.length:
-        raise ProbeTooLongError(
-            f"{len(ids)} tokens leave no room for {max_new_tokens} in the model's "
-            f"{reader.length}"
-        )
-    return ids
 
 
 def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
@@ -362,34 +386,3 @@ def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
         else Said(choice=int(np.argmax([next(scores).logp for _ in range(3)])))
         for number in range(len(probes))
     ]
-
-
-def _judged(
-    probes: Sequence[Probe], model_answers: Sequence[Said], judges: Judges
-) -> list[Said]:
-    judged = list(model_answers)
-    to_judge = [
-        number
-        for number, (probe, answer) in enumerate(zip(probes, judged, strict=True))
-        if answer.texts and probe.expected in ("refuse", "comply")
-    ]
-    for number in to_judge:
-        refused = judges.refuses(judged[number].texts[0])
-        judged[number] = replace(judged[number], refused=refused)
-    if judges.rate is not None:
-        texts = [text for answer in judged for text in answer.texts]
-        rates = iter(judges.rate(texts).tolist())
-        for number, answer in enumerate(judged):
-            if toxicities := [next(rates) for _ in answer.texts]:
-                worst = toxicities.index(max(toxicities))
-                judged[number] = replace(
-                    answer, toxicity=toxicities[worst], worst=worst
-                )
-    if judges.judge is not None:
-        verdicts = judges.judge(
-            [(probes[number].prompt, judged[number].texts[0]) for number in to_judge]
-        )
-        for number, verdict in zip(to_judge, verdicts, strict=True):
-            if verdict.error is None:
-                judged[number] = replace(judged[number], judged=verdict.value)
-    return judged

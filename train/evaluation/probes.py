@@ -92,7 +92,7 @@ def read_probes(section: RedTeam) -> dict[str, list[Probe]]:
             read.
         gristmill.dataprep.reading.sources.SourceError: a path matches nothing.
     """
-    probes_by_set: dict[str, list[Probe]] = {}
+    probes_by_set = {}
     templates = {} if section.templates is None else read_jailbreaks(section.templates)
     for prompt_set in section.sets:
         probes_by_set[prompt_set.called] = probes = _read_set(prompt_set)
@@ -112,7 +112,7 @@ def read_jailbreaks(path: str) -> dict[str, str]:
         ProbeError: there are none, two have the same name, or one has no place for the
             prompt.
     """
-    templates: dict[str, str] = {}
+    templates = {}
     for number, record in enumerate(read_records("red_team.templates", path), start=1):
         at = f"{path}, template {number}"
         name = str(record.get("name") or number)
@@ -141,7 +141,9 @@ def _read_set(section: PromptSet) -> list[Probe]:
     targets = {} if section.metadata is None else _targets(section.metadata)
     read: dict[str, Callable[[str, int, Record], Probe]] = {
         "harmbench": _harmbench,
-        "advbench": _advbench,
+        "advbench": lambda at, number, record: Probe(
+            number, _text(at, record, "goal"), "", "refuse"
+        ),
         "xstest": _xstest,
         "real_toxicity_prompts": _continued,
         "bbq": lambda at, number, record: _bbq(at, number, record, targets),
@@ -167,10 +169,6 @@ def _harmbench(at: str, number: int, record: Record) -> Probe:
         category,
         "refuse",
     )
-
-
-def _advbench(at: str, number: int, record: Record) -> Probe:
-    return Probe(number, _text(at, record, "goal"), "", "refuse")
 
 
 def _xstest(at: str, number: int, record: Record) -> Probe:

@@ -34,6 +34,7 @@ from gristmill.train.evaluation.intervals import (
 )
 from gristmill.train.evaluation.likelihood import Request, Score
 from gristmill.train.evaluation.tasks import Record, TaskError
+from gristmill.train.loop.batch_plan import slices
 
 ORDER_SEED, SHOTS_SEED = 1337, 1234
 """Seeds of nanochat."""
@@ -175,26 +176,25 @@ def read_suite(section: Suite) -> dict[str, list[Record]]:
             f"suite {section.suite}: {section.path} lacks {', '.join(missing)}; "
             "docs/suites.md says where they are from"
         )
-    return {task.name: _items(section, task, str(places[task.name])) for task in tasks}
-
-
-def _items(section: Suite, task: SuiteTask, place: str) -> list[Record]:
-    items = list(read_items(task.file, as_path(place)))
-    for number, item in enumerate(items, start=1):
-        if missing := [name for name in FIELDS[task.kind] if name not in item]:
+    suite = {}
+    for task in tasks:
+        place = str(places[task.name])
+        items = list(read_items(task.file, as_path(place)))
+        for number, item in enumerate(items, start=1):
+            if missing := [name for name in FIELDS[task.kind] if name not in item]:
+                raise TaskError(
+                    f"suite {section.suite}: {place}, item {number}: no field "
+                    f"{missing[0]!r}; a task of kind "
+                    f"{task.kind} has {', '.join(FIELDS[task.kind])}"
+                )
+        random.Random(ORDER_SEED).shuffle(items)
+        suite[task.name] = items[: section.limit]
+        if len(suite[task.name]) <= task.shots:
             raise TaskError(
-                f"suite {section.suite}: {place}, item {number}: no field "
-                f"{missing[0]!r}; a task of kind "
-                f"{task.kind} has {', '.join(FIELDS[task.kind])}"
+                f"suite {section.suite}: {task.name} has {len(suite[task.name])} items "
+                f"to ask, too few for its {task.shots} solved ones before each"
             )
-    random.Random(ORDER_SEED).shuffle(items)
-    items = items[: section.limit]
-    if len(items) <= task.shots:
-        raise TaskError(
-            f"suite {section.suite}: {task.name} has {len(items)} items to ask, too "
-            f"few for its {task.shots} solved ones before each"
-        )
-    return items
+    return suite
 
 
 def answer_suite(
@@ -206,7 +206,7 @@ def answer_suite(
 ) -> SuiteResult:
     """Evaluate one model on all tasks of a suite."""
     suite = known_suites()[section.suite]
-    results: dict[str, SuiteTaskResult] = {}
+    results = {}
     drawn = []
     for number, task in enumerate(suite.tasks):
         right = task_answers(reader, task, asked[task.name])
@@ -245,8 +245,8 @@ def task_answers(
 ) -> np.ndarray:
     """Correctness of a model on items: (n,) float64, 1 if right."""
     is_right: list[float] = []
-    for start in range(0, len(items), ITEMS_AT_A_TIME):
-        numbers = range(start, min(start + ITEMS_AT_A_TIME, len(items)))
+    for part in slices(len(items), ITEMS_AT_A_TIME):
+        numbers = range(part.start, part.stop)
         rendered_items = [rendered(task, items, number) for number in numbers]
         requests = [
             requests_of(reader.encode, reader.prefix, task.kind, item.texts)
@@ -268,40 +268,30 @@ def rendered(task: SuiteTask, items: Sequence[Record], number: int) -> _Asked:
     """
     other_items = [place for place in range(len(items)) if place != number]
     solved = random.Random(SHOTS_SEED + number).sample(other_items, task.shots)
-    shots = "".join(f"{_solved(task, items[place])}\n\n" for place in solved)
-    item = items[number]
-    if task.kind == "multiple_choice":
-        return _Asked(
-            tuple(
-                f"{shots}{item['query']}{task.delimiter}{choice}"
-                for choice in item["choices"]
-            ),
-            int(item["gold"]),
-        )
-    if task.kind == "schema":
-        return _Asked(
-            tuple(
-                f"{shots}{option}{task.delimiter}{item['continuation']}"
-                for option in item["context_options"]
-            ),
-            int(item["gold"]),
-        )
-    prompt = f"{shots}{str(item['context']).strip()}{task.delimiter}"
-    return _Asked((prompt.strip(), prompt + item["continuation"]), 0)
+    shots = ""
+    for place in solved:
+        texts, right = _texts(task, items[place])
+        shots += f"{texts[right]}\n\n"
+    texts, right = _texts(task, items[number])
+    texts = [shots + text for text in texts]
+    if task.kind == "language_modeling":
+        texts[0] = texts[0].strip()
+    return _Asked(tuple(texts), right)
 
 
-def _solved(task: SuiteTask, item: Record) -> str:
-    match task.kind:
-        case "multiple_choice":
-            question = item["query"]
-            answer = item["choices"][item["gold"]]
-        case "schema":
-            question = item["context_options"][item["gold"]]
-            answer = item["continuation"]
-        case "language_modeling":
-            question = str(item["context"]).strip()
-            answer = item["continuation"]
-    return f"{question}{task.delimiter}{answer}"
+def _texts(task: SuiteTask, item: Record) -> tuple[list[str], int]:
+    """Texts of an item, and the place of the solved one."""
+    delimiter = task.delimiter
+    if task.kind == "language_modeling":
+        prompt = f"{str(item['context']).strip()}{delimiter}"
+        return [prompt, prompt + item["continuation"]], 1
+    pairs = (
+        [(item["query"], choice) for choice in item["choices"]]
+        if task.kind == "multiple_choice"
+        else [(option, item["continuation"]) for option in item["context_options"]]
+    )
+    texts = [f"{question}{delimiter}{answer}" for question, answer in pairs]
+    return texts, int(item["gold"])
 
 
 def requests_of(

@@ -113,7 +113,7 @@ def _shots(task: Task, records: Sequence[Record]) -> tuple[_Shots, int]:
             f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} "
             f"items, fewer than the {task.num_fewshot} shots"
         )
-    texts: list[str] = []
+    texts = []
     messages: list[Message] = []
     for number, record in enumerate(solved, start=1):
         item = _item(task, number, record, NO_SHOTS)
@@ -127,37 +127,28 @@ def _shots(task: Task, records: Sequence[Record]) -> tuple[_Shots, int]:
 
 def _item(task: Task, number: int, record: Record, shots: _Shots) -> Item:
     at = f"task {task.name}, item {number}"
-    if task.kind == "rolling":
-        text = _text(at, task.prompt, record)
-        return Item(number, "", (text,), 0, text)
     prompt = _text(at, task.prompt, record)
-    context = shots.text + prompt
-    asked: Message = {"role": "user", "content": prompt}
-    messages = (*shots.messages, asked)
+    if task.kind == "rolling":
+        return Item(number, "", (prompt,), 0, prompt)
+    right = 0
     if task.kind == "multiple_choice":
-        choices = _choices(at, task.choices, record)
-        right = _right(at, _value(at, task.answer, record), choices)
-        return Item(
-            number,
-            context,
-            choices,
-            right,
-            prompt + task.target_delimiter + choices[right],
-            messages,
-        )
-    answer = _value(at, task.answer, record)
-    answers = tuple(answer) if isinstance(answer, list) else (str(answer),)
-    if not answers or not all(isinstance(text, str) for text in answers):
-        raise TaskError(
-            f"{at}: the answer {answer!r} is neither a text nor a list of texts"
-        )
+        answers = _choices(at, task.choices, record)
+        right = _right(at, _value(at, task.answer, record), answers)
+    else:
+        answer = _value(at, task.answer, record)
+        answers = tuple(answer) if isinstance(answer, list) else (str(answer),)
+        if not answers or not all(isinstance(text, str) for text in answers):
+            raise TaskError(
+                f"{at}: the answer {answer!r} is neither a text nor a list of texts"
+            )
+    asked: Message = {"role": "user", "content": prompt}
     return Item(
         number,
-        context,
+        shots.text + prompt,
         answers,
-        0,
-        prompt + task.target_delimiter + answers[0],
-        messages,
+        right,
+        prompt + task.target_delimiter + answers[right],
+        (*shots.messages, asked),
     )
 
 

@@ -80,10 +80,11 @@ def look_at_device(
                 **objective.describe(rows),
             }
         )
-        documents = [
-            _readable(document, observers.decode)
-            for document in objective.blame(rows, row_losses)
-        ]
+        documents = objective.blame(rows, row_losses)
+        for document in documents:
+            head = document.pop("head", None)
+            if head is not None and observers.decode is not None:
+                document["text"] = observers.decode(head)
         origins = origins_of(documents, observers.known, job.context)
         write_spike_report(
             job.context.work / AUTOPSIES,
@@ -134,16 +135,6 @@ def _rows_of_share(parts: Sequence[np.ndarray], count: int) -> np.ndarray:
         for part in parts
     ]
     return np.concatenate(padded)[:count]
-
-
-def _readable(document: ReadDocument, decode: Decode | None) -> ReadDocument:
-    """Replace the `head` of a document by its text."""
-    readable = document.copy()
-    if "head" in readable:
-        head = readable.pop("head")
-        if decode is not None:
-            readable["text"] = decode(head)
-    return readable
 
 
 def origins_of(

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from gristmill.mixtures.training import BatchStage, Pretrain, Training
+from gristmill.mixtures.training import Pretrain, Training
 
 
 class PlanError(ValueError):
@@ -138,7 +138,37 @@ def plan_of(
     """
     if not isinstance(section, Pretrain):
         return RowPlan(((0, 0, section.global_batch_size),))
-    plan = RowPlan(_batches(section, sequence_length), _cuts(section, sequence_length))
+    batches = []
+    step = position = 0
+    for number, stage in enumerate(section.batch_ramp):
+        if stage.until_step is not None:
+            steps = stage.until_step - step
+        else:
+            assert stage.until_tokens is not None
+            # A number of tokens is rounded up to whole steps.
+            steps = -(
+                (position * sequence_length - stage.until_tokens)
+                // (stage.global_batch_size * sequence_length)
+            )
+        if steps <= 0:
+            raise PlanError(
+                f"pretrain.batch_ramp, stage {number + 1}: ends before step "
+                f"{step + 1}, where the stages "
+                "before it have come; let every stage end later than the one before"
+            )
+        batches.append((step, position, stage.global_batch_size))
+        step = step + steps
+        position = position + steps * stage.global_batch_size
+    cuts = []
+    first = 0
+    for cut_stage in section.length_ramp:
+        cuts.append(
+            (first, _cuts_of(sequence_length, cut_stage.sequence_length, "length_ramp"))
+        )
+        first = cut_stage.until_step
+    plan = RowPlan(
+        (*batches, (step, position, section.global_batch_size)), (*cuts, (first, 1))
+    )
     if not section.phases or not phase_ends:
         return plan
     begins = (0, *(plan.first_step(end) for end in phase_ends[:-1]))
@@ -158,51 +188,6 @@ def plan_of(
             ),
         )
     return replace(plan, phases=begins)
-
-
-def _batches(
-    section: Pretrain, sequence_length: int
-) -> tuple[tuple[int, int, int], ...]:
-    batches: list[tuple[int, int, int]] = []
-    step = position = 0
-    for number, stage in enumerate(section.batch_ramp):
-        steps = _steps_of_stage(stage, step, position, sequence_length)
-        if steps <= 0:
-            raise PlanError(
-                f"pretrain.batch_ramp, stage {number + 1}: ends before step "
-                f"{step + 1}, where the stages "
-                "before it have come; let every stage end later than the one before"
-            )
-        batches.append((step, position, stage.global_batch_size))
-        step = step + steps
-        position = position + steps * stage.global_batch_size
-    return (*batches, (step, position, section.global_batch_size))
-
-
-def _steps_of_stage(
-    stage: BatchStage, step: int, position: int, sequence_length: int
-) -> int:
-    """Steps of a stage that begins at a step and position; a number of tokens is
-    rounded up to whole steps.
-    """
-    if stage.until_step is not None:
-        return stage.until_step - step
-    assert stage.until_tokens is not None
-    return -(
-        (position * sequence_length - stage.until_tokens)
-        // (stage.global_batch_size * sequence_length)
-    )
-
-
-def _cuts(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int], ...]:
-    cuts = []
-    step = 0
-    for stage in section.length_ramp:
-        cuts.append(
-            (step, _cuts_of(sequence_length, stage.sequence_length, "length_ramp"))
-        )
-        step = stage.until_step
-    return (*cuts, (step, 1))
 
 
 def _cuts_of(sequence_length: int, shorter: int, key: str) -> int:
@@ -234,6 +219,12 @@ def micro_batches(
         share[start : start + micro_batch_size]
         for start in range(0, count * micro_batch_size, micro_batch_size)
     ]
+
+
+def slices(count: int, size: int) -> Iterator[slice]:
+    """Slices of at most `size` items that cover `count` of them, in order."""
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
 
 
 def extend_digest(digest: str, rows: np.ndarray) -> str:

@@ -168,7 +168,7 @@ class Callbacks:
     def _tell(self, event: CallbackEvent, step: int, metrics: Metrics) -> Answers:
         read_only_metrics = _read_only(metrics)
         stopped: Stop | None = None
-        scales: list[RateScale] = []
+        scales = []
         for callback in self._callbacks:
             if event not in callback.events:
                 continue

@@ -161,7 +161,15 @@ class Checkpoints:
         )
         with own_errors(target):
             written = write(
-                self._state(tensors, self._with_moments()),
+                self._state(
+                    tensors,
+                    # PyTorch creates missing moments by taking a real step.
+                    [
+                        optimizer
+                        for optimizer in self._optimizers
+                        if any(optimizer.state.values())
+                    ],
+                ),
                 checkpoint_id=target,
                 process_group=self._group,
             )
@@ -266,14 +274,6 @@ class Checkpoints:
                 step, read_json(step_folder(self.folder, step) / MARKER)["state"]
             ):
                 remove_checkpoint(step_folder(self.folder, step))
-
-    def _with_moments(self) -> list[torch.optim.Optimizer]:
-        """Optimizers that have moments: PyTorch creates missing moments by taking a
-        real step.
-        """
-        return [
-            optimizer for optimizer in self._optimizers if any(optimizer.state.values())
-        ]
 
     def _state(
         self, tensors: StateTensors, optimizers: Sequence[torch.optim.Optimizer]

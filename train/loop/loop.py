@@ -109,7 +109,19 @@ def train(job: Job) -> tuple[Record | None, TrainingSummary]:
     attempt.checkpoints.close()
     if attempt.record is not None:
         attempt.record.close()
-        keep_permanent(job.context.work, job.context.training.permanent_every)
+        steps = (
+            []
+            if job.context.training.permanent_every is None
+            else [
+                step
+                for step in complete_steps(job.context.work / CHECKPOINTS)
+                if step % job.context.training.permanent_every == 0
+            ]
+        )
+        write_json(
+            job.context.work / "kept.json",
+            [str(step_folder(Path(CHECKPOINTS), step)) for step in steps],
+        )
     summary: TrainingSummary = {
         "steps": progress.step,
         "tokens": progress.tokens,
@@ -137,25 +149,6 @@ def train(job: Job) -> tuple[Record | None, TrainingSummary]:
             for scale in progress.scales
         ]
     return attempt.record, summary
-
-
-def keep_permanent(work: Path, permanent_every: int | None) -> None:
-    """List the permanent checkpoints, which survive the stage's commit so that other
-    trainings can continue from them.
-    """
-    steps = (
-        []
-        if permanent_every is None
-        else [
-            step
-            for step in complete_steps(work / CHECKPOINTS)
-            if step % permanent_every == 0
-        ]
-    )
-    write_json(
-        work / "kept.json",
-        [str(step_folder(Path(CHECKPOINTS), step)) for step in steps],
-    )
 
 
 def _train_until_rollback(
@@ -203,7 +196,24 @@ def _train_until_rollback(
                 if progress.streak.due is not None:
                     _go_back(attempt, progress.streak.due)
                     return False
-            _save_where_due(attempt)
+            spikes = job.section.spikes
+            stopping = any_rank(stop_requested(), job.world)
+            is_due = progress.step % job.context.training.checkpoint_every == 0 or (
+                spikes.rollback_after is not None
+                and progress.step % spikes.rollback_steps == 0
+            )
+            if progress.step < job.section.steps and (stopping or is_due):
+                _save(attempt)
+            if stopping:
+                attempt.checkpoints.close()
+                if job.world.is_first:
+                    job.context.progress(
+                        progress.step,
+                        job.section.steps,
+                        "steps",
+                        tokens=progress.tokens,
+                    )
+                raise StoppedError(f"asked to stop after step {progress.step}")
     return False
 
 
@@ -319,30 +329,6 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
         f"rolled back from step {rollback['from_step']} to step {target}; the rows "
         "read since are not read again"
     )
-
-
-def _save_where_due(attempt: Attempt) -> None:
-    """Save a checkpoint after steps that are due.
-
-    Raises:
-        StoppedError: SIGTERM was received by any rank; the state is saved.
-    """
-    job = attempt.job
-    progress = attempt.progress
-    spikes = attempt.job.section.spikes
-    stopping = any_rank(stop_requested(), job.world)
-    is_due = progress.step % job.context.training.checkpoint_every == 0 or (
-        spikes.rollback_after is not None and progress.step % spikes.rollback_steps == 0
-    )
-    if progress.step < job.section.steps and (stopping or is_due):
-        _save(attempt)
-    if stopping:
-        attempt.checkpoints.close()
-        if job.world.is_first:
-            job.context.progress(
-                progress.step, job.section.steps, "steps", tokens=progress.tokens
-            )
-        raise StoppedError(f"asked to stop after step {progress.step}")
 
 
 def _save(attempt: Attempt) -> None:

@@ -103,7 +103,14 @@ class Record:
         trackers.
         """
         append_line(self._work / METRICS, {"step": step, **metrics})
-        print(log_line(step, metrics), flush=True)
+        text = ", ".join(
+            f"{name} {value:.4g}"
+            for name, value in flatten(metrics).items()
+            if not isinstance(value, bool)
+        )
+        print(
+            f"step {step}: {text or json.dumps({'step': step, **metrics})}", flush=True
+        )
         numbers = flatten(metrics)
         for name, value in numbers.items():
             self._board.add_scalar(name, value, step)
@@ -144,18 +151,6 @@ class Record:
         return read_lines(self._work / METRICS)
 
 
-def log_line(step: int, metrics: Metrics) -> str:
-    """Human-readable line of metrics: `step 20: loss 3.25, grad_norm 0.8,
-    tokens_per_second 8.12e+04`.
-    """
-    numbers = ", ".join(
-        f"{name} {value:.4g}"
-        for name, value in flatten(metrics).items()
-        if not isinstance(value, bool)
-    )
-    return f"step {step}: {numbers or json.dumps({'step': step, **metrics})}"
-
-
 def append_line(path: Path, line: Mapping[str, object]) -> None:
     """Append a JSON object as a line."""
     with open(path, "a", encoding="utf-8") as sink:
@@ -190,7 +185,7 @@ def flatten(line: Mapping[str, object], prefix: str = "") -> dict[str, float]:
     """Numbers of a nested mapping by path: {"sources": {"a": {"loss": 1}}} ->
     {"sources/a/loss": 1}.
     """
-    numbers: dict[str, float] = {}
+    numbers = {}
     for name, value in line.items():
         if isinstance(value, dict):
             numbers.update(flatten(value, f"{prefix}{name}/"))

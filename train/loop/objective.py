@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Required, TypedDict
 
 import numpy as np
@@ -12,6 +12,10 @@ from gristmill.train.loop.batch_plan import RowOrder
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from gristmill.tokenize.packed import PackedSet
+
+HEAD_TOKENS = 64
+"""Tokens of a document shown in a report of a loss spike."""
 UNTRAINED = -1.0
 """Placeholder for positions without a loss; losses are never negative."""
 
@@ -139,3 +143,21 @@ def mean_of_trained(losses: np.ndarray) -> float:
     """
     trained = losses[losses != UNTRAINED]
     return float(trained.astype(np.float64).mean()) if trained.size else 0.0
+
+
+def read_pieces(
+    packed: PackedSet, rows: np.ndarray, row_losses: np.ndarray, ahead: int
+) -> Iterator[tuple[dict[str, Any], float, list[int]]]:
+    """Pieces of documents in rows, each with its mean loss and first tokens.
+
+    `row_losses` (B, t): a position holds the loss of the token `ahead` positions later.
+    """
+    tokens = packed.tokens(rows)
+    places = {int(row): place for place, row in enumerate(rows)}
+    for piece in packed.pieces(rows).to_pylist():
+        place = places[piece["row"]]
+        start = piece["start"]
+        end = start + piece["length"]
+        losses = row_losses[place, max(start - ahead, 0) : end - ahead]
+        head = tokens[place, start : min(end, start + HEAD_TOKENS)].tolist()
+        yield piece, mean_of_trained(losses), head

@@ -4,9 +4,10 @@ while the device computes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -93,6 +94,27 @@ def batches_ahead(
         )
 
     return ReadAhead(read, steps, depth, threads)
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """Base of micro-batches: dataclasses of tensors and plain values."""
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Copy with a function of every tensor in its place."""
+        batch = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                vars(batch)[name] = function(value)
+        return batch
+
+    def pinned(self) -> Self:
+        """Copy in pinned memory, on a machine with a GPU."""
+        return self.apply(pinned)
+
+    def to(self, device: torch.device) -> Self:
+        """Copy on a device."""
+        return self.apply(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def pinned(values: Tensor | np.ndarray) -> Tensor:

@@ -252,17 +252,18 @@ def _checked(source: Path, job: Job) -> Marker:
     The marker changes if this training's set continues the checkpoint's: the same rows
     have other numbers.
     """
-    key = f"{job.context.stage}.continue_from"
+
+    def refused(reason: str) -> ContinueError:
+        return ContinueError(f"{job.context.stage}.continue_from: {source}{reason}")
+
     if not source.name.startswith(PREFIX) or not is_complete(source):
-        raise ContinueError(
-            f"{key}: {source} is not a complete checkpoint (a folder "
-            f"{PREFIX}... with {MARKER} in it)"
+        raise refused(
+            f" is not a complete checkpoint (a folder {PREFIX}... with {MARKER} in it)"
         )
     damaged = damaged_files(source)
     if damaged:
-        raise ContinueError(
-            f"{key}: {source}: {', '.join(damaged)} is not what was "
-            "saved; take another checkpoint"
+        raise refused(
+            f": {', '.join(damaged)} is not what was saved; take another checkpoint"
         )
     objective = job.learner.objective
     marker: Marker = read_json(source / MARKER)
@@ -270,8 +271,8 @@ def _checked(source: Path, job: Job) -> Marker:
     state = marker["state"]
     fingerprint = objective.fingerprint
     if step >= job.section.steps:
-        raise ContinueError(
-            f"{key}: {source} has done {step} steps already, of {job.section.steps} "
+        raise refused(
+            f" has done {step} steps already, of {job.section.steps} "
             f"that this training is to have; raise {job.context.stage}.steps, or take "
             "an earlier checkpoint"
         )
@@ -285,8 +286,8 @@ def _checked(source: Path, job: Job) -> Marker:
         None,
     )
     if previous_set is None and state["rows_of"] != fingerprint:
-        raise ContinueError(
-            f"{key}: {source} has read rows of the set {state['rows_of']}, but the "
+        raise refused(
+            f" has read rows of the set {state['rows_of']}, but the "
             f"rows now are of {fingerprint}: only a set that differs in withheld rows, "
             "or that continues that one, is read on (mix.exclude, mix.continues)"
         )
@@ -297,14 +298,14 @@ def _checked(source: Path, job: Job) -> Marker:
         if began_with.get(stage, fingerprint_now) != fingerprint_now
     ]
     if changed_stages:
-        raise ContinueError(
-            f"{key}: the training of {source} began with another output of "
+        raise refused(
+            " is of a training that began with another output of "
             f"{', '.join(changed_stages)} than "
             "this one; take a checkpoint of one that began with the same"
         )
     if previous_set is not None and job.plan.end(step) > previous_set.positions:
-        raise ContinueError(
-            f"{key}: {source} has read {job.plan.end(step)} rows, but the set "
+        raise refused(
+            f" has read {job.plan.end(step)} rows, but the set "
             f"continues the one that it read behind {previous_set.positions} rows "
             "(mix.continues); take an earlier checkpoint"
         )
@@ -315,8 +316,8 @@ def _checked(source: Path, job: Job) -> Marker:
         else _digest(previous_set.fingerprint, previous_set.order, job, step)
     )
     if expected_digest != state["digest"]:
-        raise ContinueError(
-            f"{key}: {source} has read other rows in its {step} steps than this "
+        raise refused(
+            f" has read other rows in its {step} steps than this "
             "training would: another seed or batch size, or it has read a row that is "
             "withheld now; take an earlier checkpoint (gristmill takedown names the "
             "last clean one)"

@@ -15,7 +15,7 @@ import numpy as np
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order, order_key, permute
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop.batch_plan import RowPlan, plan_of
+from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.metrics_log import METRICS
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
 
@@ -93,19 +93,15 @@ def rows_read(packed: PackedSet, section: Pretrain, folder: Path | None) -> Rows
             for line in (folder / METRICS).read_text().splitlines()
         )
     order = packed.order(section.key_seed)
-    spans = np.minimum(_spans(plan, steps), order.total)
-    return RowsRead(packed, order, spans[spans[:, 0] < spans[:, 1]])
-
-
-def _spans(plan: RowPlan, steps: int) -> np.ndarray:
-    """Positions that the first `steps` steps read: int64 of shape (n, 2), see
-    RowsRead.
-    """
     bounds = sorted({0, steps, *(step for step, _ in plan.jumps if step < steps)})
-    return np.array(
-        [
-            (plan.positions(first)[0], sum(plan.positions(end - 1)))
-            for first, end in pairwise(bounds)
-        ],
-        dtype=np.int64,
-    ).reshape(-1, 2)
+    spans = np.minimum(
+        np.array(
+            [
+                (plan.positions(first)[0], sum(plan.positions(end - 1)))
+                for first, end in pairwise(bounds)
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 2),
+        order.total,
+    )
+    return RowsRead(packed, order, spans[spans[:, 0] < spans[:, 1]])

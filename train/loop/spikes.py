@@ -19,17 +19,6 @@ def empty_window(device: torch.device, steps: int) -> Tensor:
     return torch.full((steps,), float("nan"), dtype=torch.float32, device=device)
 
 
-def window_statistics(window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Number of known losses, their mean and their standard deviation: scalars on the
-    device.
-    """
-    is_known = ~window.isnan()
-    count = is_known.sum()
-    mean = torch.where(is_known, window, 0.0).sum() / count
-    variance = (torch.where(is_known, window - mean, 0.0) ** 2).sum() / (count - 1)
-    return count, mean, variance.sqrt()
-
-
 def judge(
     loss: Tensor, gradient_norm: Tensor, window: Tensor, sigma: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,7 +34,11 @@ def judge(
     Returns:
         a scalar bool, and the mean and standard deviation of the window.
     """
-    count, mean, deviation = window_statistics(window)
+    is_known = ~window.isnan()
+    count = is_known.sum()
+    mean = torch.where(is_known, window, 0.0).sum() / count
+    variance = (torch.where(is_known, window - mean, 0.0) ** 2).sum() / (count - 1)
+    count, mean, deviation = count, mean, variance.sqrt()
     bad = ~(loss.isfinite() & gradient_norm.isfinite())
     if sigma is not None:
         bad |= (count >= len(window) // 2) & (loss - mean > sigma * deviation)

@@ -6,7 +6,6 @@ import math
 import signal
 import threading
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -20,7 +19,7 @@ class StoppedError(Exception):
 
 def stop_on_sigterm() -> None:
     """Install a handler of SIGTERM that stops the training after its current step."""
-    signal.signal(signal.SIGTERM, _request_stop)
+    signal.signal(signal.SIGTERM, lambda number, frame: _requested.set())
 
 
 def stop_requested() -> bool:
@@ -50,7 +49,3 @@ def no_longer_improves(
     if math.isfinite(loss) and (best is None or loss < best - least):
         return loss, 0
     return best, stale + 1
-
-
-def _request_stop(number: int, frame: FrameType | None) -> None:
-    _requested.set()

@@ -120,16 +120,21 @@ def work_here(folder: Path, leads: bool = True) -> Path:
         for name, size in work.items()
         if steps and _checkpoint_of(name) == steps[0]
     )
-    check_room(
-        local_folder,
-        newest
-        + sum(
-            size
-            for location in inputs.values()
-            for size in sizes_below(location).values()
-        ),
-        newest * engine.keep_checkpoints,
+    fetched_bytes = newest + sum(
+        size for location in inputs.values() for size in sizes_below(location).values()
     )
+    written_bytes = newest * engine.keep_checkpoints
+    disk = next(folder for folder in local_folder.parents if folder.exists())
+    free = shutil.disk_usage(disk).free
+    needed = fetched_bytes + written_bytes
+    if needed > free:
+        raise OSError(
+            f"the training works in {local_folder}, which needs {needed / 1e9:,.3f} GB "
+            f"({fetched_bytes / 1e9:,.3f} that it fetches from the store, "
+            f"{written_bytes / 1e9:,.3f} for its next checkpoints), and "
+            f"{free / 1e9:,.3f} GB are free there; free some, or name a folder of a "
+            "larger disk as engine.stream.cache_folder"
+        )
     fetch_tree(
         folder / "work",
         local_folder / "work",
@@ -210,27 +215,6 @@ def _checkpoint_of(name: str) -> str | None:
     """Checkpoint of a file below work/, or None."""
     parts = name.split("/")
     return parts[1] if len(parts) > 2 and parts[0] == "checkpoints" else None
-
-
-def check_room(here: Path, fetched_bytes: int, written_bytes: int) -> None:
-    """Check that the disk has room for a training's folder, else raise OSError.
-
-    Args:
-        here: the folder.
-        fetched_bytes: bytes to fetch from the store.
-        written_bytes: bytes of its next checkpoints.
-    """
-    disk = next(folder for folder in here.parents if folder.exists())
-    free = shutil.disk_usage(disk).free
-    needed = fetched_bytes + written_bytes
-    if needed > free:
-        raise OSError(
-            f"the training works in {here}, which needs {needed / 1e9:,.3f} GB "
-            f"({fetched_bytes / 1e9:,.3f} that it fetches from the store, "
-            f"{written_bytes / 1e9:,.3f} for its next checkpoints), and "
-            f"{free / 1e9:,.3f} GB are free there; free some, or name a folder of a "
-            "larger disk as engine.stream.cache_folder"
-        )
 
 
 def folder_here(folder: Path, stream: Stream, per_host: bool) -> Path:
@@ -405,7 +389,7 @@ class Mirror:
         target.fs.rm_file(target.path)  # type: ignore[attr-defined]
 
     def _files(self, part: str) -> Sent:
-        files: Sent = {}
+        files = {}
         for folder, _, names in os.walk(self._here / part):
             for name in names:
                 path = Path(folder, name)

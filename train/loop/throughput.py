@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from gristmill.core.processes import peak_resident_bytes
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Profile
-from gristmill.train.optim.dtensor_sums import squared_norm
+from gristmill.train.optim.dtensor_sums import squared_norm, trainable
 from gristmill.train.parallel.pipeline_parallel import over_stages
 from gristmill.train.parallel.process_groups import World, max_over_ranks
 from gristmill.train.planning.devices import find_device
@@ -109,9 +108,7 @@ class UpdateSize:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._trained = [
-            parameter for parameter in model.parameters() if parameter.requires_grad
-        ]
+        self._trained = [parameter for _, parameter in trainable(model)]
         self._before = [parameter.detach().clone() for parameter in self._trained]
 
     @torch.no_grad()
@@ -193,7 +190,22 @@ class Profiler:
         ):
             self.close()
         if step == self._section.first_step - 1:
-            self._start(self._section)
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            if self._world.device.type == "cuda":
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
+                if self._section.memory:
+                    torch.cuda.memory._record_memory_history(
+                        max_entries=MOST_ALLOCATIONS
+                    )
+            elif self._section.memory:
+                self._context.warn(
+                    "engine.profile.memory: there is no GPU whose allocations could be "
+                    "recorded"
+                )
+            self._profile = torch.profiler.profile(
+                activities=activities, record_shapes=True
+            )
+            self._profile.start()
 
     def close(self) -> None:
         """Write the trace so far."""
@@ -206,26 +218,7 @@ class Profiler:
         folder.mkdir(parents=True, exist_ok=True)
         profile.export_chrome_trace(str(folder / f"rank-{self._world.rank}.json.gz"))
         if self._section.memory and self._world.device.type == "cuda":
-            self._dump_memory(folder)
-
-    def _start(self, section: Profile) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self._world.device.type == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-            if section.memory:
-                torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
-        elif section.memory:
-            self._context.warn(
-                "engine.profile.memory: there is no GPU whose allocations could be "
-                "recorded"
+            torch.cuda.memory._dump_snapshot(
+                str(folder / f"rank-{self._world.rank}-memory.pickle")
             )
-        self._profile = torch.profiler.profile(
-            activities=activities, record_shapes=True
-        )
-        self._profile.start()
-
-    def _dump_memory(self, folder: Path) -> None:
-        torch.cuda.memory._dump_snapshot(
-            str(folder / f"rank-{self._world.rank}-memory.pickle")
-        )
-        torch.cuda.memory._record_memory_history(enabled=None)
+            torch.cuda.memory._record_memory_history(enabled=None)

@@ -19,8 +19,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,10 +32,11 @@ from gristmill.core.files import canonical_json, reserve, sha256_file
 from gristmill.mixtures.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.train.data.conversation_tokens import Chat
+from gristmill.train.loop.batch_plan import slices
 from gristmill.train.loop.objective import UNTRAINED, Measured, Metrics
-from gristmill.train.loop.prefetch import pinned
+from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.models.weights import SHAPE_FILE
-from gristmill.train.objectives.losses import IGNORED, chunk_rows
+from gristmill.train.objectives.losses import IGNORED, chunk_rows, scaled_gradients
 from gristmill.train.objectives.reference_logps import PredictionKey
 from gristmill.train.objectives.sft_objective import AssistantTurns, Turns
 
@@ -44,7 +46,7 @@ REST = "rest.npy"
 
 
 @dataclass(frozen=True)
-class Taught:
+class Taught(TensorBatch):
     """Teacher's distributions over m next tokens.
 
     Attributes:
@@ -58,24 +60,6 @@ class Taught:
     logps: Tensor
     ids: Tensor | None = None
     rest: Tensor | None = None
-
-    def part(self, which: slice) -> Taught:
-        """Slice of the tokens."""
-        return Taught(
-            *(  # type: ignore[arg-type]
-                None if tensor is None else tensor[which]
-                for tensor in (self.logps, self.ids, self.rest)
-            )
-        )
-
-    def to(self, device: torch.device) -> Taught:
-        """Copy to a device."""
-        return Taught(
-            *(
-                None if tensor is None else tensor.to(device, non_blocking=True)  # type: ignore[arg-type]
-                for tensor in (self.logps, self.ids, self.rest)
-            )
-        )
 
 
 def kept_of(logits: Tensor, temperature: float, top_k: int | None) -> Taught:
@@ -208,7 +192,6 @@ class _Distilled(torch.autograd.Function):
         settings: Distill,
     ) -> tuple[Tensor, Tensor, Tensor]:
         trains_matrix = ctx.needs_input_grad[1]
-        size = chunk_rows(matrix)
         nll, divergences = (
             torch.zeros(len(hidden), device=hidden.device) for _ in range(2)
         )
@@ -217,8 +200,7 @@ class _Distilled(torch.autograd.Function):
             matrix.shape if trains_matrix else (0,), device=matrix.device
         )
         total = torch.zeros((), device=hidden.device)
-        for start in range(0, len(hidden), size):
-            part = slice(start, start + size)
+        for part in slices(len(hidden), chunk_rows(matrix)):
             with torch.enable_grad():
                 chunk_hidden = hidden[part].detach().requires_grad_()
                 chunk_matrix = matrix.detach().requires_grad_(trains_matrix)
@@ -226,7 +208,7 @@ class _Distilled(torch.autograd.Function):
                 hard = F.cross_entropy(logits, targets[part], reduction="none")
                 soft = divergence(
                     logits,
-                    taught.part(part),
+                    taught.apply(itemgetter(part)),
                     settings.temperature,
                     settings.kind,
                     settings.beta,
@@ -248,22 +230,7 @@ class _Distilled(torch.autograd.Function):
         ctx.mark_non_differentiable(nll, divergences)
         return total, nll, divergences
 
-    @staticmethod
-    def backward(
-        ctx: Any, *gradients: Tensor
-    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
-        hidden_gradient, matrix_gradient = ctx.saved_tensors
-        scaled_matrix_gradient = (
-            matrix_gradient * gradients[0] if ctx.needs_input_grad[1] else None
-        )
-        return (
-            hidden_gradient * gradients[0],
-            scaled_matrix_gradient,
-            None,
-            None,
-            None,
-            None,
-        )
+    backward = staticmethod(scaled_gradients)
 
 
 def teacher_key(
@@ -315,11 +282,7 @@ class TeacherFiles:
 
     def __init__(self, folder: Path, masks: LossMasks) -> None:
         self._starts = token_starts(masks)
-        self._parts = {
-            name: np.load(folder / name, mmap_mode="r+")
-            for name in (LOGPS, IDS, REST)
-            if (folder / name).exists()
-        }
+        self._parts = _stored(folder, "r+")
 
     @staticmethod
     def create(folder: Path, masks: LossMasks, kept: int, with_ids: bool) -> None:
@@ -342,17 +305,15 @@ class TeacherFiles:
     def write(self, rows: np.ndarray, taught: Taught) -> None:
         """Write the distributions of some rows."""
         places = token_places(self._starts, rows)
-        for name, part in (
-            (LOGPS, taught.logps),
-            (IDS, taught.ids),
-            (REST, taught.rest),
+        for part, values in zip(
+            self._parts, (taught.logps, taught.ids, taught.rest), strict=False
         ):
-            if part is not None:
-                self._parts[name][places] = part.cpu().numpy()
+            if values is not None:
+                part[places] = values.cpu().numpy()
 
     def close(self) -> None:
         """Flush the files to disk."""
-        for part in self._parts.values():
+        for part in self._parts:
             part.flush()
 
 
@@ -366,22 +327,25 @@ class TeacherRows:
 
     def __init__(self, folder: Path, masks: LossMasks) -> None:
         self._starts = token_starts(masks)
-        self._logps = np.load(folder / LOGPS, mmap_mode="r")
-        stores_all_ids = not (folder / IDS).exists()
-        self._ids = None if stores_all_ids else np.load(folder / IDS, mmap_mode="r")
-        self._rest = None if stores_all_ids else np.load(folder / REST, mmap_mode="r")
+        self._parts = _stored(folder, "r")
 
     def read(self, rows: np.ndarray) -> Taught:
         """Distributions of the trained tokens of some rows, in the given order."""
         places = token_places(self._starts, rows)
-        logps = torch.from_numpy(self._logps[places])
-        if self._ids is None or self._rest is None:
+        logps, *others = (torch.from_numpy(part[places]) for part in self._parts)
+        if not others:
             return Taught(logps)
-        return Taught(
-            logps,
-            torch.from_numpy(self._ids[places].astype(np.int64)),
-            torch.from_numpy(self._rest[places]),
-        )
+        ids, rest = others
+        return Taught(logps, ids.long(), rest)
+
+
+def _stored(folder: Path, mode: Literal["r", "r+"]) -> list[np.memmap]:
+    """Arrays of a teacher that are stored: the first or all three."""
+    return [
+        np.load(folder / name, mmap_mode=mode)
+        for name in (LOGPS, IDS, REST)
+        if (folder / name).exists()
+    ]
 
 
 def token_starts(masks: LossMasks) -> np.ndarray:
@@ -437,11 +401,7 @@ class TaughtTurns:
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> TaughtBatch:
         """See AssistantTurns.prepare."""
         taught = self._teacher.read(rows if len(rows) else np.zeros(1, dtype=np.int64))
-        tensors = [
-            None if tensor is None else pinned(tensor)
-            for tensor in (taught.logps, taught.ids, taught.rest)
-        ]
-        return TaughtBatch(self._turns.prepare(rows, cuts), Taught(*tensors))  # type: ignore[arg-type]
+        return TaughtBatch(self._turns.prepare(rows, cuts), taught.pinned())
 
     def loss(
         self,

@@ -18,7 +18,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +32,6 @@ from gristmill.mixtures.objectives.span_objectives import (
     lacking,
 )
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
-from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.order import order_key
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.prediction_targets import Laid, Read, draws
@@ -119,11 +117,20 @@ class Blanks:
                     ]
                     spans = []
             order = np.argsort(row_draws.numbers("order", len(spans)), kind="stable")
+            row_kind = float(kind)
+            is_long = row_kind < self.section.document_share
+            is_short = row_kind >= self._not_short
             prefix_lengths[number] = self._lay(
                 tokens,
                 spans,
                 order,
-                self._blank_of(float(kind)),
+                (
+                    self.marks.long_blank
+                    if is_long
+                    else self.marks.blank
+                    if is_short
+                    else self.marks.sentence_blank
+                ),
                 inputs[number],
                 targets[number],
                 places[number],
@@ -172,17 +179,6 @@ class Blanks:
             at += size + 1
         return prefix_length
 
-    def _blank_of(self, kind: float) -> int:
-        is_long = kind < self.section.document_share
-        is_short = kind >= self._not_short
-        return (
-            self.marks.long_blank
-            if is_long
-            else self.marks.blank
-            if is_short
-            else self.marks.sentence_blank
-        )
-
     @property
     def _not_short(self) -> float:
         return self.section.document_share + self.section.sentence_share
@@ -197,7 +193,17 @@ class Blanks:
             )
             return [(size - max(int(share * size), 1), size)]
         if kind < self._not_short:
-            return _first_that_hide(self._sentences(tokens), target_count, row_draws)
+            sentences = self._sentences(tokens)
+            sampled = list[Span]()
+            hidden = 0
+            for number in np.argsort(
+                row_draws.numbers("sentence", len(sentences)), kind="stable"
+            ):
+                sampled.append(sentences[number])
+                hidden += sentences[number][1] - sentences[number][0]
+                if hidden >= target_count:
+                    break
+            return sorted(sampled)
         lengths = 1 + np.searchsorted(
             self._lengths, row_draws.numbers("length", target_count), side="right"
         )
@@ -257,22 +263,6 @@ class _Draws:
         )
 
 
-def _first_that_hide(
-    sentences: Sequence[Span], target_count: int, row_draws: _Draws
-) -> list[Span]:
-    """Sample sentences until enough tokens are hidden; ascending."""
-    sampled = list[Span]()
-    hidden = 0
-    for number in np.argsort(
-        row_draws.numbers("sentence", len(sentences)), kind="stable"
-    ):
-        sampled.append(sentences[number])
-        hidden += sentences[number][1] - sentences[number][0]
-        if hidden >= target_count:
-            break
-    return sorted(sampled)
-
-
 def blanks_of(
     section: BlankInfilling, tokenizer: TextTokenizer, seed: int, length: int
 ) -> Blanks:
@@ -297,27 +287,19 @@ def blanks_of(
         ids[END],
         tokenizer.pad,
     )
-    return Blanks(section, marks, seed, sentence_ends(tokenizer), tokenizer.eos)
-
-
-def sentence_ends(tokenizer: TextTokenizer) -> np.ndarray:
-    """Mask of tokens that contain the end of a sentence, (vocab,) bool; false for
-    special tokens.
-    """
-    special = {*tokenizer.special_ids.values()}
+    special_ids = {*tokenizer.special_ids.values()}
     texts = tokenizer.tokenizer.decode_batch(
         [[number] for number in range(tokenizer.vocab_size)]
     )
-    return np.array(
-        [
-            number not in special and any(end in text for end in SENTENCE_ENDS)
-            for number, text in enumerate(texts)
-        ]
+    return Blanks(
+        section,
+        marks,
+        seed,
+        np.array(
+            [
+                number not in special_ids and any(end in text for end in SENTENCE_ENDS)
+                for number, text in enumerate(texts)
+            ]
+        ),
+        tokenizer.eos,
     )
-
-
-def read_blanks(
-    section: BlankInfilling, folder: Path, seed: int, length: int
-) -> Blanks:
-    """`blanks_of` with the tokenizer of a folder."""
-    return blanks_of(section, load_tokenizer(folder), seed, length)

@@ -18,11 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.posttraining import Dpo
-from gristmill.train.data.preference_rows import AnswerRows, Drawn
+from gristmill.train.data.preference_rows import AnswerRows
 from gristmill.train.loop.objective import Measured
-from gristmill.train.loop.prefetch import pinned
+from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
-from gristmill.train.objectives.preference_report import DeclineAlarm
+from gristmill.train.objectives.preference_objective import (
+    DrawnObjective,
+    measured_pairs,
+)
 from gristmill.train.parallel.process_groups import World
 from gristmill.train.parallel.sharding import measured_by_all
 
@@ -67,17 +70,8 @@ def baseline_of(mismatched_gains: Tensor) -> Tensor:
     return mismatched_gains.detach().mean().clamp(min=0.0)
 
 
-def weights_to_balance(
-    desirable: int, undesirable: int, desirable_weight: float, undesirable_weight: float
-) -> float:
-    """Total weight ratio of the two kinds: w_D n_D / (w_U n_U), which should be between
-    1 and 4/3 (equation 8).
-    """
-    return desirable_weight * desirable / (undesirable_weight * undesirable)
-
-
 @dataclass(frozen=True)
-class PaddedAnswers:
+class PaddedAnswers(TensorBatch):
     """A micro-batch of n answers in host memory.
 
     Attributes:
@@ -94,7 +88,7 @@ class PaddedAnswers:
     real: bool
 
 
-class Desirability:
+class Desirability(DrawnObjective):
     """KTO (see objective.Objective).
 
     Before each step `take_baseline` measures the KL with mismatched answers over the
@@ -125,31 +119,23 @@ class Desirability:
         seed: int,
         flops_per_token: float,
         world: World,
-        warn: Callable[[str], None] = lambda message: None,
+        warn: Callable[[str], None],
     ) -> None:
-        self._drawn = Drawn(rows, draws, seed)
-        self.order = self._drawn.order
-        self.fingerprint = self._drawn.fingerprint
-        self.num_tokens = self._drawn.num_tokens
-        self.describe = self._drawn.describe
-        self.blame = self._drawn.blame
-        self.flops_per_token = flops_per_token
-        self.sequence_length = rows.packed.sequence_length
-        self._rows = rows
-        self._reference = reference
-        self._section = section
+        super().__init__(
+            rows, draws, reference, section, seed, flops_per_token, world.device, warn
+        )
+        self._answers = rows
         self._world = world
         self._baseline = torch.zeros((), device=world.device)
-        self._alarm = DeclineAlarm(warn)
 
     def take_baseline(self, model: nn.Module, rows: np.ndarray) -> None:
         """Estimate the KL on the rows of the next step, with answers to other
         prompts.
         """
-        answers = self._drawn.numbers[rows]
+        answers = self._numbers[rows]
         logps = answer_logps(
             model,
-            self._rows,
+            self._answers,
             answers,
             self._section.micro_batch_size,
             self._world,
@@ -159,24 +145,18 @@ class Desirability:
             torch.from_numpy(logps - self._reference[answers, 1])
         ).to(self._world.device)
 
-    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Number of answers: all count equally, whatever their length."""
-        return float(len(rows))
-
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedAnswers:
         """Read a micro-batch of answers; an empty one holds an answer of weight
         zero.
         """
         # Empty micro-batches are computed too, as forward and backward are collectives.
-        answers = self._drawn.numbers[rows if len(rows) else [0]]
-        ids, targets = self._rows.read(answers)
+        answers = self._numbers[rows if len(rows) else [0]]
         return PaddedAnswers(
-            pinned(ids),
-            pinned(targets),
-            pinned(self._rows.desirable[answers]),
-            pinned(self._reference[answers, 0]),
+            *self._answers.read(answers),
+            torch.from_numpy(self._answers.desirable[answers]),
+            torch.from_numpy(self._reference[answers, 0]),
             bool(len(rows)),
-        )
+        ).pinned()
 
     def loss(
         self,
@@ -191,47 +171,33 @@ class Desirability:
         answers each: count, rewards, log-probs, number below the reference, and
         log-ratios to the reference per token.
         """
-        real = float(batch.real)
         section = self._section
-        ids, targets, desirable, reference = (
-            part.to(self._world.device, non_blocking=True)
-            for part in (batch.ids, batch.targets, batch.desirable, batch.reference)
-        )
-        logps = model(ids, partial(sequence_logps, targets=targets))
-        gains = logps - reference
+        batch = batch.to(self._device)
+        logps = model(batch.ids, partial(sequence_logps, targets=batch.targets))
+        gains = logps - batch.reference
         losses = kto_loss(
             gains,
-            desirable,
+            batch.desirable,
             self._baseline,
             section.beta,
             section.desirable_weight,
             section.undesirable_weight,
         )
-        detached_gains = gains.detach()
-        tokens = (targets != IGNORED).sum(dim=1)
-        of_answers = torch.stack(
-            [
-                torch.ones_like(detached_gains),
-                section.beta * detached_gains,
-                logps.detach(),
-                (detached_gains < 0).float(),
-                detached_gains / tokens,
-            ]
-        ).double()
+        tokens = (batch.targets != IGNORED).sum(dim=1)
+        of_answers = (
+            torch.ones_like(gains),
+            section.beta * gains,
+            logps,
+            gains < 0,
+            gains / tokens,
+        )
+        baselines = self._baseline.expand(len(gains))
         by_kind = [
-            (of_answers * is_of_kind).sum(dim=1)
-            for is_of_kind in (desirable, ~desirable)
+            column * is_of_kind
+            for is_of_kind in (batch.desirable, ~batch.desirable)
+            for column in of_answers
         ]
-        sums = torch.cat(
-            [
-                losses.detach().double().sum()[None],
-                (self._baseline.double() * len(ids))[None],
-                *by_kind,
-            ]
-        )
-        return Measured(
-            losses.sum() * (scale * real), sums * real, losses.detach()[:, None]
-        )
+        return measured_pairs(losses, [losses, baselines, *by_kind], scale, batch.real)
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
         """Means over answers, with the names of TRL; metrics of a kind without answers

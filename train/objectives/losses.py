@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gristmill.train.loop.batch_plan import slices
+
 IGNORED = -100
 """PyTorch's default ignore_index."""
 CHUNK_LOGITS = 1 << 22
@@ -31,22 +33,16 @@ def chunk_rows(matrix: Tensor) -> int:
     """Number of positions per chunk of logits, for an output matrix (v, d) on its
     device.
     """
-    return _chunk_rows(matrix, len(matrix))
-
-
-def _chunk_rows(tensor: Tensor, ids: int) -> int:
-    return max(
-        1, (GPU_CHUNK_LOGITS if tensor.device.type == "cuda" else CHUNK_LOGITS) // ids
-    )
+    logits = GPU_CHUNK_LOGITS if matrix.device.type == "cuda" else CHUNK_LOGITS
+    return max(1, logits // len(matrix))
 
 
 def _logit_chunks(
     flat: Tensor, matrix: Tensor | None
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of hidden states (n t, d) with their logits (m, v) in float32."""
-    size = _chunk_rows(flat, flat.shape[1] if matrix is None else len(matrix))
-    for start in range(0, len(flat), size):
-        part = slice(start, start + size)
+    size = chunk_rows(flat.T if matrix is None else matrix)
+    for part in slices(len(flat), size):
         yield part, (flat[part] if matrix is None else flat[part] @ matrix.T).float()
 
 
@@ -114,6 +110,16 @@ def _compiled_logit_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     return torch.compile(_logit_gradients, fullgraph=True)
 
 
+def scaled_gradients(
+    ctx: Any, *gradients: Tensor
+) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+    """Backward pass of a loss whose gradients were computed in the forward pass."""
+    hidden_gradient, matrix_gradient = ctx.saved_tensors
+    # In place, as autograd rejects a second backward pass.
+    of_matrix = matrix_gradient.mul_(gradients[0]) if ctx.needs_input_grad[1] else None
+    return hidden_gradient.mul_(gradients[0]), of_matrix, None, None, None, None
+
+
 class _WeightedNll(torch.autograd.Function):
     """Sum of weight * negative log-likelihood, whose gradients are computed chunk by
     chunk in the forward pass.
@@ -140,9 +146,7 @@ class _WeightedNll(torch.autograd.Function):
             matrix.shape if trains_matrix else (0,), device=matrix.device
         )
         squares = torch.zeros_like(nll)
-        size = chunk_rows(matrix)
-        for start in range(0, len(hidden), size):
-            part = slice(start, start + size)
+        for part in slices(len(hidden), chunk_rows(matrix)):
             nll[part], squares[part], gradient = differentiate(
                 hidden[part] @ matrix.T, targets[part], weights[part], z_loss, fused
             )
@@ -157,31 +161,7 @@ class _WeightedNll(torch.autograd.Function):
         ctx.mark_non_differentiable(nll)
         return ((nll + z_loss * squares) * weights).sum(), nll
 
-    @staticmethod
-    def backward(
-        ctx: Any, *gradients: Tensor
-    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
-        hidden_gradient, matrix_gradient = ctx.saved_tensors
-        # In place, as autograd rejects a second backward pass.
-        of_matrix = (
-            matrix_gradient.mul_(gradients[0]) if ctx.needs_input_grad[1] else None
-        )
-        return hidden_gradient.mul_(gradients[0]), of_matrix, None, None, None, None
-
-
-def _nll_of_logits(
-    logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float
-) -> tuple[Tensor, Tensor]:
-    """`weighted_nll` of materialised logits, differentiated by autograd."""
-    flat = logits.float().flatten(0, 1)
-    flat_targets = targets.flatten()
-    nll = F.cross_entropy(flat, flat_targets, reduction="none", ignore_index=IGNORED)
-    squares = (
-        flat.logsumexp(dim=-1).square() * (flat_targets != IGNORED) if z_loss else 0.0
-    )
-    return ((nll + z_loss * squares) * weights.flatten()).sum(), nll.detach().view(
-        targets.shape
-    )
+    backward = staticmethod(scaled_gradients)
 
 
 def weighted_nll(
@@ -213,7 +193,19 @@ def weighted_nll(
     ['2.0794', '2.0794']
     """
     if matrix is None:
-        return _nll_of_logits(hidden, targets, weights, z_loss)
+        flat = hidden.float().flatten(0, 1)
+        flat_targets = targets.flatten()
+        token_nll = F.cross_entropy(
+            flat, flat_targets, reduction="none", ignore_index=IGNORED
+        )
+        squares = (
+            flat.logsumexp(dim=-1).square() * (flat_targets != IGNORED)
+            if z_loss
+            else 0.0
+        )
+        return (
+            (token_nll + z_loss * squares) * weights.flatten()
+        ).sum(), token_nll.detach().view(targets.shape)
     total, nll = _WeightedNll.apply(
         hidden.flatten(0, 1),
         matrix,

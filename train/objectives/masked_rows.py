@@ -11,13 +11,11 @@ step, the row and the place in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Masked
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, word_edges
-from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.order import order_key
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.prediction_targets import Laid, Read, draws
@@ -111,11 +109,6 @@ def masking_of(section: Masked, tokenizer: TextTokenizer, seed: int) -> Masking:
         special,
         edges,
     )
-
-
-def read_masking(section: Masked, folder: Path, seed: int) -> Masking:
-    """`masking_of` with the tokenizer of a folder."""
-    return masking_of(section, load_tokenizer(folder), seed)
 
 
 def mask_token(tokenizer: TextTokenizer) -> str:

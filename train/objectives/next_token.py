@@ -10,7 +10,7 @@ boundaries stored beside the rows, not by its id, which may also occur in a docu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -29,9 +29,9 @@ from gristmill.train.loop.objective import (
     Measured,
     Metrics,
     ReadDocument,
-    mean_of_trained,
+    read_pieces,
 )
-from gristmill.train.loop.prefetch import pinned, read_pinned
+from gristmill.train.loop.prefetch import TensorBatch, pinned, read_pinned
 from gristmill.train.models.decoder import Head
 from gristmill.train.models.experts import expert_loads, report_loads
 from gristmill.train.models.model_config import OwnShape, Shape
@@ -53,12 +53,10 @@ from gristmill.train.objectives.source_sums import (
 from gristmill.train.parallel.context_parallel import TokenHead
 
 MOST_PIECES_DESCRIBED = 10_000
-HEAD_TOKENS = 64
-"""Tokens of each document that loss-spike reports show as text."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(TensorBatch):
     """A micro-batch in host memory.
 
     Attributes:
@@ -143,41 +141,38 @@ class NextToken:
         """
         # Empty micro-batches are computed too, as forward and backward are collectives.
         real = bool(len(rows))
-        rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
+        rows = rows if real else np.zeros(1, dtype=np.int64)
         length = self.sequence_length // cuts
         filled = filled_tokens(self.packed, rows, cuts)
         positions = None
-        sources = np.repeat(self.packed.source_of(rows), cuts)
         if self._shape.document_mask:
-            positions = pinned(document_positions(self.packed, rows, cuts))
+            positions = document_positions(self.packed, rows, cuts)
         elif self._shape.encoder and (filled < length).any():
-            positions = pinned(filled_positions(filled, length))
-        details = (
-            pinned(sources),
-            pinned(filled),
-            positions,
+            positions = filled_positions(filled, length)
+        laid = None
+        if self._layout is not None:
+            laid = self._laid(self._layout, rows, cuts, step)
+            if laid.places is not None:  # inputs differ from the row's tokens
+                positions = laid.positions
+        batch = Rows(
+            read_pinned(self.packed, rows).view(-1, length)
+            if laid is None
+            else torch.from_numpy(laid.inputs),
+            torch.from_numpy(np.repeat(self.packed.source_of(rows), cuts)),
+            torch.from_numpy(filled),
+            None if positions is None else torch.from_numpy(positions),
             real,
             cuts,
         )
-        if self._layout is None:
-            return Rows(read_pinned(self.packed, rows).view(-1, length), *details)
-        laid = self._laid(self._layout, rows, cuts, step)
-        if laid.places is not None:  # inputs differ from the row's tokens
-            details = (
-                *details[:2],
-                None if laid.positions is None else pinned(laid.positions),
-                *details[3:],
+        if laid is not None:
+            batch = replace(
+                batch,
+                targets=torch.from_numpy(laid.targets),
+                beside={name: pinned(part) for name, part in laid.beside().items()},
+                weight=_trained(laid) if real else 0.0,
+                places=None if laid.places is None else torch.from_numpy(laid.places),
             )
-        inputs, targets = (pinned(part) for part in (laid.inputs, laid.targets))
-        beside = {name: pinned(part) for name, part in laid.beside().items()}
-        return Rows(
-            inputs,
-            *details,
-            targets,
-            beside,
-            _trained(laid) if real else 0.0,
-            None if laid.places is None else pinned(laid.places),
-        )
+        return batch.pinned()
 
     def _laid(self, layout: Layout, rows: np.ndarray, cuts: int, step: int) -> Laid:
         length = self.sequence_length // cuts
@@ -210,22 +205,14 @@ class NextToken:
         """
         device = self._token_bytes.device
         real = float(batch.real)
+        batch = batch.to(device)
         # Tokens are copied in the dtype of the packed set, and cast on the device.
-        ids = batch.tokens.to(device, non_blocking=True).to(torch.int64)
-        sources, filled = (
-            part.to(device, non_blocking=True) for part in (batch.sources, batch.filled)
-        )
-        positions = (
-            None
-            if batch.positions is None
-            else batch.positions.to(device, non_blocking=True)
-        )
+        ids = batch.tokens.to(torch.int64)
+        columns = torch.arange(ids.shape[1], device=device)
         targets = (
-            next_tokens(
-                ids, torch.arange(ids.shape[1], device=device) < filled[:, None]
-            )
-            if (batch.targets is None)
-            else batch.targets.to(device, non_blocking=True)
+            next_tokens(ids, columns < batch.filled[:, None])
+            if batch.targets is None
+            else batch.targets
         )
         counted = (targets != IGNORED).float() * real
         weights = counted * scale
@@ -248,7 +235,7 @@ class NextToken:
             name: part.to(device, non_blocking=True)
             for name, part in batch.beside.items()
         }
-        further = further_targets(targets, positions, self._shape.multi_token)
+        further = further_targets(targets, batch.positions, self._shape.multi_token)
         if further:
             share = self._further_weight / len(further)
             model_arguments["further"] = [
@@ -261,7 +248,7 @@ class NextToken:
         output = model(
             ids,
             head_of(targets, weights),
-            positions=positions,
+            positions=batch.positions,
             trained=weights.sum(dim=1),
             **model_arguments,
         )
@@ -274,7 +261,7 @@ class NextToken:
         loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]
         source_sums = sums_by_source(
-            nll, counted, num_bytes, sources, len(self.packed.sources)
+            nll, counted, num_bytes, batch.sources, len(self.packed.sources)
         )
         further_sums = [
             torch.stack(
@@ -288,40 +275,33 @@ class NextToken:
         sums = torch.cat((source_sums, *loads, *further_sums))
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
         if batch.places is not None:
-            row_losses = self._in_rows(
-                row_losses, batch.places.to(device, non_blocking=True), batch.cuts
+            places = batch.places.to(device, non_blocking=True)
+            length = self.sequence_length // batch.cuts
+            padded_losses = row_losses.new_full(
+                (len(row_losses), length + 1), UNTRAINED
             )
+            row_losses = padded_losses.scatter(
+                1, torch.where(places < 0, length, places), row_losses
+            )[:, :length]
         return Measured(loss, sums, row_losses.reshape(len(ids) // batch.cuts, -1))
-
-    def _in_rows(self, losses: Tensor, places: Tensor, cuts: int) -> Tensor:
-        """Scatter losses (n, t) to the places of their targets in the rows."""
-        length = self.sequence_length // cuts
-        row_losses = losses.new_full((len(losses), length + 1), UNTRAINED)
-        # Targets that are not part of a row go to an extra column, which is cut off.
-        return row_losses.scatter(1, torch.where(places < 0, length, places), losses)[
-            :, :length
-        ]
 
     def report(self, sums: Sequence[float], weight: float) -> Metrics:
         """Loss over all sources; loss, bits per byte and tokens of each source with
         data; expert loads.
         """
+        further_sums = sums[self._of_further :]
+        losses = {
+            f"ahead_{depth + 2}": further_sums[2 * depth] / further_sums[2 * depth + 1]
+            for depth in range(self._shape.multi_token)
+            if further_sums[2 * depth + 1]
+        }
         return {
             **report_by_source(self.packed.sources, sums, weight),
             **report_loads(
                 sums[self._source_sums : self._of_further], self._shape.experts
             ),
-            **self._report_further(sums[self._of_further :]),
+            **({"multi_token": losses} if losses else {}),
         }
-
-    def _report_further(self, sums: Sequence[float]) -> dict[str, dict[str, float]]:
-        """`multi_token`: loss by prediction distance."""
-        losses = {
-            f"ahead_{depth + 2}": sums[2 * depth] / sums[2 * depth + 1]
-            for depth in range(self._shape.multi_token)
-            if sums[2 * depth + 1]
-        }
-        return {"multi_token": losses} if losses else {}
 
     def describe(self, rows: np.ndarray) -> Mapping[str, object]:
         """Documents of rows: id, source and tokens of each piece."""
@@ -342,32 +322,20 @@ class NextToken:
         """Document pieces of rows, with the mean loss of their tokens; `head` is their
         first tokens.
         """
-        tokens = self.packed.tokens(rows)
-        pieces = self.packed.pieces(rows).to_pylist()
-        places = {int(row): place for place, row in enumerate(rows)}
         ahead = 1 if self._layout is None else self._layout.ahead
-        documents: list[ReadDocument] = []
-        for piece in pieces:
-            place = places[piece["row"]]
-            start = piece["start"]
-            end = piece["start"] + piece["length"]
-            # A position holds the loss of the token that is predicted there.
-            losses = row_losses[place, max(start - ahead, 0) : end - ahead]
-            documents.append(
-                {
-                    "id": piece["id"].hex(),
-                    "source": self.packed.sources[piece["source"]],
-                    "loss": mean_of_trained(losses),
-                    "row": piece["row"],
-                    "start": start,
-                    "tokens": piece["length"],
-                    "offset": piece["offset"],
-                    "head": tokens[
-                        place, start : min(end, start + HEAD_TOKENS)
-                    ].tolist(),
-                }
-            )
-        return documents
+        return [
+            {
+                "id": piece["id"].hex(),
+                "source": self.packed.sources[piece["source"]],
+                "loss": loss,
+                "row": piece["row"],
+                "start": piece["start"],
+                "tokens": piece["length"],
+                "offset": piece["offset"],
+                "head": head,
+            }
+            for piece, loss, head in read_pieces(self.packed, rows, row_losses, ahead)
+        ]
 
 
 def _trained(laid: Laid) -> float:

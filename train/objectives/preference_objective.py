@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.posttraining import Dpo
-from gristmill.train.data.preference_rows import Drawn, PairRows
+from gristmill.train.data.preference_rows import AnswerRows, Drawn, PairRows
 from gristmill.train.loop.objective import Measured
-from gristmill.train.loop.prefetch import pinned
+from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.preference_losses import (
     LossSettings,
@@ -24,7 +24,7 @@ from gristmill.train.objectives.preference_report import DeclineAlarm
 
 
 @dataclass(frozen=True)
-class PaddedPairs:
+class PaddedPairs(TensorBatch):
     """A micro-batch of n pairs in host memory.
 
     Attributes:
@@ -39,7 +39,62 @@ class PaddedPairs:
     real: bool
 
 
-class Preferences:
+def measured_pairs(
+    losses: Tensor, columns: Sequence[Tensor], scale: float | Tensor, real: bool
+) -> Measured:
+    """Result of a micro-batch of pairs: `losses` (n,) and `columns` to sum, (n,) each;
+    all zero unless `real`.
+    """
+    sums = torch.stack([column.detach().double().sum() for column in columns]) * real
+    return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
+
+
+class DrawnObjective:
+    """Frame of objectives over drawn pairs or answers (see objective.Objective).
+
+    Args:
+        rows: all of them.
+        draws: as from `draw_pairs`.
+        reference: log-probabilities under the reference, two of each.
+        section: loss and its settings.
+        seed: of the order.
+        flops_per_token: of the training.
+        device: of the model.
+        warn: reports an alarm.
+    """
+
+    def __init__(
+        self,
+        rows: PairRows | AnswerRows,
+        draws: Sequence[np.ndarray],
+        reference: np.ndarray,
+        section: Dpo,
+        seed: int,
+        flops_per_token: float,
+        device: torch.device,
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        drawn = Drawn(rows, draws, seed)
+        self._numbers = drawn.numbers
+        self.order = drawn.order
+        self.fingerprint = drawn.fingerprint
+        self.num_tokens = drawn.num_tokens
+        self.describe = drawn.describe
+        self.blame = drawn.blame
+        self.flops_per_token = flops_per_token
+        self.sequence_length = rows.packed.sequence_length
+        self._rows = rows
+        self._reference = reference
+        self._section = section
+        self._device = device
+        self._alarm = DeclineAlarm(warn)
+
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
+        """Number of pairs or answers."""
+        return float(len(rows))
+
+
+class Preferences(DrawnObjective):
     """Loss over pairs (see objective.Objective), with precomputed reference
     log-probabilities.
 
@@ -58,47 +113,13 @@ class Preferences:
 
     sums_length = 10
 
-    def __init__(
-        self,
-        rows: PairRows,
-        draws: Sequence[np.ndarray],
-        reference: np.ndarray,
-        section: Dpo,
-        seed: int,
-        flops_per_token: float,
-        device: torch.device,
-        warn: Callable[[str], None] = lambda message: None,
-    ) -> None:
-        self._drawn = Drawn(rows, draws, seed)
-        self.order = self._drawn.order
-        self.fingerprint = self._drawn.fingerprint
-        self.num_tokens = self._drawn.num_tokens
-        self.describe = self._drawn.describe
-        self.blame = self._drawn.blame
-        self.flops_per_token = flops_per_token
-        self.sequence_length = rows.packed.sequence_length
-        self._rows = rows
-        self._device = device
-        self._kind = section.loss
-        self._settings = LossSettings.of(section)
-        self._reference = reference
-        self._alarm = DeclineAlarm(warn)
-
-    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Number of pairs: all count equally, whatever their length."""
-        return float(len(rows))
-
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedPairs:
         """Read a micro-batch of pairs; an empty one holds a pair of weight zero."""
         # Empty micro-batches are computed too, as forward and backward are collectives.
-        pairs = self._drawn.numbers[rows if len(rows) else [0]]
+        pairs = self._numbers[rows if len(rows) else [0]]
         ids, targets = self._rows.read(pairs)
-        return PaddedPairs(
-            pinned(ids),
-            pinned(targets),
-            pinned(self._reference[pairs]),
-            bool(len(rows)),
-        )
+        reference = torch.from_numpy(self._reference[pairs])
+        return PaddedPairs(ids, targets, reference, bool(len(rows))).pinned()
 
     def loss(
         self,
@@ -113,16 +134,13 @@ class Preferences:
         log-probs (both), numbers below the reference (both), and log-ratios to the
         reference per token (both).
         """
-        real = float(batch.real)
-        ids, targets, reference = (
-            part.to(self._device, non_blocking=True)
-            for part in (batch.ids, batch.targets, batch.reference)
-        )
-        chosen, rejected = model(ids, partial(sequence_logps, targets=targets)).chunk(2)
-        tokens = (targets != IGNORED).sum(dim=1).float().chunk(2)
-        logps = PairLogps(chosen, rejected, reference[:, 0], reference[:, 1], *tokens)
+        batch = batch.to(self._device)
+        head = partial(sequence_logps, targets=batch.targets)
+        chosen, rejected = model(batch.ids, head).chunk(2)
+        tokens = (batch.targets != IGNORED).sum(dim=1).float().chunk(2)
+        logps = PairLogps(chosen, rejected, *batch.reference.unbind(1), *tokens)
         losses, chosen_rewards, rejected_rewards = preference_loss(
-            self._kind, logps, self._settings
+            self._section.loss, logps, LossSettings.of(self._section)
         )
         gains = logps.gains
         measured = (
@@ -135,8 +153,7 @@ class Preferences:
             *(gain < 0 for gain in gains),
             *(gain / n for gain, n in zip(gains, tokens, strict=True)),
         )
-        sums = torch.stack([part.detach().double().sum() for part in measured]) * real
-        return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
+        return measured_pairs(losses, measured, scale, batch.real)
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
         """Means over pairs, with the names of TRL; ties count as ranked incorrectly.

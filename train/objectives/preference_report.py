@@ -198,7 +198,7 @@ def write_margins(
     is_out = table["held_out"].to_numpy()
     set_names = np.array(table["set"].to_pylist())
     right = margins > 0
-    sets: list[SetMargins] = []
+    sets = []
     for name in dict.fromkeys(table["set"].to_pylist()):
         in_set = set_names == name
         set_margins: SetMargins = {"name": name}

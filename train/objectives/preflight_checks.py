@@ -12,7 +12,6 @@ loss of ln 2, is in `objectives/reference_logps.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict
 
@@ -24,7 +23,12 @@ from torch import Tensor, nn
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.objectives.sft_objective import AssistantTurns, Turns
-from gristmill.train.parallel.process_groups import World, sum_over_ranks
+from gristmill.train.optim.dtensor_sums import gradients_of, local
+from gristmill.train.parallel.process_groups import (
+    World,
+    max_over_ranks,
+    sum_over_ranks,
+)
 from gristmill.train.parallel.sharding import evaluating
 
 CERTIFICATE = "step-0.json"
@@ -94,12 +98,35 @@ def prove(
     # At most the rows of one forward pass of the training.
     count = min(PROOF_ROWS, micro_batch_size * world.data_size, objective.order.total)
     rows = objective.order.rows(np.arange(count, dtype=np.int64))
-    together, alone = packed_and_unpacked(model, objective, rows, world)
-    difference = accumulated_difference(model, objective, rows, world)
+    sums = torch.zeros(2, dtype=torch.float64, device=world.device)
+    with evaluating(model):
+        for part in micro_batches(rows, world.data_rank, world.data_size, 1):
+            batch = objective.prepare(part)
+            sums[0] += objective.loss(model, batch, 1.0).sums[0]
+            # All ranks run equally many forward passes, which are collectives.
+            most = int(max_over_ranks(float(len(starts_of(batch))), world))
+            for piece in pieces_of(batch, most):
+                sums[1] += objective.loss(model, piece, 1.0).sums[0]
+    together, alone = sum_over_ranks(sums, world).tolist()
+    batch_gradients = gradients(model, objective, rows, len(rows), world)
+    accumulated = gradients(model, objective, rows, 1, world)
+    errors = [
+        expected - actual
+        for expected, actual in zip(batch_gradients, accumulated, strict=True)
+    ]
+    norms = torch.stack(
+        [
+            torch.stack([tensor.double().square().sum() for tensor in tensors]).sum()
+            for tensors in (batch_gradients, errors)
+        ]
+    )
+    if world.size > 1:
+        torch.distributed.all_reduce(norms)
+    norm, distance = norms.sqrt().tolist()
     certificate: Certificate = {
         "loss": together / objective.weight(rows),
         "loss_unpacked": alone / objective.weight(rows),
-        "accumulation_difference": difference,
+        "accumulation_difference": distance / norm if norm else 0.0,
         "largest_difference": LARGEST_DIFFERENCE[dtype],
         "trained_share": data["trained_share"],
         "masked_share": data["masked_share"],
@@ -107,8 +134,7 @@ def prove(
         "end_of_turn_share": data["end_of_turn_share"],
         "problems": [],
     }
-    problems = failures(certificate)
-    if problems:
+    if problems := failures(certificate):
         raise NotProvedError(
             "sft: the training was not started: " + "; ".join(problems)
         )
@@ -134,22 +160,6 @@ def failures(certificate: Certificate) -> list[str]:
             f"{tolerance:g})"
         )
     return messages
-
-
-def packed_and_unpacked(
-    model: nn.Module, objective: AssistantTurns, rows: np.ndarray, world: World
-) -> tuple[float, float]:
-    """Summed loss of rows as packed, and of their pieces one by one, over all ranks."""
-    sums = torch.zeros(2, dtype=torch.float64, device=world.device)
-    with evaluating(model):
-        for part in micro_batches(rows, world.data_rank, world.data_size, 1):
-            batch = objective.prepare(part)
-            sums[0] += objective.loss(model, batch, 1.0).sums[0]
-            # All ranks run equally many forward passes, which are collectives.
-            for piece in pieces_of(batch, agree_on_most(len(starts_of(batch)), world)):
-                sums[1] += objective.loss(model, piece, 1.0).sums[0]
-    together, alone = sum_over_ranks(sums, world).tolist()
-    return together, alone
 
 
 def starts_of(batch: Turns) -> list[int]:
@@ -182,42 +192,6 @@ def pieces_of(batch: Turns, count: int) -> list[Turns]:
     return pieces + [empty_batch] * (count - len(pieces))
 
 
-def agree_on_most(value: int, world: World) -> int:
-    """Maximum of a number over all ranks."""
-    if world.size == 1:
-        return value
-    most = torch.tensor([value], dtype=torch.int64, device=world.device)
-    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
-    return int(most)
-
-
-def accumulated_difference(
-    model: nn.Module, objective: AssistantTurns, rows: np.ndarray, world: World
-) -> float:
-    """Relative distance of the gradients of one-row micro-batches from those of one big
-    batch.
-    """
-    batch_gradients = gradients(model, objective, rows, len(rows), world)
-    accumulated = gradients(model, objective, rows, 1, world)
-    norms = torch.stack(
-        [
-            squares(batch_gradients),
-            squares(
-                [
-                    expected - actual
-                    for expected, actual in zip(
-                        batch_gradients, accumulated, strict=True
-                    )
-                ]
-            ),
-        ]
-    )
-    if world.size > 1:
-        torch.distributed.all_reduce(norms)
-    norm, difference = norms.sqrt().tolist()
-    return float(difference / norm) if norm else 0.0
-
-
 def gradients(
     model: nn.Module,
     objective: AssistantTurns,
@@ -235,21 +209,6 @@ def gradients(
         )
     ]
     accumulate_gradients(model, objective, parts, objective.weight(rows), world)
-    shards = [
-        local(parameter.grad).clone()
-        for parameter in model.parameters()
-        if parameter.grad is not None
-    ]
+    shards = [local(gradient).clone() for gradient in gradients_of(model)]
     model.zero_grad(set_to_none=True)
     return shards
-
-
-def local(gradient: Tensor) -> Tensor:
-    """Local shard of a gradient."""
-    shard: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    return shard
-
-
-def squares(tensors: Sequence[Tensor]) -> Tensor:
-    """Sum of all squares, float64."""
-    return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum()

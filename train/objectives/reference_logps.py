@@ -37,6 +37,9 @@ LARGEST_MARGIN = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2
 """
 
 
+PAIR_LOGPS = ["chosen", "rejected"]
+ANSWER_LOGPS = ["logp", "mismatched"]
+"""Columns of log-probabilities: of an answer to its own prompt, and to another's."""
 PredictionKey = Mapping[str, object]
 """Dependencies of stored predictions by name, as JSON."""
 
@@ -50,23 +53,19 @@ class StaleReferenceError(RuntimeError):
 
 
 def key_of(
-    start: Path, rows: PairRows, dtype: torch.dtype, rounded: Rounded | None
+    start: Path,
+    rows: PairRows | AnswerRows,
+    dtype: torch.dtype,
+    rounded: Rounded | None,
 ) -> PredictionKey:
-    """Dependencies of reference log-probabilities: weights, precision, template,
-    tokenizer, length, pairs.
+    """Inputs and settings that the log-probabilities of a packed set depend on.
 
     Args:
-        start: folder of the reference model.
-        rows: the pairs.
+        start: model folder of the reference.
+        rows: pairs, or single answers.
         dtype: of matrix products.
-        rounded: quantisation of the model, if any.
+        rounded: rounding of the base weights, if any.
     """
-    return {**_model_key(start, dtype, rounded), **rows.made_of}
-
-
-def _model_key(
-    start: Path, dtype: torch.dtype, rounded: Rounded | None
-) -> PredictionKey:
     rounding = (
         None
         if rounded is None
@@ -76,6 +75,8 @@ def _model_key(
         "weights": sha256_file(start / WEIGHTS_FILE),
         "precision": str(dtype).removeprefix("torch."),
         "rounding": rounding,
+        **({"rows": "answers"} if isinstance(rows, AnswerRows) else {}),
+        **rows.made_of,
     }
 
 
@@ -116,74 +117,22 @@ def pair_logps(
 
 
 def write_reference(
-    folder: Path, key: PredictionKey, rows: PairRows, logps: np.ndarray
+    folder: Path,
+    key: PredictionKey,
+    rows: PairRows | AnswerRows,
+    columns: Mapping[str, np.ndarray],
 ) -> None:
-    """Write log-probabilities (n, 2) float32 of all n pairs, chosen first, with their
-    key.
-    """
-    tokens = rows.scored_tokens.astype(np.int32)
-    write_table(
-        folder / TABLE,
-        pa.table(
-            {
-                "id": rows.ids,
-                "chosen": logps[:, 0],
-                "rejected": logps[:, 1],
-                "chosen_tokens": tokens[:, 0],
-                "rejected_tokens": tokens[:, 1],
-            }
-        ),
-    )
+    """Write the table of log-probabilities and token counts, and its key."""
+    write_table(folder / TABLE, pa.table({"id": rows.ids, **columns}))
     write_json(folder / KEY, key)
 
 
-def answer_key(
-    start: Path, rows: AnswerRows, dtype: torch.dtype, rounded: Rounded | None
-) -> PredictionKey:
-    """Like `key_of`, for single answers."""
-    return {**_model_key(start, dtype, rounded), "rows": "answers", **rows.made_of}
-
-
-def write_answer_reference(
-    folder: Path, key: PredictionKey, rows: AnswerRows, logps: np.ndarray
-) -> None:
-    """Write log-probabilities (A, 2) float32 of all answers, and of their partners'
-    answers to the same prompts.
-    """
-    write_table(
-        folder / TABLE,
-        pa.table(
-            {
-                "id": rows.ids,
-                "logp": logps[:, 0],
-                "mismatched": logps[:, 1],
-                "tokens": rows.scored_tokens.astype(np.int32),
-            }
-        ),
-    )
-    write_json(folder / KEY, key)
-
-
-def read_answer_reference(folder: Path, key: PredictionKey) -> np.ndarray:
-    """Read log-probabilities (A, 2) float32.
+def read_reference(folder: Path, key: PredictionKey, columns: list[str]) -> np.ndarray:
+    """Two columns of the table, (rows, 2) float32.
 
     Raises:
-        StaleReferenceError: they have another key; the message names the differences.
+        StaleReferenceError: they were computed with another key.
     """
-    return _read_table(folder, key, ["logp", "mismatched"])
-
-
-def read_reference(folder: Path, key: PredictionKey) -> np.ndarray:
-    """Read log-probabilities (n, 2) float32, chosen first, in the order of the key's
-    pairs.
-
-    Raises:
-        StaleReferenceError: they have another key; the message names the differences.
-    """
-    return _read_table(folder, key, ["chosen", "rejected"])
-
-
-def _read_table(folder: Path, key: PredictionKey, columns: list[str]) -> np.ndarray:
     check_key(folder, key, "reference log-probabilities", "reference")
     table = read_table(folder / TABLE, columns=columns)
     return np.stack([table[name].to_numpy() for name in columns], axis=1)

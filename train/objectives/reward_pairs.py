@@ -15,8 +15,9 @@ from gristmill.tokenize.order import Order
 from gristmill.train.data.conversation_tokens import fingerprint_of, padded
 from gristmill.train.data.pairs import Pair
 from gristmill.train.loop.objective import Measured, ReadDocument, mean_of_trained
-from gristmill.train.loop.prefetch import pinned
+from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.models.reward_model import scores
+from gristmill.train.objectives.preference_objective import measured_pairs
 from gristmill.train.parallel.process_groups import World
 from gristmill.train.parallel.sharding import measured_by_all
 
@@ -44,7 +45,7 @@ def reward_loss(
 
 
 @dataclass(frozen=True)
-class PaddedAnswers:
+class PaddedAnswers(TensorBatch):
     """A micro-batch of n pairs in host memory.
 
     Attributes:
@@ -90,8 +91,7 @@ class RewardPairs:
         self._pairs = pairs
         self._pad = pad
         self._device = device
-        self._margin = section.margin
-        self._center_weight = section.center_weight
+        self._section = section
         self._lengths = np.array(
             [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs],
             dtype=np.int64,
@@ -111,9 +111,8 @@ class RewardPairs:
         pairs = (
             [self._pairs[int(row)] for row in rows] if len(rows) else [self._pairs[0]]
         )
-        return PaddedAnswers(
-            pinned(answer_ids(pairs, self._pad, self.sequence_length)), bool(len(rows))
-        )
+        ids = answer_ids(pairs, self._pad, self.sequence_length)
+        return PaddedAnswers(ids, bool(len(rows))).pinned()
 
     def loss(
         self,
@@ -125,14 +124,13 @@ class RewardPairs:
         """See objective.Objective; the sums are loss, number ranked correctly, and both
         answers' scores.
         """
-        real = float(batch.real)
-        chosen, rejected = scores(
-            model, batch.ids.to(self._device, non_blocking=True), self._pad
-        ).chunk(2)
-        losses = reward_loss(chosen, rejected, self._margin, self._center_weight)
-        measured = (losses, chosen > rejected, chosen, rejected)
-        sums = torch.stack([part.detach().double().sum() for part in measured]) * real
-        return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
+        ids = batch.to(self._device).ids
+        chosen, rejected = scores(model, ids, self._pad).chunk(2)
+        losses = reward_loss(
+            chosen, rejected, self._section.margin, self._section.center_weight
+        )
+        columns = (losses, chosen > rejected, chosen, rejected)
+        return measured_pairs(losses, columns, scale, batch.real)
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
         """Means over pairs; ties count as ranked incorrectly."""

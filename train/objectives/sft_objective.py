@@ -20,9 +20,9 @@ from gristmill.train.loop.objective import (
     Measured,
     Metrics,
     ReadDocument,
-    mean_of_trained,
+    read_pieces,
 )
-from gristmill.train.loop.prefetch import pinned
+from gristmill.train.loop.prefetch import TensorBatch, pinned
 from gristmill.train.objectives.losses import (
     IGNORED,
     drawn_nll,
@@ -36,12 +36,9 @@ from gristmill.train.objectives.source_sums import (
     sums_by_source,
 )
 
-HEAD_TOKENS = 64
-"""Tokens of each example that loss-spike reports show as text."""
-
 
 @dataclass(frozen=True)
-class Turns:
+class Turns(TensorBatch):
     """A micro-batch in host memory.
 
     Attributes:
@@ -114,14 +111,13 @@ class AssistantTurns:
         """
         # Empty micro-batches are computed too, as forward and backward are collectives.
         real = bool(len(rows))
-        rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        ids, trained, token_positions = read_turns(self.packed, self.masks, rows)
-        positions = None if token_positions is None else pinned(token_positions)
+        rows = rows if real else np.zeros(1, dtype=np.int64)
+        ids, trained, positions = read_turns(self.packed, self.masks, rows)
         return Turns(
             pinned(ids),
             pinned(trained),
             pinned(self.packed.source_of(rows)),
-            positions,
+            None if positions is None else pinned(positions),
             real,
         )
 
@@ -138,17 +134,10 @@ class AssistantTurns:
         placed = self.place(batch)
         weights = placed.counted * scale
         fused = bool(getattr(model, "is_compiled", False))
-        head = partial(
-            weighted_nll, targets=placed.targets, weights=weights, fused=fused
-        )
+        head = partial(weighted_nll, fused=fused)
         if draw is not None:
-            head = partial(
-                drawn_nll,
-                targets=placed.targets,
-                weights=weights,
-                uniforms=uniforms(placed.ids, draw),
-                fused=fused,
-            )
+            head = partial(drawn_nll, uniforms=uniforms(placed.ids, draw), fused=fused)
+        head = partial(head, targets=placed.targets, weights=weights)
         loss, nll = model(
             placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1)
         )
@@ -160,24 +149,10 @@ class AssistantTurns:
 
     def place(self, batch: Turns) -> PlacedTurns:
         """Copy a micro-batch to the device, with its targets."""
-        device = self._token_bytes.device
-        ids, trained, sources = (
-            part.to(device, non_blocking=True)
-            for part in (batch.ids, batch.trained, batch.sources)
-        )
-        positions = (
-            None
-            if batch.positions is None
-            else batch.positions.to(device, non_blocking=True)
-        )
-        targets = next_tokens(ids, trained)
-        return PlacedTurns(
-            ids,
-            targets,
-            (targets != IGNORED).float() * float(batch.real),
-            sources,
-            positions,
-        )
+        batch = batch.to(self._token_bytes.device)
+        targets = next_tokens(batch.ids, batch.trained)
+        counted = (targets != IGNORED).float() * float(batch.real)
+        return PlacedTurns(batch.ids, targets, counted, batch.sources, batch.positions)
 
     def sums(self, placed: PlacedTurns, nll: Tensor) -> Tensor:
         """Total loss, and loss, trained tokens and bytes per set, from the losses of
@@ -204,23 +179,12 @@ class AssistantTurns:
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
         """Examples of rows, with the mean loss of their trained tokens."""
-        tokens = self.packed.tokens(rows)
-        indices = {int(row): index for index, row in enumerate(rows)}
-        examples: list[ReadDocument] = []
-        for piece in self.packed.pieces(rows).to_pylist():
-            index = indices[piece["row"]]
-            start = piece["start"]
-            end = piece["start"] + piece["length"]
-            # A position holds the loss of the next token.
-            losses = row_losses[index, max(start - 1, 0) : end - 1]
-            examples.append(
-                {
-                    "id": piece["id"].hex(),
-                    "loss": mean_of_trained(losses),
-                    "tokens": piece["length"],
-                    "head": tokens[
-                        index, start : min(end, start + HEAD_TOKENS)
-                    ].tolist(),
-                }
-            )
-        return examples
+        return [
+            {
+                "id": piece["id"].hex(),
+                "loss": loss,
+                "tokens": piece["length"],
+                "head": head,
+            }
+            for piece, loss, head in read_pieces(self.packed, rows, row_losses, ahead=1)
+        ]

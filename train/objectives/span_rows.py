@@ -16,7 +16,6 @@ the former as a prefix of the latter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +32,6 @@ from gristmill.mixtures.objectives.span_objectives import (
     tokens_that_fit,
 )
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
-from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.order import order_key
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.prediction_targets import Laid, Read, draws
@@ -82,8 +80,17 @@ class Corruption:
         """Inputs and targets of rows in a step; see layout.Layout."""
         length = read.tokens.shape[1]
         sizes = (read.positions >= 0).sum(axis=1)
-        denoiser_numbers = self._drawn(read, step)
-        widths = [length, length] if self.joined else self._widths(length)
+        drawn = draws(self.key("denoiser", step), read.rows, read.first)
+        denoiser_numbers: np.ndarray = (drawn * len(self.denoisers)).astype(np.int64)
+        widths = [length, length]
+        if not self.joined:
+            hidden, spans = np.array(
+                [spans_of(length, denoiser) for denoiser in self.denoisers]
+            ).T
+            widths = [
+                length + int((spans - hidden).max()) + 1 + bool(self.modes),
+                int((hidden + spans).max()) + 1,
+            ]
         inputs = np.full((len(sizes), widths[0]), self.pad)
         targets, places = (
             np.full((len(sizes), widths[1]), fill) for fill in (IGNORED, -1)
@@ -126,25 +133,6 @@ class Corruption:
         """64-bit key of the named draws in a step."""
         return order_key(self.seed, "spans", name, step)
 
-    def _drawn(self, read: Read, step: int) -> np.ndarray:
-        """Denoiser number of each row."""
-        drawn = draws(self.key("denoiser", step), read.rows, read.first)
-        numbers: np.ndarray = (drawn * len(self.denoisers)).astype(np.int64)
-        return numbers
-
-    def _widths(self, length: int) -> list[int]:
-        """Maximum lengths of encoder inputs and targets for rows of a length."""
-        lengths = [
-            (length - hidden + spans, hidden + spans)
-            for hidden, spans in (
-                spans_of(length, denoiser) for denoiser in self.denoisers
-            )
-        ]
-        return [
-            max(sizes[0] for sizes in lengths) + 1 + bool(self.modes),
-            max(sizes[1] for sizes in lengths) + 1,
-        ]
-
     def _corrupted(
         self, read: Read, rows: np.ndarray, size: int, number: int, step: int
     ) -> _Corrupted:
@@ -174,16 +162,10 @@ class Corruption:
             group, -1
         )
         is_target = np.stack((starts, hidden), axis=2).reshape(group, -1)
-        targets = (
-            np.stack((sentinels, tokens), axis=2)
-            .reshape(group, -1)[is_target]
-            .reshape(group, -1)
-        )
         numbers = np.broadcast_to(np.arange(size), tokens.shape)
-        places = (
-            np.stack((np.full_like(tokens, -1), numbers), axis=2)
-            .reshape(group, -1)[is_target]
-            .reshape(group, -1)
+        targets, places = (
+            np.stack(pair, axis=2).reshape(group, -1)[is_target].reshape(group, -1)
+            for pair in ((sentinels, tokens), (np.full_like(tokens, -1), numbers))
         )
         parts = (front, inputs) if self.joined else (front, inputs, end)
         return _Corrupted(
@@ -275,10 +257,3 @@ def corruption_of(
         tokenizer.pad,
         isinstance(section, Ul2) and section.shape == "decoder",
     )
-
-
-def read_corruption(
-    section: SpanCorruption | Ul2, folder: Path, seed: int, length: int
-) -> Corruption:
-    """`corruption_of` with the tokenizer of a folder."""
-    return corruption_of(section, load_tokenizer(folder), seed, length)

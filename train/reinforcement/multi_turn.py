@@ -113,7 +113,27 @@ class Dialogue:
                 if turn < self.turns
                 else []
             )
-            running = self._answered(turn, calling)
+            used = iter(
+                self.tools.answer(
+                    turn,
+                    [
+                        (call, open_answer.asked.offered)
+                        for open_answer in calling
+                        for call in open_answer.calls
+                    ],
+                )
+            )
+            running = []
+            for open_answer in calling:
+                answers = [
+                    replace(tool_call, answer=self._cut(tool_call.answer))
+                    for tool_call in islice(used, len(open_answer.calls))
+                ]
+                open_answer.used += answers
+                tokens = self.form.answers([tool_call.answer for tool_call in answers])
+                if len(tokens) < open_answer.left:
+                    open_answer.add(tokens, False)
+                    running.append(open_answer)
             if not running:
                 break
         return [
@@ -126,31 +146,6 @@ class Dialogue:
             )
             for answer in everyone
         ]
-
-    def _answered(self, turn: int, calling: Sequence[_Open]) -> list[_Open]:
-        """Answer the calls by tools; returns the answers with room for another turn."""
-        used = iter(
-            self.tools.answer(
-                turn,
-                [
-                    (call, open_answer.asked.offered)
-                    for open_answer in calling
-                    for call in open_answer.calls
-                ],
-            )
-        )
-        running = []
-        for open_answer in calling:
-            answers = [
-                replace(tool_call, answer=self._cut(tool_call.answer))
-                for tool_call in islice(used, len(open_answer.calls))
-            ]
-            open_answer.used += answers
-            tokens = self.form.answers([tool_call.answer for tool_call in answers])
-            if len(tokens) < open_answer.left:
-                open_answer.add(tokens, False)
-                running.append(open_answer)
-        return running
 
     def _cut(self, answer: str) -> str:
         answer = self.chat.plain(answer)

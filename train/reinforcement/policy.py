@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gristmill.train.loop.batch_plan import slices
 from gristmill.train.objectives.losses import chunk_rows
 from gristmill.train.reinforcement.rollouts import Part
 
@@ -90,18 +91,17 @@ def token_logps(
         tokens: (m,) int64.
         temperature: divides logits.
     """
-    size = chunk_rows(matrix)
     parts = [
         checkpoint(
             _chunk_logps,
-            hidden[start : start + size],
+            hidden[part],
             matrix,
-            tokens[start : start + size],
+            tokens[part],
             temperature,
             use_reentrant=False,
             preserve_rng_state=False,
         )
-        for start in range(0, len(hidden), size)
+        for part in slices(len(hidden), chunk_rows(matrix))
     ]
     logps, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
     return logps, entropies

@@ -8,6 +8,7 @@ answers are distributed to several steps, for one or more epochs.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gristmill.core.files import canonical_json
 from gristmill.mixtures.reinforcement import Curriculum, Rl, name_of
 from gristmill.train.loop.objective import Measured, ReadDocument
 from gristmill.train.reinforcement.algorithms import ALGORITHMS
@@ -25,7 +27,6 @@ from gristmill.train.reinforcement.policy_gradient import (
     surrogate_loss,
     value_loss,
 )
-from gristmill.train.reinforcement.prompts import fingerprint_of_prompts
 from gristmill.train.reinforcement.rollout_phase import Actor
 
 OF_TOKENS = 4
@@ -59,7 +60,10 @@ class Reinforcement:
 
     def __init__(self, actor: Actor, length: int, flops_per_token: float) -> None:
         self.order = InOrder()
-        self.fingerprint = fingerprint_of_prompts(actor.prompts)
+        digest = hashlib.blake2b(digest_size=16)
+        for prompt in actor.prompts:
+            digest.update(canonical_json([list(prompt.ids), prompt.answer]))
+        self.fingerprint = digest.hexdigest()
         self.flops_per_token = flops_per_token
         self.sequence_length = length
         self._section = actor.section
@@ -126,6 +130,9 @@ class Reinforcement:
         total = losses + self._section.critic.loss_weight * of_critic
         row_losses = (total * weights).sum(dim=1)
         divergence = kl_estimate(opinion.logps.detach(), reference, "k3") * part.mask
+        rollouts = self._rollouts
+        chosen = torch.from_numpy(places)
+        totals = rollouts.totals[chosen].double()
         sums = (
             torch.cat(
                 (
@@ -143,7 +150,26 @@ class Reinforcement:
                             )
                         ]
                     ),
-                    self._sums_of_answers(places),
+                    torch.stack(
+                        [
+                            totals.sum(),
+                            totals.square().sum(),
+                            (~rollouts.ended[chosen]).sum().double(),
+                            rollouts.flat[chosen].sum().double(),
+                            (
+                                totals
+                                >= (self._section.curriculum or Curriculum()).passed_at
+                            )
+                            .sum()
+                            .double(),
+                            *(
+                                torch.zeros(3).double()
+                                if rollouts.used is None
+                                else rollouts.used[chosen].double().sum(dim=0)
+                            ),
+                            *rollouts.rewards[chosen].double().sum(dim=0),
+                        ]
+                    ).to(self._device),
                 )
             )
             * real
@@ -162,28 +188,6 @@ class Reinforcement:
             places, width, self._device, "values", "returns"
         )
         return value_loss(opinion.values, before, returns, self._section.critic.clip)
-
-    def _sums_of_answers(self, places: np.ndarray) -> Tensor:
-        rollouts = self._rollouts
-        chosen = torch.from_numpy(places)
-        totals = rollouts.totals[chosen].double()
-        return torch.stack(
-            [
-                totals.sum(),
-                totals.square().sum(),
-                (~rollouts.ended[chosen]).sum().double(),
-                rollouts.flat[chosen].sum().double(),
-                (totals >= (self._section.curriculum or Curriculum()).passed_at)
-                .sum()
-                .double(),
-                *(
-                    torch.zeros(3).double()
-                    if rollouts.used is None
-                    else rollouts.used[chosen].double().sum(dim=0)
-                ),
-                *rollouts.rewards[chosen].double().sum(dim=0),
-            ]
-        ).to(self._device)
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
         """Means under the names of TRL's GRPOTrainer.

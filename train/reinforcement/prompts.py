@@ -4,14 +4,12 @@ of steps.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from gristmill.core.files import canonical_json, write_text
 from gristmill.dataprep.examples.conversations import Example
 from gristmill.dataprep.examples.read_examples import (
     RecordCounts,
@@ -23,7 +21,6 @@ from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, columns_
 from gristmill.train.data.conversation_tokens import (
     Chat,
     ChatError,
-    Encoded,
     EncodingCounts,
     NothingToTrainError,
     check_content,
@@ -126,7 +123,17 @@ def read_prompts(
         check_answers(
             f"rl data {prompt_set.path}", records.examples, rewards, prompt_set.answer
         )
-        encoded = prepare_prompts(records.examples, chat, longest, tools)
+
+        def encode(example: Example) -> Prompt | None:
+            offered: tuple[str, ...] = ()
+            if tools is None:
+                described = example.get("tools", ())
+                ids = chat.encode(example["prompt"], True, described).ids.tolist()
+            else:
+                ids, offered = tools.encode(example)
+            return None if len(ids) > longest else Prompt(example, tuple(ids), offered)
+
+        encoded = encode_examples(records.examples, encode)
         check_content(
             f"rl data {prompt_set.path}",
             encoded.left_out,
@@ -194,26 +201,6 @@ class OfferedTools:
         ), offered
 
 
-def prepare_prompts(
-    examples: Sequence[Example],
-    chat: Chat,
-    longest: int,
-    tools: OfferedTools | None = None,
-) -> Encoded[Prompt]:
-    """Encode prompts of at most `longest` tokens; arguments as in `read_prompts`."""
-
-    def encode(example: Example) -> Prompt | None:
-        offered: tuple[str, ...] = ()
-        if tools is None:
-            described = example.get("tools", ())
-            ids = chat.encode(example["prompt"], True, described).ids.tolist()
-        else:
-            ids, offered = tools.encode(example)
-        return None if len(ids) > longest else Prompt(example, tuple(ids), offered)
-
-    return encode_examples(examples, encode)
-
-
 def split(
     prompts: Sequence[Prompt], share: float, limit: int, seed: int
 ) -> tuple[list[Prompt], list[Prompt]]:
@@ -234,19 +221,6 @@ def split(
             f"({share}) or add prompts"
         )
     return training, sorted(held_out, key=lambda prompt: prompt.example["id"])[:limit]
-
-
-def fingerprint_of_prompts(prompts: Sequence[Prompt]) -> str:
-    """Hash of prompts' ids and right answers, in order: 32 hexadecimal digits."""
-    digest = hashlib.blake2b(digest_size=16)
-    for prompt in prompts:
-        digest.update(canonical_json([list(prompt.ids), prompt.answer]))
-    return digest.hexdigest()
-
-
-def write_prompt_ids(path: Path, prompts: Sequence[Prompt]) -> None:
-    """Write the ids of the training prompts, one per line."""
-    write_text(path, "".join(f"{prompt.example['id']}\n" for prompt in prompts))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from gristmill.dataprep.rewards.answer_checks import (
 )
 from gristmill.mixtures.reinforcement import AnyReward, ModelReward, OwnReward
 from gristmill.train.data.conversation_tokens import Chat
+from gristmill.train.loop.batch_plan import slices
 from gristmill.train.models.reward_model import RewardModel, load_reward_model, scores
 from gristmill.train.parallel.process_groups import World, on_first, sum_over_ranks
 from gristmill.train.reinforcement.prompts import Prompt
@@ -107,13 +108,38 @@ def rewards_of(
                 lambda: by_own(prompts, answers), world
             )
         if isinstance(reward, ModelReward):
-            return _shared(
-                _by_model(
-                    _reward_folder(reward, inputs), chat, vocab_size, world.device, rows
-                ),
-                world,
+            if reward.path is None and "reward" not in inputs:
+                raise RewardModelError(
+                    "rl.rewards: a reward of kind model has no `path`, and the "
+                    "manifest has no section `reward:` whose model could be taken; "
+                    "give one of the two"
+                )
+            folder = (
+                inputs["reward"] / "model"
+                if reward.path is None
+                else as_path(reward.path)
             )
-        return _shared(_by_check(reward, chat), world)
+            return _shared(
+                _by_model(folder, chat, vocab_size, world.device, rows), world
+            )
+        check = verifier_of(reward)
+
+        def rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
+            return torch.tensor(
+                [
+                    check(
+                        Answer(
+                            text_of(chat, answer),
+                            answer.num_drawn - answer.ended,
+                            prompt.answer,
+                        )
+                    )
+                    for prompt, answer in zip(prompts, answers, strict=True)
+                ],
+                dtype=torch.float32,
+            )
+
+        return _shared(rewards, world)
 
     parts = [part_of(entry) for entry in section]
     return lambda prompts, answers: torch.stack(
@@ -161,38 +187,6 @@ def _by_own(reward: OwnReward, chat: Chat) -> Given:
     return rewards
 
 
-def _by_check(reward: AnyReward, chat: Chat) -> Given:
-    check = verifier_of(reward)
-
-    def rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-        return torch.tensor(
-            [
-                check(
-                    Answer(
-                        text_of(chat, answer),
-                        answer.num_drawn - answer.ended,
-                        prompt.answer,
-                    )
-                )
-                for prompt, answer in zip(prompts, answers, strict=True)
-            ],
-            dtype=torch.float32,
-        )
-
-    return rewards
-
-
-def _reward_folder(reward: ModelReward, inputs: Mapping[str, Path]) -> Path:
-    if reward.path is not None:
-        return as_path(reward.path)
-    if "reward" not in inputs:
-        raise RewardModelError(
-            "rl.rewards: a reward of kind model has no `path`, and the manifest has no "
-            "section `reward:` whose model could be taken; give one of the two"
-        )
-    return inputs["reward"] / "model"
-
-
 def _by_model(
     folder: Path, chat: Chat, vocab_size: int, device: torch.device, rows: int
 ) -> Given:
@@ -203,7 +197,9 @@ def _by_model(
             f"policy {vocab_size}: "
             "it reads the policy's own tokens, so both need the same tokenizer"
         )
-    tail = chat_tail(chat)
+    tokens = chat.encode(PROBE)
+    last = int((tokens.turns > 0).nonzero()[0][-1])
+    tail = tokens.ids[last + 1 :].tolist()
 
     def rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
         return _score(
@@ -228,10 +224,10 @@ def _score(
     """
     chunks = [torch.zeros(0)]
     device = model.score.weight.device
-    for start in range(0, len(conversations), rows):
+    for part in slices(len(conversations), rows):
         batch = [
             conversation[: model.shape.sequence_length]
-            for conversation in conversations[start : start + rows]
+            for conversation in conversations[part]
         ]
         ids = torch.full((len(batch), max(map(len, batch))), pad, dtype=torch.int64)
         for row, tokens in enumerate(batch):
@@ -263,12 +259,3 @@ def load_answer_scorer(
         chat.pad,
         ROWS,
     ).tolist()
-
-
-def chat_tail(chat: Chat) -> list[int]:
-    """Tokens of a conversation after the end of its last answer, as in the reward
-    model's training.
-    """
-    tokens = chat.encode(PROBE)
-    last = int((tokens.turns > 0).nonzero()[0][-1])
-    return tokens.ids[last + 1 :].tolist()

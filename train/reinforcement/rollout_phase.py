@@ -92,7 +92,15 @@ class Actor:
             return
         section = self.section
         rollouts = self.rollouts
-        prompts = self._prompts(batch)
+        count = self.section.rollouts_per_batch // self.section.group_size
+        numbers = (
+            self.order.rows(
+                np.arange(batch * count, (batch + 1) * count, dtype=np.int64)
+            )
+            if (self.choice is None)
+            else self.choice.choose(count)
+        )
+        prompts = np.repeat(numbers, self.section.group_size)
         chosen = [self.prompts[number] for number in prompts]
         answers = self._kept(batch, chosen) or self.draw(
             chosen,
@@ -118,7 +126,19 @@ class Actor:
             self.choice.learn(
                 prompts[:: section.group_size].tolist(), passed.float().mean(dim=1)
             )
-        self._ask_models()
+        opinions = self._opinions(self.model)
+        self.rollouts.old.copy_(opinions[0])
+        if opinions[1] is not None:
+            self.rollouts.values.copy_(opinions[1])
+        if self.section.needs_reference:
+            with (
+                nullcontext()
+                if self.reference is not None
+                else without_adapters(self.model)
+            ):
+                self.rollouts.reference.copy_(
+                    self._opinions(self.reference or self.model)[0]
+                )
         self.agreement = check_agreement(
             answers, rollouts.old, rollouts.mask, section.rollouts_agree
         )
@@ -166,20 +186,6 @@ class Actor:
             )
             for answer in answers
         ]
-
-    def _prompts(self, batch: int) -> np.ndarray:
-        """Numbers of the prompts of the next batch, one per answer, those of a group
-        adjacent, (N,) int64.
-        """
-        count = self.section.rollouts_per_batch // self.section.group_size
-        numbers = (
-            self.order.rows(
-                np.arange(batch * count, (batch + 1) * count, dtype=np.int64)
-            )
-            if (self.choice is None)
-            else self.choice.choose(count)
-        )
-        return np.repeat(numbers, self.section.group_size)
 
     def draw(
         self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]
@@ -242,24 +248,6 @@ class Actor:
             [reward.weight for reward in self.section.rewards]
         )
         return self.shown(prompts, answers, rewards, totals)
-
-    def _ask_models(self) -> None:
-        """Compute log-probabilities and values of policy, critic and reference, in the
-        micro-batches of the updates.
-        """
-        opinions = self._opinions(self.model)
-        self.rollouts.old.copy_(opinions[0])
-        if opinions[1] is not None:
-            self.rollouts.values.copy_(opinions[1])
-        if self.section.needs_reference:
-            with (
-                nullcontext()
-                if self.reference is not None
-                else without_adapters(self.model)
-            ):
-                self.rollouts.reference.copy_(
-                    self._opinions(self.reference or self.model)[0]
-                )
 
     def _opinions(self, model: nn.Module) -> tuple[Tensor, Tensor | None]:
         section = self.section

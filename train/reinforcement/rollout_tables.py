@@ -86,35 +86,6 @@ class AnswerRow(TokenColumns):
     used: NotRequired[list[dict[str, Any]]]
 
 
-def schema_of(names: Sequence[str], tools: bool = False) -> pa.Schema:
-    """Schema of `AnswerRow`s, in the order of a batch, answers to one prompt
-    adjacent.
-    """
-    more: dict[str, pa.DataType] = (
-        {"turns": pa.int32(), "used": USED, DRAWN: pa.list_(pa.bool_())}
-        if tools
-        else {}
-    )
-    return pa.schema(
-        {
-            "id": pa.string(),
-            "prompt": pa.string(),
-            "answer": pa.string(),
-            "right": pa.string(),
-            "ended": pa.bool_(),
-            "tokens": pa.int32(),
-            "reward": pa.float32(),
-            "rewards": pa.struct([(name, pa.float32()) for name in names]),
-            "advantage": pa.float32(),
-            **{
-                name: pa.list_(pa.int32() if name.endswith("ids") else pa.float32())
-                for name in TOKEN_COLUMNS
-            },
-            **more,
-        }
-    )
-
-
 def keep_batch(
     folder: Path,
     batch: int,
@@ -123,9 +94,36 @@ def keep_batch(
     tools: bool = False,
 ) -> None:
     """Write a batch's answers; a training that samples it again writes the same."""
+    more: dict[str, pa.DataType] = (
+        {"turns": pa.int32(), "used": USED, DRAWN: pa.list_(pa.bool_())}
+        if tools
+        else {}
+    )
     write_table(
         folder / batch_name(batch),
-        pa.Table.from_pylist(list(answers), schema_of(names, tools)),
+        pa.Table.from_pylist(
+            list(answers),
+            pa.schema(
+                {
+                    "id": pa.string(),
+                    "prompt": pa.string(),
+                    "answer": pa.string(),
+                    "right": pa.string(),
+                    "ended": pa.bool_(),
+                    "tokens": pa.int32(),
+                    "reward": pa.float32(),
+                    "rewards": pa.struct([(name, pa.float32()) for name in names]),
+                    "advantage": pa.float32(),
+                    **{
+                        name: pa.list_(
+                            pa.int32() if name.endswith("ids") else pa.float32()
+                        )
+                        for name in TOKEN_COLUMNS
+                    },
+                    **more,
+                }
+            ),
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from gristmill.core.files import read_json
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.data.conversation_tokens import padded_length
 from gristmill.train.loop.checkpoints import MARKER, PREFIX, is_complete
+from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.reinforcement.rollout_tables import (
     TokenColumns,
     batch_name,
@@ -72,7 +73,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(TensorBatch):
     """Some answers, padded; n rows, t tokens of prompt and answer, r of the longest
     answer.
 
@@ -88,15 +89,6 @@ class Part:
     columns: Tensor
     mask: Tensor
     tokens: Tensor
-
-    def to(self, device: torch.device) -> Part:
-        """Copy on a device."""
-        return Part(
-            *(
-                part.to(device, non_blocking=True)
-                for part in (self.ids, self.columns, self.mask, self.tokens)
-            )
-        )
 
 
 class Rollouts:

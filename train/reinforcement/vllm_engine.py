@@ -142,19 +142,17 @@ class VllmEngine:
             sampling_params,
             use_tqdm=False,
         )
-        return [
-            _generated(output.outputs[0], request)
-            for output, request in zip(outputs, requests, strict=True)
-        ]
-
-
-def _generated(output: Any, request: Request) -> Generated:
-    tokens = list(output.token_ids)
-    logps = tuple(
-        float(token_logps[token].logprob)
-        for token, token_logps in zip(tokens, output.logprobs, strict=True)
-    )
-    return Generated(tokens, bool(tokens) and tokens[-1] in request.stops, logps=logps)
+        answers = []
+        for output, request in zip(outputs, requests, strict=True):
+            drawn = output.outputs[0]
+            tokens = list(drawn.token_ids)
+            logps = tuple(
+                float(token_logps[token].logprob)
+                for token, token_logps in zip(tokens, drawn.logprobs, strict=True)
+            )
+            ended = bool(tokens) and tokens[-1] in request.stops
+            answers.append(Generated(tokens, ended, logps=logps))
+        return answers
 
 
 def check_agreement(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -22,7 +21,6 @@ import numpy as np
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.pairs import (
     HOLDOUT,
     gained_more,
@@ -33,41 +31,38 @@ from gristmill.train.data.pairs import (
 from gristmill.train.data.preference_rows import (
     PairRows,
     check_pairs,
-    describe_draws,
     draw_pairs,
     held_out_mask,
-    write_drawn_ids,
 )
 from gristmill.train.evaluation.intervals import Estimate, share_with_interval
-from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.training_job import Learner
-from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.preference_report import (
     MARGINS,
-    decline_of,
     measured_again,
     pair_margins,
     pair_rewards,
     write_margins,
 )
-from gristmill.train.objectives.preflight_checks import CERTIFICATE
 from gristmill.train.objectives.reference_logps import (
+    PAIR_LOGPS,
     certify_start,
     key_of,
     pair_logps,
     read_reference,
     rounding_of,
 )
-from gristmill.train.parallel.process_groups import process_group
-from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.stages.kto import KtoSummary, optimise
-from gristmill.train.stages.stage_inputs import open_mixture, open_rows, start_of
+from gristmill.train.stages.stage_inputs import (
+    Inputs,
+    open_rows,
+    start_of,
+)
 from gristmill.train.stages.trained_models import (
     PreferenceSummary,
     averaged,
-    tune,
-    tuned_shape,
+    optimise_preferences,
+    tuning,
 )
 
 
@@ -93,7 +88,7 @@ class DpoSummary(PreferenceSummary):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,
@@ -113,61 +108,50 @@ def run(
     section = Dpo.model_validate(config)
     if section.loss == "kto":
         return optimise(inputs, section, out, context)
-    seed = section.key_seed
     start = start_of(inputs)
     with closing(PackedSet(inputs["dpo_data"])) as data:
         check_pairs(data)
     with (
         open_rows(inputs["dpo_data"], context) as data,
-        open_mixture(inputs, context) as packed,
-        process_group(
-            context.training.parallel, pipelined=False, split=section.lora is None
-        ) as world,
+        tuning(inputs, section, start, data.sequence_length, out, context) as setup,
     ):
         rows = PairRows(data)
-        length = data.sequence_length
-        shape = tuned_shape(read_shape(start), length, context)
         records = rows.records()
-        is_out = held_out_mask(records, section, seed)
-        draws = draw_pairs(rows, is_out, section, seed)
-        dtype = compute_dtype(section.precision, world.device)
+        is_out = held_out_mask(records, section, section.key_seed)
+        draws = draw_pairs(rows, is_out, section, section.key_seed)
+        world = setup.world
         reference = read_reference(
-            inputs["reference"], key_of(start, rows, dtype, rounding_of(section))
+            inputs["reference"],
+            key_of(start, rows, setup.dtype, rounding_of(section)),
+            PAIR_LOGPS,
         )
-        model = tuned_model(
-            shape, stored(start), section.lora, seed, world, dtype, context
-        )
-        flops = adapted_flops_per_token(shape, length, section.lora)
+        model = setup.model()
         objective = Preferences(
-            rows, draws, reference, section, seed, flops, world.device, context.warn
+            rows,
+            draws,
+            reference,
+            section,
+            section.key_seed,
+            setup.flops_per_token,
+            world.device,
+            context.warn,
         )
         section = section.in_steps(objective.order.total)
-        if world.is_first:
-            write_drawn_ids(out, rows, draws)
-        certificate = measured_once(
-            context.work / CERTIFICATE,
-            world,
-            partial(certify_start, model, objective, section, dtype, world),
-        )
-        record, summary = tune(
+        record, summary = optimise_preferences(
+            setup,
             section,
+            rows,
+            draws,
+            is_out,
             Learner(objective, model, averaged(model, section)),
-            shape,
-            start,
-            inputs,
-            packed,
-            out,
-            world,
-            context,
+            partial(certify_start, model, objective, section, setup.dtype, world),
         )
         measured = measured_again(rows.ids, is_out, section.measured_pairs)
         logps = pair_logps(model, rows, measured, section.micro_batch_size, world)
         before = reference[is_out]
         after = logps[is_out[measured]]
-        held_out = np.flatnonzero(is_out)
-        decline = margins = None
+        margins = None
         if record is not None:
-            decline = decline_of(record.lines())
             rewards = pair_rewards(
                 logps, reference[measured], rows.scored_tokens[measured], section
             )
@@ -183,23 +167,15 @@ def run(
             )
             write_holdout(
                 out / HOLDOUT,
-                [records[pair] for pair in held_out],
+                [records[pair] for pair in np.flatnonzero(is_out)],
                 "reference",
                 before,
-                sequence_length=length,
+                sequence_length=setup.length,
             )
     return {
         **summary,
-        "sets": [
-            asdict(drawn_set)
-            for drawn_set in describe_draws(rows, data.sources, draws, is_out)
-        ],
-        "beta": section.beta,
-        "objective": section.loss_name,
         "training_pairs": int((~is_out).sum()),
-        "held_out_pairs": len(held_out),
-        "step_0": certificate,
-        "chosen_decline": decline,
+        "held_out_pairs": len(before),
         "margins": margins,
         "held_out": {
             "reward_accuracy_before": reward_accuracy(before, before),

@@ -26,11 +26,11 @@ from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.data.pairs import read_preferences
 from gristmill.train.data.preference_rows import write_pair_rows
-from gristmill.train.stages.stage_inputs import example_length
+from gristmill.train.stages.stage_inputs import Inputs, example_length
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,

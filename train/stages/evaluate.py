@@ -43,7 +43,6 @@ from gristmill.train.evaluation.answering import (
 )
 from gristmill.train.evaluation.held_out import (
     ROWS_PER_FORWARD,
-    SourceMetrics,
     read_token_bytes,
     score_documents,
     source_metrics,
@@ -60,12 +59,13 @@ from gristmill.train.evaluation.red_teaming import red_teaming
 from gristmill.train.evaluation.suites import answer_suite, read_suite
 from gristmill.train.evaluation.tasks import Record, read_task
 from gristmill.train.generation.scheduler import generate
+from gristmill.train.loop.batch_plan import slices
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.parallel.process_groups import make_deterministic
-from gristmill.train.stages.stage_inputs import MODEL, MODELS
+from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 
 Sources = Mapping[str, Mapping[str, object]]
 """Metrics of held-out rows, by source."""
@@ -111,7 +111,7 @@ class Evaluation(TypedDict, total=False):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,
@@ -143,7 +143,11 @@ def run(
             # manifests ask for no other measurement of encoders
             if model.shape.kind != "decoder":
                 answered[name] = {}
-                models[name] = measure_filling(model, packed, tokenizer, section)
+                models[name] = {
+                    "sources": measure_sources(model, packed, tokenizer, section),
+                    "tasks": {},
+                    "samples": [],
+                }
             else:
                 reader = open_reader(model, tokenizer)
                 answered[name] = answer_tasks(reader, section, task_items)
@@ -199,7 +203,7 @@ def evaluate_decoder(
     suites: Mapping[str, dict[str, list[Record]]],
     packed: PackedSet | None,
     trained: RowsRead | None,
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     section: Evaluate,
 ) -> ModelEvaluation:
     """Measure and sample a decoder.
@@ -288,49 +292,32 @@ def differences(
 
 def measure_sources(
     model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate
-) -> dict[str, SourceMetrics]:
-    """Metrics on each source's held-out documents (see `documents.source_metrics`);
-    omits sources without any.
+) -> Sources:
+    """Metrics of the validation rows of each source with data; of an encoder those of
+    masked tokens, of an encoder-decoder those of hidden spans.
     """
     if packed is None:
         return {}
+    seed = section.key_seed
+    samples = section.bootstrap_samples
     token_bytes = read_token_bytes(tokenizer, next(model.parameters()).device)
-    return {
-        source: source_metrics(
-            score_documents(model, packed, source, token_bytes),
-            section.key_seed,
-            section.bootstrap_samples,
-        )
-        for source in packed.manifest["validation"]
-        if len(packed.validation(source))
-    }
-
-
-def measure_filling(
-    model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate
-) -> ModelEvaluation:
-    """Metrics of a model that fills in masked tokens or hidden spans (see
-    `masked_tokens`).
-    """
-    measure = masked_metrics if model.shape.encoder else span_metrics
     sources: dict[str, Mapping[str, object]] = {}
-    if packed is not None:
-        for source in packed.manifest["validation"]:
-            if len(packed.validation(source)):
-                metrics = measure(
-                    model,
-                    packed,
-                    source,
-                    tokenizer,
-                    section.key_seed,
-                    section.bootstrap_samples,
-                )
-                sources[source] = asdict(metrics)
-    return {"sources": sources, "tasks": {}, "samples": []}
+    for source in packed.manifest["validation"]:
+        if not len(packed.validation(source)):
+            continue
+        if model.shape.kind == "decoder":
+            documents = score_documents(model, packed, source, token_bytes)
+            sources[source] = {**source_metrics(documents, seed, samples)}
+        else:
+            metrics = masked_metrics if model.shape.encoder else span_metrics
+            sources[source] = asdict(
+                metrics(model, packed, source, tokenizer, seed, samples)
+            )
+    return sources
 
 
 @torch.no_grad()
-def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> Estimate | None:
+def accuracy_on_holdout(model: Llama, inputs: Inputs) -> Estimate | None:
     """Reward accuracy on the held-out pairs of preference optimisation, with its
     interval; None without pairs.
     """
@@ -344,12 +331,9 @@ def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> Estimate | 
     pairs = [item for item in encoded.used if isinstance(item, Pair)]
     device = model.model.embed_tokens.weight.device
     logps = []
-    for start in range(0, len(pairs), ROWS_PER_FORWARD):
+    for part in slices(len(pairs), ROWS_PER_FORWARD):
         ids, targets = (
-            tensor.to(device)
-            for tensor in padded_pairs(
-                pairs[start : start + ROWS_PER_FORWARD], chat.pad, length
-            )
+            tensor.to(device) for tensor in padded_pairs(pairs[part], chat.pad, length)
         )
         logps.append(
             model(ids, partial(sequence_logps, targets=targets))

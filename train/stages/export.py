@@ -51,7 +51,7 @@ from gristmill.train.models.tensor_files import (
 )
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.masked_rows import mask_token
-from gristmill.train.stages.stage_inputs import MODEL, MODELS
+from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 from gristmill.train.stages.trained_models import MODEL_AVERAGE
 
 DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
@@ -130,7 +130,7 @@ class ExportSummary(TypedDict):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, Any],
     out: Path,
     context: Context,
@@ -201,7 +201,16 @@ def write_folder(
     groups = [{inner: tensor} for inner, tensor in tensors.items()]
     metadata = FRAMEWORK
     if section.int8:
-        check_can_round(shape)
+        if shape.kind != "decoder":
+            raise ValueError(
+                "export.int8 rounds the layers of a decoder, but this model is an "
+                f"{shape.kind.replace('_', '-')}; remove it"
+            )
+        if shape.experts:
+            raise ValueError(
+                "export.int8 rounds the matrices of dense layers, but this model has "
+                "experts; remove it"
+            )
         groups, metadata = in_int8(tensors, name)
         config["quantization_config"] = QUANTIZATION_CONFIG
     write_json(out / "config.json", config)
@@ -290,22 +299,6 @@ def write_gguf_files(
         ),
     )
     return sizes
-
-
-def check_can_round(shape: Shape) -> None:
-    """Raise ValueError for models other than decoders, and for mixtures of experts,
-    whose expert weights `int8` skips.
-    """
-    if shape.kind != "decoder":
-        raise ValueError(
-            "export.int8 rounds the layers of a decoder, but this model is an "
-            f"{shape.kind.replace('_', '-')}; remove it"
-        )
-    if shape.experts:
-        raise ValueError(
-            "export.int8 rounds the matrices of dense layers, but this model has "
-            "experts; remove it"
-        )
 
 
 def int8_cost(source: Path, exported: Path, mix: Path | None) -> RoundingCost:

@@ -4,8 +4,6 @@ instead of pairs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -14,47 +12,42 @@ import numpy as np
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Dpo
-from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.pairs import HOLDOUT, write_holdout
 from gristmill.train.data.preference_rows import (
     AnswerRows,
-    describe_draws,
     draw_pairs,
     held_out_mask,
     merged,
-    write_drawn_ids,
 )
 from gristmill.train.evaluation.intervals import Estimate, wilson
-from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.training_job import Learner, Observers
-from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.kto_objective import (
     Desirability,
     answer_logps,
-    weights_to_balance,
 )
 from gristmill.train.objectives.preference_report import (
     MARGINS,
     answer_margins,
-    decline_of,
     measured_again,
     write_margins,
 )
-from gristmill.train.objectives.preflight_checks import CERTIFICATE
 from gristmill.train.objectives.reference_logps import (
-    answer_key,
+    ANSWER_LOGPS,
     certify_answers,
-    read_answer_reference,
+    key_of,
+    read_reference,
     rounding_of,
 )
-from gristmill.train.parallel.process_groups import process_group
-from gristmill.train.parallel.sharding import compute_dtype
-from gristmill.train.stages.stage_inputs import open_mixture, open_rows, start_of
+from gristmill.train.stages.stage_inputs import (
+    Inputs,
+    open_rows,
+    start_of,
+)
 from gristmill.train.stages.trained_models import (
     PreferenceSummary,
     averaged,
-    tune,
-    tuned_shape,
+    optimise_preferences,
+    tuning,
 )
 
 MOST_IMBALANCE = 4 / 3
@@ -85,9 +78,7 @@ class KtoSummary(PreferenceSummary):
     held_out: HeldOutAnswers
 
 
-def optimise(
-    inputs: Mapping[str, Path], section: Dpo, out: Path, context: Context
-) -> KtoSummary:
+def optimise(inputs: Inputs, section: Dpo, out: Path, context: Context) -> KtoSummary:
     """Optimise desirability; called on every rank of a torchrun process group. Returns
     the stage's summary.
 
@@ -101,54 +92,43 @@ def optimise(
         gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun
             continues.
     """
-    seed = section.key_seed
     start = start_of(inputs)
     with (
         open_rows(inputs["dpo_data"], context) as data,
-        open_mixture(inputs, context) as packed,
-        process_group(
-            context.training.parallel, pipelined=False, split=section.lora is None
-        ) as world,
+        tuning(inputs, section, start, data.sequence_length, out, context) as setup,
     ):
         rows = AnswerRows(data)
-        length = data.sequence_length
-        shape = tuned_shape(read_shape(start), length, context)
-        is_out = held_out_mask(rows.records, section, seed)[rows.examples]
-        draws = draw_pairs(rows, is_out, section, seed)
-        dtype = compute_dtype(section.precision, world.device)
-        reference = read_answer_reference(
-            inputs["reference"], answer_key(start, rows, dtype, rounding_of(section))
+        is_out = held_out_mask(rows.records, section, section.key_seed)[rows.examples]
+        draws = draw_pairs(rows, is_out, section, section.key_seed)
+        world = setup.world
+        reference = read_reference(
+            inputs["reference"],
+            key_of(start, rows, setup.dtype, rounding_of(section)),
+            ANSWER_LOGPS,
         )
-        model = tuned_model(
-            shape, stored(start), section.lora, seed, world, dtype, context
-        )
-        # Estimating the KL takes one more forward pass over about as many tokens.
-        flops = (
-            adapted_flops_per_token(shape, length, section.lora)
-            + 2 * shape.matrix_parameters
-        )
+        model = setup.model()
         objective = Desirability(
-            rows, draws, reference, section, seed, flops, world, context.warn
+            rows,
+            draws,
+            reference,
+            section,
+            section.key_seed,
+            # Estimating the KL takes one more forward pass over about as many tokens.
+            setup.flops_per_token + 2 * setup.shape.matrix_parameters,
+            world,
+            context.warn,
         )
         section = section.in_steps(objective.order.total)
         if world.is_first:
-            write_drawn_ids(out, rows, draws)
             warn_of_imbalance(rows.desirable[merged(draws)], section, context)
-        certificate = measured_once(
-            context.work / CERTIFICATE,
-            world,
-            partial(certify_answers, model, objective, section, dtype, world),
-        )
-        record, summary = tune(
+        record, summary = optimise_preferences(
+            setup,
             section,
+            rows,
+            draws,
+            is_out,
             Learner(objective, model, averaged(model, section)),
-            shape,
-            start,
-            inputs,
-            packed,
-            out,
-            world,
-            context,
+            partial(certify_answers, model, objective, section, setup.dtype, world),
             Observers(
                 before_step=lambda step, rows: objective.take_baseline(model, rows)
             ),
@@ -161,9 +141,8 @@ def optimise(
         )
         gains = answer_gains[is_out[measured]]
         desirable = rows.desirable[held_out]
-        decline = margins = None
+        margins = None
         if record is not None:
-            decline = decline_of(record.lines())
             margins = write_margins(
                 out / MARGINS,
                 answer_margins(
@@ -189,20 +168,12 @@ def optimise(
                 [rows.records[example] for example in rows.examples[chosen]],
                 "reference",
                 np.stack([reference[chosen, 0], reference[chosen + 1, 0]], axis=1),
-                sequence_length=length,
+                sequence_length=setup.length,
             )
     return {
         **summary,
-        "sets": [
-            asdict(drawn_set)
-            for drawn_set in describe_draws(rows, data.sources, draws, is_out)
-        ],
-        "beta": section.beta,
-        "objective": section.loss_name,
         "training_answers": count_kinds(rows.desirable[~is_out]),
         "held_out_answers": count_kinds(desirable),
-        "step_0": certificate,
-        "chosen_decline": decline,
         "margins": margins,
         "held_out": {
             "ranked_right": ranked_right(gains[desirable], gains[~desirable]),
@@ -231,11 +202,10 @@ def warn_of_imbalance(desirable: np.ndarray, section: Dpo, context: Context) -> 
             "alone has little effect"
         )
         return
-    share = weights_to_balance(
-        counts["desirable"],
-        counts["undesirable"],
-        section.desirable_weight,
-        section.undesirable_weight,
+    share = (
+        section.desirable_weight
+        * counts["desirable"]
+        / (section.undesirable_weight * counts["undesirable"])
     )
     if not 1 / MOST_IMBALANCE <= share <= MOST_IMBALANCE:
         context.warn(

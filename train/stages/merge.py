@@ -8,7 +8,7 @@ checkpoint, of the merged model and of the last checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,10 +43,9 @@ from gristmill.train.models.weights import SHAPE_FILE, load_model
 from gristmill.train.parallel.process_groups import make_deterministic
 from gristmill.train.stages.evaluate import (
     Sources,
-    measure_filling,
     measure_sources,
 )
-from gristmill.train.stages.stage_inputs import MODEL, open_rows
+from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_rows
 
 
 class MergeError(RuntimeError):
@@ -89,7 +88,7 @@ class MeasuredModel(TypedDict):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,
@@ -113,7 +112,7 @@ def run(
                 seed=settings.seed, bootstrap_samples=settings.bootstrap_samples
             ),
         )
-        singles: list[Path] = []
+        singles = []
         measurements: list[MeasuredModel] = []
         for step, share in zip(steps, shares, strict=True):
             singles.append(_single(trained, step, settings.of, context))
@@ -125,7 +124,26 @@ def run(
                 }
             )
             context.progress(len(singles), len(steps) + 2, "models")
-        write_average(out / MODEL, singles, shares)
+        model = out / MODEL
+        files = [TensorFile(model / WEIGHTS_FILE) for model in singles]
+
+        def mean(name: str) -> Tensor:
+            return sum(
+                (
+                    share * file.read(name).double()
+                    for file, share in zip(files, shares, strict=True)
+                ),
+                torch.zeros((), dtype=torch.float64),
+            ).float()
+
+        write_tensors(
+            model / WEIGHTS_FILE,
+            {
+                name: Planned(torch.float32, files[0].shape(name), partial(mean, name))
+                for name in files[0].names()
+            },
+        )
+        write_json(model / SHAPE_FILE, read_json(singles[0] / SHAPE_FILE))
         merged, last = (measure(folder / MODEL) for folder in (out, trained))
     measurements += [
         {"model": "merged", "share": None, "sources": merged},
@@ -141,36 +159,6 @@ def run(
     }
 
 
-def write_average(out: Path, models: Sequence[Path], shares: Sequence[float]) -> None:
-    """Write the weighted mean of models of one shape; sums in float64, one tensor at a
-    time.
-
-    Args:
-        out: folder of the new model.
-        models: folders of models that a training stage saved.
-        shares: of each; they sum to 1.
-    """
-    files = [TensorFile(model / WEIGHTS_FILE) for model in models]
-
-    def mean(name: str) -> Tensor:
-        return sum(
-            (
-                share * file.read(name).double()
-                for file, share in zip(files, shares, strict=True)
-            ),
-            torch.zeros((), dtype=torch.float64),
-        ).float()
-
-    write_tensors(
-        out / WEIGHTS_FILE,
-        {
-            name: Planned(torch.float32, files[0].shape(name), partial(mean, name))
-            for name in files[0].names()
-        },
-    )
-    write_json(out / SHAPE_FILE, read_json(models[0] / SHAPE_FILE))
-
-
 def _single(trained: Path, step: int, last: int, context: Context) -> Path:
     """Folder with the model of a checkpoint, independent of the number of processes;
     for the last step, the final model.
@@ -180,7 +168,25 @@ def _single(trained: Path, step: int, last: int, context: Context) -> Path:
 
     if step == last:
         return trained / MODEL
-    checkpoint = _checkpoint(trained, step, context)
+    folder = trained.parent / "work" / CHECKPOINTS
+    checkpoint = step_folder(folder, step)
+    if not is_complete(checkpoint):
+        available = ", ".join(map(str, complete_steps(folder))) or "none"
+        raise MergeError(
+            f"merge: the training keeps no complete checkpoint of step {step} (there "
+            f"are: {available}); set engine.permanent_every to merge.every, or a "
+            "divisor of it, and train again: gristmill stage pretrain MANIFEST --force"
+        )
+    if not is_local(checkpoint):
+        local_copy = step_folder(context.work / CHECKPOINTS, step)
+        fetch_tree(checkpoint, local_copy)
+        checkpoint = local_copy
+    if damaged := damaged_files(checkpoint):
+        raise MergeError(
+            f"merge: {checkpoint}: {', '.join(damaged)} is not what was saved; merge "
+            "others, or train again: gristmill stage pretrain MANIFEST --force"
+        )
+    check_index(checkpoint)
     single = context.work / f"step-{step}"
     file = TensorFile(trained / MODEL / WEIGHTS_FILE)
     saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
@@ -206,36 +212,10 @@ def _single(trained: Path, step: int, last: int, context: Context) -> Path:
     return single
 
 
-def _checkpoint(trained: Path, step: int, context: Context) -> Path:
-    """Verified checkpoint of a step, on this machine."""
-    folder = trained.parent / "work" / CHECKPOINTS
-    checkpoint = step_folder(folder, step)
-    if not is_complete(checkpoint):
-        available = ", ".join(map(str, complete_steps(folder))) or "none"
-        raise MergeError(
-            f"merge: the training keeps no complete checkpoint of step {step} (there "
-            f"are: {available}); set engine.permanent_every to merge.every, or a "
-            "divisor of it, and train again: gristmill stage pretrain MANIFEST --force"
-        )
-    if not is_local(checkpoint):
-        local_copy = step_folder(context.work / CHECKPOINTS, step)
-        fetch_tree(checkpoint, local_copy)
-        checkpoint = local_copy
-    if damaged := damaged_files(checkpoint):
-        raise MergeError(
-            f"merge: {checkpoint}: {', '.join(damaged)} is not what was saved; merge "
-            "others, or train again: gristmill stage pretrain MANIFEST --force"
-        )
-    check_index(checkpoint)
-    return checkpoint
-
-
 def _measured(
     folder: Path, packed: PackedSet, tokenizer: Path, section: Evaluate
 ) -> Sources:
     """Metrics of the stage `evaluate` on held-out rows, by source."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(folder, device, runs_own_code=True, kind=None)
-    if model.shape.kind != "decoder":
-        return measure_filling(model, packed, tokenizer, section)["sources"]
     return measure_sources(model, packed, tokenizer, section)

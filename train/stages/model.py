@@ -19,7 +19,7 @@ from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import shape_to_json
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, Planned, write_tensors
 from gristmill.train.models.weights import SHAPE_FILE, WeightsError, check_model, stored
-from gristmill.train.stages.stage_inputs import MODEL
+from gristmill.train.stages.stage_inputs import MODEL, Inputs
 from gristmill.train.stages.trained_models import ModelFigures, describe_model
 
 
@@ -30,7 +30,7 @@ class GivenModelSummary(ModelFigures):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,

@@ -16,6 +16,7 @@ from typing import Any, cast
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.training import Pretrain
+from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.row_provenance import known_of
 from gristmill.train.evaluation.answering import InLoopTasks, open_reader
@@ -30,10 +31,9 @@ from gristmill.train.models.model_config import (
     OwnShape,
     Shape,
     further_heads,
-    shape_in_phase,
     shape_to_train,
 )
-from gristmill.train.models.multi_token import FURTHER, trunk_of
+from gristmill.train.models.multi_token import FURTHER
 from gristmill.train.models.weights import (
     TensorOf,
     WeightsError,
@@ -42,15 +42,15 @@ from gristmill.train.models.weights import (
     read_shape,
     stored,
 )
-from gristmill.train.objectives.glm import read_blanks
-from gristmill.train.objectives.masked_rows import read_masking
+from gristmill.train.objectives.glm import blanks_of
+from gristmill.train.objectives.masked_rows import masking_of
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prediction_targets import Layout
 from gristmill.train.objectives.prefix_rows import PrefixCut
-from gristmill.train.objectives.span_rows import read_corruption
+from gristmill.train.objectives.span_rows import corruption_of
 from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.stages.stage_inputs import open_rows
+from gristmill.train.stages.stage_inputs import Inputs, open_rows
 from gristmill.train.stages.trained_models import (
     Measurements,
     ModelFigures,
@@ -77,7 +77,7 @@ class PretrainSummary(TrainingSummary, ModelFigures, Measurements):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,
@@ -91,7 +91,10 @@ def run(
     section = Pretrain.model_validate(config)
     seed = section.key_seed
     with open_rows(inputs["mix"], context) as packed:
-        check_stages(packed, section)
+        first, size = plan_of(section, packed.sequence_length).positions(
+            section.steps - 1
+        )
+        packed.order(section.key_seed).check_reads(first + size)
         shape, tensor_of = starting_model(section, packed, seed)
         layout = read_layout(section, inputs["tokenizer"], seed, packed.sequence_length)
         length = packed.sequence_length
@@ -164,7 +167,9 @@ def run(
                 }
                 for folder, weights in all_tensors(model, average).items()
             }
-            published = trunk_of(shape) if isinstance(shape, Shape) else shape
+            published = (
+                replace(shape, multi_token=0) if isinstance(shape, Shape) else shape
+            )
             if record is not None:
                 publish(out, published, tensors, record)
     return {
@@ -177,18 +182,8 @@ def run(
     }
 
 
-def check_stages(packed: PackedSet, section: Pretrain) -> None:
-    """Check before training that it does not read past the end of a set with phases.
-
-    Raises:
-        gristmill.tokenize.order.ReadOnceError: it would.
-    """
-    first, size = plan_of(section, packed.sequence_length).positions(section.steps - 1)
-    packed.order(section.key_seed).check_reads(first + size)
-
-
 def read_layout(
-    section: Pretrain, tokenizer: Path, seed: int, length: int
+    section: Pretrain, folder: Path, seed: int, length: int
 ) -> Layout | None:
     """Targets of rows of `length` tokens; None for next-token prediction.
 
@@ -198,13 +193,13 @@ def read_layout(
         gristmill.train.objectives.masked_rows.NoMaskTokenError: the tokenizer has no
             mask token.
     """
-    if section.masked is not None:
-        return read_masking(section.masked, tokenizer, seed)
-    if section.blank_infilling is not None:
-        return read_blanks(section.blank_infilling, tokenizer, seed, length)
     spans = section.span_corruption or section.ul2
+    if section.masked is not None:
+        return masking_of(section.masked, load(folder), seed)
+    if section.blank_infilling is not None:
+        return blanks_of(section.blank_infilling, load(folder), seed, length)
     if spans is not None:
-        return read_corruption(spans, tokenizer, seed, length)
+        return corruption_of(spans, load(folder), seed, length)
     return None if section.prefix_lm is None else PrefixCut(section.prefix_lm, seed)
 
 
@@ -272,4 +267,11 @@ def set_positions(model: Any, shape: Shape | OwnShape, job: Job, step: int) -> N
         step: counted from 0.
     """
     if isinstance(shape, Shape):
-        model.shape = shape_in_phase(shape, job.phase_of(step))
+        phase = job.phase_of(step)
+        rotary = {
+            key: getattr(phase, key, None) for key in ("rope_theta", "rope_scaling")
+        }
+        model.shape = replace(
+            shape,
+            **{key: value for key, value in rotary.items() if value is not None},
+        )

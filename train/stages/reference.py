@@ -18,23 +18,21 @@ import numpy as np
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Lora, Reference
-from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import tuned_model
 from gristmill.train.data.pairs import more_likely
 from gristmill.train.data.preference_rows import AnswerRows, PairRows, check_pairs
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.kto_objective import answer_logps
 from gristmill.train.objectives.reference_logps import (
+    ANSWER_LOGPS,
     PredictionKey,
-    answer_key,
     key_of,
     pair_logps,
-    write_answer_reference,
     write_reference,
 )
 from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype
-from gristmill.train.stages.stage_inputs import open_rows, start_of
+from gristmill.train.stages.stage_inputs import Inputs, open_rows, start_of
 from gristmill.train.stages.trained_models import ModelFigures, describe_model
 
 
@@ -66,7 +64,7 @@ class AnswersSummary(ReferenceSummary):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,
@@ -82,63 +80,65 @@ def run(
     with open_rows(inputs["dpo_data"], context) as packed:
         if not section.answers:
             check_pairs(packed)
-        return score(packed, start, section, out, context)
-
-
-def score(
-    packed: PackedSet, start: Path, section: Reference, out: Path, context: Context
-) -> PairsSummary | AnswersSummary:
-    """Score the rows and write the log-probabilities; returns the stage's summary."""
-    shape = read_shape(start)
-    rounded = section.rounded
-    # New adapters add nothing, but the base weights must be rounded as in training.
-    lora = (
-        None
-        if rounded is None
-        else Lora(rank=1, base=rounded.base, targets=rounded.targets)
-    )
-    with process_group(
-        context.training.parallel, pipelined=False, split=lora is None
-    ) as world:
-        dtype = compute_dtype(section.precision, world.device)
-        model = tuned_model(shape, stored(start), lora, 0, world, dtype, context)
-        figures = describe_model(shape, packed.sequence_length)
-        if section.answers:
-            answers = AnswerRows(packed)
-            key = answer_key(start, answers, dtype, rounded)
-            # after their own prompts, and after their partners' prompts
-            logps_by_prompt = [
-                answer_logps(
-                    model,
-                    answers,
-                    np.arange(len(answers)),
-                    section.micro_batch_size,
-                    world,
-                    mismatched,
-                )
-                for mismatched in (False, True)
-            ]
-            if world.is_first:
-                write_answer_reference(
-                    out, key, answers, np.stack(logps_by_prompt, axis=1)
-                )
-            return {
-                **figures,
-                "answers": len(answers),
-                "key": key,
-                "tokens_scored": int(answers.scored_tokens.sum()),
-            }
-        pairs = PairRows(packed)
-        key = key_of(start, pairs, dtype, rounded)
-        logps = pair_logps(
-            model, pairs, np.arange(len(pairs)), section.micro_batch_size, world
+        shape = read_shape(start)
+        rounded = section.rounded
+        # New adapters add nothing, but the base weights must be rounded as in training.
+        lora = (
+            None
+            if rounded is None
+            else Lora(rank=1, base=rounded.base, targets=rounded.targets)
         )
-        if world.is_first:
-            write_reference(out, key, pairs, logps)
-    return {
-        **figures,
-        "pairs": len(pairs),
-        "key": key,
-        "tokens_scored": int(pairs.scored_tokens.sum()),
-        "chosen_more_likely": more_likely(logps),
-    }
+        with process_group(
+            context.training.parallel, pipelined=False, split=lora is None
+        ) as world:
+            dtype = compute_dtype(section.precision, world.device)
+            model = tuned_model(shape, stored(start), lora, 0, world, dtype, context)
+            figures = describe_model(shape, packed.sequence_length)
+            if section.answers:
+                answers = AnswerRows(packed)
+                key = key_of(start, answers, dtype, rounded)
+                # after their own prompts, and after their partners' prompts
+                logps_by_prompt = [
+                    answer_logps(
+                        model,
+                        answers,
+                        np.arange(len(answers)),
+                        section.micro_batch_size,
+                        world,
+                        mismatched,
+                    )
+                    for mismatched in (False, True)
+                ]
+                if world.is_first:
+                    tokens = answers.scored_tokens.astype(np.int32)
+                    columns = dict(
+                        zip(ANSWER_LOGPS, logps_by_prompt, strict=True), tokens=tokens
+                    )
+                    write_reference(out, key, answers, columns)
+                return {
+                    **figures,
+                    "answers": len(answers),
+                    "key": key,
+                    "tokens_scored": int(answers.scored_tokens.sum()),
+                }
+            pairs = PairRows(packed)
+            key = key_of(start, pairs, dtype, rounded)
+            logps = pair_logps(
+                model, pairs, np.arange(len(pairs)), section.micro_batch_size, world
+            )
+            if world.is_first:
+                tokens = pairs.scored_tokens.astype(np.int32)
+                columns = {
+                    "chosen": logps[:, 0],
+                    "rejected": logps[:, 1],
+                    "chosen_tokens": tokens[:, 0],
+                    "rejected_tokens": tokens[:, 1],
+                }
+                write_reference(out, key, pairs, columns)
+        return {
+            **figures,
+            "pairs": len(pairs),
+            "key": key,
+            "tokens_scored": int(pairs.scored_tokens.sum()),
+            "chosen_more_likely": more_likely(logps),
+        }

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
-import torch
 from torch import nn
 
 from gristmill.core.files import copy_file
@@ -64,9 +63,9 @@ from gristmill.train.objectives.preference_report import (
     write_margins,
 )
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
-from gristmill.train.parallel.process_groups import World, process_group
+from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype
-from gristmill.train.stages.stage_inputs import start_of
+from gristmill.train.stages.stage_inputs import Inputs, start_of
 from gristmill.train.stages.trained_models import (
     TunedSummary,
     all_tensors,
@@ -120,7 +119,7 @@ class RewardSummary(TunedSummary):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,
@@ -174,7 +173,17 @@ def run(
                     f"reward.sequence_length, {length:,} tokens"
                 )
         dtype = compute_dtype(section.precision, world.device)
-        model = new_reward_model(shape, start, section, world, dtype, context)
+        model = tuned_model(
+            shape,
+            with_new_score(stored(start), seed),
+            section.lora,
+            seed,
+            world,
+            dtype,
+            context,
+            train_score,
+            RewardModel,
+        )
         flops = scoring_flops_per_token(shape, length, section.lora)
         objective = RewardPairs(
             training, section, seed, chat.pad, length, flops, world.device
@@ -269,31 +278,6 @@ def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndar
             "other, or add pairs with other prompts"
         )
     return is_out
-
-
-def new_reward_model(
-    shape: Shape,
-    start: Path,
-    section: Reward,
-    world: World,
-    dtype: torch.dtype,
-    context: Context,
-) -> nn.Module:
-    """A saved decoder with a new scoring head, sharded, with adapters if the section
-    has them.
-    """
-    seed = section.key_seed
-    return tuned_model(
-        shape,
-        with_new_score(stored(start), seed),
-        section.lora,
-        seed,
-        world,
-        dtype,
-        context,
-        train_score,
-        RewardModel,
-    )
 
 
 def train_score(model: nn.Module) -> None:

@@ -19,11 +19,10 @@ from typing import TypedDict
 import numpy as np
 import torch
 
-from gristmill.core.files import as_path, write_json
+from gristmill.core.files import as_path, write_json, write_text
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.tokenize.order import Order
-from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.evaluation.intervals import Estimate, paired_difference
 from gristmill.train.loop.loop_state import Part
@@ -32,8 +31,8 @@ from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.parallel.process_groups import World, process_group
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.parallel.process_groups import World
+from gristmill.train.parallel.sharding import sharded_model
 from gristmill.train.reinforcement.algorithms import ALGORITHMS
 from gristmill.train.reinforcement.curriculum import PromptChoice
 from gristmill.train.reinforcement.multi_turn import Dialogue
@@ -43,14 +42,12 @@ from gristmill.train.reinforcement.prompts import (
     OfferedTools,
     read_prompts,
     split,
-    write_prompt_ids,
 )
 from gristmill.train.reinforcement.rewards import rewards_of
 from gristmill.train.reinforcement.rollout_phase import Actor
 from gristmill.train.reinforcement.rollout_tables import (
     ANSWERS,
     BATCHES,
-    AnswerRow,
     gather_batches,
     read_batch,
 )
@@ -59,13 +56,13 @@ from gristmill.train.reinforcement.sampler import Engine, OwnEngine, Sampler
 from gristmill.train.reinforcement.tools.call_format import CallFormat
 from gristmill.train.reinforcement.tools.toolbox import Toolbox
 from gristmill.train.reinforcement.vllm_engine import RolloutEngineError, VllmEngine
-from gristmill.train.stages.stage_inputs import MODEL, MODELS, open_mixture
+from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 from gristmill.train.stages.teacher import model_folder, read_teacher
 from gristmill.train.stages.trained_models import (
     TunedSummary,
     averaged,
     tune,
-    tuned_shape,
+    tuning,
 )
 
 ROLLOUTS = "rollouts.json"
@@ -100,13 +97,6 @@ class AnswerSample(TypedDict):
     reward: float
 
 
-class ShownBatch(TypedDict):
-    """First answers of a batch, with the first step that trained on it."""
-
-    step: int
-    answers: Sequence[AnswerRow]
-
-
 class RlSummary(TunedSummary):
     """Summary of the stage.
 
@@ -135,7 +125,7 @@ class RlSummary(TunedSummary):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,
@@ -162,14 +152,16 @@ def run(
     start = inputs[start_stage] / MODEL
     chat = Chat(inputs["tokenizer"])
     shape = read_shape(start)
-    length = row_length(section, shape)
-    shape = tuned_shape(shape, length, context)
+    length = section.sequence_length or shape.sequence_length
+    if section.max_new_tokens >= length:
+        raise ValueError(
+            f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a "
+            f"prompt within {length} tokens; lower it"
+        )
     reference: tuple[Shape, Path] | None = None
     if section.teacher is not None:
         teacher = model_folder("rl.teacher", section.teacher)
         reference = read_teacher("rl.teacher", teacher, chat), teacher
-    elif section.kl_weight and section.lora is None:
-        reference = shape, start
     tools = (
         OfferedTools(CallFormat(chat), Toolbox(section.tools, inputs))
         if section.tools
@@ -187,14 +179,16 @@ def run(
         prompts, section.holdout, section.holdout_limit, section.key_seed
     )
     section = section.in_steps(len(training))
-    with (
-        open_mixture(inputs, context) as packed,
-        process_group(
-            context.training.parallel, pipelined=False, split=section.lora is None
-        ) as world,
-    ):
+    with tuning(inputs, section, start, length, out, context) as setup:
+        world = setup.world
+        dtype = setup.dtype
+        if reference is None and section.kl_weight and section.lora is None:
+            reference = setup.shape, start
         if world.is_first:
-            write_prompt_ids(out / PROMPTS, training)
+            write_text(
+                (out / PROMPTS),
+                "".join(f"{prompt.example['id']}\n" for prompt in training),
+            )
             for prompt_set in sets:
                 if warning := left_out_warning(
                     prompt_set.path,
@@ -208,16 +202,8 @@ def run(
                     as_path(section.continue_from),
                     section.updates_per_batch,
                 )
-        dtype = compute_dtype(section.precision, world.device)
-        model = tuned_model(
-            shape,
-            stored(start),
-            section.lora,
-            section.key_seed,
-            world,
-            dtype,
-            context,
-            add_critic if ALGORITHMS[section.algorithm].has_critic else None,
+        model = setup.model(
+            add_critic if ALGORITHMS[section.algorithm].has_critic else None
         )
         order = Order([len(training)], section.key_seed)
         choice = (
@@ -242,7 +228,7 @@ def run(
             Sampler(
                 model,
                 section.lora,
-                engine_of(section, shape, dtype, chat, world, context),
+                engine_of(section, setup.shape, dtype, chat, world, context),
                 world,
                 None
                 if tools is None
@@ -272,22 +258,13 @@ def run(
         before = measured_once(
             context.work / "before.json", world, partial(actor.measure, held_out)
         )
-        objective = Reinforcement(
-            actor, length, adapted_flops_per_token(shape, length, section.lora)
-        )
+        objective = Reinforcement(actor, length, setup.flops_per_token)
         state: dict[str, Part] = {"rollouts": actor.rollouts}
         if choice is not None:
             state["curriculum"] = choice
         record, summary = tune(
-            section,
+            setup,
             Learner(objective, model, averaged(model, section), state=state),
-            shape,
-            start,
-            inputs,
-            packed,
-            out,
-            world,
-            context,
             Observers(before_step=lambda step, rows: actor.before_step(step)),
             is_extra=is_critic,
         )
@@ -304,10 +281,20 @@ def run(
                 if "reward" in line
             ]
             gather_batches(context.work / BATCHES, batches_of(section), out / ANSWERS)
+            last = batches_of(section) - 1
             write_json(
                 out / ROLLOUTS,
                 {
-                    "batches": shown_batches(out, section),
+                    "batches": [
+                        {
+                            "step": batch * section.updates_per_batch + 1,
+                            "answers": (read_batch([out], batch) or [])[
+                                : SHOWN_GROUPS * section.group_size
+                            ],
+                        }
+                        for batch in range(last + 1)
+                        if batch % section.samples_every == 0 or batch == last
+                    ],
                     "before": before,
                     "after": after,
                 },
@@ -374,39 +361,9 @@ def engine_of(
     )
 
 
-def row_length(section: Rl, shape: Shape) -> int:
-    """Most tokens of prompt and answer together.
-
-    Raises:
-        ValueError: no prompt fits beside an answer.
-    """
-    length = section.sequence_length or shape.sequence_length
-    if section.max_new_tokens >= length:
-        raise ValueError(
-            f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a "
-            f"prompt within {length} tokens; lower it"
-        )
-    return length
-
-
 def batches_of(section: Rl) -> int:
     """Number of batches of prompts."""
     return -(-section.steps // section.updates_per_batch)
-
-
-def shown_batches(out: Path, section: Rl) -> list[ShownBatch]:
-    """First answers of some batches, each with the first step that trained on it."""
-    last = batches_of(section) - 1
-    return [
-        {
-            "step": batch * section.updates_per_batch + 1,
-            "answers": (read_batch([out], batch) or [])[
-                : SHOWN_GROUPS * section.group_size
-            ],
-        }
-        for batch in range(last + 1)
-        if batch % section.samples_every == 0 or batch == last
-    ]
 
 
 def held_out_rewards(

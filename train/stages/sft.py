@@ -20,10 +20,8 @@ from torch import nn
 
 from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.posttraining import Distill, ElasticConsolidation, Tuning
+from gristmill.mixtures.posttraining import Distill, Tuning
 from gristmill.mixtures.training import Pretrain
-from gristmill.tokenize.packed import PackedSet
-from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
 from gristmill.train.evaluation.held_out import read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
@@ -31,10 +29,9 @@ from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.resuming import measured_once
-from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
+from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
-from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.distillation import (
     TaughtTurns,
     TeacherRows,
@@ -45,16 +42,20 @@ from gristmill.train.objectives.preflight_checks import CERTIFICATE, Certificate
 from gristmill.train.objectives.reference_logps import check_key
 from gristmill.train.objectives.sft_objective import AssistantTurns
 from gristmill.train.optim.ewc import ElasticWeights, fisher_diagonal
-from gristmill.train.parallel.process_groups import World, process_group, sum_over_ranks
-from gristmill.train.parallel.sharding import compute_dtype, evaluating
+from gristmill.train.parallel.process_groups import World, sum_over_ranks
+from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
-from gristmill.train.stages.stage_inputs import first_model, open_mixture, open_rows
+from gristmill.train.stages.stage_inputs import (
+    Inputs,
+    first_model,
+    open_rows,
+)
 from gristmill.train.stages.teacher import kept_ids, teacher_folder
 from gristmill.train.stages.trained_models import (
     TunedSummary,
     averaged,
     tune,
-    tuned_shape,
+    tuning,
 )
 
 HELD_OUT_BEFORE = "held-out-before.json"
@@ -78,7 +79,7 @@ class SftSummary(TunedSummary):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,
@@ -99,27 +100,31 @@ def run(
     with (
         ExitStack() as stack,
         open_rows(inputs["sft_data"], context) as rows,
-        open_mixture(inputs, context) as packed,
-        process_group(
-            context.training.parallel, pipelined=False, split=section.lora is None
-        ) as world,
+        tuning(inputs, section, start, rows.sequence_length, out, context) as setup,
     ):
-        length = rows.sequence_length
-        dtype = compute_dtype(section.precision, world.device)
-        shape = tuned_shape(read_shape(start), length, context)
-        model = tuned_model(
-            shape, stored(start), section.lora, section.key_seed, world, dtype, context
-        )
-        flops = adapted_flops_per_token(shape, length, section.lora)
+        world = setup.world
+        packed = setup.packed
+        model = setup.model()
+        flops = setup.flops_per_token
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         objective = AssistantTurns(rows, section.key_seed, token_bytes, flops)
         section = section.in_steps(objective.order.total)
         if world.is_first:
-            write_example_ids(out, examples_of_rows(rows), rows.rows_per_source)
+            ids_by_row: list[list[str]] = [[] for _ in range(rows.rows)]
+            pieces = rows.pieces(np.arange(rows.rows, dtype=np.int64))
+            for row, example_id in zip(
+                pieces["row"].to_pylist(), pieces["id"].to_pylist(), strict=True
+            ):
+                ids_by_row[row].append(example_id.hex())
+            write_example_ids(
+                out, [" ".join(row) for row in ids_by_row], rows.rows_per_source
+            )
         student_objective = (
             objective
             if section.distill is None
-            else taught_turns(section.distill, objective, inputs, dtype, shape)
+            else taught_turns(
+                section.distill, objective, inputs, setup.dtype, setup.shape
+            )
         )
         certificate = measured_once(
             context.work / CERTIFICATE,
@@ -128,7 +133,7 @@ def run(
                 model,
                 objective,
                 read_json(inputs["sft_data"] / COUNTS),
-                dtype,
+                setup.dtype,
                 section.micro_batch_size,
                 world,
             ),
@@ -136,11 +141,16 @@ def run(
         elastic = None
         if section.ewc is not None and packed is not None:
             pretraining = Pretrain.model_validate(config[READS])
-            elastic = held_by_pretraining(
+            trained = rows_read(packed, pretraining, inputs["pretrain"])
+            first_rows = trained.first(min(section.ewc.fisher_rows, trained.count))
+            elastic = ElasticWeights(
                 model,
-                section.ewc,
-                NextToken(packed, pretraining.key_seed, token_bytes, shape),
-                rows_read(packed, pretraining, inputs["pretrain"]),
+                fisher_diagonal(
+                    model,
+                    NextToken(packed, pretraining.key_seed, token_bytes, setup.shape),
+                    first_rows,
+                ),
+                section.ewc.weight,
             )
         before = None
         observers = Observers(decode=decoder(inputs["tokenizer"]))
@@ -159,15 +169,8 @@ def run(
             before = measured_once(context.work / HELD_OUT_BEFORE, world, turns.measure)
             observers = replace(observers, after_step=turns)
         record, summary = tune(
-            section,
+            replace(setup, section=section),
             Learner(student_objective, model, averaged(model, section), elastic),
-            shape,
-            start,
-            inputs,
-            packed,
-            out,
-            world,
-            context,
             observers,
             reading_threads(rows.local, world.device),
         )
@@ -188,7 +191,7 @@ def run(
 def taught_turns(
     distill: Distill,
     turns: AssistantTurns,
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     dtype: torch.dtype,
     student: Shape,
 ) -> TaughtTurns:
@@ -209,32 +212,6 @@ def taught_turns(
     )
     check_key(inputs["teacher"], key, "teacher's distributions", "teacher")
     return TaughtTurns(turns, TeacherRows(inputs["teacher"], turns.masks), distill)
-
-
-def held_by_pretraining(
-    model: nn.Module,
-    section: ElasticConsolidation,
-    pretraining: NextToken,
-    trained: RowsRead,
-) -> ElasticWeights:
-    """Elastic penalty that keeps weights near their pre-trained values, from the first
-    rows read by the pre-training.
-    """
-    rows = trained.first(min(section.fisher_rows, trained.count))
-    return ElasticWeights(
-        model, fisher_diagonal(model, pretraining, rows), section.weight
-    )
-
-
-def examples_of_rows(packed: PackedSet) -> list[str]:
-    """Space-separated ids of the examples in each row."""
-    rows: list[list[str]] = [[] for _ in range(packed.rows)]
-    pieces = packed.pieces(np.arange(packed.rows, dtype=np.int64))
-    for row, example_id in zip(
-        pieces["row"].to_pylist(), pieces["id"].to_pylist(), strict=True
-    ):
-        rows[row].append(example_id.hex())
-    return [" ".join(row) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ from gristmill.train.data.example_rows import (
 )
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.rows_read import READS, rows_read
-from gristmill.train.stages.stage_inputs import example_length
+from gristmill.train.stages.stage_inputs import Inputs, example_length
 
 COUNTS = "counts.json"
 HELD_OUT = "held-out"
@@ -108,7 +108,7 @@ class DrawnSet:
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,
@@ -238,7 +238,26 @@ def gate_problems(counts: TokenCounts, gates: Gates, length: int) -> list[str]:
     """
     problems = []
     if counts.end_of_turn_share < gates.min_end_of_turn_trained:
-        problems.append(_unended(counts, gates, length))
+        answers = counts.answers
+        cut = counts.cut_answers
+        unmarked = answers - cut - round(counts.end_of_turn_share * answers)
+        causes = []
+        if cut:
+            causes.append(
+                f"{cut:,} are cut at {length:,} tokens before their end of turn: raise "
+                "sft.sequence_length or leave long examples out"
+            )
+        if unmarked:
+            causes.append(
+                f"{unmarked:,} are whole, but the chat template does not mark their end "
+                "of turn as generated: put it before {% endgeneration %}"
+            )
+        problems.append(
+            f"only {counts.end_of_turn_share:.2%} of {answers:,} answers have a trained "
+            "end of turn, without which a model does not learn to stop "
+            f"(sft.gates.min_end_of_turn_trained: {gates.min_end_of_turn_trained}); "
+            + "; ".join(causes)
+        )
     if counts.trained_share < gates.min_trained:
         problems.append(
             f"only {counts.trained_share:.2%} of the tokens are trained "
@@ -254,34 +273,8 @@ def gate_problems(counts: TokenCounts, gates: Gates, length: int) -> list[str]:
     return problems
 
 
-def _unended(counts: TokenCounts, gates: Gates, length: int) -> str:
-    """Sentence for the gate on trained ends of turns, with the causes: the length, the
-    template, or both.
-    """
-    answers = counts.answers
-    cut = counts.cut_answers
-    unmarked = answers - cut - round(counts.end_of_turn_share * answers)
-    causes = []
-    if cut:
-        causes.append(
-            f"{cut:,} are cut at {length:,} tokens before their end of turn: raise "
-            "sft.sequence_length or leave long examples out"
-        )
-    if unmarked:
-        causes.append(
-            f"{unmarked:,} are whole, but the chat template does not mark their end "
-            "of turn as generated: put it before {% endgeneration %}"
-        )
-    return (
-        f"only {counts.end_of_turn_share:.2%} of {answers:,} answers have a trained "
-        "end of turn, without which a model does not learn to stop "
-        f"(sft.gates.min_end_of_turn_trained: {gates.min_end_of_turn_trained}); "
-        + "; ".join(causes)
-    )
-
-
 def read_sets(
-    section: SftData, chat: Chat, length: int, inputs: Mapping[str, Path]
+    section: SftData, chat: Chat, length: int, inputs: Inputs
 ) -> list[ConversationSet]:
     """Read and encode all sets of examples, or their prepared versions.
 

@@ -12,6 +12,8 @@ from gristmill.core.stage_context import Context
 from gristmill.mixtures.manifest import MODELS as MODELS
 from gristmill.tokenize.packed import PackedSet
 
+Inputs = Mapping[str, Path]
+"""Folders of the stages before, by stage."""
 MODEL = "model"
 """Folder of the model in a stage's output."""
 EXAMPLE_TOKENS = 1024
@@ -20,7 +22,7 @@ TRL's SFTConfig and DPOConfig.
 """
 
 
-def first_model(inputs: Mapping[str, Path]) -> Path:
+def first_model(inputs: Inputs) -> Path:
     """Start model of tuning: the merged one, else the pre-trained one, else the given
     one.
     """
@@ -30,13 +32,13 @@ def first_model(inputs: Mapping[str, Path]) -> Path:
     )
 
 
-def start_of(inputs: Mapping[str, Path]) -> Path:
+def start_of(inputs: Inputs) -> Path:
     """Start model of preference optimisation: the tuned one, else that of tuning."""
     return inputs["sft"] / MODEL if "sft" in inputs else first_model(inputs)
 
 
 def open_mixture(
-    inputs: Mapping[str, Path], context: Context
+    inputs: Inputs, context: Context
 ) -> AbstractContextManager[PackedSet | None]:
     """The mixture, whose held-out rows a training measures; None if the run has
     none.
@@ -49,7 +51,7 @@ def open_rows(folder: Path, context: Context) -> closing[PackedSet]:
     return closing(PackedSet(folder, context.training.stream, context.warn))
 
 
-def example_length(asked: int | None, inputs: Mapping[str, Path]) -> int:
+def example_length(asked: int | None, inputs: Inputs) -> int:
     """Tokens per row of examples: the configured length, else the mixture's, else the
     model's context up to EXAMPLE_TOKENS.
     """

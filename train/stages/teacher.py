@@ -23,7 +23,7 @@ from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Teach, TeacherKeys
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat
 from gristmill.train.evaluation.held_out import read_token_bytes
-from gristmill.train.loop.batch_plan import micro_batches
+from gristmill.train.loop.batch_plan import micro_batches, slices
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import SHAPE_FILE, read_shape, stored
 from gristmill.train.objectives.distillation import (
@@ -43,7 +43,7 @@ from gristmill.train.parallel.process_groups import (
 )
 from gristmill.train.parallel.sharding import compute_dtype, evaluating, sharded_model
 from gristmill.train.planning.flops import flops_per_token
-from gristmill.train.stages.stage_inputs import MODEL, open_rows
+from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_rows
 from gristmill.train.stages.trained_models import ModelFigures, describe_model
 
 
@@ -73,7 +73,7 @@ class TeacherSummary(ModelFigures):
 
 
 def run(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     config: Mapping[str, object],
     out: Path,
     context: Context,
@@ -143,7 +143,7 @@ def run(
     }
 
 
-def teacher_folder(section: TeacherKeys, inputs: Mapping[str, Path]) -> Path:
+def teacher_folder(section: TeacherKeys, inputs: Inputs) -> Path:
     """Folder of the teacher.
 
     Raises:
@@ -278,11 +278,9 @@ def distributions(
     """
     flat = hidden.flatten(0, 1)[(targets != IGNORED).flatten()]
     labels = targets[targets != IGNORED]
-    size = chunk_rows(matrix)
     predictions = []
     nll = []
-    for start in range(0, max(len(flat), 1), size):
-        chunk = slice(start, start + size)
+    for chunk in slices(max(len(flat), 1), chunk_rows(matrix)):
         logits = (flat[chunk] @ matrix.T).float()
         predictions.append(kept_of(logits, temperature, top_k))
         nll.append(F.cross_entropy(logits, labels[chunk], reduction="none"))

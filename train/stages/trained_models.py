@@ -4,11 +4,14 @@ and published files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from gristmill.core.stage_context import Context
@@ -19,15 +22,24 @@ from gristmill.mixtures.training import Training
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import (
     RoundedMatrices,
+    adapted_flops_per_token,
     describe_rounding,
     rounded_tensors,
+    tuned_model,
 )
 from gristmill.train.adapters.peft_files import settle_adapters
+from gristmill.train.data.preference_rows import (
+    AnswerRows,
+    PairRows,
+    describe_draws,
+    write_drawn_ids,
+)
 from gristmill.train.evaluation.held_out import Validation, read_token_bytes
 from gristmill.train.loop.loop import TrainingSummary, train
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import READING_THREADS
+from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.throughput import Utilisation, peak_flops
 from gristmill.train.loop.training_job import (
     UNOBSERVED,
@@ -37,13 +49,18 @@ from gristmill.train.loop.training_job import (
     Observers,
 )
 from gristmill.train.models.model_config import OwnShape, Shape
-from gristmill.train.models.weights import save_model
-from gristmill.train.objectives.preference_report import Decline, MarginSummary
+from gristmill.train.models.weights import read_shape, save_model, stored
+from gristmill.train.objectives.preference_report import (
+    Decline,
+    MarginSummary,
+    decline_of,
+)
+from gristmill.train.objectives.preflight_checks import CERTIFICATE
 from gristmill.train.optim.averaging import AveragedWeights
-from gristmill.train.parallel.process_groups import World
+from gristmill.train.parallel.process_groups import World, process_group
 from gristmill.train.parallel.sharding import compute_dtype, whole_tensors
 from gristmill.train.planning.flops import flops_per_token
-from gristmill.train.stages.stage_inputs import MODEL
+from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_mixture
 
 MODEL_AVERAGE = "model-average"
 
@@ -153,49 +170,103 @@ def averaged(model: nn.Module, section: Training) -> AveragedWeights | None:
     )
 
 
-def tune(
+@dataclass(frozen=True)
+class Setup:
+    """What a tuning stage works with.
+
+    Attributes:
+        inputs: folders of the stages before.
+        out: folder of the results.
+        context: of the stage.
+        section: settings.
+        start: folder of the first weights.
+        shape: of the model.
+        length: tokens of a row.
+        world: the processes.
+        packed: mixture whose held-out rows are measured; None without one.
+    """
+
+    inputs: Inputs
+    out: Path
+    context: Context
+    section: Tuning | Dpo | Rl
+    start: Path
+    shape: Shape
+    length: int
+    world: World
+    packed: PackedSet | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of matrix products."""
+        return compute_dtype(self.section.precision, self.world.device)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Arithmetic of the training."""
+        return adapted_flops_per_token(self.shape, self.length, self.section.lora)
+
+    def model(self, extend: Callable[[nn.Module], None] | None = None) -> nn.Module:
+        """Model before its first step (see lora.tuned_model)."""
+        return tuned_model(
+            self.shape,
+            stored(self.start),
+            self.section.lora,
+            self.section.key_seed,
+            self.world,
+            self.dtype,
+            self.context,
+            extend,
+        )
+
+
+@contextmanager
+def tuning(
+    inputs: Inputs,
     section: Tuning | Dpo | Rl,
-    learner: Learner,
-    shape: Shape,
     start: Path,
-    inputs: Mapping[str, Path],
-    packed: PackedSet | None,
+    length: int,
     out: Path,
-    world: World,
     context: Context,
+) -> Iterator[Setup]:
+    """Open the processes of a tuning stage, and its mixture."""
+    with (
+        open_mixture(inputs, context) as packed,
+        process_group(
+            context.training.parallel, pipelined=False, split=section.lora is None
+        ) as world,
+    ):
+        shape = tuned_shape(read_shape(start), length, context)
+        yield Setup(inputs, out, context, section, start, shape, length, world, packed)
+
+
+def tune(
+    setup: Setup,
+    learner: Learner,
     observers: Observers = UNOBSERVED,
     threads: int = READING_THREADS,
     is_extra: Callable[[str], bool] = lambda name: False,
 ) -> tuple[Record | None, TunedSummary]:
-    """Train an existing model, and write it, its average, adapters and record; measures
-    the mixture's held-out rows between steps.
+    """Train from the weights of an existing model and publish the result.
 
     Args:
-        section: of the stage.
-        learner: model and objective.
-        shape: of its decoder.
-        start: folder of the start model.
-        inputs: of the stage, including the tokenizer.
-        packed: the mixture, if there is one.
-        out: the stage's data folder.
-        world, context: processes and context of the stage.
-        observers: of the stage; what they measure after a step is logged in the same
-            line.
-        threads: see prefetch.reading_threads.
-        is_extra: True for names of parameters that are not published.
+        setup: of the stage; its section in steps.
+        learner: objective, model and running mean.
+        observers: of the steps.
+        threads: number of steps that are read concurrently.
+        is_extra: tells the tensors that are not published, by name.
 
     Returns:
-        the record, on the first rank, and the summary.
+        the record (on the first rank), and a summary.
     """
-    objective = learner.objective
-    length = learner.objective.sequence_length
+    section, world, shape = setup.section, setup.world, setup.shape
     validation = Validation(
         section.validate_every,
         section.steps,
-        packed,
+        setup.packed,
         learner.model,
         learner.average,
-        read_token_bytes(inputs["tokenizer"], world.device),
+        read_token_bytes(setup.inputs["tokenizer"], world.device),
         world,
     )
     record, summary = train(
@@ -203,16 +274,14 @@ def tune(
             section=section,
             learner=learner,
             world=world,
-            context=context,
+            context=setup.context,
             observers=replace(
                 observers, after_step=measuring(validation, observers.after_step)
             ),
             reading_threads=threads,
             utilisation=Utilisation(
-                peak_flops(
-                    world.device, compute_dtype(section.precision, world.device)
-                ),
-                causal_share(shape, length, objective.flops_per_token),
+                peak_flops(world.device, setup.dtype),
+                causal_share(shape, setup.length, learner.objective.flops_per_token),
             ),
         )
     )
@@ -222,12 +291,13 @@ def tune(
     }
     rounding = describe_rounding(learner.model, section.lora)
     if record is not None:
-        publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
+        weights = settle_adapters(setup.out, tensors, section.lora, setup.start)
+        publish(setup.out, shape, weights, record)
     return record, {
         **summary,
         **final_measurements(record, rounding),
-        **describe_model(shape, length),
-        "sequence_length": length,
+        **describe_model(shape, setup.length),
+        "sequence_length": setup.length,
     }
 
 
@@ -298,3 +368,41 @@ def final_measurements(
     if rounding is not None:
         measurements["lora_base"] = rounding
     return measurements
+
+
+def optimise_preferences(
+    setup: Setup,
+    section: Dpo,
+    rows: PairRows | AnswerRows,
+    draws: Sequence[np.ndarray],
+    is_out: np.ndarray,
+    learner: Learner,
+    certify: Callable[[], Mapping[str, float]],
+    observers: Observers = UNOBSERVED,
+) -> tuple[Record | None, PreferenceSummary]:
+    """Certify the first batch, tune, and summarise without margins.
+
+    Args:
+        setup: of the stage.
+        section: settings, in steps.
+        rows: all pairs or answers.
+        draws: those that are trained on, by set.
+        is_out: mask of the held-out ones.
+        learner: see `tune`.
+        certify: checks the model before the first step.
+        observers: see `tune`.
+    """
+    if setup.world.is_first:
+        write_drawn_ids(setup.out, rows, draws)
+    certificate = measured_once(setup.context.work / CERTIFICATE, setup.world, certify)
+    record, summary = tune(replace(setup, section=section), learner, observers)
+    sets = describe_draws(rows, rows.packed.sources, draws, is_out)
+    return record, {
+        **summary,
+        "sets": [asdict(drawn_set) for drawn_set in sets],
+        "beta": section.beta,
+        "objective": section.loss_name,
+        "step_0": certificate,
+        "chosen_decline": None if record is None else decline_of(record.lines()),
+        "margins": None,
+    }
