@@ -447,11 +447,7 @@ def read_boundaries(path: Path, rows: int) -> Boundaries:
     Raises:
         ValueError: its size does not match its offsets.
     """
-    raw = (
-        np.memmap(path, np.uint8, mode="r")
-        if is_local(path) and path.stat().st_size
-        else np.frombuffer(path.read_bytes(), np.uint8)
-    )
+    raw = read_tokens(path, np.dtype(np.uint8))
     head = 8 * (rows + 1)
     offsets = raw[:head].view("<i8") if len(raw) >= head else np.zeros(1, np.int64)
     if len(offsets) != rows + 1 or len(raw) != head + 4 * int(offsets[-1]):

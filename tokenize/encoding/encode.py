@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +49,7 @@ from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.row_groups import ahead, read_texts
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.base import Judging
-from gristmill.tokenize.encoding.fast_encode import FastEncoder, texts_of
+from gristmill.tokenize.encoding.fast_encode import FastEncoder, flat_ids, texts_of
 from gristmill.tokenize.encoding.known_tokenizers import Known, NotKnownError
 from gristmill.tokenize.encoding.token_report import (
     UNKNOWN_LANGUAGE,
@@ -61,7 +60,7 @@ from gristmill.tokenize.encoding.token_report import (
     describe_vocabulary,
     measure,
 )
-from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.encoding.utf8_counts import NONE_LISTED, Listed, scan_texts
 from gristmill.tokenize.packed_files import DTYPES, dtype_name
 
@@ -90,6 +89,19 @@ def tokens_name(shard: str) -> str:
 def docs_name(shard: str) -> str:
     """Table beside the token file of a document shard."""
     return f"{shard.removesuffix('.parquet')}.docs.parquet"
+
+
+def docs_table(
+    rows: np.ndarray,
+    ids: pa.Array | pa.ChunkedArray,
+    sources: pa.Array | pa.ChunkedArray,
+    tokens: np.ndarray,
+    text_bytes: np.ndarray,
+) -> pa.Table:
+    """Table beside a token file (DOCS_SCHEMA), whose documents lie back to back."""
+    names = sources.cast(DOCS_SCHEMA.field("source").type)
+    offset = np.cumsum(tokens) - tokens
+    return pa.table([rows, ids, names, offset, tokens, text_bytes], schema=DOCS_SCHEMA)
 
 
 def counts_name(shard: str) -> str:
@@ -257,20 +269,15 @@ def encode_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
         good = ~np.isin(rows, list(errors))
         written = rows[good]
         written_sizes = {name: values[good] for name, values in sizes.items()}
-        tokens = written_sizes["tokens"]
         kept = documents
         if len(written) < len(documents):
             kept = documents.take(pa.array(written))
-        docs = pa.table(
-            {
-                "row": written,
-                "id": kept["id"],
-                "source": kept["source"].cast(DOCS_SCHEMA.field("source").type),
-                "offset": np.cumsum(tokens) - tokens,
-                "tokens": tokens,
-                "bytes": written_sizes["bytes"],
-            },
-            schema=DOCS_SCHEMA,
+        docs = docs_table(
+            written,
+            kept["id"],
+            kept["source"],
+            written_sizes["tokens"],
+            written_sizes["bytes"],
         )
         write_table(files[1], docs)
         with atomic_write(files[2]) as sink:
@@ -435,23 +442,7 @@ def encode_with_library(
                 ids[number] = tokenizer.encode([text])[0].ids
             except Exception as error:  # noqa: BLE001 - any failure quarantines this document alone
                 errors[number] = f"{type(error).__name__}: {error}"
-    lengths = np.array([*map(len, ids)], np.int64)
-    flat = np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum())
-    return check_ids(flat, tokenizer), lengths, errors
-
-
-def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
-    """Convert ids to uint32.
-
-    Raises:
-        TokenizerError: an id is outside the vocabulary.
-    """
-    if ids.size and ids.max() >= tokenizer.vocab_size:
-        raise TokenizerError(
-            f"the tokenizer gave id {ids.max()}, outside its vocabulary of "
-            f"{tokenizer.vocab_size}; run the tokenizer stage again"
-        )
-    return ids.astype(np.uint32)
+    return *flat_ids(ids), errors
 
 
 def _encoder(tokenizer: TextTokenizer) -> FastEncoder | str:

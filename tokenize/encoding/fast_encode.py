@@ -211,14 +211,10 @@ class FastEncoder:
         self, texts: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Encode documents with `tokenizers`; see `encode`."""
-        ids = [
-            encoding.ids
-            for encoding in self._tokenizer.encode_batch_fast(
-                list(texts), add_special_tokens=False
-            )
-        ]
-        lengths = np.array([*map(len, ids)], np.int64)
-        return np.fromiter(chain.from_iterable(ids), np.uint32, lengths.sum()), lengths
+        encodings = self._tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=False
+        )
+        return flat_ids([encoding.ids for encoding in encodings])
 
     def _encode(
         self, data: np.ndarray, offsets: np.ndarray
@@ -236,6 +232,12 @@ class FastEncoder:
                 ids, lengths, self.known.first_stand_in, self.known.stand_ins
             )
         return ids, lengths
+
+
+def flat_ids(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of documents back to back (uint32), and the number of each (int64)."""
+    lengths = np.array([*map(len, ids)], np.int64)
+    return np.fromiter(chain.from_iterable(ids), np.uint32, lengths.sum()), lengths
 
 
 def texts_of(

@@ -37,7 +37,7 @@ from gristmill.dataprep.reading.pythondocs import ListedFile
 from gristmill.dataprep.reading.records import metadata_json
 from gristmill.mixtures.base import Judging
 from gristmill.mixtures.sources import TokenSource
-from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
+from gristmill.tokenize.encoding.encode import docs_name, docs_table, tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.importing.foreign_formats import (
     TokenFile,
@@ -442,25 +442,12 @@ def _copy(out: Path, tokenizer_folder: Path, task: Task) -> Done:
                 decoded = tokenizer.decode(ids[:SAMPLE_TOKENS].tolist())
                 sample = decoded[:SAMPLE_CHARACTERS]
     number = len(sizes)
+    document_ids = pa.array(ids_of, pa.binary(ID_BYTES))
     names = pa.array([source] * number, pa.string()).dictionary_encode()
-    documents = {
-        "id": pa.array(ids_of, pa.binary(ID_BYTES)),
-        "source": names.cast(DOCS_SCHEMA.field("source").type),
-    }
     tokens, text_sizes = np.array(sizes, np.int64).reshape(-1, 2).T
-    docs = {
-        "row": np.arange(number),
-        **documents,
-        "offset": np.cumsum(tokens) - tokens,
-        "tokens": tokens,
-        "bytes": text_sizes,
-    }
-    write_table(docs_path, pa.table(docs, schema=DOCS_SCHEMA))
-    origins = {
-        **documents,
-        "locator": pa.array(locators, pa.string()),
-        "metadata": pa.array(metadata_of, pa.string()),
-    }
+    docs = docs_table(np.arange(number), document_ids, names, tokens, text_sizes)
+    write_table(docs_path, docs)
+    origins = [docs["id"], docs["source"], locators, metadata_of]
     write_table(origin_path, pa.table(origins, schema=ORIGIN_SCHEMA))
     size = int(text_sizes.sum())
     counts = {

@@ -39,7 +39,12 @@ import numpy as np
 
 from gristmill.core.object_stores import Patience
 from gristmill.mixtures.engine import Stream
-from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, ShardEntry, sums_name
+from gristmill.tokenize.packed_files import (
+    CHECKSUM_DTYPE,
+    ShardEntry,
+    read_tokens,
+    sums_name,
+)
 from gristmill.tokenize.row_bytes import gather_rows, row_checksums
 from gristmill.tokenize.streaming.file_cache import FileCache, default_folder
 
@@ -231,7 +236,7 @@ class RemoteRows:
             entry = self._shards[shard]
             name = sums_name(entry["file"])
             path = self.file(name, entry["beside"][name])
-            self._sums[shard] = np.asarray(np.memmap(path, CHECKSUM_DTYPE, mode="r"))
+            self._sums[shard] = read_tokens(path, CHECKSUM_DTYPE)
         return self._sums[shard]
 
     def _fetch_shards(self) -> None:
@@ -256,7 +261,7 @@ class RemoteRows:
             self._warn(f"{file} was not kept in the cache: {error}")
             return
         if path is not None:
-            tokens = np.asarray(np.memmap(path, self._dtype, mode="r"))
+            tokens = read_tokens(path, self._dtype)
             self._here[shard] = tokens.reshape(-1, self._length)
 
     def _read_object(
