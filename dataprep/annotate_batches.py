@@ -135,6 +135,11 @@ class JudgedTexts:
         )
         return halves[:, 0].copy(), halves[:, 1].copy()
 
+    def passage(self, text: int, begin: int, end: int) -> str:
+        """Bytes `begin` up to `end` of a readable text."""
+        passage: bytes = self.texts[text].as_py().encode()[begin:end]
+        return passage.decode()
+
     def annotate(
         self, reasons: Remarks, measures: Mapping[str, pa.Array]
     ) -> tuple[pa.Table, Counts]:

@@ -440,6 +440,13 @@ def judged_rows(
     return rows[member.to_numpy(zero_copy_only=False).astype(bool)]
 
 
+def positions(rows: np.ndarray, chosen: np.ndarray) -> pa.Array:
+    """Position of each row among the chosen ones, null for others; both ascending."""
+    position = np.full(len(rows), -1)
+    position[np.searchsorted(rows, chosen)] = np.arange(len(chosen))
+    return pa.array(position, mask=position < 0)
+
+
 def annotate(
     documents: pa.Table,
     rows: np.ndarray,
@@ -462,9 +469,7 @@ def annotate(
         sizes: bytes of each document's text (int64).
     """
     total = len(documents)
-    position = np.full(total, -1, dtype=np.int64)
-    position[judged] = np.arange(len(judged))
-    take = pa.array(position, mask=position < 0)
+    take = positions(np.arange(total), judged)
     error = pa.array([None] * len(judged) if errors is None else errors, pa.string())
     if not len(error) == len(reasons) == len(judged):
         raise ValueError(

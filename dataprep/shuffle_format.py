@@ -6,6 +6,7 @@ with a batch per partition.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +22,14 @@ def sort_rows(*columns: np.ndarray) -> np.ndarray:
     """
     order: np.ndarray = np.lexsort(columns[::-1])
     return order
+
+
+def sorted_columns(
+    columns: Mapping[str, np.ndarray], by: Iterable[str]
+) -> dict[str, np.ndarray]:
+    """Columns with their rows sorted by some of them (see `sort_rows`)."""
+    order = sort_rows(*(columns[name] for name in by))
+    return {name: values[order] for name, values in columns.items()}
 
 
 def group_starts(*columns: np.ndarray) -> np.ndarray:
@@ -42,6 +51,18 @@ def spread_groups(starts: np.ndarray, rows: int) -> np.ndarray:
     marks[starts] = 1
     numbers: np.ndarray = np.cumsum(marks) - 1
     return numbers
+
+
+def group_sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Sum of the values of each group."""
+    return np.add.reduceat(values, starts) if len(starts) else np.empty(0, np.int64)
+
+
+def ranges(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Concatenated ranges from each begin to its end."""
+    sizes = ends - begins
+    before = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.arange(len(before)) - before + np.repeat(begins, sizes)
 
 
 def find_pairs(
@@ -71,13 +92,23 @@ its size.
 FEWEST_PARTITIONS, MOST_PARTITIONS = 8, 4096
 
 
-def count_partitions(total_bytes: int) -> int:
-    """Number of partitions for so many bytes; a function of the data alone, never of
-    the workers.
+def count_partitions(
+    total: int, size: int = PARTITION_BYTES, fewest: int = FEWEST_PARTITIONS
+) -> int:
+    """Number of partitions of this size for so many bytes or rows; a function of the
+    data alone, never of the workers.
     """
-    return min(
-        max(-(-total_bytes // PARTITION_BYTES), FEWEST_PARTITIONS), MOST_PARTITIONS
-    )
+    return min(max(-(-total // size), fewest), MOST_PARTITIONS)
+
+
+def hash_partitions(hashes: np.ndarray, num_partitions: int) -> np.ndarray:
+    """Partition (int64) of each 64-bit hash, by its upper half."""
+    return (hashes >> np.uint64(32)).astype(np.int64) % num_partitions
+
+
+def columns_of(table: pa.Table) -> dict[str, np.ndarray]:
+    """Columns of a table by name."""
+    return {name: table[name].to_numpy() for name in table.column_names}
 
 
 def task_file(work: Path, job: str, name: str) -> Path:
@@ -90,6 +121,11 @@ def write_partitions(
 ) -> None:
     """Write rows by partition, in order (see `by_partition`)."""
     write_batches(path, *by_partition(rows, partitions, num_partitions))
+
+
+def write_rows(path: Path, rows: pa.Table) -> None:
+    """Write rows as a single partition."""
+    write_batches(path, rows, np.array([0, len(rows)]))
 
 
 def by_partition(

@@ -35,7 +35,6 @@ from gristmill.dataprep.duplicates.dedup_index import DedupPlan, spread_to_copie
 from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY
 from gristmill.dataprep.duplicates.shingles import similarities
 from gristmill.dataprep.duplicates.sketches import (
-    SKETCH_COLUMNS,
     SentSketches,
     ShardSketches,
     Source,
@@ -53,9 +52,12 @@ from gristmill.dataprep.jobs.tasks import (
 )
 from gristmill.dataprep.shuffle_format import (
     PARTITION_BYTES,
+    columns_of,
     group_starts,
+    sort_rows,
+    spread_groups,
     task_file,
-    write_partitions,
+    write_rows,
 )
 from gristmill.mixtures.steps.dedup import Dedup
 
@@ -164,39 +166,32 @@ def candidate_pairs(
         num_new: documents from this number on are old.
     """
     is_new = documents < num_new
-    order = np.lexsort((ranks, is_new, texts, keys))
-    keys = keys[order]
-    documents = documents[order]
-    texts = texts[order]
-    ranks = ranks[order]
-    is_new = is_new[order]
-    first = np.ones(len(keys), bool)
-    first[1:] = (keys[1:] != keys[:-1]) | (texts[1:] != texts[:-1])
-    representatives = np.flatnonzero(first)
+    order = sort_rows(keys, texts, is_new, ranks)
+    keys, documents, texts, ranks, is_new = (
+        column[order] for column in (keys, documents, texts, ranks, is_new)
+    )
+    representatives = group_starts(keys, texts)
+    rows = np.arange(len(keys))
     copies = np.stack(
-        [representatives[np.cumsum(first) - 1], np.arange(len(keys))], axis=1
-    )[~first]
+        [representatives[spread_groups(representatives, len(keys))], rows], axis=1
+    )
+    copies = copies[copies[:, 0] != rows]
     # Within a bucket, old texts come first; texts are then sorted by their digests.
     representatives = representatives[
-        np.lexsort(
-            (texts[representatives], is_new[representatives], keys[representatives])
+        sort_rows(
+            *(column[representatives] for column in (keys, is_new, texts)),
         )
     ]
-    pairs, oversized = _pairs_in_buckets(keys[representatives])
+    pairs, oversized, sizes = _pairs_in_buckets(keys[representatives])
     pairs = np.concatenate([copies, representatives[pairs]])
     pairs = pairs[is_new[pairs].any(axis=1)]
     new_first = np.lexsort((documents[pairs], ranks[pairs], ~is_new[pairs]), axis=1)
     pairs = documents[np.take_along_axis(pairs, new_first, axis=1)]
+    examples = representatives[oversized]
+    columns = (keys[examples], sizes, documents[examples])
     return Candidates(
         distinct_pairs(pairs),
-        [
-            Bucket(
-                int(keys[representatives[position]]),
-                size,
-                int(documents[representatives[position]]),
-            )
-            for position, size in oversized
-        ],
+        [Bucket(*row) for row in zip(*(column.tolist() for column in columns))],
     )
 
 
@@ -212,15 +207,11 @@ def shared_keys(keys: np.ndarray) -> np.ndarray:
     return order[shared]
 
 
-def _pairs_in_buckets(keys: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Pairs of positions with equal keys (sorted); and (begin, size) of the oversized
-    buckets.
+def _pairs_in_buckets(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs of positions with equal keys (sorted); and the beginnings and sizes of the
+    oversized buckets.
     """
-    starts = (
-        np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-        if len(keys)
-        else np.empty(0, np.int64)
-    )
+    starts = group_starts(keys)
     sizes = np.diff(np.append(starts, len(keys)))
     parts = [np.empty((0, 2), np.int64)]
     for size in np.unique(sizes[(sizes > 1) & (sizes <= LARGEST_BUCKET)]):
@@ -229,14 +220,13 @@ def _pairs_in_buckets(keys: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int
         parts.append(
             np.stack([members[:, first], members[:, second]], axis=-1).reshape(-1, 2)
         )
-    oversized = sizes > LARGEST_BUCKET
-    for start, size in zip(starts[oversized], sizes[oversized]):
+    oversized = starts[sizes > LARGEST_BUCKET]
+    sizes = sizes[sizes > LARGEST_BUCKET]
+    for start, size in zip(oversized, sizes):
         members = start + np.arange(size)
-        parts.append(np.stack([np.full(size - 1, members[0]), members[1:]], axis=1))
+        parts.append(np.stack([np.full(size - 1, start), members[1:]], axis=1))
         parts.append(np.stack([members[:-1], members[1:]], axis=1))
-    return np.concatenate(parts), list(
-        zip(starts[oversized].tolist(), sizes[oversized].tolist(), strict=True)
-    )
+    return np.concatenate(parts), oversized, sizes
 
 
 BYTES_PER_BATCH = 64_000_000
@@ -300,7 +290,13 @@ def find_candidates(
     buckets: list[Bucket] = []
     oversized = 0
     for run in key_runs(keys, task.payload["partition"]):
-        candidates = candidate_pairs(*run, plan.numbering.num_new)
+        candidates = candidate_pairs(
+            run["key"],
+            run["document"],
+            run["text"],
+            run["rank"],
+            plan.numbering.num_new,
+        )
         partitions = (
             candidates.pairs[:, 0]
             * plan.num_partitions
@@ -329,16 +325,10 @@ def fetch(task: ShardTask, plan: DedupPlan, wanted: Shuffled) -> Sending:
     places = np.searchsorted(
         batch["row"].to_numpy(), documents - plan.numbering.starts[shard]
     )
-    column_names = [
-        "id",
-        "locator",
-        *(name for name in SKETCH_COLUMNS if name in batch.column_names),
-    ]
     lengths = np.diff(batch["shingles"].chunk(0).offsets.to_numpy())[places]
-    for begin, end in (
-        cut_runs(BYTES_PER_SKETCH + 4 * lengths, BYTES_PER_BATCH) if len(rows) else ()
-    ):
-        sent = batch.select(column_names).take(pa.array(places[begin:end]))
+    batch = batch.drop_columns(["row", "length"])
+    for begin, end in cut_runs(BYTES_PER_SKETCH + 4 * lengths, BYTES_PER_BATCH):
+        sent = batch.take(pa.array(places[begin:end]))
         yield Sent(
             FETCHED,
             sent.append_column("document", pa.array(documents[begin:end])),
@@ -356,11 +346,9 @@ def source_of(plan: DedupPlan, sent: Shuffled | None, partition: int) -> Source:
     return SentSketches(sent.pieces(partition))
 
 
-def key_runs(
-    keys: Shuffled, partition: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Keys of one partition that occur more than once, in runs that fit in memory: key,
-    document, text and rank.
+def key_runs(keys: Shuffled, partition: int) -> Iterator[dict[str, np.ndarray]]:
+    """Keys of one partition that occur more than once, in runs that fit in memory:
+    columns as from `key_table`.
 
     A bucket is never split: a task holds 32 bytes for each document of the largest
     bucket, and five copies of them.
@@ -369,19 +357,10 @@ def key_runs(
     for part in range(0 if keys.is_nothing else parts):
         rows = keys.read(partition, partial(_choose_keys, part=part, parts=parts))
         rows = rows.take(pa.array(shared_keys(rows["key"].to_numpy())))
-        key, document, text, rank = (
-            rows[name].to_numpy() for name in ("key", "document", "text", "rank")
-        )
-        starts = group_starts(key)
-        ends = np.append(starts[1:], len(key))
-        for begin, end in cut_runs(_most_pairs(ends - starts), PAIRS_PER_RUN):
-            bucket_rows = slice(starts[begin], ends[end - 1])
-            yield (
-                key[bucket_rows],
-                document[bucket_rows],
-                text[bucket_rows],
-                rank[bucket_rows],
-            )
+        starts = group_starts(rows["key"].to_numpy())
+        bounds = np.append(starts, len(rows))
+        for begin, end in cut_runs(_most_pairs(np.diff(bounds)), PAIRS_PER_RUN):
+            yield columns_of(rows.slice(bounds[begin], bounds[end] - bounds[begin]))
 
 
 def _choose_keys(keys: pa.Table, part: int, parts: int) -> pa.Table:
@@ -396,8 +375,7 @@ def _most_pairs(sizes: np.ndarray) -> np.ndarray:
     """Maximum number of pairs in buckets of these sizes."""
     small_bucket = sizes * (sizes - 1) // 2
     large_bucket = 2 * sizes + LARGEST_BUCKET * (LARGEST_BUCKET - 1) // 2
-    most: np.ndarray = np.where(sizes > LARGEST_BUCKET, large_bucket, small_bucket)
-    return most
+    return np.where(sizes > LARGEST_BUCKET, large_bucket, small_bucket)
 
 
 def cut_runs(costs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
@@ -475,7 +453,7 @@ def verify(
         links = run[is_duplicate & within]
         matches = _matches(source, run, comparison, within)
         paths.append(task_file(plan.work, "links", run_name(task, counts["runs"])))
-        write_partitions(paths[-1], pairs_table(links), links[:, 0], 1)
+        write_rows(paths[-1], pairs_table(links))
         yield Sent(
             MATCHES, matches, plan.numbering.shards_of(matches["left"].to_numpy())
         )
@@ -533,10 +511,9 @@ def _matches(
     right = np.concatenate([pairs[is_duplicate, 1], spread[:, 1]])
     older, older_position = np.unique(right, return_inverse=True)
     older_columns = (
-        load_columns(source, older, ["id", "locator"]).take(pa.array(older_position))
-        if len(older)
-        else NAMED.empty_table()
+        load_columns(source, older, NAMED.names) if len(older) else NAMED.empty_table()
     )
+    older_columns = older_columns.take(pa.array(older_position))
     return pa.table(
         {
             "left": np.concatenate([pairs[is_duplicate, 0], spread[:, 0]]),
@@ -551,29 +528,17 @@ def _matches(
     )
 
 
-def batches(source: Source, pairs: np.ndarray) -> Iterator[np.ndarray]:
-    """Cut pairs into runs whose sketches take about BYTES_PER_BATCH; a larger pair is
-    its own run.
+def compare(section: Dedup, source: Source, pairs: np.ndarray) -> Comparison:
+    """Compare pairs of documents (int64 of shape (n, 2)) in batches, with one batch of
+    sketches in memory.
     """
     documents, positions = np.unique(pairs, return_inverse=True)
     sizes = BYTES_PER_SKETCH + 4 * count_shingles(source, documents)[
         positions.reshape(-1, 2)
     ].sum(axis=1)
-    if not len(pairs):
-        yield pairs
-    for begin, end in cut_runs(sizes, BYTES_PER_BATCH):
-        yield pairs[begin:end]
-
-
-def compare(section: Dedup, source: Source, pairs: np.ndarray) -> Comparison:
-    """Compare pairs of documents (int64 of shape (n, 2)) in batches, with one batch of
-    sketches in memory.
-    """
-    parts = [
-        _compare(section, source, batch[:, 0], batch[:, 1])
-        for batch in batches(source, pairs)
-    ]
-    return Comparison(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    runs = [pairs[begin:end] for begin, end in cut_runs(sizes, BYTES_PER_BATCH)]
+    parts = [_compare(section, source, *run.T) for run in runs or [pairs]]
+    return Comparison(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _compare(
@@ -591,22 +556,13 @@ def _compare(
     is_near = np.zeros(len(first), bool)
     if section.minhash is not None:
         jaccard = similarities(sketches.sets, first, second)
-        shares_band = (sketches.bands[first] == sketches.bands[second]).any(axis=1)
-        is_near = is_alike(jaccard, shares_band, section)
+        # A text without shingles is never a near duplicate.
+        is_near = (jaccard > 0) & (
+            jaccard >= section.minhash.threshold
+            if section.minhash.verify
+            else (sketches.bands[first] == sketches.bands[second]).any(axis=1)
+        )
     kind = np.select(
         [equal, same_url & section.url, is_near], [0, 1, NEAR_KIND], CHAINED_KIND
     )
     return Comparison(kind, is_near, np.where(equal, 1.0, jaccard))
-
-
-def is_alike(
-    jaccard: np.ndarray, shares_band: np.ndarray, section: Dedup
-) -> np.ndarray:
-    """Mask of pairs of different texts that are near duplicates (bool); a text without
-    shingles never is.
-    """
-    if section.minhash is None:
-        return np.zeros(len(jaccard), bool)
-    return (jaccard > 0) & (
-        jaccard >= section.minhash.threshold if section.minhash.verify else shares_band
-    )

@@ -20,9 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.dataprep.shuffle_format import group_starts, sort_rows, spread_groups
 from gristmill.mixtures.prepare import column_prefix
 
 DOCUMENT_COLUMNS = ("id", "source", "locator")
+REASON_COLUMNS = ("decided_by", "survivor_value", "member_value")
 LENGTH = "length"
 """Code points of the text."""
 
@@ -55,11 +57,9 @@ def parse_keep(keys: Sequence[str]) -> list[KeepKey]:
                 f"keep: {key!r} is not a column name, optionally followed by `desc`"
             )
         parsed.append(KeepKey(column, bool(order)))
-    return (
-        parsed
-        if any(key.column == "id" for key in parsed)
-        else [*parsed, KeepKey("id")]
-    )
+    if all(key.column != "id" for key in parsed):
+        parsed.append(KeepKey("id"))
+    return parsed
 
 
 def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, str]]:
@@ -72,20 +72,14 @@ def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, s
         measured: name of a step -> its columns, in the order of the steps.
     """
     uses = Counter(column for columns in measured.values() for column in columns)
-    qualified_names = {
-        f"{column_prefix(step)}_{column}": (step, column)
-        for step, columns in measured.items()
-        for column in columns
-        if uses[column] > 1
-    }
-    return {
-        **{
-            column: (step, column)
-            for step, columns in measured.items()
-            for column in columns
-        },
-        **qualified_names,
-    }
+    plain: dict[str, tuple[str, str]] = {}
+    prefixed: dict[str, tuple[str, str]] = {}
+    for step, columns in measured.items():
+        for column in columns:
+            plain[column] = (step, column)
+            if uses[column] > 1:
+                prefixed[f"{column_prefix(step)}_{column}"] = (step, column)
+    return plain | prefixed
 
 
 def check_names(keys: Sequence[KeepKey], measured: Iterable[str]) -> None:
@@ -119,9 +113,9 @@ def survivors_of_components(members: pa.Table, keys: Sequence[KeepKey]) -> np.nd
     """Apply the rule `connected`: the best row (int64) of each row's cluster; arguments
     as of `explain_choices`.
     """
-    best = best_first(members, keys)[_starts(members)]
-    survivors: np.ndarray = best[members["component"].to_numpy()]
-    return survivors
+    component = members["component"].to_numpy()
+    sizes = np.bincount(component)
+    return best_first(members, keys)[np.cumsum(sizes) - sizes][component]
 
 
 def survivors_alike(
@@ -153,44 +147,38 @@ def survivors_alike(
     uncompared = 0
     spent = np.zeros(int(component.max(initial=-1)) + 1, np.int64)
     while len(open_rows):
-        first = np.ones(len(open_rows), bool)
-        first[1:] = component[open_rows[1:]] != component[open_rows[:-1]]
-        candidates = open_rows[~first]
-        best = open_rows[first][np.cumsum(first) - 1][~first]
+        starts = group_starts(component[open_rows])
+        best = np.delete(
+            open_rows[starts][spread_groups(starts, len(open_rows))], starts
+        )
+        candidates = np.delete(open_rows, starts)
         is_duplicate = are_alike(candidates, best)
         survivor[candidates[is_duplicate]] = best[is_duplicate]
         open_rows = candidates[~is_duplicate]
         np.add.at(spent, component[open_rows], 1)
         exhausted = spent[component[open_rows]] >= most
-        survivor[open_rows[exhausted]] = _first_of_text(
-            open_rows[exhausted], component, texts
-        )
-        uncompared += int(
-            (survivor[open_rows[exhausted]] == open_rows[exhausted]).sum()
-        )
+        rows = open_rows[exhausted]
+        rows = rows[sort_rows(component[rows], texts[rows])]
+        starts = group_starts(component[rows], texts[rows])
+        survivor[rows] = rows[starts][spread_groups(starts, len(rows))]
+        uncompared += len(starts)
         open_rows = open_rows[~exhausted]
     return survivor, uncompared
-
-
-def _first_of_text(
-    rows: np.ndarray, component: np.ndarray, texts: np.ndarray
-) -> np.ndarray:
-    """First of `rows` with the same cluster and text, for each row."""
-    by_text = np.lexsort((np.arange(len(rows)), texts[rows], component[rows]))
-    new = np.ones(len(rows), bool)
-    new[1:] = (np.diff(component[rows[by_text]]) != 0) | (
-        np.diff(texts[rows[by_text]]) != 0
-    )
-    first_rows = np.empty(len(rows), np.int64)
-    first_rows[by_text] = rows[by_text[new][np.cumsum(new) - 1]]
-    return first_rows
 
 
 def best_first(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
     """Row numbers (int64) sorted by cluster, the best of each first; null and NaN come
     last in either direction.
     """
-    return _order(members, [KeepKey("component"), *keys])
+    keys = [KeepKey("component"), *keys]
+    columns = pa.table(
+        {str(place): members[key.column] for place, key in enumerate(keys)}
+    )
+    directions = [
+        (str(place), "descending" if key.descending else "ascending")
+        for place, key in enumerate(keys)
+    ]
+    return pc.sort_indices(columns, sort_keys=directions).to_numpy().astype(np.int64)
 
 
 def explain_choices(
@@ -213,43 +201,17 @@ def explain_choices(
         the same survivor), `survivor` (int64), `decided_by`, `survivor_value`,
         `member_value` (strings; null for the survivor itself).
     """
-    by_id = _order(members, [KeepKey("component"), KeepKey("id")])
-    decided_by, survivor_value, member_value = _reasons(members, survivor, keys)
+    sizes = np.bincount(survivor, minlength=len(survivor))
+    smallest = survivors_of_components(members, [KeepKey("id")])
+    reasons = zip(REASON_COLUMNS, _reasons(members, survivor, keys), strict=True)
     return pa.table(
         {
-            "cluster": members["id"].take(
-                pa.array(by_id[_starts(members)][members["component"].to_numpy()])
-            ),
-            "size": pa.array(
-                np.bincount(survivor, minlength=len(survivor))[survivor], pa.int32()
-            ),
+            "cluster": members["id"].take(pa.array(smallest)),
+            "size": pa.array(sizes[survivor], pa.int32()),
             "survivor": pa.array(survivor, pa.int64()),
-            "decided_by": pa.array(decided_by, pa.string()),
-            "survivor_value": pa.array(survivor_value, pa.string()),
-            "member_value": pa.array(member_value, pa.string()),
+            **{name: pa.array(values, pa.string()) for name, values in reasons},
         }
     )
-
-
-def _starts(members: pa.Table) -> np.ndarray:
-    """Start of each cluster in the rows sorted by cluster."""
-    sizes = np.bincount(members["component"].to_numpy())
-    starts: np.ndarray = np.cumsum(sizes) - sizes
-    return starts
-
-
-def _order(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
-    """Row numbers sorted by the keys."""
-    columns = pa.table(
-        [members[key.column] for key in keys],
-        names=[str(place) for place in range(len(keys))],
-    )
-    directions = [
-        (str(place), "descending" if key.descending else "ascending")
-        for place, key in enumerate(keys)
-    ]
-    order: np.ndarray = pc.sort_indices(columns, sort_keys=directions).to_numpy()
-    return order.astype(np.int64)
 
 
 def _reasons(
@@ -269,14 +231,12 @@ def _reasons(
         losers = members[key.column].take(pa.array(open_rows)).combine_chunks()
         differ = _differ(winners, losers)
         rows = open_rows[differ]
-        decided = pa.array(differ)
         decided_by[rows] = str(key)
-        survivor_value[rows] = [
-            _as_text(value) for value in winners.filter(decided).to_pylist()
-        ]
-        member_value[rows] = [
-            _as_text(value) for value in losers.filter(decided).to_pylist()
-        ]
+        for texts, values in ((survivor_value, winners), (member_value, losers)):
+            texts[rows] = [
+                value.hex() if isinstance(value, bytes) else str(value)
+                for value in values.filter(pa.array(differ)).to_pylist()
+            ]
         open_rows = open_rows[~differ]
     return decided_by, survivor_value, member_value
 
@@ -288,9 +248,4 @@ def _differ(first: pa.Array, second: pa.Array) -> np.ndarray:
     if pa.types.is_floating(first.type):
         both_nan = pc.and_(pc.is_nan(first), pc.is_nan(second))
         same = pc.or_(same, pc.fill_null(both_nan, False))
-    differ: np.ndarray = ~same.to_numpy(zero_copy_only=False)
-    return differ
-
-
-def _as_text(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
+    return ~same.to_numpy(zero_copy_only=False)

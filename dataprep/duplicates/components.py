@@ -32,7 +32,13 @@ from gristmill.dataprep.jobs.tasks import (
     Result,
     partition_tasks,
 )
-from gristmill.dataprep.shuffle_format import MOST_PARTITIONS, open_batches, task_file
+from gristmill.dataprep.shuffle_format import (
+    count_partitions,
+    group_starts,
+    open_batches,
+    sort_rows,
+    task_file,
+)
 from gristmill.dataprep.text.kernels import kernel
 
 
@@ -69,7 +75,7 @@ def summarise(edges: np.ndarray) -> np.ndarray:
 def join_summaries(rows: np.ndarray) -> np.ndarray:
     """Merge rows of `summarise` into one row per node."""
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    starts = _groups(rows[:, 0])[0]
+    starts = group_starts(rows[:, 0])
     if not len(starts):
         return rows
     columns = [
@@ -125,31 +131,14 @@ def small_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
         distinct edges (larger, smaller).
     """
     smallest = nodes[np.searchsorted(nodes[:, 0], edges[:, 0]), 1]
-    node_edges = np.stack([edges[:, 0], smallest], axis=1)
-    neighbour_edges = np.stack([edges[:, 1], smallest], axis=1)
-    return distinct_pairs(
-        np.concatenate(
-            [
-                node_edges,
-                neighbour_edges[neighbour_edges[:, 0] != neighbour_edges[:, 1]],
-            ]
-        )
-    )
+    pairs = np.stack([edges.T.ravel(), np.tile(smallest, 2)], axis=1)
+    return distinct_pairs(pairs[pairs[:, 0] != pairs[:, 1]])
 
 
 def distinct_pairs(pairs: np.ndarray) -> np.ndarray:
     """Distinct pairs (int64 of shape (n, 2)) in ascending order."""
-    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-    is_new = np.ones(len(pairs), bool)
-    is_new[1:] = (pairs[1:] != pairs[:-1]).any(axis=1)
-    return pairs[is_new]
-
-
-def _groups(nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Starts of the runs of equal numbers, and the run index of each number."""
-    new = np.ones(len(nodes), bool)
-    new[1:] = nodes[1:] != nodes[:-1]
-    return np.flatnonzero(new), np.cumsum(new) - 1
+    pairs = pairs[sort_rows(*pairs.T)]
+    return pairs[group_starts(*pairs.T)]
 
 
 @kernel
@@ -180,7 +169,7 @@ FOREST, LABELS = "forest", "labels"
 
 def count_star_partitions(num_links: int) -> int:
     """Number of partitions for this many links; a function of the data alone."""
-    return min(max(1, -(-num_links // LINKS_PER_PARTITION)), MOST_PARTITIONS)
+    return count_partitions(num_links, LINKS_PER_PARTITION, fewest=1)
 
 
 def find_components(
@@ -209,14 +198,16 @@ def find_components(
     _, edges = run(
         FOREST, partial(contract, plan=plan, links=links, num_partitions=num_partitions)
     )
+    is_small = False
     while num_partitions > 1:
-        name = f"large-star-{rounds}"
-        results, edges = run(name, partial(make_large_stars, name=name, edges=edges))
-        if not sum(result["unsettled"] for result in results):
+        name = f"{'small' if is_small else 'large'}-star-{rounds}"
+        results, edges = run(
+            name, partial(make_stars, name=name, edges=edges, is_small=is_small)
+        )
+        if not (is_small or sum(result["unsettled"] for result in results)):
             break
-        name = f"small-star-{rounds}"
-        _, edges = run(name, partial(make_small_stars, name=name, edges=edges))
-        rounds += 1
+        rounds += is_small
+        is_small = not is_small
     labelled, labels = run(
         LABELS, partial(label, plan=plan, edges=edges), plan.numbering.num_new_shards
     )
@@ -246,24 +237,19 @@ def contract(
     return Done()
 
 
-def make_large_stars(
-    task: PartitionTask, name: str, edges: Shuffled
+def make_stars(
+    task: PartitionTask, name: str, edges: Shuffled, is_small: bool
 ) -> Sending[dict[str, int]]:
-    """Run a large-star step over the nodes of one partition."""
-    nodes = _summarise_all(edges, task)
+    """Run a small-star or large-star step over the nodes of one partition."""
+    nodes = summarise(_NONE)
     for run in _read_runs(edges, task):
-        yield _sent_edges(name, large_star(run, nodes), edges.num_partitions)
-    return Done([], {"unsettled": count_unsettled(nodes)})
-
-
-def make_small_stars(task: PartitionTask, name: str, edges: Shuffled) -> Sending:
-    """Run a small-star step over the nodes of one partition."""
-    nodes = _summarise_all(edges, task)
+        nodes = join_summaries(np.concatenate([nodes, summarise(run)]))
     for run in _read_runs(edges, task):
-        yield _sent_edges(
-            name, _both_ways(small_star(run, nodes)), edges.num_partitions
+        stars = (
+            _both_ways(small_star(run, nodes)) if is_small else large_star(run, nodes)
         )
-    return Done()
+        yield _sent_edges(name, stars, edges.num_partitions)
+    return Done([], {"unsettled": count_unsettled(nodes)})
 
 
 def label(
@@ -325,10 +311,3 @@ def _in_runs(parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         run.append(part)
         number += len(part)
     yield np.concatenate(run)
-
-
-def _summarise_all(edges: Shuffled, task: PartitionTask) -> np.ndarray:
-    nodes = summarise(_NONE)
-    for run in _read_runs(edges, task):
-        nodes = join_summaries(np.concatenate([nodes, summarise(run)]))
-    return nodes

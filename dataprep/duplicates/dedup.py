@@ -95,7 +95,6 @@ from gristmill.dataprep.duplicates.survivors import (
     write_duplicates,
 )
 from gristmill.dataprep.jobs.shuffle import (
-    Sender,
     Sending,
     Shuffled,
     must_send,
@@ -103,9 +102,7 @@ from gristmill.dataprep.jobs.shuffle import (
 )
 from gristmill.dataprep.jobs.tasks import (
     Done,
-    OfPartition,
     OfShard,
-    PartitionTask,
     ShardTask,
     Task,
     partition_tasks,
@@ -239,22 +236,16 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
         context,
         {KEYS: plan.num_partitions},
     )
-    find_pairs_of_keys = partial(find_candidates, plan=plan, keys=sketched[KEYS])
-    candidates, pairs, sketches = _find_pairs(
-        plan, partitions, find_pairs_of_keys, context
-    )
+    candidates, pairs, sketches = _find_pairs(plan, sketched[KEYS], context)
     verify_pairs = partial(verify, plan=plan, pairs=pairs, sketches=sketches)
     verified, checked = run_shuffle(
         "verify", partitions, verify_pairs, context, {MATCHES: len(shards)}
     )
     links = run_names(partitions, (result["runs"] for result in verified))
-    num_partitions = count_star_partitions(sum(result["linked"] for result in verified))
+    totals = add_counts(verified)
+    num_partitions = count_star_partitions(totals["linked"])
     rounds, labels, labelled = find_components(plan, links, num_partitions, context)
-    tasks = partition_tasks(
-        count_member_partitions(
-            labelled + sum(result["matched"] for result in verified)
-        )
-    )
+    tasks = partition_tasks(count_member_partitions(labelled + totals["matched"]))
     gather_labelled = partial(
         gather_members,
         plan=plan,
@@ -295,6 +286,11 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
     buckets = largest_buckets(
         Bucket(*bucket) for result in candidates for bucket in result["largest"]
     )
+    index = None
+    if section.index:
+        documents = sum(result["indexed"] for result in applied)
+        sums = (int(result["ids"], 16) for result in applied)
+        index = write_header(out, section, documents, sums)
     return DedupSummary(
         counts=counts,
         clusters=sum(result["clusters"] for result in decided),
@@ -303,48 +299,41 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
         largest_clusters=largest_clusters(
             [cluster for result in decided for cluster in result["largest_clusters"]]
         ),
-        candidate_pairs=sum(result["candidates"] for result in verified),
-        linked_pairs=sum(result["linked"] for result in verified),
+        candidate_pairs=totals["candidates"],
+        linked_pairs=totals["linked"],
         oversized_buckets=OversizedBuckets(
             sum(result["oversized"] for result in candidates),
             describe_buckets(plan, buckets),
         ),
         star_rounds=rounds,
         against=[AgainstIndex(index.name, index.documents) for index in plan.indexes],
-        index=finish_index(plan, applied) if section.index else None,
+        index=index,
     )
 
 
 def _find_pairs(
-    plan: DedupPlan,
-    partitions: Sequence[PartitionTask],
-    find: Sender[OfPartition, FoundBuckets],
-    context: Context,
+    plan: DedupPlan, keys: Shuffled, context: Context
 ) -> tuple[list[FoundBuckets], Shuffled, Shuffled | None]:
     """Results of the candidate tasks, the pairs, and the sketches of the pairs if
     sketches are sent.
     """
-    numbers = {PAIRS: plan.num_partitions}
-    if not plan.sends_sketches:
-        results, streams = run_shuffle("candidates", partitions, find, context, numbers)
-        return results, streams[PAIRS], None
     tasks = [
         Task(shard, OfShard(shard=number))
         for number, shard in enumerate(plan.numbering.shards)
     ]
-    results, streams = run_shuffle(
-        "candidates", partitions, find, context, {**numbers, WANTED: len(tasks)}
-    )
-    if streams[WANTED].is_nothing:
-        return results, streams[PAIRS], None
+    streams = {PAIRS: plan.num_partitions, WANTED: len(tasks)}
+    find = partial(find_candidates, plan=plan, keys=keys)
+    results, sent = run_shuffle("candidates", plan.partitions(), find, context, streams)
+    if sent[WANTED].is_nothing:
+        return results, sent[PAIRS], None
     _, fetched = run_shuffle(
         "fetch",
         tasks,
-        partial(fetch, plan=plan, wanted=streams[WANTED]),
+        partial(fetch, plan=plan, wanted=sent[WANTED]),
         context,
         {FETCHED: plan.num_partitions},
     )
-    return results, streams[PAIRS], fetched[FETCHED]
+    return results, sent[PAIRS], fetched[FETCHED]
 
 
 def make_plan(inputs: Inputs, section: Dedup, out: Path, context: Context) -> DedupPlan:
@@ -378,18 +367,15 @@ def sketch_tasks(plan: DedupPlan) -> list[Task[SketchPayload]]:
     """Tasks for the shards of this run, followed by tasks for the files of the
     indexes.
     """
-    new_tasks = shard_tasks(plan.inputs["ingest"])
-    index_files = [path for index in plan.indexes for path in index.files]
-    files = [*(None for _ in new_tasks), *map(str, index_files)]
-    sizes = [
-        *(task.size_bytes for task in new_tasks),
-        *(path.stat().st_size for path in index_files),
+    files: list[tuple[str | None, int]] = [
+        (None, task.size_bytes) for task in shard_tasks(plan.inputs["ingest"])
     ]
+    for index in plan.indexes:
+        files += [(str(path), path.stat().st_size) for path in index.files]
+    numbers = zip(plan.numbering.shards, plan.numbering.starts.tolist(), strict=False)
     return [
-        Task(shard, SketchPayload(start=int(start), index_file=file), size)
-        for shard, start, file, size in zip(
-            plan.numbering.shards, plan.numbering.starts, files, sizes, strict=False
-        )
+        Task(shard, SketchPayload(start=start, index_file=file), size)
+        for (shard, start), (file, size) in zip(numbers, files, strict=True)
     ]
 
 
@@ -423,11 +409,7 @@ def apply(task: ShardTask, plan: DedupPlan, decisions: Shuffled) -> Done[Applied
     judged = judged_rows(documents, rows, plan.section.sources)
     sizes_and_errors = open_batches(seen_path(plan.work, task.name)).get_batch(0)
     errors = sizes_and_errors["error"].take(pa.array(judged))
-    decisions_here, members = decisions_of(plan, task.payload["shard"], decisions)
-    place = np.searchsorted(judged, members)
-    position = np.full(len(judged), -1)
-    position[place] = np.arange(len(place))
-    decided = decisions_here.take(pa.array(position, mask=position < 0))
+    _, decided = decisions_of(plan.numbering, task.payload["shard"], decisions, judged)
     raised = errors.is_valid().to_numpy(zero_copy_only=False)
     own_ids = documents["id"].take(pa.array(judged, mask=raised))
     measures = {
@@ -455,19 +437,9 @@ def apply(task: ShardTask, plan: DedupPlan, decisions: Shuffled) -> Done[Applied
     write_table(plan.out / task.name, table)
     if not plan.section.index:
         return Done([plan.out / task.name], {"counts": counts})
-    kept = judged[
-        table["keep"].take(pa.array(judged)).to_numpy(zero_copy_only=False).astype(bool)
-    ]
+    kept = judged[table["keep"].to_numpy().astype(bool)[judged]]
     files, ids = write_index_shard(plan.work, task.name, kept, plan.out)
     return Done(
         [plan.out / task.name, *files],
         {"counts": counts, "indexed": len(kept), "ids": f"{ids:032x}"},
-    )
-
-
-def finish_index(plan: DedupPlan, applied: Sequence[Applied]) -> str:
-    """Write the header that marks the index as finished; returns its name."""
-    sums = (int(result["ids"], 16) for result in applied)
-    return write_header(
-        plan.out, plan.section, sum(result["indexed"] for result in applied), sums
     )

@@ -41,10 +41,8 @@ from gristmill.dataprep.duplicates.sketches import (
     unpack_sketches,
 )
 from gristmill.dataprep.jobs.shuffle import Shuffled
-from gristmill.dataprep.jobs.tasks import (
-    PartitionTask,
-    partition_tasks,
-)
+from gristmill.dataprep.jobs.tasks import PartitionTask, partition_tasks
+from gristmill.dataprep.shuffle_format import ranges
 from gristmill.mixtures.steps.dedup import Dedup
 
 FOLDER, HEADER = "index", "index.json"
@@ -183,16 +181,12 @@ def write_header(
 def import_shard(path: Path, section: Dedup) -> pa.RecordBatch:
     """Read an index file as sketches with `row` numbers."""
     table = read_table(path)
-    unused_columns = [] if section.minhash is not None else ["bands"]
-    table = table.drop_columns(
-        [name for name in unused_columns if name in table.column_names]
-    )
-    columns = {
-        name: table[name].combine_chunks() for name in ("id", "locator", "length")
-    }
-    return sketch_batch(
-        {"row": pa.array(np.arange(len(table))), **columns}, unpack_sketches(table)
-    )
+    if section.minhash is None and "bands" in table.column_names:
+        table = table.drop_columns(["bands"])
+    columns = {"row": pa.array(np.arange(len(table)))}
+    for name in ("id", "locator", "length"):
+        columns[name] = table[name].combine_chunks()
+    return sketch_batch(columns, unpack_sketches(table))
 
 
 def sum_of_ids(ids: pa.ChunkedArray) -> int:
@@ -228,10 +222,9 @@ class DedupPlan:
         """
         sizes = [len(index.files) for index in self.indexes]
         index_of_file = np.repeat(np.arange(len(sizes)), sizes)
-        indexes: np.ndarray = index_of_file[
+        return index_of_file[
             self.numbering.shards_of(documents) - self.numbering.num_new_shards
         ]
-        return indexes
 
     def partitions(self) -> list[PartitionTask]:
         """Tasks for the partitions of the keys, and of the pairs."""
@@ -275,12 +268,9 @@ def spread_to_copies(
         np.searchsorted(matches[top, 0], copies[:, 0], side=side)
         for side in ("left", "right")
     )
-    number = end - begin
-    within = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
-    rows = top[np.repeat(begin, number) + within]
-    return np.stack(
-        [np.repeat(copies[:, 1], number), matches[rows, 1]], axis=1
-    ), jaccard[rows]
+    rows = top[ranges(begin, end)]
+    new = np.repeat(copies[:, 1], end - begin)
+    return np.stack([new, matches[rows, 1]], axis=1), jaccard[rows]
 
 
 def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
@@ -297,10 +287,7 @@ def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
         the older document, kind of the match (position in `links.REASONS`) and Jaccard
         similarity.
     """
-    if not plan.indexes or matches.is_nothing:
-        return MATCH_SCHEMA.empty_table()
-    matches_here = matches.read(shard)
-    if not len(matches_here):
+    if matches.is_nothing or not len(matches_here := matches.read(shard)):
         return MATCH_SCHEMA.empty_table()
     older, first_rows, older_position = np.unique(
         matches_here["right"].to_numpy(), return_index=True, return_inverse=True
@@ -316,16 +303,13 @@ def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
         (rank[older_position], index[older_position], -jaccard, kind, documents)
     )
     best = order[np.unique(documents[order], return_index=True)[1]]
-    indexes = pa.array(
-        np.array([index.name for index in plan.indexes])[index[older_position[best]]]
-    )
-    best_positions = pa.array(older_position[best])
+    best_older = older_columns.take(pa.array(older_position[best]))
+    names = pa.array([index.name for index in plan.indexes])
     return pa.table(
         [
             documents[best],
-            older_columns["id"].take(best_positions),
-            older_columns["locator"].take(best_positions),
-            indexes,
+            *best_older.columns,
+            names.take(pa.array(index[older_position[best]])),
             kind[best],
             jaccard[best],
         ],

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.duplicates.sketches import Sketches, binary_numbers
 from gristmill.dataprep.jobs.shuffle import Sent
+from gristmill.dataprep.shuffle_format import hash_partitions
 from gristmill.mixtures.steps.dedup import Dedup
 
 BYTES_PER_KEY = 32
@@ -34,11 +35,7 @@ def sent_keys(
 ) -> Sent:
     """Keys of some documents, each for the partition that its upper half selects."""
     keys = key_table(documents, ids, sketches, section)
-    return Sent(
-        KEYS,
-        keys,
-        (keys["key"].to_numpy() >> np.uint64(32)).astype(np.int64) % num_partitions,
-    )
+    return Sent(KEYS, keys, hash_partitions(keys["key"].to_numpy(), num_partitions))
 
 
 def key_table(
@@ -55,35 +52,18 @@ def key_table(
     ranks = (
         np.ascontiguousarray(binary_numbers(ids)).view(">u8")[:, 0].astype(np.uint64)
     )
+    digests = sketches.digests
     all_rows = np.arange(len(documents))
-    columns = (
-        [(sketches.digests[:, 1], all_rows, sketches.digests[:, 0])]
-        if section.exact
-        else []
-    )
+    columns = [(digests[:0, 1], all_rows[:0], digests[:0, 0])]
+    if section.exact:
+        columns.append((digests[:, 1], all_rows, digests[:, 0]))
     if section.url:
-        rows_with_key = np.flatnonzero(sketches.urls.any(axis=1))
-        columns.append(
-            (
-                sketches.urls[rows_with_key, 1],
-                rows_with_key,
-                sketches.urls[rows_with_key, 0],
-            )
-        )
+        rows = np.flatnonzero(sketches.urls.any(axis=1))
+        columns.append((sketches.urls[rows, 1], rows, sketches.urls[rows, 0]))
     if section.minhash is not None:
-        rows_with_key = np.flatnonzero(np.diff(sketches.sets.offsets))
-        texts = sketches.digests[rows_with_key, 0]
-        columns += [
-            (sketches.bands[rows_with_key, band], rows_with_key, texts)
-            for band in range(sketches.bands.shape[1])
-        ]
-    no_keys = np.empty(0, np.uint64)
-    rows = np.concatenate([all_rows[:0], *(rows for _, rows, _ in columns)])
+        rows = np.flatnonzero(np.diff(sketches.sets.offsets))
+        columns += [(keys, rows, digests[rows, 0]) for keys in sketches.bands[rows].T]
+    keys, rows, texts = map(np.concatenate, zip(*columns, strict=True))
     return pa.table(
-        {
-            "key": np.concatenate([no_keys, *(keys for keys, _, _ in columns)]),
-            "document": documents[rows],
-            "text": np.concatenate([no_keys, *(texts for _, _, texts in columns)]),
-            "rank": ranks[rows],
-        }
+        {"key": keys, "document": documents[rows], "text": texts, "rank": ranks[rows]}
     )

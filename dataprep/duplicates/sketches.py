@@ -22,7 +22,7 @@ from gristmill.core.files import atomic_write
 from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
 from gristmill.dataprep.document_numbers import Numbering
-from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
+from gristmill.dataprep.documents import Inputs, judged_rows, positions, read_shard
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import (
     ShingleSets,
@@ -79,13 +79,7 @@ def sketch_shard(
         `length` (code points), `digest`, `url`, `bands` (if MinHash is on) and
         `shingles`; and one row per document of the shard as from `describe_seen`.
     """
-    columns = [
-        "id",
-        "source",
-        "locator",
-        "text",
-        *(["metadata"] if section.url else []),
-    ]
+    columns = ["id", "source", "locator", "text", *["metadata"] * section.url]
     kept_shard = read_shard(inputs, shard, columns)
     judged = judged_rows(kept_shard.documents, kept_shard.rows, section.sources)
     documents = _take_rows(kept_shard.documents, judged)
@@ -95,24 +89,16 @@ def sketch_shard(
     good = np.array([error is None for error in errors], bool)
     sizes_and_errors = describe_seen(kept_shard.documents, judged, errors)
     documents = _take_rows(documents, np.flatnonzero(good))
-    urls = (
-        digest_urls(documents)
-        if section.url
-        else np.zeros((len(documents), 2), np.uint64)
-    )
-    document_columns = {
-        name: documents[name].combine_chunks() for name in ("id", "locator")
-    }
+    urls = digest_urls(documents) if section.url else NO_DIGEST * len(documents)
     batch = {
         "row": pa.array(judged[good]),
-        **document_columns,
+        "id": documents["id"].combine_chunks(),
+        "locator": documents["locator"].combine_chunks(),
         "length": pa.array(measured["length"]),
         "digest": measured["digest"],
-        "url": _binary(urls),
+        "url": binary_rows(np.frombuffer(urls, np.uint64).reshape(-1, 2)),
     }
-    batch |= {
-        name: measured[name] for name in ("bands", "shingles") if name in measured
-    }
+    batch |= {name: measured[name] for name in SKETCH_COLUMNS if name in measured}
     return pa.record_batch(batch), sizes_and_errors
 
 
@@ -127,18 +113,11 @@ def describe_seen(
         judged: int64, rows of the judged documents.
         errors: one per judged document.
     """
-    places = np.full(len(documents), -1)
-    places[judged] = np.arange(len(judged))
-    return pa.record_batch(
-        {
-            "bytes": pc.binary_length(documents["text"])
-            .cast(pa.int64())
-            .combine_chunks(),
-            "error": pa.array(errors, pa.string()).take(
-                pa.array(places, mask=places < 0)
-            ),
-        }
+    sizes = pc.binary_length(documents["text"]).cast(pa.int64()).combine_chunks()
+    spread_errors = pa.array(errors, pa.string()).take(
+        positions(np.arange(len(documents)), judged)
     )
+    return pa.record_batch({"bytes": sizes, "error": spread_errors})
 
 
 def _take_rows(table: pa.Table, rows: np.ndarray) -> pa.Table:
@@ -162,25 +141,29 @@ def sketch_texts(
     )
     columns: dict[str, np.ndarray | pa.Array] = {
         "length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64),
-        "digest": _binary(digest_texts(data, offsets)),
+        "digest": binary_rows(digest_texts(data, offsets)),
         "shingles": _lists(sets),
     }
     if section is not None:
         signature = signatures(sets, section.bands * section.rows, section.seed)
-        columns["bands"] = _binary(band_keys(signature, section.bands, section.rows))
+        columns["bands"] = binary_rows(
+            band_keys(signature, section.bands, section.rows)
+        )
     return columns
 
 
 def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.RecordBatch:
     """Append the columns of sketches to columns of their documents."""
-    all_columns = {
-        **columns,
-        "digest": _binary(sketches.digests),
-        "url": _binary(sketches.urls),
-    }
-    if sketches.bands.shape[1]:
-        all_columns["bands"] = _binary(sketches.bands)
-    return pa.record_batch({**all_columns, "shingles": _lists(sketches.sets)})
+    bands = {"bands": binary_rows(sketches.bands)} if sketches.bands.shape[1] else {}
+    return pa.record_batch(
+        {
+            **columns,
+            "digest": binary_rows(sketches.digests),
+            "url": binary_rows(sketches.urls),
+            **bands,
+            "shingles": _lists(sketches.sets),
+        }
+    )
 
 
 def write_sketches(path: Path, batch: pa.RecordBatch) -> None:
@@ -254,12 +237,8 @@ class SentSketches:
         places = np.searchsorted(self._ends, documents)
         for place in np.unique(places).tolist():
             batch = self._batches[place]
-            yield (
-                batch,
-                np.searchsorted(
-                    batch["document"].to_numpy(), documents[places == place]
-                ),
-            )
+            rows = documents[places == place]
+            yield batch, np.searchsorted(batch["document"].to_numpy(), rows)
 
 
 def load_columns(
@@ -272,16 +251,10 @@ def load_columns(
         names: the columns; missing columns are skipped.
     """
     return pa.concat_tables(
-        [
-            pa.table(
-                {
-                    name: batch[name].take(pa.array(rows))
-                    for name in names
-                    if name in batch.schema.names
-                }
-            )
-            for batch, rows in source.parts(documents)
-        ]
+        pa.Table.from_batches([batch])
+        .select([name for name in names if name in batch.schema.names])
+        .take(pa.array(rows))
+        for batch, rows in source.parts(documents)
     )
 
 
@@ -297,15 +270,10 @@ def load_sketches(source: Source, documents: np.ndarray) -> Sketches:
 
 def count_shingles(source: Source, documents: np.ndarray) -> np.ndarray:
     """Number of shingles of each of some documents (ascending and distinct)."""
-    return np.concatenate(
-        [
-            np.empty(0, np.int64),
-            *(
-                np.diff(batch["shingles"].offsets.to_numpy())[rows]
-                for batch, rows in source.parts(documents)
-            ),
-        ]
-    )
+    counts = [np.empty(0, np.int64)]
+    for batch, rows in source.parts(documents):
+        counts.append(np.diff(batch["shingles"].offsets.to_numpy())[rows])
+    return np.concatenate(counts)
 
 
 def unpack_sketches(table: pa.Table | pa.RecordBatch) -> Sketches:
@@ -313,63 +281,58 @@ def unpack_sketches(table: pa.Table | pa.RecordBatch) -> Sketches:
     may be missing.
     """
     lists = _combined(table["shingles"])
-    has_bands = "bands" in table.schema.names
-    bands = (
-        binary_numbers(table["bands"])
-        if has_bands
-        else np.empty((len(lists), 0), np.uint64)
-    )
     offsets = lists.offsets.to_numpy()
     sets = ShingleSets(
         lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
     )
-    return Sketches(
-        binary_numbers(table["digest"]), binary_numbers(table["url"]), bands, sets
-    )
+    digests, urls = binary_numbers(table["digest"]), binary_numbers(table["url"])
+    has_bands = "bands" in table.schema.names
+    bands = binary_numbers(table["bands"]) if has_bands else digests[:, :0]
+    return Sketches(digests, urls, bands, sets)
 
 
-def digest_urls(documents: pa.Table) -> np.ndarray:
-    """BLAKE2b-128 of every document's normalised URL: uint64 of shape (n, 2); zeros for
-    a missing URL.
+def digest_urls(documents: pa.Table) -> bytes:
+    """Concatenated BLAKE2b-128 of every document's normalised URL; zeros for a missing
+    URL.
     """
     urls = (
         None if url is None else normalise_url(url) for url in document_urls(documents)
     )
-    digests = b"".join(NO_DIGEST if url is None else _digest(url) for url in urls)
-    return np.frombuffer(digests, np.uint64).reshape(-1, 2)
-
-
-def _digest(url: str) -> bytes:
-    return hashlib.blake2b(
-        url.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES
-    ).digest()
+    return b"".join(
+        NO_DIGEST
+        if url is None
+        else hashlib.blake2b(
+            url.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES
+        ).digest()
+        for url in urls
+    )
 
 
 def _lists(sets: ShingleSets) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(sets.offsets), pa.array(sets.hashes))
 
 
-def _binary(numbers: np.ndarray) -> pa.Array:
-    """Fixed-size binary values from rows of 64-bit numbers."""
-    width = 8 * numbers.shape[1]
+def binary_rows(numbers: np.ndarray) -> pa.Array:
+    """Fixed-size binary values from rows of numbers."""
+    numbers = np.ascontiguousarray(numbers)
     return pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(width),
+        pa.binary(numbers.itemsize * numbers.shape[1]),
         len(numbers),
-        [None, pa.py_buffer(np.ascontiguousarray(numbers))],
+        [None, pa.py_buffer(numbers)],
     )
 
 
-def binary_numbers(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Rows of 64-bit numbers from fixed-size binary values, in native byte order:
-    uint64 of shape (n, w).
+def binary_numbers(
+    values: pa.Array | pa.ChunkedArray, kind: type[np.generic] = np.uint64
+) -> np.ndarray:
+    """Rows of numbers from fixed-size binary values, in native byte order: shape
+    (n, w).
     """
     values = _combined(values)
-    width = values.type.byte_width // 8
+    size = values.type.byte_width
+    width = size // np.dtype(kind).itemsize
     flat = np.frombuffer(
-        values.buffers()[1],
-        np.uint64,
-        len(values) * width,
-        offset=8 * width * values.offset,
+        values.buffers()[1], kind, len(values) * width, offset=size * values.offset
     )
     return flat.reshape(-1, width)
 

@@ -9,7 +9,7 @@ table of duplicates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -19,13 +19,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.core.files import atomic_write
+from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import (
     JUDGEMENT_COLUMNS,
     ROW_GROUP_ROWS,
     Inputs,
     annotation_stages,
+    column_names,
+    positions,
     read_annotations,
     read_documents,
+    shard_names,
 )
 from gristmill.dataprep.duplicates.candidate_pairs import (
     AGAINST_REASONS,
@@ -63,28 +67,26 @@ from gristmill.dataprep.jobs.tasks import (
     PartitionTask,
     ShardTask,
 )
-from gristmill.dataprep.shuffle_format import MOST_PARTITIONS
+from gristmill.dataprep.shuffle_format import count_partitions
 
 
 def measured_columns(inputs: Inputs) -> dict[str, tuple[str, str]]:
     """Columns of the earlier steps by name, as from `qualified`."""
     columns: dict[str, list[str]] = {}
     for step in annotation_stages(inputs):
-        for path in sorted(inputs[step].glob("part-*.parquet"))[:1]:
-            with path.open("rb") as stream:
-                columns[step] = [
-                    name
-                    for name in pq.read_schema(stream).names
-                    if name not in JUDGEMENT_COLUMNS
-                ]
+        for shard in shard_names(inputs[step])[:1]:
+            columns[step] = [
+                name
+                for name in column_names(inputs[step] / shard)
+                if name not in JUDGEMENT_COLUMNS
+            ]
     return qualified(columns)
 
 
 def check_columns(inputs: Inputs, keys: Sequence[KeepKey]) -> None:
     """Raise ValueError if a key is not a column, unless there are no documents."""
-    if not any(inputs["ingest"].glob("part-*.parquet")):
-        return
-    check_names(keys, measured_columns(inputs))
+    if shard_names(inputs["ingest"]):
+        check_names(keys, measured_columns(inputs))
 
 
 def read_columns(
@@ -105,27 +107,17 @@ def read_columns(
     columns = {}
     for name in names:
         if name in sketches.column_names:
-            columns[name] = sketches[name]
+            values = sketches[name]
         elif name in DOCUMENT_COLUMNS:
-            columns[name] = read_documents(inputs, shard, [name])[name].take(
-                pa.array(rows)
-            )
+            values = read_documents(inputs, shard, [name])[name].take(pa.array(rows))
         else:
             step, column = stages[name]
-            columns[name] = read_annotations(inputs, shard, step, [column])[
-                column
-            ].take(pa.array(rows))
-    return pa.table({name: _sortable(values) for name, values in columns.items()})
-
-
-def _sortable(values: pa.ChunkedArray) -> pa.Array:
-    """Combine the chunks of a column and decode dictionaries."""
-    array = values.combine_chunks()
-    return (
-        array.cast(array.type.value_type)
-        if pa.types.is_dictionary(array.type)
-        else array
-    )
+            table = read_annotations(inputs, shard, step, [column])
+            values = table[column].take(pa.array(rows))
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        columns[name] = values.combine_chunks()
+    return pa.table(columns)
 
 
 MEMBERS, DECISIONS, TWINS = "members", "decisions", "twins"
@@ -169,7 +161,7 @@ def count_member_partitions(num_members: int) -> int:
     """Number of partitions for this many members of clusters; a function of the data
     alone.
     """
-    return min(max(-(-num_members // MEMBERS_PER_PARTITION), 1), MOST_PARTITIONS)
+    return count_partitions(num_members, MEMBERS_PER_PARTITION, fewest=1)
 
 
 class Cluster(TypedDict):
@@ -227,41 +219,24 @@ def gather_members(
     components[np.searchsorted(documents, labels_here[:, 0])] = labels_here[:, 1]
     rows = documents - plan.numbering.starts[shard]
     sketched = pa.Table.from_batches([read_sketches(plan.work, task.name)])
-    names = [
-        "id",
-        "locator",
-        "length",
-        *(SKETCH_COLUMNS if plan.sends_sketches else ()),
-    ]
+    names = ("id", "locator", "length", *SKETCH_COLUMNS * plan.sends_sketches)
     sketches = sketched.select(
         [name for name in names if name in sketched.column_names]
     ).take(pa.array(np.searchsorted(sketched["row"].to_numpy(), rows)))
-    members = read_columns(plan.measured, task.name, rows, keys, sketches)
-    position = np.full(len(documents), -1)
-    position[np.searchsorted(documents, matches_here["document"].to_numpy())] = (
-        np.arange(len(matches_here))
-    )
-    match_rows = pa.array(position, mask=position < 0)
-    members = pa.table(
-        {
-            **{f"{KEEP_PREFIX}{name}": members[name] for name in members.column_names},
-            "component": components,
-            "document": documents,
-            "locator": sketches["locator"],
-            MATCHED: (position >= 0).astype(np.int8),
-            **{
-                name: matches_here[name].take(match_rows)
-                for name in MATCH_SCHEMA.names
-                if name != "document"
-            },
-            **{
-                name: sketches[name]
-                for name in sketches.column_names
-                if name in SKETCH_COLUMNS
-            },
-        }
-    )
-    yield Sent(MEMBERS, members, components % num_partitions)
+    key_columns = read_columns(plan.measured, task.name, rows, keys, sketches)
+    match_rows = positions(documents, matches_here["document"].to_numpy())
+    members = {
+        **prefixed(key_columns),
+        "component": components,
+        "document": documents,
+        "locator": sketches["locator"],
+        MATCHED: match_rows.is_valid().cast(pa.int8()),
+    }
+    for name in MATCH_SCHEMA.names[1:]:
+        members[name] = matches_here[name].take(match_rows)
+    for name in sketches.column_names[3:]:
+        members[name] = sketches[name]
+    yield Sent(MEMBERS, pa.table(members), components % num_partitions)
     return Done()
 
 
@@ -280,26 +255,59 @@ def decide(
     partition = task.payload["partition"]
     rows = members.read(partition, _without_sketches)
     rows = rows.take(pa.array(np.argsort(rows["document"].to_numpy())))
-    decisions, survivors, counted = _decide(
-        plan, source_of(plan, members, partition), rows, keys
-    )
-    yield Sent(
-        DECISIONS, decisions, plan.numbering.shards_of(decisions["document"].to_numpy())
-    )
-    duplicates = decisions.filter(decisions["reason"].is_valid()).select(
-        DUPLICATE_COLUMNS
-    )
-    yield Sent(TWINS, duplicates, ranges_of(duplicates["cluster"], num_ranges))
-    representatives = decisions.filter(
-        pa.array(survivors & (decisions["size"].to_numpy() > 1))
+    decisions, dropped = _decide(plan, source_of(plan, members, partition), rows, keys)
+    survivors = yield from send_decisions(
+        decisions,
+        plan.numbering,
+        num_ranges,
+        decisions.column_names,
+        DUPLICATE_COLUMNS,
     )
     return Done(
         [],
         {
-            "clusters": len(representatives),
-            "largest_clusters": largest_clusters(as_clusters(representatives)),
-            **counted,
+            "clusters": len(survivors),
+            "largest_clusters": as_clusters(survivors),
+            **dropped,
         },
+    )
+
+
+def send_decisions(
+    decisions: pa.Table,
+    numbering: Numbering,
+    num_ranges: int,
+    decided: Sequence[str],
+    recorded: Sequence[str],
+) -> Generator[Sent, None, pa.Table]:
+    """Send decisions about members by shard, and the table of duplicates by the range
+    of the cluster's id; return the survivors that represent other members.
+
+    Args:
+        decided: columns to send to the shards.
+        recorded: columns of the table of duplicates.
+    """
+    yield Sent(
+        DECISIONS,
+        decisions.select(decided),
+        numbering.shards_of(decisions["document"].to_numpy()),
+    )
+    dropped = decisions["reason"].is_valid()
+    duplicates = decisions.filter(dropped).select(recorded)
+    yield Sent(TWINS, duplicates, ranges_of(duplicates["cluster"], num_ranges))
+    return decisions.filter(pc.and_not(pc.greater(decisions["size"], 1), dropped))
+
+
+def prefixed(values: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """Columns of the keys under their names in a table of members."""
+    return {f"{KEEP_PREFIX}{name}": values[name] for name in values.column_names}
+
+
+def unprefixed(members: pa.Table) -> pa.Table:
+    """Columns of the keys, the inverse of `prefixed`."""
+    names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
+    return members.select(names).rename_columns(
+        [name.removeprefix(KEEP_PREFIX) for name in names]
     )
 
 
@@ -311,21 +319,16 @@ def _without_sketches(members: pa.Table) -> pa.Table:
 
 def _decide(
     plan: DedupPlan, source: Source, members: pa.Table, keys: Sequence[KeepKey]
-) -> tuple[pa.Table, np.ndarray, Dropped]:
-    """Table with one row per member, mask of the survivors (bool), and counts."""
-    names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
-    values = members.select(names).rename_columns(
-        [name.removeprefix(KEEP_PREFIX) for name in names]
-    )
+) -> tuple[pa.Table, Dropped]:
+    """Table with one row per member, and counts."""
     component = np.unique(members["component"].to_numpy(), return_inverse=True)[1]
-    values = values.append_column("component", pa.array(component)).append_column(
-        MATCHED, members[MATCHED]
-    )
+    values = unprefixed(members).append_column("component", pa.array(component))
+    values = values.append_column(MATCHED, members[MATCHED])
+    keys = [KeepKey(MATCHED), *keys]
+    survivor, dropped = _survivors(plan, source, members, values, keys)
+    chosen = explain_choices(values, keys, survivor)
     matched = members[MATCHED].to_numpy() == 1
-    survivor, counted = _survivors(
-        plan, source, members, values, [KeepKey(MATCHED), *keys]
-    )
-    chosen = explain_choices(values, [KeepKey(MATCHED), *keys], survivor)
+    mask = pa.array(matched)
     losers = np.flatnonzero((survivor != np.arange(len(members))) & ~matched)
     documents = members["document"].to_numpy()
     comparison = compare(
@@ -333,17 +336,15 @@ def _decide(
         source,
         np.stack([documents[losers], documents[survivor[losers]]], axis=1),
     )
-
     kinds = np.full(len(members), -1)
     kinds[losers] = comparison.kind
-    kinds[matched] = members["match_kind"].filter(pa.array(matched)).to_numpy()
+    kinds[matched] = members["match_kind"].filter(mask).to_numpy()
     reasons = np.concatenate([REASONS, AGAINST_REASONS])[kinds + matched * len(REASONS)]
     jaccard = np.full(len(members), np.nan)
     jaccard[losers] = comparison.jaccard
-    jaccard[matched] = members["match_jaccard"].filter(pa.array(matched)).to_numpy()
+    jaccard[matched] = members["match_jaccard"].filter(mask).to_numpy()
     kept = kinds < 0
     survivor_rows = pa.array(survivor, mask=kept)
-    mask = pa.array(matched)
 
     def of_survivor(
         survivor_values: pa.ChunkedArray, match_values: pa.ChunkedArray
@@ -366,11 +367,7 @@ def _decide(
         "survivor_value": pc.if_else(mask, None, chosen["survivor_value"]),
         "member_value": pc.if_else(mask, None, chosen["member_value"]),
     }
-    return (
-        pa.table(decisions),
-        (survivor == np.arange(len(members))) & ~matched,
-        counted,
-    )
+    return pa.table(decisions), dropped
 
 
 def _survivors(
@@ -396,21 +393,18 @@ def _survivors(
     component = 2 * values["component"].to_numpy() + matched
 
     def are_alike(rows: np.ndarray, survivors: np.ndarray) -> np.ndarray:
+        is_duplicate = matched[rows]
         pairs = np.stack([documents[rows], documents[survivors]], axis=1)
-        unmatched_duplicates: np.ndarray = (
-            compare(plan.section, source, pairs[~matched[rows]]).kind < CHAINED_KIND
-        )
-        is_duplicate = np.zeros(len(rows), bool)
-        is_duplicate[~matched[rows]] = unmatched_duplicates
-        return is_duplicate | matched[rows]
+        kinds = compare(plan.section, source, pairs[~is_duplicate]).kind
+        is_duplicate[~is_duplicate] = kinds < CHAINED_KIND
+        return is_duplicate
 
     by_similarity, uncompared = survivors_alike(
         component, texts, best_first(values, keys), are_alike
     )
     chosen = dict(zip(RULES, (by_similarity, by_component), strict=True))
-    all_rows = np.arange(len(members))
     dropped = {
-        rule: int((matched | (survivor != all_rows)).sum())
+        rule: int((matched | (survivor != np.arange(len(members)))).sum())
         for rule, survivor in chosen.items()
     }
     rule = plan.section.clusters
@@ -443,55 +437,40 @@ def as_clusters(survivors: pa.Table) -> list[Cluster]:
 
 
 def decisions_of(
-    plan: DedupPlan, shard: int, decisions: Shuffled
-) -> tuple[pa.Table, np.ndarray]:
-    """Decisions about a shard's documents, and their row numbers in the shard (int64,
-    ascending).
+    numbering: Numbering, shard: int, decisions: Shuffled, judged: np.ndarray
+) -> tuple[pa.Table, pa.Table]:
+    """Decisions about a shard's documents by row, and a row for each judged document,
+    null for one without a decision.
     """
     decisions_here = decisions.read(shard).sort_by("document")
-    return decisions_here, decisions_here[
-        "document"
-    ].to_numpy() - plan.numbering.starts[shard]
+    rows = decisions_here["document"].to_numpy() - numbering.starts[shard]
+    return decisions_here, decisions_here.take(positions(judged, rows))
 
 
 def write_duplicates(path: Path, twins: Shuffled) -> None:
     """Write `clusters.parquet`: one row per duplicate, sorted by cluster and id, with
     one range of ids in memory.
     """
-    parts = _duplicates_in_order(twins)
-    first = next(parts)
+    buffered = twins.read(0).slice(0, 0)
     with (
         atomic_write(path) as sink,
         pq.ParquetWriter(
-            sink, first.schema, compression="zstd", write_page_checksum=True
+            sink, buffered.schema, compression="zstd", write_page_checksum=True
         ) as writer,
     ):
-        buffered = first
-        for part in parts:
-            buffered = pa.concat_tables([buffered, part])
-            num_full_rows = len(buffered) // ROW_GROUP_ROWS * ROW_GROUP_ROWS
-            _write_groups(writer, buffered.slice(0, num_full_rows))
-            buffered = buffered.slice(num_full_rows)
-        _write_groups(writer, buffered)
-
-
-def _write_groups(writer: pq.ParquetWriter, rows: pa.Table) -> None:
-    """Write row groups of fixed size, so that the bytes do not depend on the pieces
-    that arrive.
-    """
-    for begin in range(0, len(rows), ROW_GROUP_ROWS):
-        writer.write_table(rows.slice(begin, ROW_GROUP_ROWS).combine_chunks())
-
-
-def _duplicates_in_order(twins: Shuffled) -> Iterator[pa.Table]:
-    for partition in range(twins.num_partitions):
-        yield twins.read(partition).sort_by(
-            [("cluster", "ascending"), ("member", "ascending")]
-        )
+        for partition in range(twins.num_partitions):
+            rows = twins.read(partition).sort_by(
+                [("cluster", "ascending"), ("member", "ascending")]
+            )
+            buffered = pa.concat_tables([buffered, rows])
+            is_last = partition == twins.num_partitions - 1
+            # Row groups have a fixed size, so that the bytes do not depend on the ranges.
+            while len(buffered) >= ROW_GROUP_ROWS or (is_last and len(buffered)):
+                writer.write_table(buffered.slice(0, ROW_GROUP_ROWS).combine_chunks())
+                buffered = buffered.slice(ROW_GROUP_ROWS)
 
 
 def ranges_of(ids: pa.ChunkedArray, num_ranges: int) -> np.ndarray:
     """Index (int64) of each id's range among `num_ranges` equal ranges of all ids."""
     leading = binary_numbers(ids).view(">u4")[:, 0]
-    ranges: np.ndarray = leading.astype(np.int64) * num_ranges >> 32
-    return ranges
+    return leading.astype(np.int64) * num_ranges >> 32
