@@ -21,7 +21,12 @@ from gristmill.dataprep.passages.ngram_index import (
     covered,
     find_ngrams,
 )
-from gristmill.dataprep.shuffle_format import group_starts, sort_rows, spread_groups
+from gristmill.dataprep.shuffle_format import (
+    group_starts,
+    ranges,
+    sort_rows,
+    spread_groups,
+)
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 MOST_COPIES = 1000
@@ -77,17 +82,14 @@ def find_matches(
         np.arange(len(hits.ngram)), np.diff(index.place_offsets)[hits.ngram]
     )
     place = index.places[
-        _ranges(index.place_offsets[hits.ngram], index.place_offsets[hits.ngram + 1])
+        ranges(index.place_offsets[hits.ngram], index.place_offsets[hits.ngram + 1])
     ]
     part = np.searchsorted(index.part_offsets, place, side="right") - 1
     # An n-gram may occur in a text many times: the share of a part counts each of its
     # places in the part once.
     certain_shares = _share(hits.text[hit_rows], part, place, index)
-    counts = certain_shares >= certain_coverage
-    counts |= ~frequent[hits.ngram[hit_rows]]
-    hit_rows = hit_rows[counts]
-    place = place[counts]
-    part = part[counts]
+    counts = (certain_shares >= certain_coverage) | ~frequent[hits.ngram[hit_rows]]
+    hit_rows, place, part = (values[counts] for values in (hit_rows, place, part))
     text = hits.text[hit_rows]
     contamination = _share(text, part, place, index)
     order = sort_rows(text, part, place - hits.word[hit_rows], place)
@@ -104,10 +106,9 @@ def find_matches(
 
 def is_over(matches: Matches, section: Decontaminate) -> np.ndarray:
     """Mask of matches that exceed the thresholds (bool)."""
-    exceeds: np.ndarray = (matches.contamination > section.max_contamination) | (
+    return (matches.contamination > section.max_contamination) | (
         matches.words > section.max_contamination_words
     )
-    return exceeds
 
 
 def _first_copies(hits: Hits) -> Hits:
@@ -116,20 +117,8 @@ def _first_copies(hits: Hits) -> Hits:
     """
     order = sort_rows(hits.text, hits.ngram, hits.word)
     starts = group_starts(hits.text[order], hits.ngram[order])
-    rank = (
-        np.arange(len(order)) - starts[spread_groups(starts, len(order))]
-        if len(order)
-        else order
-    )
+    rank = np.arange(len(order)) - starts[spread_groups(starts, len(order))]
     return Hits._make(column[order[rank < MOST_COPIES]] for column in hits)
-
-
-def _ranges(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Concatenated ranges from each begin to its end."""
-    sizes = ends - begins
-    before = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    result: np.ndarray = np.arange(len(before)) - before + np.repeat(begins, sizes)
-    return result
 
 
 def _share(
@@ -162,15 +151,10 @@ def _runs(
     """Join n-grams that are consecutive both in the text and in the part; they are
     adjacent in the sorted rows.
     """
-    diagonal = place - hits.word[hit_rows]
-    follows = np.zeros(len(hit_rows), bool)
-    follows[1:] = (
-        (match[1:] == match[:-1])
-        & (diagonal[1:] == diagonal[:-1])
-        & (place[1:] == place[:-1] + 1)
+    first = group_starts(
+        match, place - hits.word[hit_rows], place - np.arange(len(place))
     )
-    first = np.flatnonzero(~follows)
-    last = np.append(first[1:], len(hit_rows)) - 1 if len(first) else first
+    last = np.append(first[1:], len(place))[: len(first)] - 1
     return Runs(
         match[first],
         hits.begin[hit_rows[first]],
@@ -208,19 +192,19 @@ def leaks_into(
     frequent[ngrams] = documents > section.max_document_frequency
     matches, _ = find_matches(hits, index, frequent, section.certain_coverage)
     contaminated = is_over(matches, section)
-    leaks = [
-        (parts[part].set, parts[part].item, text)
-        for part, text in zip(
-            matches.part[contaminated].tolist(),
-            matches.text[contaminated].tolist(),
-            strict=True,
-        )
-    ]
+    leaked: dict[str, set[int]] = {name: set() for name in items}
+    leaking_texts: dict[str, set[int]] = {name: set() for name in items}
+    for number, text in np.stack([matches.part, matches.text], axis=1)[
+        contaminated
+    ].tolist():
+        part = parts[number]
+        leaked[part.set].add(part.item)
+        leaking_texts[part.set].add(text)
     return {
         name: {
             "items": total,
-            "leaked": len({item for of_set, item, _ in leaks if of_set == name}),
-            "texts": len({text for of_set, _, text in leaks if of_set == name}),
+            "leaked": len(leaked[name]),
+            "texts": len(leaking_texts[name]),
         }
         for name, total in items.items()
     }

@@ -10,14 +10,14 @@ the contaminated passages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import (
@@ -27,7 +27,7 @@ from gristmill.dataprep.annotate_batches import (
 )
 from gristmill.dataprep.conservation import Counted, Counts, balance
 from gristmill.dataprep.corpus import hex_ids
-from gristmill.dataprep.documents import ID_BYTES, Inputs, write_table
+from gristmill.dataprep.documents import ID_BYTES, Inputs, positions, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, ShardTask, shard_tasks
@@ -48,10 +48,12 @@ from gristmill.dataprep.passages.ngram_index import (
     write_index,
 )
 from gristmill.dataprep.shuffle_format import (
+    columns_of,
+    group_starts,
     open_batches,
     sort_rows,
     task_file,
-    write_partitions,
+    write_rows,
 )
 from gristmill.dataprep.thresholds import first_failures
 from gristmill.dataprep.whatif_thresholds import Rule, threshold_rule, threshold_rules
@@ -80,29 +82,23 @@ MATCH_SCHEMA = pa.schema(
 thresholds; `begin`, `end`, `text`: the longest shared run, in bytes of the document as
 the stage read it.
 """
+PARTS_SCHEMA = pa.schema(
+    [
+        ("set", pa.string()),
+        ("item", pa.int64()),
+        ("field", pa.string()),
+        ("text", pa.string()),
+    ]
+)
 ITEM_CHARACTERS = 100
 MATCH_CHARACTERS = 500
 SHOWN_MATCHES = 20
 
 
-def write_parts_table(path: Path, parts: Sequence[Part]) -> None:
-    """Write the parts for the tasks, in order and with the beginning of each text."""
-    table = pa.table(
-        {
-            "set": pa.array([part.set for part in parts], pa.string()),
-            "item": pa.array([part.item for part in parts], pa.int64()),
-            "field": pa.array([part.field for part in parts], pa.string()),
-            "text": pa.array(
-                [part.text[:ITEM_CHARACTERS] for part in parts], pa.string()
-            ),
-        }
-    )
-    write_partitions(path, table, np.zeros(len(table), np.int64), 1)
-
-
-def read_parts_table(path: Path) -> list[Part]:
-    """Read the table of `write_parts_table`."""
-    return [Part(**row) for row in open_batches(path).read_all().to_pylist()]
+def parts_table(parts: Sequence[Part]) -> pa.Table:
+    """Parts in order, with the beginning of each text."""
+    rows = [{**vars(part), "text": part.text[:ITEM_CHARACTERS]} for part in parts]
+    return pa.Table.from_pylist(rows, PARTS_SCHEMA)
 
 
 def match_table(
@@ -110,48 +106,36 @@ def match_table(
     matches: Matches,
     runs: Runs,
     over: np.ndarray,
-    parts: Sequence[Part],
+    parts: pa.Table,
 ) -> pa.Table:
     """Table of one shard's matches (MATCH_SCHEMA)."""
-    longest = _longest_runs(runs)
-    documents = (
-        texts.documents.select(["id", "source", "locator"])
-        .take(pa.array(texts.good[matches.text]))
-        .to_pylist()
-    )
-    rows = []
-    for number, document in enumerate(documents):
-        part = parts[matches.part[number]]
-        run = longest[number]
-        begin = int(runs.begin[run])
-        end = int(runs.end[run])
-        passage = (
-            texts.texts[int(matches.text[number])].as_py().encode()[begin:end].decode()
-        )
-        rows.append(
-            {
-                "set": part.set,
-                "item": part.item,
-                "field": part.field,
-                "item_text": part.text,
-                **document,
-                "contamination": float(matches.contamination[number]),
-                "words": int(matches.words[number]),
-                "contaminated": bool(over[number]),
-                "begin": begin,
-                "end": end,
-                "text": passage[:MATCH_CHARACTERS],
-            }
-        )
-    return pa.Table.from_pylist(rows, MATCH_SCHEMA)
-
-
-def _longest_runs(runs: Runs) -> np.ndarray:
-    """Position of the longest run of each match; the first of equally long runs."""
     order = sort_rows(runs.match, -runs.words, runs.begin)
-    first = np.searchsorted(runs.match[order], np.unique(runs.match))
-    result: np.ndarray = order[first]
-    return result
+    longest = order[group_starts(runs.match[order])]
+    places = (matches.text, runs.begin[longest], runs.end[longest])
+    documents = texts.documents.select(["id", "source", "locator"]).take(
+        pa.array(texts.good[matches.text])
+    )
+    items = parts.take(pa.array(matches.part))
+    columns = {
+        "set": items["set"],
+        "item": items["item"],
+        "field": items["field"],
+        "item_text": items["text"],
+        **dict(zip(documents.column_names, documents.columns, strict=True)),
+        "contamination": matches.contamination,
+        "words": matches.words,
+        "contaminated": over,
+        "begin": places[1],
+        "end": places[2],
+        "text": pa.array(
+            [
+                texts.passage(*place)[:MATCH_CHARACTERS]
+                for place in np.stack(places, axis=1).tolist()
+            ],
+            pa.string(),
+        ),
+    }
+    return pa.table(columns).cast(MATCH_SCHEMA)
 
 
 def write_matches(path: Path, found: Shuffled) -> pa.Table:
@@ -184,24 +168,6 @@ class SetReport:
     contaminated_share: float
 
 
-class ShownMatch(TypedDict):
-    """Row of MATCH_SCHEMA, with the id in hexadecimal digits."""
-
-    set: str
-    item: int
-    field: str
-    item_text: str
-    id: str
-    source: str
-    locator: str
-    contamination: float
-    words: int
-    contaminated: bool
-    begin: int
-    end: int
-    text: str
-
-
 def report_sets(
     parts: Sequence[Part],
     items: Mapping[str, int],
@@ -214,40 +180,36 @@ def report_sets(
         for part, words in zip(parts, counted_words, strict=True)
         if words
     }
-    contaminated_rows = (
-        matches.filter(matches["contaminated"]).select(["set", "item"]).to_pylist()
+    contaminated_rows = matches.filter(matches["contaminated"])
+    contaminated = set(
+        zip(*(contaminated_rows[name].to_pylist() for name in ("set", "item")))
     )
-    contaminated = {(row["set"], row["item"]) for row in contaminated_rows}
     report = {}
     for name, total in items.items():
-        num_checked = sum(key[0] == name for key in checked)
-        num_contaminated = sum(key[0] == name for key in contaminated)
+        num_checked, num_contaminated = (
+            sum(set_name == name for set_name, _ in keys)
+            for keys in (checked, contaminated)
+        )
         report[name] = SetReport(
             total,
             num_checked,
             total - num_checked,
             num_contaminated,
-            num_contaminated / num_checked if num_checked else 0.0,
+            num_contaminated / max(num_checked, 1),
         )
     return report
 
 
-def shown_matches(matches: pa.Table) -> list[ShownMatch]:
+def shown_matches(matches: pa.Table) -> list[dict[str, object]]:
     """Matches for the summary: contaminated ones first, by their share of the item."""
     order = [
-        ("contaminated", "descending"),
-        ("contamination", "descending"),
-        ("words", "descending"),
-        ("set", "ascending"),
-        ("item", "ascending"),
-        ("field", "ascending"),
-        ("id", "ascending"),
+        *((name, "descending") for name in ("contaminated", "contamination", "words")),
+        *((name, "ascending") for name in ("set", "item", "field", "id")),
     ]
     worst = matches.sort_by(order).slice(0, SHOWN_MATCHES)
-    rows: list[ShownMatch] = worst.set_column(
+    return worst.set_column(
         MATCH_SCHEMA.get_field_index("id"), "id", hex_ids(worst["id"])
     ).to_pylist()
-    return rows
 
 
 STAGE = "decontaminate"
@@ -274,7 +236,7 @@ class DecontaminationSummary:
     Attributes:
         counts: documents by outcome.
         sets: report of each evaluation set.
-        matches: the worst matches.
+        matches: the worst matches: rows of MATCH_SCHEMA.
         ngrams: number of distinct n-grams of the items.
         frequent_ngrams: of these, those in too many documents to be evidence.
         template_ngrams: of these, those in too many items.
@@ -283,7 +245,7 @@ class DecontaminationSummary:
 
     counts: Counts
     sets: Mapping[str, SetReport]
-    matches: Sequence[ShownMatch]
+    matches: Sequence[Mapping[str, object]]
     ngrams: int
     frequent_ngrams: int
     template_ngrams: int
@@ -329,16 +291,17 @@ def run(
         section.min_words,
     )
     write_index(task_file(plan.work, "index", "ngrams"), index)
-    write_parts_table(task_file(plan.work, "index", "parts"), parts)
+    write_rows(task_file(plan.work, "index", "parts"), parts_table(parts))
     tasks = shard_tasks(inputs["ingest"])
     _, scanned = run_shuffle(
         "scan", tasks, partial(scan, plan=plan), context, {COUNTS: 1}
     )
-    frequent = (
-        count_documents_with(scanned[COUNTS].pieces(0), index.num_ngrams)
-        > section.max_document_frequency
-    )
-    _write_columns(task_file(plan.work, "index", "frequent"), {"frequent": frequent})
+    documents = np.zeros(index.num_ngrams, np.int64)
+    for counted in map(columns_of, scanned[COUNTS].pieces(0)):
+        documents[counted["ngram"]] += counted["documents"]
+    frequent = documents > section.max_document_frequency
+    frequent_file = task_file(plan.work, "index", "frequent")
+    write_rows(frequent_file, pa.table({"frequent": frequent}))
     results, matched = run_shuffle(
         "apply", tasks, partial(apply, plan=plan), context, {MATCHES: 1}
     )
@@ -361,51 +324,45 @@ def scan(task: ShardTask, plan: DecontaminationPlan) -> Sending:
     hits = find_ngrams(texts.texts, read_index(task_file(plan.work, "index", "ngrams")))
     ngrams, documents = count_documents(hits)
     path = task_file(plan.work, "hits", task.name)
-    _write_columns(path, hits._asdict())
+    write_rows(path, pa.table(hits._asdict()))
     yield Sent(COUNTS, pa.table({"ngram": ngrams, "documents": documents}), ngrams)
     return Done([path])
 
 
-def count_documents_with(counts: Iterable[pa.Table], num_ngrams: int) -> np.ndarray:
-    """Number of documents with each n-gram of the index: int64 of shape
-    (num_ngrams,).
-    """
-    documents = np.zeros(num_ngrams, np.int64)
-    for table in counts:
-        documents[table["ngram"].to_numpy()] += table["documents"].to_numpy()
-    return documents
-
-
 def apply(task: ShardTask, plan: DecontaminationPlan) -> Sending[Cleaned]:
     """Write the annotations and the matches of one shard."""
-    texts = read_judged(plan.inputs, task.name, plan.section.sources)
+    section = plan.section
+    texts = read_judged(plan.inputs, task.name, section.sources)
     hits = Hits(**_read_columns(task_file(plan.work, "hits", task.name)))
     frequent = _read_columns(task_file(plan.work, "index", "frequent"))["frequent"]
     index = read_index(task_file(plan.work, "index", "ngrams"))
-    matches, runs = find_matches(hits, index, frequent, plan.section.certain_coverage)
-    parts = read_parts_table(task_file(plan.work, "index", "parts"))
-    contaminated = is_over(matches, plan.section)
+    matches, runs = find_matches(hits, index, frequent, section.certain_coverage)
+    parts = open_batches(task_file(plan.work, "index", "parts")).read_all()
+    contaminated = is_over(matches, section)
     measures = _measure(matches, len(texts.good), parts)
+    limits = {
+        "max_contamination": measures["contamination"],
+        "max_contamination_words": measures["contamination_words"],
+    }
     failed = {
-        f"{STAGE}/max_contamination": measures["contamination"].to_numpy()
-        > plan.section.max_contamination,
-        f"{STAGE}/max_contamination_words": measures["contamination_words"].to_numpy()
-        > plan.section.max_contamination_words,
+        f"{STAGE}/{name}": values.to_numpy() > getattr(section, name)
+        for name, values in limits.items()
     }
     bytes_cut = 0
-    if plan.section.action == "excise":
-        cuts = _cuts(texts, matches, runs, contaminated, plan.section.margin_characters)
+    if section.action == "excise":
+        cut_runs = contaminated[runs.match]
+        text = matches.text[runs.match[cut_runs]]
+        begins, ends = runs.begin[cut_runs], runs.end[cut_runs]
+        cuts = widen(texts.texts, text, begins, ends, section.margin_characters)
         bytes_cut = int((cuts[1] - cuts[0]).sum())
         num_words_left = words_left(texts.texts, *cuts)
-        uncut = np.diff(cuts[2]) == 0
+        is_cut = np.diff(cuts[2]) > 0
         measures |= {
-            "left_words": pa.array(num_words_left, mask=uncut),
+            "left_words": pa.array(num_words_left, mask=~is_cut),
             EDITS: cuts_array(*cuts),
         }
-        failed = {
-            f"{STAGE}/min_left_words": ~uncut
-            & (num_words_left < plan.section.min_left_words)
-        }
+        too_short = is_cut & (num_words_left < section.min_left_words)
+        failed = {f"{STAGE}/min_left_words": too_short}
     table, counts = texts.annotate(first_failures(failed, len(texts.good)), measures)
     write_table(plan.out / task.name, table)
     yield Sent(
@@ -414,50 +371,28 @@ def apply(task: ShardTask, plan: DecontaminationPlan) -> Sending[Cleaned]:
     return Done([plan.out / task.name], {"counts": counts, "bytes_cut": bytes_cut})
 
 
-def _measure(
-    matches: Matches, texts: int, parts: Sequence[Part]
-) -> dict[str, pa.Array]:
+def _measure(matches: Matches, texts: int, parts: pa.Table) -> dict[str, pa.Array]:
     """Measured columns of n texts."""
     share = np.zeros(texts)
     words = np.zeros(texts, np.int64)
     np.maximum.at(share, matches.text, matches.contamination)
     np.maximum.at(words, matches.text, matches.words)
-    item: list[str | None] = [None] * texts
-    best = matches.contamination == share[matches.text]
-    # Iterate backwards, so that the first of several items with the same share remains.
-    for text, part in zip(
-        matches.text[best][::-1].tolist(),
-        matches.part[best][::-1].tolist(),
-        strict=True,
-    ):
-        item[text] = f"{parts[part].set}#{parts[part].item}"
+    best = np.flatnonzero(matches.contamination == share[matches.text])
+    # the first of several items with the same share
+    matched, first = np.unique(matches.text[best], return_index=True)
+    names = pc.binary_join_element_wise(
+        parts["set"], parts["item"].cast(pa.string()), "#"
+    ).combine_chunks()
+    item = names.take(pa.array(matches.part[best[first]]))
     return {
         "contamination": pa.array(share),
         "contamination_words": pa.array(words),
-        "contaminated_item": pa.array(item, pa.string()),
+        "contaminated_item": item.take(positions(np.arange(texts), matched)),
     }
 
 
-def _cuts(
-    texts: JudgedTexts,
-    matches: Matches,
-    runs: Runs,
-    contaminated: np.ndarray,
-    margin: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    cut_runs = contaminated[runs.match]
-    text = matches.text[runs.match[cut_runs]]
-    return widen(texts.texts, text, runs.begin[cut_runs], runs.end[cut_runs], margin)
-
-
-def _write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
-    table = pa.table({name: pa.array(values) for name, values in columns.items()})
-    write_partitions(path, table, np.zeros(len(table), np.int64), 1)
-
-
 def _read_columns(path: Path) -> dict[str, np.ndarray]:
-    table = open_batches(path).read_all()
-    return {name: table[name].to_numpy() for name in table.column_names}
+    return columns_of(open_batches(path).read_all())
 
 
 def rules(
@@ -469,10 +404,9 @@ def rules(
     if section.action == "drop":
         yield from threshold_rules(section, stage, stage)
     else:
-        name = "min_left_words"
         yield threshold_rule(
-            f"{stage}/{name}",
-            f"{stage}.{name}",
+            f"{stage}/min_left_words",
+            f"{stage}.min_left_words",
             "min",
             "left_words",
             section.min_left_words,

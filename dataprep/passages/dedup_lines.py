@@ -40,19 +40,21 @@ from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import (
     Done,
-    OfShard,
     PartitionTask,
     ShardTask,
-    Task,
     partition_tasks,
     run_tasks,
     shard_tasks,
 )
 from gristmill.dataprep.shuffle_format import (
+    columns_of,
     count_partitions,
     find_pairs,
     group_starts,
+    group_sums,
+    hash_partitions,
     sort_rows,
+    sorted_columns,
     spread_groups,
 )
 from gristmill.dataprep.text.hashing import fmix64
@@ -64,6 +66,7 @@ from gristmill.dataprep.text.unicode_tables import (
     decode,
     lower_case,
 )
+from gristmill.dataprep.thresholds import first_failures
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import DedupLines
 
@@ -248,8 +251,8 @@ back.
 EMPTY, RATIO = "dedup_lines/empty", "dedup_lines/max_removed_line_ratio"
 MOST_REPEATED = 10
 EXCERPT_CHARACTERS = 200
-KEY = ("high", "low")
-CLAIM = ("id_high", "id_low", "document")
+KEY_HALVES = (slice(16), slice(16, None))
+"""Digits of the halves of a key."""
 
 
 @dataclass(frozen=True)
@@ -339,13 +342,6 @@ class RepeatedUnits(TypedDict):
     top: list[TopUnit]
 
 
-class LinesPayload(OfShard):
-    """Payload of a task that writes the annotations of a shard."""
-
-    show: list[TopUnit]
-    """Units whose text it reads if it has their documents."""
-
-
 class CutLines(Counted):
     """Result of writing a shard's annotations."""
 
@@ -381,12 +377,9 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LinesSum
         merge_annotations(inputs, context), section, numbering, num_partitions, out
     )
     shards = shard_tasks(inputs["ingest"])
+    send = partial(send_units, plan=plan)
     sent_results, units = run_shuffle(
-        "lines",
-        shards,
-        partial(send_units, plan=plan),
-        context,
-        {UNITS: num_partitions},
+        "lines", shards, send, context, {UNITS: num_partitions}
     )
     partitions = partition_tasks(num_partitions) if shards else []
     find_repeated_units = partial(find_repeated, plan=plan, units=units[UNITS])
@@ -396,22 +389,13 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LinesSum
     top = sorted(
         (row for result in repeated for row in result["top"]),
         key=lambda row: (-row["documents"], row["key"]),
-    )
-    applying = [
-        Task(
-            task.name,
-            LinesPayload(**task.payload, show=top[:MOST_REPEATED]),
-            task.size_bytes,
-        )
-        for task in shards
-    ]
-    results = run_tasks(
-        "apply", applying, partial(apply, plan=plan, replies=replies[REPLIES]), context
-    )
+    )[:MOST_REPEATED]
+    cut = partial(apply, plan=plan, replies=replies[REPLIES], top=top)
+    results = run_tasks("apply", shards, cut, context)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    excerpts = {
-        key: value for result in results for key, value in result["shown"].items()
-    }
+    excerpts: dict[str, Excerpt] = {}
+    for result in results:
+        excerpts |= result["shown"]
     return LinesSummary(
         counts,
         UnitCounts(
@@ -421,10 +405,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LinesSum
             removed=sum(result["removed"] for result in results),
             bytes_cut=sum(result["bytes_cut"] for result in results),
         ),
-        [
-            RepeatedUnit(row["documents"], **excerpts[row["key"]])
-            for row in top[:MOST_REPEATED]
-        ],
+        [RepeatedUnit(row["documents"], **excerpts[row["key"]]) for row in top],
     )
 
 
@@ -434,32 +415,27 @@ def send_units(task: ShardTask, plan: LinesPlan) -> Sending[dict[str, int]]:
     """
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     units, document = _units(texts, plan.section)
-    long_enough = _take_part(units, plan.section)
-    document = document[long_enough]
+    eligible = _take_part(units, plan.section)
+    document = document[eligible]
     number = plan.numbering.starts[task.payload["shard"]] + texts.good
-    columns = {
-        "high": units.high[long_enough],
-        "low": units.low[long_enough],
-        **{
-            name: half[document]
-            for name, half in zip(CLAIM[:2], texts.ids(), strict=True)
-        },
+    id_high, id_low = texts.ids()
+    rows = {
+        "high": units.high[eligible],
+        "low": units.low[eligible],
+        "id_high": id_high[document],
+        "id_low": id_low[document],
         "document": number[document],
     }
-    order = sort_rows(*columns.values())
-    rows = {name: column[order] for name, column in columns.items()}
-    starts = group_starts(*(rows[name] for name in KEY))
-    is_new_document = np.zeros(len(order), np.int64)
-    is_new_document[group_starts(*(rows[name] for name in (*KEY, "document")))] = 1
-    table = {name: pa.array(column[starts]) for name, column in rows.items()}
-    table["documents"] = pa.array(
-        np.add.reduceat(is_new_document, starts) if len(starts) else starts
+    rows = sorted_columns(rows, rows)
+    starts = group_starts(rows["high"], rows["low"])
+    is_new_document = np.zeros(len(document), np.int64)
+    is_new_document[group_starts(rows["high"], rows["low"], rows["document"])] = 1
+    first = {name: values[starts] for name, values in rows.items()}
+    first["documents"] = group_sums(is_new_document, starts)
+    yield Sent(
+        UNITS, pa.table(first), hash_partitions(first["high"], plan.num_partitions)
     )
-    partitions = (table["high"].to_numpy() >> np.uint64(32)).astype(
-        np.int64
-    ) % plan.num_partitions
-    yield Sent(UNITS, pa.table(table), partitions)
-    return Done([], {"units": len(order), "shuffled": len(starts)})
+    return Done([], {"units": len(document), "shuffled": len(starts)})
 
 
 def find_repeated(
@@ -468,50 +444,51 @@ def find_repeated(
     """Send the repeated units of one partition to their shards, each with the document
     that keeps it.
     """
-    table = units.read(task.payload["partition"])
-    rows = {name: table[name].to_numpy() for name in table.column_names}
-    order = sort_rows(*(rows[name] for name in (*KEY, *CLAIM)))
-    rows = {name: column[order] for name, column in rows.items()}
-    starts = group_starts(*(rows[name] for name in KEY))
-    documents = np.add.reduceat(rows["documents"], starts) if len(starts) else starts
-    group = spread_groups(starts, len(order))
+    rows = columns_of(units.read(task.payload["partition"]))
+    rows = sorted_columns(rows, ("high", "low", "id_high", "id_low", "document"))
+    starts = group_starts(rows["high"], rows["low"])
+    first = {name: values[starts] for name, values in rows.items()}
+    documents = group_sums(rows["documents"], starts)
+    group = spread_groups(starts, len(rows["high"]))
     repeated = documents >= plan.section.min_documents
     chosen = np.flatnonzero(repeated[group])
-    reply = pa.table(
-        {
-            "high": pa.array(rows["high"][chosen]),
-            "low": pa.array(rows["low"][chosen]),
-            "keeper": pa.array(rows["document"][starts][group[chosen]]),
-        }
-    )
-    shard_of = (
-        np.searchsorted(plan.numbering.starts, rows["document"][chosen], side="right")
-        - 1
-    )
-    yield Sent(REPLIES, reply, shard_of)
-    numbers = np.flatnonzero(repeated)
-    largest = numbers[sort_rows(-documents[numbers], rows["high"][starts[numbers]])][
-        :MOST_REPEATED
-    ]
+    reply = {
+        "high": rows["high"][chosen],
+        "low": rows["low"][chosen],
+        "keeper": first["document"][group[chosen]],
+    }
+    shards = plan.numbering.shards_of(rows["document"][chosen])
+    yield Sent(REPLIES, pa.table(reply), shards)
+    largest = np.flatnonzero(repeated)
+    largest = largest[sort_rows(-documents[largest], first["high"][largest])]
     top = [
         TopUnit(
-            documents=int(documents[number]),
-            document=int(rows["document"][starts[number]]),
-            key=f"{rows['high'][starts[number]]:016x}{rows['low'][starts[number]]:016x}",
+            documents=int(documents[unit]),
+            document=int(first["document"][unit]),
+            key=f"{first['high'][unit]:016x}{first['low'][unit]:016x}",
         )
-        for number in largest
+        for unit in largest[:MOST_REPEATED]
     ]
-    return Done([], {"repeated": int(repeated.sum()), "top": top})
+    return Done([], {"repeated": len(largest), "top": top})
 
 
 def apply(
-    task: Task[LinesPayload], plan: LinesPlan, replies: Shuffled
+    task: ShardTask, plan: LinesPlan, replies: Shuffled, top: Sequence[TopUnit]
 ) -> Done[CutLines]:
-    """Write the annotations of one shard."""
+    """Write the annotations of one shard, and read the texts of the top units whose
+    documents it has.
+    """
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     units, document = _units(texts, plan.section)
-    keeper = _keepers(replies.read(task.payload["shard"]), units)
-    first = _first_in_document(units, document)
+    reply = columns_of(replies.read(task.payload["shard"]))
+    reply = sorted_columns(reply, ("high", "low"))
+    places = find_pairs(reply["high"], reply["low"], units.high, units.low)
+    keeper = np.append(reply["keeper"], -1)[places]  # -1 for a unit without repetition
+    order = sort_rows(document, units.high, units.low)
+    first = np.zeros(len(order), bool)
+    first[order[group_starts(document[order], units.high[order], units.low[order])]] = (
+        True
+    )
     number = plan.numbering.starts[task.payload["shard"]] + texts.good
     elsewhere = (keeper >= 0) & (
         (keeper != number[document]) | (plan.section.action == "cut_all")
@@ -519,20 +496,14 @@ def apply(
     again = ~first & ((keeper >= 0) | plan.section.within_documents)
     cut = (elsewhere | again) & _take_part(units, plan.section)
     removed = np.bincount(document[cut], minlength=len(texts.good))
-    characters = np.bincount(document, units.characters, len(texts.good))
-    removed_characters = np.bincount(
-        document[cut], units.characters[cut], len(texts.good)
+    characters, removed_characters = (
+        np.bincount(document, units.characters * mask, len(texts.good))
+        for mask in (1, cut)
     )
     ratio = removed_characters / np.maximum(characters, 1)
     begins, ends, offsets = cut_units(texts.texts, units, cut)
-    reasons: list[str | None] = [
-        EMPTY
-        if share == 1.0
-        else RATIO
-        if share > plan.section.max_removed_line_ratio
-        else None
-        for share in ratio.tolist()
-    ]
+    limit = plan.section.max_removed_line_ratio
+    reasons = first_failures({EMPTY: ratio == 1.0, RATIO: ratio > limit}, len(ratio))
     table, counts = texts.annotate(
         reasons,
         {
@@ -542,14 +513,13 @@ def apply(
         },
     )
     write_table(plan.out / task.name, table)
-    excerpts = _excerpts(task.payload["show"], number, texts, units)
     return Done(
         [plan.out / task.name],
         {
             "counts": counts,
             "removed": int(cut.sum()),
             "bytes_cut": int((ends - begins).sum()),
-            "shown": excerpts,
+            "shown": _excerpts(top, number, texts, units),
         },
     )
 
@@ -563,32 +533,9 @@ def _units(texts: JudgedTexts, section: DedupLines) -> tuple[Units, np.ndarray]:
 
 
 def _take_part(units: Units, section: DedupLines) -> np.ndarray:
-    eligible: np.ndarray = (units.words >= section.min_words) & (
+    return (units.words >= section.min_words) & (
         units.characters >= section.min_characters
     )
-    return eligible
-
-
-def _keepers(reply: pa.Table, units: Units) -> np.ndarray:
-    """Number of the document that keeps each unit, -1 for a unit that is not
-    repeated.
-    """
-    high, low, keeper = (reply[name].to_numpy() for name in ("high", "low", "keeper"))
-    order = sort_rows(high, low)
-    places = find_pairs(high[order], low[order], units.high, units.low)
-    keepers = np.full(len(places), -1, np.int64)
-    keepers[places >= 0] = keeper[order][places[places >= 0]]
-    return keepers
-
-
-def _first_in_document(units: Units, document: np.ndarray) -> np.ndarray:
-    """Mask of units that are the first copy in their document (bool)."""
-    order = sort_rows(document, units.high, units.low)
-    first = np.zeros(len(order), bool)
-    first[order[group_starts(document[order], units.high[order], units.low[order])]] = (
-        True
-    )
-    return first
 
 
 def _excerpts(
@@ -602,31 +549,16 @@ def _excerpts(
     """
     excerpts: dict[str, Excerpt] = {}
     for row in repeated_units:
-        text_position = int(np.searchsorted(number, row["document"]))
-        if text_position == len(number) or number[text_position] != row["document"]:
+        text = int(np.searchsorted(number, row["document"]))
+        if text == len(number) or number[text] != row["document"]:
             continue
-        unit_range = slice(
-            units.offsets[text_position], units.offsets[text_position + 1]
-        )
-        high = int(row["key"][:16], 16)
-        low = int(row["key"][16:], 16)
-        matches = np.flatnonzero(
-            (units.high[unit_range] == np.uint64(high))
-            & (units.low[unit_range] == np.uint64(low))
-        )
-        unit = units.offsets[text_position] + matches[0]
-        text = (
-            texts.texts[text_position]
-            .as_py()
-            .encode()[units.begins[unit] : units.ends[unit]]
-            .decode()
-            .strip()
-        )
-        document_id = (
-            texts.documents["id"][int(texts.good[text_position])].as_py().hex()
-        )
+        high, low = (np.uint64(int(row["key"][half], 16)) for half in KEY_HALVES)
+        here = slice(*units.offsets[text : text + 2])
+        is_unit = (units.high[here] == high) & (units.low[here] == low)
+        unit = units.offsets[text] + is_unit.argmax()
+        passage = texts.passage(text, units.begins[unit], units.ends[unit])
         excerpts[row["key"]] = {
-            "text": text[:EXCERPT_CHARACTERS],
-            "document": document_id,
+            "text": passage.strip()[:EXCERPT_CHARACTERS],
+            "document": texts.documents["id"][int(texts.good[text])].as_py().hex(),
         }
     return excerpts

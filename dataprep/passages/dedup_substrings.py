@@ -68,14 +68,19 @@ from gristmill.dataprep.passages.ngram_windows import (
     near,
 )
 from gristmill.dataprep.shuffle_format import (
+    columns_of,
     count_partitions,
     group_starts,
+    group_sums,
+    hash_partitions,
     open_batches,
     sort_rows,
+    sorted_columns,
     spread_groups,
     task_file,
-    write_partitions,
+    write_rows,
 )
+from gristmill.dataprep.thresholds import first_failures
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import DedupSubstrings
 
@@ -103,33 +108,18 @@ class SubstringsPlan:
         texts = read_judged(self.inputs, task.name, self.section.sources)
         return texts, self.numbering.starts[task.payload["shard"]] + texts.good
 
-    def partitions_of(self, hashes: np.ndarray) -> np.ndarray:
-        """Partition of each hash: int64."""
-        return (hashes >> np.uint64(32)).astype(np.int64) % self.num_partitions
-
 
 def find_hashes(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Positions of hashes in sorted distinct hashes: int64, -1 for a missing hash."""
     if not len(sorted_hashes):
         return np.full(len(wanted), -1, np.int64)
     places = np.minimum(np.searchsorted(sorted_hashes, wanted), len(sorted_hashes) - 1)
-    matches: np.ndarray = np.where(sorted_hashes[places] == wanted, places, -1)
-    return matches
-
-
-def _table(rows: dict[str, np.ndarray]) -> pa.Table:
-    return pa.table({name: pa.array(values) for name, values in rows.items()})
-
-
-def _columns(table: pa.Table) -> dict[str, np.ndarray]:
-    return {name: table[name].to_numpy() for name in table.column_names}
+    return np.where(sorted_hashes[places] == wanted, places, -1)
 
 
 def _by_hash(replies: Shuffled, shard: int) -> dict[str, np.ndarray]:
     """Replies of all partitions to a shard, sorted by hash."""
-    rows = _columns(replies.read(shard))
-    order = np.argsort(rows["hash"], kind="stable")
-    return {name: values[order] for name, values in rows.items()}
+    return sorted_columns(columns_of(replies.read(shard)), ["hash"])
 
 
 ANCHORS, REPEATED_ANCHORS, WINDOWS, REPEATED_WINDOWS = (
@@ -236,21 +226,20 @@ def send_anchors(task: ShardTask, plan: SubstringsPlan) -> Sending[Numbers]:
         windows.hashes[find_anchors(windows, plan.spread)], return_counts=True
     )
     shard = np.full(len(anchors), task.payload["shard"])
-    rows = _table({"hash": anchors, "copies": copies, "shard": shard})
-    yield Sent(ANCHORS, rows, plan.partitions_of(anchors))
+    rows = pa.table({"hash": anchors, "copies": copies, "shard": shard})
+    yield Sent(ANCHORS, rows, hash_partitions(anchors, plan.num_partitions))
     return Done([], {"windows": len(windows.hashes), "sent": len(anchors)})
 
 
 def find_repeated_anchors(task: PartitionTask, anchors: Shuffled) -> Sending:
     """Send the repeated anchors of one partition to their shards."""
-    rows = _columns(anchors.read(task.payload["partition"]))
-    order = sort_rows(rows["hash"])
-    starts = group_starts(rows["hash"][order])
-    repeated = _sums(rows["copies"][order], starts) >= 2
-    chosen = order[repeated[spread_groups(starts, len(order))]] if len(order) else order
-    yield Sent(
-        REPEATED_ANCHORS, _table({"hash": rows["hash"][chosen]}), rows["shard"][chosen]
-    )
+    rows = columns_of(anchors.read(task.payload["partition"]))
+    rows = sorted_columns(rows, ["hash"])
+    starts = group_starts(rows["hash"])
+    repeated = group_sums(rows["copies"], starts) >= 2
+    chosen = repeated[spread_groups(starts, len(rows["hash"]))]
+    hashes = pa.table({"hash": rows["hash"][chosen]})
+    yield Sent(REPEATED_ANCHORS, hashes, rows["shard"][chosen])
     return Done()
 
 
@@ -271,12 +260,13 @@ def send_windows(
         "document": numbers[text],
         "begin": windows.begins[chosen],
     }
-    order = sort_rows(*rows.values())
-    rows = {name: values[order] for name, values in rows.items()}
+    rows = sorted_columns(rows, rows)
     starts = group_starts(rows["hash"])
     table = {name: values[starts] for name, values in rows.items()}
-    table["copies"] = np.diff(np.append(starts, len(order)))
-    yield Sent(WINDOWS, _table(table), plan.partitions_of(table["hash"]))
+    table["copies"] = np.diff(np.append(starts, len(chosen)))
+    yield Sent(
+        WINDOWS, pa.table(table), hash_partitions(table["hash"], plan.num_partitions)
+    )
     return Done([], {"sent": len(starts)})
 
 
@@ -303,21 +293,17 @@ def find_repeated_windows(
     """Send the repeated windows of one partition to their shards, each with its first
     copy.
     """
-    rows = _columns(windows.read(task.payload["partition"]))
-    order = sort_rows(rows["hash"], *(rows[name] for name in CLAIM))
-    rows = {name: values[order] for name, values in rows.items()}
+    rows = columns_of(windows.read(task.payload["partition"]))
+    rows = sorted_columns(rows, ("hash", *CLAIM))
     starts = group_starts(rows["hash"])
-    copies = _sums(rows["copies"], starts)
-    group = spread_groups(starts, len(order))
-    chosen = np.flatnonzero((copies >= 2)[group]) if len(order) else order
+    copies = group_sums(rows["copies"], starts)
+    group = spread_groups(starts, len(rows["hash"]))
+    chosen = np.flatnonzero((copies >= 2)[group])
     first = starts[group[chosen]]
     reply = {"hash": rows["hash"][chosen], "copies": copies[group[chosen]]}
     reply |= {f"first_{name}": rows[name][first] for name in CLAIM}
-    shards = (
-        np.searchsorted(plan.numbering.starts, rows["document"][chosen], side="right")
-        - 1
-    )
-    yield Sent(REPEATED_WINDOWS, _table(reply), shards)
+    shards = plan.numbering.shards_of(rows["document"][chosen])
+    yield Sent(REPEATED_WINDOWS, pa.table(reply), shards)
     return Done([], {"repeated": int((copies >= 2).sum())})
 
 
@@ -328,41 +314,13 @@ def lend(task: ShardTask, plan: SubstringsPlan, repeated: Shuffled) -> Done:
     texts, numbers = plan.read(task)
     first = _by_hash(repeated, task.payload["shard"])["first_document"]
     lenders = np.flatnonzero(np.isin(numbers, first))
-    table = pa.table(
-        {
-            "document": pa.array(numbers[lenders]),
-            "text": texts.texts.take(pa.array(lenders)),
-        }
-    )
+    lent = {
+        "document": numbers[lenders],
+        "text": texts.texts.take(pa.array(lenders)),
+    }
     path = task_file(plan.work, "lent", task.name)
-    write_partitions(path, table, np.zeros(len(table), np.int64), 1)
+    write_rows(path, pa.table(lent))
     return Done([path])
-
-
-def borrow(
-    plan: SubstringsPlan, shard: int, documents: np.ndarray
-) -> tuple[pa.Array, np.ndarray]:
-    """Read texts that a shard has written in `lend`.
-
-    Args:
-        documents: int64 of shape (n,), in any order, duplicates allowed.
-
-    Returns:
-        the distinct texts; and the position of each document's text among them.
-    """
-    batch = open_batches(
-        task_file(plan.work, "lent", plan.numbering.shards[shard])
-    ).get_batch(0)
-    distinct, place = np.unique(documents, return_inverse=True)
-    rows = np.searchsorted(batch["document"].to_numpy(), distinct)
-    return batch["text"].take(pa.array(rows)), place
-
-
-def _sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    sums: np.ndarray = (
-        np.add.reduceat(values, starts) if len(starts) else np.empty(0, np.int64)
-    )
-    return sums
 
 
 EMPTY = "dedup_substrings/empty"
@@ -479,7 +437,7 @@ def apply(
     is_first = (first["first_document"] == numbers[text]) & (
         first["first_begin"] == begins
     )
-    copy = _verify(plan, texts.texts, text, begins, ends, first, is_first)
+    copy = verify(plan, texts.texts, text, begins, ends, first, is_first)
     verified = copy | is_first  # other windows only share a hash
     cuts = cut_copies(
         texts.texts, text[verified], begins[verified], ends[verified], copy[verified]
@@ -487,10 +445,8 @@ def apply(
     ratio = cuts.words / np.maximum(windows.words, 1)
     cutting = plan.section.action == "cut"
     limit = plan.section.max_duplicated_substring_ratio
-    reasons: list[str | None] = [
-        EMPTY if cutting and share == 1.0 else RATIO if share > limit else None
-        for share in ratio.tolist()
-    ]
+    failed = {EMPTY: cutting & (ratio == 1.0), RATIO: ratio > limit}
+    reasons = first_failures(failed, len(ratio))
     measures = {
         "duplicated_substring_words": pa.array(cuts.words),
         "duplicated_substring_ratio": pa.array(ratio),
@@ -499,7 +455,8 @@ def apply(
         measures[EDITS] = cuts_array(cuts.begins, cuts.ends, cuts.offsets)
     table, counts = texts.annotate(reasons, measures)
     write_table(plan.out / task.name, table)
-    columns = {name: values[copy] for name, values in first.items()}
+    copied = {"window": chosen, "text": text, "begin": begins, "end": ends, **first}
+    copied = {name: values[copy] for name, values in copied.items()}
     return Done(
         [plan.out / task.name],
         {
@@ -507,20 +464,12 @@ def apply(
             "spans": len(cuts.begins) if cutting else 0,
             "words_cut": int(cuts.words.sum()) if cutting else 0,
             "bytes_cut": int((cuts.ends - cuts.begins).sum()) if cutting else 0,
-            "repeats": _repeats(
-                plan,
-                texts.texts,
-                chosen[copy],
-                text[copy],
-                begins[copy],
-                ends[copy],
-                columns,
-            ),
+            "repeats": _repeats(plan, texts, copied),
         },
     )
 
 
-def _verify(
+def verify(
     plan: SubstringsPlan,
     texts: pa.Array,
     text: np.ndarray,
@@ -529,25 +478,25 @@ def _verify(
     first: Mapping[str, np.ndarray],
     is_first: np.ndarray,
 ) -> np.ndarray:
-    """Mask of windows with the bytes of their first copy, first copies excluded
-    (bool).
+    """Mask of windows with the bytes of their first copy, first copies excluded (bool);
+    the texts of first copies are read from the files of `lend`.
     """
-    shard_of = (
-        np.searchsorted(plan.numbering.starts, first["first_document"], side="right")
-        - 1
-    )
+    shard_of = plan.numbering.shards_of(first["first_document"])
     copies = np.zeros(len(text), bool)
-    for shard in np.unique(shard_of[~is_first]):
+    for shard in np.unique(shard_of[~is_first]).tolist():
         rows = np.flatnonzero(~is_first & (shard_of == shard))
-        lent_texts, text_of_row = borrow(
-            plan, int(shard), first["first_document"][rows]
+        file = task_file(plan.work, "lent", plan.numbering.shards[shard])
+        lent = open_batches(file).get_batch(0)
+        documents, text_of_row = np.unique(
+            first["first_document"][rows], return_inverse=True
         )
+        lenders = np.searchsorted(lent["document"].to_numpy(), documents)
         copies[rows] = are_copies(
             texts,
             text[rows],
             begins[rows],
             ends[rows],
-            lent_texts,
+            lent["text"].take(pa.array(lenders)),
             text_of_row,
             first["first_begin"][rows],
         )
@@ -555,56 +504,44 @@ def _verify(
 
 
 def _repeats(
-    plan: SubstringsPlan,
-    texts: pa.Array,
-    window: np.ndarray,
-    text: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    first: Mapping[str, np.ndarray],
+    plan: SubstringsPlan, texts: JudgedTexts, copied: Mapping[str, np.ndarray]
 ) -> list[Repeat]:
     """Longest copied passages of a shard: windows that are consecutive both here and in
     the first copy.
     """
-    if not len(window):
-        return []
-    shift = first["first_begin"] - begins
-    new = np.ones(len(window), bool)
-    new[1:] = (
-        (window[1:] != window[:-1] + 1)
-        | (text[1:] != text[:-1])
-        | (shift[1:] != shift[:-1])
-        | (first["first_document"][1:] != first["first_document"][:-1])
+    window, text, begins = (copied[name] for name in ("window", "text", "begin"))
+    starts = group_starts(
+        window - np.arange(len(window)),
+        text,
+        copied["first_begin"] - begins,
+        copied["first_document"],
     )
-    starts = np.flatnonzero(new)
+    if not len(starts):
+        return []
     lasts = np.append(starts[1:], len(window)) - 1
     words = lasts - starts + plan.section.min_words
-    copies = np.maximum.reduceat(first["copies"], starts)
-    first_positions = [
-        first[name][starts] for name in ("first_id_high", "first_id_low", "first_begin")
-    ]
-    longest: dict[tuple[int, int, int], Repeat] = {}
-    for run in sort_rows(-words, -copies, *first_positions):
-        key = (
-            int(first_positions[0][run]),
-            int(first_positions[1][run]),
-            int(first_positions[2][run]),
-        )
+    copies = np.maximum.reduceat(copied["copies"], starts)
+    places = np.stack(
+        [copied[name][starts] for name in ("first_id_high", "first_id_low")]
+    )
+    first_begins = copied["first_begin"][starts]
+    longest: dict[tuple[str, int], Repeat] = {}
+    for run in sort_rows(-words, -copies, *places, first_begins):
+        key = "".join(f"{half:016x}" for half in places[:, run]), int(first_begins[run])
         if key in longest:
             continue
         if len(longest) == LARGEST_REPEATS:
             break
-        passage = (
-            texts[int(text[starts[run]])]
-            .as_py()
-            .encode()[begins[starts[run]] : ends[lasts[run]]]
+        start = starts[run]
+        passage = texts.passage(
+            int(text[start]), begins[start], copied["end"][lasts[run]]
         )
         longest[key] = {
             "words": int(words[run]),
             "copies": int(copies[run]),
-            "text": passage.decode()[:EXCERPT_CHARACTERS],
-            "document": f"{key[0]:016x}{key[1]:016x}",
-            "begin": key[2],
+            "text": passage[:EXCERPT_CHARACTERS],
+            "document": key[0],
+            "begin": key[1],
         }
     return list(longest.values())
 

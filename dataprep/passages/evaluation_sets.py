@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -144,17 +144,16 @@ def _read_file(
     number = 0
     for number, record in enumerate(read_items(name, path), start=1):
         keys.update(dict.fromkeys(record))
-        item_fields = (
-            [key for key, value in record.items() if isinstance(value, str)]
-            if fields is None
-            else fields
-        )
-        for field in item_fields:
-            parts += [
-                Part(set_name, number, form_path, text)
-                for field_path, field_text in _texts(field, record.get(field))
-                for form_path, text in forms(field_path, field_text)
-            ]
+        texts: dict[str, object] = {}
+        for field in record if fields is None else fields:
+            value = record.get(field)
+            if isinstance(value, list) and fields is not None:
+                texts |= {f"{field}[{place}]": text for place, text in enumerate(value)}
+            else:
+                texts[field] = value
+        for field, text in texts.items():
+            if isinstance(text, str):
+                parts += [Part(set_name, number, *form) for form in forms(field, text)]
     if not number:
         raise EvaluationSetError(
             f"{path}: the evaluation set is empty; remove it from decontaminate.against"
@@ -166,18 +165,6 @@ def _read_file(
             f"{', '.join(keys)}; correct `text_fields`"
         )
     return parts, number
-
-
-def _texts(field: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Texts of a field that is a string or a list of strings."""
-    if isinstance(value, str):
-        yield field, value
-    elif isinstance(value, list):
-        yield from (
-            (f"{field}[{index}]", text)
-            for index, text in enumerate(value)
-            if isinstance(text, str)
-        )
 
 
 def forms(field: str, text: str) -> Iterator[tuple[str, str]]:
@@ -217,31 +204,28 @@ def read_items(name: str, path: Path) -> Iterator[Fields]:
                 raise EvaluationSetError(f"{path}: row {number}: {row}") from row
             yield row
         return
-    text = _decoded(path, compression)
+    try:
+        text = decode(read_whole(path, compression), None).text
+    except (CorruptFileError, RecordTooLongError, UndecodableError) as error:
+        raise EvaluationSetError(
+            f"{path}: the evaluation set cannot be read: {error}"
+        ) from error
     if extension in SEPARATORS:
-        yield from _rows(
-            path,
-            csv.DictReader(
-                io.StringIO(text, newline=""), delimiter=SEPARATORS[extension]
-            ),
+        rows = csv.DictReader(
+            io.StringIO(text, newline=""), delimiter=SEPARATORS[extension]
         )
+        try:
+            yield from rows
+        except csv.Error as error:
+            raise EvaluationSetError(
+                f"{path}: line {rows.line_num} is not readable CSV: {error}"
+            ) from error
     elif extension in (".jsonl", ".ndjson"):
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                yield from _objects(path, number, _parsed(path, number, line))
+        yield from _json_lines(path, text)
     elif extension == ".json":
         yield from _json_records(path, text)
     else:
         yield from ({TEXT: line} for line in text.splitlines() if line.strip())
-
-
-def _rows(path: Path, rows: csv.DictReader) -> Iterator[Fields]:
-    try:
-        yield from rows
-    except csv.Error as error:
-        raise EvaluationSetError(
-            f"{path}: line {rows.line_num} is not readable CSV: {error}"
-        ) from error
 
 
 def _json_records(path: Path, text: str) -> Iterator[Fields]:
@@ -254,47 +238,31 @@ def _json_records(path: Path, text: str) -> Iterator[Fields]:
     try:
         value = json.loads(text)
     except ValueError:
-        lines = [
-            (number, line)
-            for number, line in enumerate(text.split("\n"), start=1)
-            if line.strip()
-        ]
-        for number, line in lines:
-            yield from _objects(path, number, _parsed(path, number, line))
+        yield from _json_lines(path, text)
         return
-    is_nested = (
-        isinstance(value, dict)
-        and value
-        and all(isinstance(item, dict) for item in value.values())
-    )
-    items: Iterable[Any] = (
-        value if isinstance(value, list) else value.values() if is_nested else [value]
-    )
-    for number, item in enumerate(items, start=1):
-        yield from _objects(path, number, item)
+    if isinstance(value, dict):
+        items = list(value.values())
+        is_nested = items and all(isinstance(item, dict) for item in items)
+        value = items if is_nested else [value]
+    for number, item in enumerate(value if isinstance(value, list) else [value], 1):
+        yield _object(path, number, item)
 
 
-def _objects(path: Path, number: int, value: Any) -> Iterator[Fields]:
+def _json_lines(path: Path, text: str) -> Iterator[Fields]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise EvaluationSetError(
+                    f"{path}: line {number} is not valid JSON: {error}"
+                ) from error
+            yield _object(path, number, value)
+
+
+def _object(path: Path, number: int, value: Any) -> Fields:
     if not isinstance(value, dict):
         raise EvaluationSetError(
             f"{path}: item {number} must be a JSON object, not {type(value).__name__}"
         )
-    yield value
-
-
-def _parsed(path: Path, number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise EvaluationSetError(
-            f"{path}: line {number} is not valid JSON: {error}"
-        ) from error
-
-
-def _decoded(path: Path, compression: str) -> str:
-    try:
-        return decode(read_whole(path, compression), None).text
-    except (CorruptFileError, RecordTooLongError, UndecodableError) as error:
-        raise EvaluationSetError(
-            f"{path}: the evaluation set cannot be read: {error}"
-        ) from error
+    return value

@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import atomic_write
 from gristmill.dataprep.filtering.repetition import empty_table
-from gristmill.dataprep.shuffle_format import open_batches
+from gristmill.dataprep.shuffle_format import open_batches, write_rows
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import hashed_words, same_lower
@@ -294,12 +293,14 @@ def scan_texts(
     place_offsets: np.ndarray,
     prefixes: np.ndarray,
     prefix_words: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Find all n-grams of the index in texts; the arrays are those of `NgramIndex` and
-    `Hits`.
+) -> np.ndarray:
+    """Find all n-grams of the index in texts; the arrays are those of `NgramIndex`.
 
     Args:
         wanted: int64, distinct lengths of n-grams, ascending.
+
+    Returns:
+        int64 of shape (5, hits), the columns of `Hits`.
     """
     size = 1024
     hits = np.empty((5, size), np.int64)
@@ -358,13 +359,7 @@ def scan_texts(
                 hits[2, count] = starts[position] - offsets[text]
                 hits[3, count] = ends[position + length - 1] - offsets[text]
                 count += 1
-    return (
-        hits[0, :count],
-        hits[1, :count],
-        hits[2, :count],
-        hits[3, :count],
-        hits[4, :count],
-    )
+    return hits[:, :count]
 
 
 class NgramIndex(NamedTuple):
@@ -461,7 +456,12 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
     ).astype(np.int64)
     template = np.diff(place_offsets) > MOST_PLACES
     prefixes = flag_prefixes(words, begins[~template], prefix_words)
-    counted = _counted_words(number_at, template, part_offsets, lengths)
+    counted_positions = ngram_positions[~template[number_at[ngram_positions]]]
+    part = np.searchsorted(part_offsets, counted_positions, side="right") - 1
+    new = np.diff(part, prepend=-1) != 0
+    counted = np.bincount(
+        part, covered(counted_positions, lengths[part], new), len(lengths)
+    ).astype(np.int64)
     return NgramIndex._make(
         [
             *vocabulary,
@@ -486,9 +486,7 @@ def write_index(path: Path, index: NgramIndex) -> None:
         pa.array([values], pa.large_list(pa.from_numpy_dtype(values.dtype)))
         for values in index
     ]
-    batch = pa.record_batch(arrays, names=list(index._fields))
-    with atomic_write(path) as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
+    write_rows(path, pa.table(arrays, names=list(index._fields)))
 
 
 def read_index(path: Path) -> NgramIndex:
@@ -509,25 +507,26 @@ def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
     """
     data, offsets = text_buffers(texts)
     lengths = np.unique(index.ngram_lengths)
-    hit_columns = scan_texts(
-        data,
-        offsets,
-        code_point_flags(),
-        lower_case_seen(),
-        lengths,
-        index.word_table,
-        index.word_hashes,
-        index.word_codes,
-        index.word_offsets,
-        index.words,
-        index.ngram_table,
-        index.ngram_begins,
-        index.ngram_lengths,
-        index.place_offsets,
-        index.prefixes,
-        int(index.prefix_words[0]),
+    return Hits(
+        *scan_texts(
+            data,
+            offsets,
+            code_point_flags(),
+            lower_case_seen(),
+            lengths,
+            index.word_table,
+            index.word_hashes,
+            index.word_codes,
+            index.word_offsets,
+            index.words,
+            index.ngram_table,
+            index.ngram_begins,
+            index.ngram_lengths,
+            index.place_offsets,
+            index.prefixes,
+            int(index.prefix_words[0]),
+        )
     )
-    return Hits(*hit_columns)
 
 
 def count_documents(hits: Hits) -> tuple[np.ndarray, np.ndarray]:
@@ -548,21 +547,4 @@ def covered(positions: np.ndarray, length: np.ndarray, new: np.ndarray) -> np.nd
         new: bool, true at the first n-gram of a group.
     """
     gaps = np.diff(positions, prepend=0)
-    result: np.ndarray = np.where(new, length, np.minimum(gaps, length))
-    return result
-
-
-def _counted_words(
-    number_at: np.ndarray,
-    template: np.ndarray,
-    part_offsets: np.ndarray,
-    lengths: np.ndarray,
-) -> np.ndarray:
-    positions = np.flatnonzero(number_at >= 0)
-    positions = positions[~template[number_at[positions]]]
-    part = np.searchsorted(part_offsets, positions, side="right") - 1
-    new = np.diff(part, prepend=-1) != 0
-    total: np.ndarray = np.bincount(
-        part, covered(positions, lengths[part], new), len(lengths)
-    ).astype(np.int64)
-    return total
+    return np.where(new, length, np.minimum(gaps, length))

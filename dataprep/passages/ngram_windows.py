@@ -44,10 +44,7 @@ class Windows(NamedTuple):
     @property
     def text(self) -> np.ndarray:
         """Position of each window's text."""
-        numbers: np.ndarray = np.repeat(
-            np.arange(len(self.words)), np.diff(self.offsets)
-        )
-        return numbers
+        return np.repeat(np.arange(len(self.words)), np.diff(self.offsets))
 
 
 def find_windows(texts: pa.Array | pa.ChunkedArray, length: int) -> Windows:
