@@ -5,7 +5,8 @@ pool one row per text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from gristmill.dataprep.encoders.token_windows import (
 )
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """Output of a model for n texts.
 
     Attributes:
@@ -38,6 +38,7 @@ TEXTS_AT_ONCE = 1_000
 """Texts whose tokens are held at a time; their windows are batched by length."""
 
 
+@dataclass(frozen=True)
 class TextReader:
     """Model that maps each text to a row of numbers. Threads may share it.
 
@@ -48,17 +49,10 @@ class TextReader:
         finish: function applied to the rows of windows before pooling.
     """
 
-    def __init__(
-        self,
-        tokenizer: WindowTokenizer,
-        network: Network,
-        pool: str,
-        finish: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.network = network
-        self.pool = pool
-        self.finish = finish
+    tokenizer: WindowTokenizer
+    network: Network
+    pool: str
+    finish: Callable[[np.ndarray], np.ndarray] = lambda rows: rows
 
     def read(self, texts: Sequence[str]) -> Read:
         """Read n texts, n > 0."""
@@ -66,36 +60,21 @@ class TextReader:
             self._read_some(texts[start : start + TEXTS_AT_ONCE])
             for start in range(0, len(texts), TEXTS_AT_ONCE)
         ]
-        return (
-            parts[0]
-            if len(parts) == 1
-            else Read(
-                *(
-                    np.concatenate([getattr(part, field.name) for part in parts])
-                    for field in fields(Read)
-                )
-            )
-        )
+        return Read(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _read_some(self, texts: Sequence[str]) -> Read:
         windows = self.tokenizer.windows(texts)
-        rows: np.ndarray | None = None
+        rows = np.empty((len(windows.ids), 0), np.float32)
         for batch in length_batches(windows.lengths, self.network.batch_tokens):
-            ids, mask = pad(
-                [windows.ids[window] for window in batch], self.tokenizer.padding
-            )
-            outputs = self.network.outputs(ids, mask)
-            if rows is None:
+            ids = [windows.ids[window] for window in batch]
+            outputs = self.network.outputs(*pad(ids, self.tokenizer.padding))
+            if not rows.shape[1]:
                 rows = np.empty((len(windows.ids), outputs.shape[1]), np.float32)
             rows[batch] = outputs
-        assert rows is not None
-        num_windows = np.bincount(windows.texts, minlength=len(texts))
-        tokens = np.bincount(windows.texts, windows.lengths, len(texts)).astype(
-            np.int64
-        )
+        tokens = np.bincount(windows.texts, windows.lengths, len(texts))
         return Read(
             pool_windows(self.finish(rows), windows, self.pool),
-            tokens,
-            num_windows,
+            tokens.astype(np.int64),
+            np.bincount(windows.texts, minlength=len(texts)),
             windows.whole,
         )

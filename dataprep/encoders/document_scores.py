@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.files import as_path
+from gristmill.dataprep.conservation import add_counts
 from gristmill.dataprep.encoders.batched_inference import TextReader
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.forward_backends import load_network
@@ -160,17 +161,15 @@ class Scored:
 
     Attributes:
         numbers: float64 of shape (n, columns), rounded.
+        counts: int64, int64 and bool of shape (n,): numbers of tokens and windows read,
+            and True if the text was read to its end.
         likeliest: name of the likeliest class of each text, None for a text without
-            one; empty if the model does not have this column.
-        tokens, windows: int64 of shape (n,), numbers of tokens and windows read.
-        whole: bool of shape (n,), true if the text was read to its end.
+            one; empty if the model has no classes.
     """
 
     numbers: np.ndarray
-    likeliest: Sequence[str | None]
-    tokens: np.ndarray
-    windows: np.ndarray
-    whole: np.ndarray
+    counts: Sequence[np.ndarray]
+    likeliest: Sequence[str | None] = ()
 
 
 Score = Callable[[pa.Array], Scored]
@@ -196,11 +195,9 @@ def _load(settings: str, sha256: str) -> Score:
     announced = announce(section)
     if section.like:
         return _by_likeness(section, sha256)
-    return (
-        _by_fasttext(section, announced, sha256)
-        if is_fasttext(section)
-        else _by_classes(section, announced)
-    )
+    if is_fasttext(section):
+        return _by_fasttext(section, announced, sha256)
+    return _by_classes(section, announced)
 
 
 def _by_classes(section: ScoringModel, announced: Announced) -> Score:
@@ -208,27 +205,16 @@ def _by_classes(section: ScoringModel, announced: Announced) -> Score:
     outputs = outputs_of(section)
     reader = TextReader(
         WindowTokenizer(folder, section),
-        load_network(folder, section, "classes", False),
+        load_network(folder, section, "classes"),
         section.pool,
         _activation(section, len(outputs)),
     )
     places = list(announced.numbers.values())
 
     def score(texts: pa.Array) -> Scored:
-        texts_read = reader.read(texts.to_pylist())
-        rows = rounded(texts_read.rows)
-        likeliest = (
-            []
-            if announced.likeliest is None
-            else [outputs[place] for place in rows.argmax(1)]
-        )
-        return Scored(
-            rows[:, places],
-            likeliest,
-            texts_read.tokens,
-            texts_read.windows,
-            texts_read.whole,
-        )
+        raw, *counts = reader.read(texts.to_pylist())
+        rows = rounded(raw)
+        return Scored(rows[:, places], counts, [outputs[i] for i in rows.argmax(1)])
 
     return score
 
@@ -238,24 +224,18 @@ def _activation(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Activation that turns the network's output for each window into column values."""
     kind = section.values or ("logits" if outputs == 1 else "probabilities")
-    if kind == "logits":
-        return lambda rows: rows
-    return _sigmoid if outputs == 1 or _has_several(section) else _softmax
+    is_exclusive = outputs > 1 and not _has_several(section)
 
+    def activation(rows: np.ndarray) -> np.ndarray:
+        if kind == "logits":
+            return rows
+        wide = rows.astype(np.float64)
+        if not is_exclusive:
+            return (1 / (1 + np.exp(-wide))).astype(np.float32)
+        exponentials = np.exp(wide - rows.max(1, keepdims=True))
+        return (exponentials / exponentials.sum(1, keepdims=True)).astype(np.float32)
 
-def _sigmoid(rows: np.ndarray) -> np.ndarray:
-    probabilities: np.ndarray = (1 / (1 + np.exp(-rows.astype(np.float64)))).astype(
-        np.float32
-    )
-    return probabilities
-
-
-def _softmax(rows: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(rows.astype(np.float64) - rows.max(1, keepdims=True))
-    probabilities: np.ndarray = (
-        exponentials / exponentials.sum(1, keepdims=True)
-    ).astype(np.float32)
-    return probabilities
+    return activation
 
 
 def _by_fasttext(section: ScoringModel, announced: Announced, sha256: str) -> Score:
@@ -265,30 +245,17 @@ def _by_fasttext(section: ScoringModel, announced: Announced, sha256: str) -> Sc
 
     def score(texts: pa.Array) -> Scored:
         lines, _ = one_line_each(texts, None, False, marks=True)
-        shares = [
-            rounded(model.shares(lines, labels[place]))
-            for place in announced.numbers.values()
-        ]
-        tops, _ = model.tops(lines)
         n = len(texts)
-        numbers = (
-            np.clip(np.stack(shares, axis=1), 0.0, 1.0) if shares else np.empty((n, 0))
-        )
-        likeliest = (
-            []
-            if announced.likeliest is None
-            else [
-                None if top < 0 else names[labels.index(model.labels[top])]
-                for top in tops.tolist()
-            ]
-        )
-        return Scored(
-            numbers,
-            likeliest,
-            np.zeros(n, np.int64),
-            np.ones(n, np.int64),
-            np.ones(n, bool),
-        )
+        numbers = np.empty((n, len(announced.numbers)))
+        for column, place in enumerate(announced.numbers.values()):
+            numbers[:, column] = rounded(model.shares(lines, labels[place]))
+        tops, _ = model.tops(lines)
+        likeliest = [
+            None if top < 0 else names[labels.index(model.labels[top])]
+            for top in tops.tolist()
+        ]
+        counts = np.zeros(n, np.int64), np.ones(n, np.int64), np.ones(n, bool)
+        return Scored(np.clip(numbers, 0.0, 1.0), counts, likeliest)
 
     return score
 
@@ -304,27 +271,20 @@ def _by_likeness(section: ScoringModel, sha256: str) -> Score:
     ]
 
     def score(texts: pa.Array) -> Scored:
-        texts_read = embedder.read(texts.to_pylist())
-        cosines = [(texts_read.rows @ target.T).max(1) for target in targets]
-        return Scored(
-            rounded(np.stack(cosines, axis=1)),
-            [],
-            texts_read.tokens,
-            texts_read.windows,
-            texts_read.whole,
-        )
+        rows, *counts = embedder.read(texts.to_pylist())
+        cosines = [(rows @ target.T).max(1) for target in targets]
+        return Scored(rounded(np.stack(cosines, axis=1)), counts)
 
     return score
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
     """Round values for columns: float64, to thousandths, without negative zero."""
-    rounded_values: np.ndarray = np.round(values.astype(np.float64), DECIMALS) + 0.0
-    return rounded_values
+    return np.round(values.astype(np.float64), DECIMALS) + 0.0
 
 
-class ReadCounts(TypedDict):
-    """Numbers of what a model read of a shard."""
+class ReadCounts(TypedDict, total=False):
+    """Numbers of what a model read; a missing key is 0."""
 
     documents: int
     tokens: int
@@ -365,22 +325,14 @@ class Reader:
     model: str
     sha256: str
     pool: str
-    documents: int
-    tokens: int
-    windows: int
-    cut: int
+    documents: int = 0
+    tokens: int = 0
+    windows: int = 0
+    cut: int = 0
 
 
 def describe_reader(
     section: ReadingModel, sha256: str, read: Sequence[ReadCounts]
 ) -> Reader:
     """Describe a model and what it read, shard by shard, for the summary."""
-    return Reader(
-        Path(section.path).name,
-        sha256,
-        section.pool,
-        documents=sum(counts["documents"] for counts in read),
-        tokens=sum(counts["tokens"] for counts in read),
-        windows=sum(counts["windows"] for counts in read),
-        cut=sum(counts["cut"] for counts in read),
-    )
+    return Reader(Path(section.path).name, sha256, section.pool, **add_counts(read))

@@ -7,7 +7,6 @@ vectors = embedder.embed(["a text", "another one"])  # float32 of shape (2, 384)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -53,12 +52,8 @@ class Embedder:
         lengths = np.sqrt(
             np.einsum("nd,nd->n", texts_read.rows, texts_read.rows, dtype=np.float64)
         )
-        return replace(
-            texts_read,
-            rows=(
-                texts_read.rows / np.where(lengths > 0, lengths, 1.0)[:, None]
-            ).astype(np.float32),
-        )
+        rows = texts_read.rows / np.where(lengths > 0, lengths, 1.0)[:, None]
+        return texts_read._replace(rows=rows.astype(np.float32))
 
 
 def check_embedder(section: ReadingModel) -> None:
@@ -86,5 +81,5 @@ def load_embedder(section: ReadingModel, sha256: str = "") -> Embedder:
             is missing, or the folder is not an embedding model.
     """
     folder = model_folder(section.path)
-    network = load_network(folder, section, "embedding", is_static(folder))
+    network = load_network(folder, section, "embedding")
     return Embedder(TextReader(WindowTokenizer(folder, section), network, section.pool))

@@ -47,8 +47,7 @@ def draw(ids: np.ndarray, seed: int, number: int, documents: int) -> np.ndarray:
     if number >= documents:
         return np.ones(len(ids), bool)
     key = np.uint64(seeded_key(seed, "sample of k-means") | 1)
-    drawn: np.ndarray = ids * key < np.uint64(2**64 * number // documents)
-    return drawn
+    return ids * key < np.uint64(2**64 * number // documents)
 
 
 def fit_centroids(vectors: np.ndarray, clusters: int, seed: int) -> np.ndarray:

@@ -13,6 +13,7 @@ characters per document.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,13 +25,7 @@ import pyarrow as pa
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
-from gristmill.dataprep.documents import (
-    Inputs,
-    annotate,
-    judged_rows,
-    read_shard,
-    write_table,
-)
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.encoders.document_scores import Reader, describe_reader
 from gristmill.dataprep.jobs.shuffle import Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import (
@@ -46,16 +41,15 @@ from gristmill.dataprep.semantic.embedding_store import unpack_vectors
 from gristmill.dataprep.semantic.vector_jobs import (
     CENTROIDS,
     SAMPLE,
-    VECTORS,
     VectorPlan,
     embed,
     make_plan,
     read_centroids,
+    read_sample,
     read_vectors,
-    seen_path,
     write_centroids,
+    write_shard,
 )
-from gristmill.dataprep.shuffle_format import open_batches
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup_semantic import Cluster
 
@@ -167,11 +161,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> ClusterS
 
 def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done[FittedDomains]:
     """Learn the centroids from the sample, sorted by id, and name the clusters."""
-    rows = pa.table(
-        {"vector": pa.array([], pa.binary(2)), "text": pa.array([], pa.string())}
-    )
-    if not sample.is_nothing:
-        rows = sample.read(0).sort_by("id")
+    rows = read_sample(sample)
     vectors = unpack_vectors(rows["vector"])
     centroids = fit_centroids(vectors, plan.clusters, plan.section.seed)
     sizes = np.bincount(nearest_centroids(vectors, centroids), minlength=len(centroids))
@@ -198,44 +188,20 @@ def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done[FittedDomains]:
 
 def apply(task: ShardTask, plan: VectorPlan, names: list[str]) -> Done[ClusteredShard]:
     """Write the annotations of one shard, and its vectors."""
-    shard = read_shard(plan.inputs, task.name, ["id", "source"])
-    judged = judged_rows(shard.documents, shard.rows, plan.section.sources)
-    sizes_and_errors = open_batches(seen_path(plan, task.name)).get_batch(0)
     embedded = read_vectors(plan, task.name)
     domain = nearest_centroids(
         unpack_vectors(embedded["vector"]), read_centroids(plan.out)
     )
-    position = np.full(len(judged), -1)
-    position[np.searchsorted(judged, embedded["row"].to_numpy())] = np.arange(
-        len(domain)
-    )
-    domain_of_row = pa.array(domain).take(pa.array(position, mask=position < 0))
     measures = {
-        "domain": domain_of_row,
-        "domain_name": pa.array(names, pa.string()).take(domain_of_row),
+        "domain": pa.array(domain),
+        "domain_name": pa.array(names, pa.string()).take(pa.array(domain)),
     }
-    table, counts = annotate(
-        shard.documents,
-        shard.rows,
-        judged,
-        [None] * len(judged),
+    files, counts = write_shard(
+        plan,
+        task.name,
         measures,
-        sizes_and_errors["error"].take(pa.array(judged)),
-        sizes_and_errors["bytes"],
+        measures["domain"],
+        pa.nulls(len(domain), pa.string()),
     )
-    paths = [plan.out / task.name, plan.out / VECTORS / task.name]
-    write_table(paths[0], table)
-    vectors = embedded.select(["id", "vector"]).append_column(
-        "centroid", pa.array(domain)
-    )
-    write_table(paths[1], vectors, repeating=())
-    sizes = np.bincount(domain, minlength=len(names))
-    return Done(
-        paths,
-        {
-            "counts": counts,
-            "domains": {
-                str(number): int(size) for number, size in enumerate(sizes) if size
-            },
-        },
-    )
+    sizes = Counter(map(str, domain.tolist()))
+    return Done(files, {"counts": counts, "domains": dict(sizes)})

@@ -27,14 +27,9 @@ import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted, Counts, balance
-from gristmill.dataprep.documents import (
-    Inputs,
-    annotate,
-    judged_rows,
-    read_shard,
-    write_table,
-)
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.duplicates.clusters import (
+    REASON_COLUMNS,
     KeepKey,
     best_first,
     explain_choices,
@@ -42,7 +37,6 @@ from gristmill.dataprep.duplicates.clusters import (
 )
 from gristmill.dataprep.duplicates.survivors import (
     DECISIONS,
-    KEEP_PREFIX,
     MEMBERS,
     TWINS,
     Cluster,
@@ -50,8 +44,10 @@ from gristmill.dataprep.duplicates.survivors import (
     check_columns,
     count_member_partitions,
     largest_clusters,
-    ranges_of,
+    prefixed,
     read_columns,
+    send_decisions,
+    unprefixed,
     write_duplicates,
 )
 from gristmill.dataprep.encoders.document_scores import Reader, describe_reader
@@ -70,16 +66,15 @@ from gristmill.dataprep.semantic.embedding_store import unpack_vectors
 from gristmill.dataprep.semantic.semantic_pairs import survivors_in_order
 from gristmill.dataprep.semantic.vector_jobs import (
     SAMPLE,
-    VECTORS,
     VectorPlan,
     embed,
     fit,
     make_plan,
     read_centroids,
     read_vectors,
-    seen_path,
+    write_shard,
 )
-from gristmill.dataprep.shuffle_format import MOST_PARTITIONS, open_batches
+from gristmill.dataprep.shuffle_format import MOST_PARTITIONS
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup_semantic import DedupSemantic
 
@@ -239,22 +234,14 @@ def gather_members(
     centroid = nearest_centroids(
         unpack_vectors(batch["vector"]), read_centroids(plan.out)
     )
-    yield Sent(
-        MEMBERS,
-        pa.table(
-            {
-                **{
-                    f"{KEEP_PREFIX}{name}": key_columns[name]
-                    for name in key_columns.column_names
-                },
-                "document": plan.numbering.starts[task.payload["shard"]] + rows,
-                "centroid": centroid,
-                "locator": batch["locator"],
-                "vector": batch["vector"],
-            }
-        ),
-        centroid.astype(np.int64) % num_partitions,
-    )
+    members = {
+        **prefixed(key_columns),
+        "document": plan.numbering.starts[task.payload["shard"]] + rows,
+        "centroid": centroid,
+        "locator": batch["locator"],
+        "vector": batch["vector"],
+    }
+    yield Sent(MEMBERS, pa.table(members), centroid.astype(np.int64) % num_partitions)
     return Done()
 
 
@@ -277,15 +264,8 @@ def decide(
             task.payload["partition"], partial(_of_cluster, centroid=centroid)
         )
         decisions = decide_cluster(cluster_members, keys, threshold)
-        yield Sent(
-            DECISIONS,
-            decisions.select(DECIDED),
-            plan.numbering.shards_of(decisions["document"].to_numpy()),
-        )
-        twins = decisions.filter(decisions["reason"].is_valid()).select(TWIN_COLUMNS)
-        yield Sent(TWINS, twins, ranges_of(twins["cluster"], num_ranges))
-        survivors = decisions.filter(
-            pc.and_(decisions["reason"].is_null(), pc.greater(decisions["size"], 1))
+        survivors = yield from send_decisions(
+            decisions, plan.numbering, num_ranges, DECIDED, TWIN_COLUMNS
         )
         counted["clusters"] += len(survivors)
         counted["largest_clusters"] = largest_clusters(
@@ -305,10 +285,7 @@ def decide_cluster(
     """Choose the survivors of one k-means cluster: a row per member with DECIDED and
     TWIN_COLUMNS.
     """
-    names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
-    values = members.select(names).rename_columns(
-        [name.removeprefix(KEEP_PREFIX) for name in names]
-    )
+    values = unprefixed(members)
     one_component = values.append_column(
         "component", pa.array(np.zeros(len(members), np.int64))
     )
@@ -323,72 +300,41 @@ def decide_cluster(
     choices = explain_choices(
         values.append_column("component", pa.array(component)), keys, survivor
     )
-    kept = survivor == np.arange(len(members))
-    places = pa.array(survivor, mask=kept)
+    dropped = survivor != np.arange(len(members))
+    places = pa.array(survivor, mask=~dropped)
     return pa.table(
         {
             "document": members["document"],
             "centroid": members["centroid"],
             "cluster": choices["cluster"],
             "size": choices["size"],
-            "reason": pa.array(
-                np.full(len(members), REASON, object), pa.string(), mask=kept
-            ),
+            "reason": pc.if_else(dropped, REASON, None),
             "survivor": values["id"].take(places),
             "survivor_locator": members["locator"].take(places),
             "member": values["id"],
             "member_locator": members["locator"],
-            "cosine": pa.array(cosine, mask=kept),
-            "linked_by": pa.array(
-                np.full(len(members), LINKED_BY, object), pa.string(), mask=kept
-            ),
-            **{
-                name: choices[name]
-                for name in ("decided_by", "survivor_value", "member_value")
-            },
+            "cosine": pa.array(cosine, mask=~dropped),
+            "linked_by": pc.if_else(dropped, LINKED_BY, None),
+            **{name: choices[name] for name in REASON_COLUMNS},
         }
     )
 
 
 def apply(task: ShardTask, plan: VectorPlan, decisions: Shuffled) -> Done[Counted]:
     """Write the annotations of one shard, and the vectors of kept documents."""
-    shard = read_shard(plan.inputs, task.name, ["id", "source"])
-    judged = judged_rows(shard.documents, shard.rows, plan.section.sources)
-    sizes_and_errors = open_batches(seen_path(plan, task.name)).get_batch(0)
-    decisions_here = decisions.read(task.payload["shard"]).sort_by("document")
-    rows = (
-        decisions_here["document"].to_numpy()
-        - plan.numbering.starts[task.payload["shard"]]
+    decided = decisions.read(task.payload["shard"]).sort_by("document")
+    columns = {name: decided[name].combine_chunks() for name in decided.column_names}
+    files, counts = write_shard(
+        plan,
+        task.name,
+        {
+            "cluster": columns["cluster"],
+            "cluster_size": columns["size"],
+            "duplicate_of": columns["survivor"],
+            "cosine": columns["cosine"],
+            "centroid": columns["centroid"],
+        },
+        columns["centroid"],
+        columns["reason"],
     )
-    position = np.full(len(judged), -1)
-    position[np.searchsorted(judged, rows)] = np.arange(len(rows))
-    decided = decisions_here.take(pa.array(position, mask=position < 0))
-    columns = {
-        "cluster": "cluster",
-        "cluster_size": "size",
-        "duplicate_of": "survivor",
-        "cosine": "cosine",
-        "centroid": "centroid",
-    }
-    measures = {
-        name: decided[column].combine_chunks() for name, column in columns.items()
-    }
-    table, counts = annotate(
-        shard.documents,
-        shard.rows,
-        judged,
-        decided["reason"].combine_chunks(),
-        measures,
-        sizes_and_errors["error"].take(pa.array(judged)),
-        sizes_and_errors["bytes"],
-    )
-    paths = [plan.out / task.name, plan.out / VECTORS / task.name]
-    write_table(paths[0], table)
-    embedded = read_vectors(plan, task.name)
-    vectors = embedded.select(["id", "vector"]).append_column(
-        "centroid", decisions_here["centroid"]
-    )
-    write_table(
-        paths[1], vectors.filter(decisions_here["reason"].is_null()), repeating=()
-    )
-    return Done(paths, {"counts": counts})
+    return Done(files, {"counts": counts})

@@ -10,7 +10,11 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.annotate_batches import Columns, measure_texts
 from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
-from gristmill.dataprep.duplicates.sketches import describe_seen
+from gristmill.dataprep.duplicates.sketches import (
+    binary_numbers,
+    binary_rows,
+    describe_seen,
+)
 from gristmill.dataprep.encoders.document_scores import ReadCounts, count_read
 from gristmill.dataprep.encoders.embeddings import Embedder, load_embedder
 from gristmill.mixtures.encoder_settings import ReadingModel
@@ -22,27 +26,12 @@ def pack_vectors(vectors: np.ndarray) -> pa.Array:
     """Pack vectors (n, dim) into n binary values of 2 dim bytes: float16, which changes
     a cosine by less than 1e-4.
     """
-    halves = np.ascontiguousarray(vectors, "<f2")
-    kind = pa.binary(2 * halves.shape[1])
-    return pa.FixedSizeBinaryArray.from_buffers(
-        kind, len(halves), [None, pa.py_buffer(halves.tobytes())]
-    )
+    return binary_rows(vectors.astype("<f2"))
 
 
 def unpack_vectors(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Unpack values of `pack_vectors` without nulls: float16 of shape (n, dim)."""
-    array = (
-        pa.concat_arrays(values.chunks)
-        if isinstance(values, pa.ChunkedArray) and values.num_chunks
-        else values
-    )
-    width = array.type.byte_width
-    if not len(array):
-        return np.empty((0, width // 2), np.float16)
-    data = np.frombuffer(array.buffers()[1], np.uint8)[
-        array.offset * width : (array.offset + len(array)) * width
-    ]
-    return data.view("<f2").reshape(len(array), width // 2)
+    return binary_numbers(values, np.float16)
 
 
 def embed_shard(
@@ -67,14 +56,12 @@ def embed_shard(
     measured, errors = measure_texts(texts, lambda batch: _embed(embedder, batch))
     good = np.array([error is None for error in errors], bool)
     rows = judged[good]
-    document_columns = {
-        name: kept_shard.documents[name].take(pa.array(rows)).combine_chunks()
-        for name in ("id", "locator")
-    }
+    documents = kept_shard.documents.select(["id", "locator"]).take(pa.array(rows))
     batch = pa.record_batch(
         {
             "row": pa.array(rows),
-            **document_columns,
+            "id": documents["id"].combine_chunks(),
+            "locator": documents["locator"].combine_chunks(),
             "length": pa.array(measured["length"]),
             "vector": pack_vectors(measured["vector"]),
         }
@@ -89,19 +76,11 @@ def embed_shard(
 
 def _embed(embedder: Embedder, texts: pa.Array) -> Columns:
     if not len(texts):
-        zeros = np.zeros(0, np.int64)
-        return {
-            "length": zeros,
-            "vector": np.zeros((0, embedder.dim), np.float16),
-            "tokens": zeros,
-            "windows": zeros,
-            "whole": np.zeros(0, bool),
-        }
-    embeddings = embedder.read(texts.to_pylist())
+        columns = _embed(embedder, pa.array([""]))
+        return {name: values[:0] for name, values in columns.items()}
+    rows, *counts = embedder.read(texts.to_pylist())
     return {
         "length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64),
-        "vector": embeddings.rows.astype(np.float16),
-        "tokens": embeddings.tokens,
-        "windows": embeddings.windows,
-        "whole": embeddings.whole,
+        "vector": rows.astype(np.float16),
+        **dict(zip(READ, counts, strict=True)),
     }

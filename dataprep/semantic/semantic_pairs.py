@@ -71,7 +71,4 @@ def survivors_in_order(
 
 def _products(vectors: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Cosines of all pairs of `rows` and `columns`: float32."""
-    cosines: np.ndarray = (
-        vectors[rows].astype(np.float32) @ vectors[columns].astype(np.float32).T
-    )
-    return cosines
+    return vectors[rows].astype(np.float32) @ vectors[columns].astype(np.float32).T

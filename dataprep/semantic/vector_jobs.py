@@ -4,6 +4,7 @@ of them, and its centroids.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -15,8 +16,16 @@ import pyarrow.compute as pc
 from gristmill.core.files import array_bytes, atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import merge_annotations
+from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.document_numbers import Numbering, number_documents
-from gristmill.dataprep.documents import Inputs
+from gristmill.dataprep.documents import (
+    Inputs,
+    annotate,
+    judged_rows,
+    positions,
+    read_shard,
+    write_table,
+)
 from gristmill.dataprep.duplicates.sketches import binary_numbers, write_sketches
 from gristmill.dataprep.encoders.document_scores import ReadCounts
 from gristmill.dataprep.encoders.embeddings import load_embedder
@@ -114,8 +123,8 @@ def embed(
         plan.inputs, task.name, section.sources, section.model, plan.sha256
     )
     paths = [vectors_path(plan, task.name), seen_path(plan, task.name)]
-    for path, content in zip(paths, (batch, sizes_and_errors), strict=True):
-        write_sketches(path, content)
+    write_sketches(paths[0], batch)
+    write_sketches(paths[1], sizes_and_errors)
     beginnings = binary_numbers(batch["id"]).view(">u8")[:, 0].astype(np.uint64)
     drawn = pa.array(
         draw(beginnings, section.seed, plan.sample, plan.numbering.num_new)
@@ -146,12 +155,54 @@ def read_vectors(plan: VectorPlan, shard: str) -> pa.Table:
     return pa.Table.from_batches([open_batches(vectors_path(plan, shard)).get_batch(0)])
 
 
+def write_shard(
+    plan: VectorPlan,
+    name: str,
+    measures: Mapping[str, pa.Array],
+    centroid: pa.Array,
+    reasons: pa.Array,
+) -> tuple[list[Path], Counts]:
+    """Write the annotations of one shard, and the vectors of kept documents.
+
+    Args:
+        measures, centroid, reasons: values of the documents of `read_vectors`.
+
+    Returns:
+        the files, and the counts of the shard.
+    """
+    embedded = read_vectors(plan, name)
+    shard = read_shard(plan.inputs, name, ["id", "source"])
+    judged = judged_rows(shard.documents, shard.rows, plan.section.sources)
+    rows = positions(judged, embedded["row"].to_numpy())
+    sizes_and_errors = open_batches(seen_path(plan, name)).get_batch(0)
+    table, counts = annotate(
+        shard.documents,
+        shard.rows,
+        judged,
+        reasons.take(rows),
+        {column: values.take(rows) for column, values in measures.items()},
+        sizes_and_errors["error"].take(pa.array(judged)),
+        sizes_and_errors["bytes"],
+    )
+    paths = [plan.out / name, plan.out / VECTORS / name]
+    write_table(paths[0], table)
+    vectors = embedded.select(["id", "vector"]).append_column("centroid", centroid)
+    write_table(paths[1], vectors.filter(reasons.is_null()), repeating=())
+    return paths, counts
+
+
+def read_sample(sample: Shuffled) -> pa.Table:
+    """Read the sampled documents, sorted by id: `vector` and, if sent, `text`."""
+    if sample.is_nothing:
+        return pa.table(
+            {"vector": pa.array([], pa.binary(2)), "text": pa.array([], pa.string())}
+        )
+    return sample.read(0).sort_by("id")
+
+
 def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done[FittedCentroids]:
     """Learn the centroids from the sample, sorted by id."""
-    rows = None if sample.is_nothing else sample.read(0).sort_by("id")
-    vectors = (
-        np.zeros((0, 1), np.float16) if rows is None else unpack_vectors(rows["vector"])
-    )
+    vectors = unpack_vectors(read_sample(sample)["vector"])
     centroids = fit_centroids(vectors, plan.clusters, plan.section.seed)
     write_centroids(plan.out, centroids)
     return Done(
