@@ -15,10 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -68,8 +67,7 @@ embeddings.
 """
 
 
-@dataclass(frozen=True)
-class Labelled:
+class Labelled(NamedTuple):
     """Documents with a judge's score.
 
     Attributes:
@@ -85,12 +83,7 @@ class Labelled:
 
     def take(self, places: np.ndarray) -> Labelled:
         """Select documents by position."""
-        return Labelled(
-            self.shards[places],
-            self.rows[places],
-            self.scores[places],
-            self.draws[places],
-        )
+        return Labelled(*(column[places] for column in self))
 
 
 def choose_sample(inputs: Inputs, section: Quality) -> Labelled:
@@ -119,12 +112,7 @@ def choose_sample(inputs: Inputs, section: Quality) -> Labelled:
             scores[~np.isnan(scores)],
             draw(ids, section.key_seed),
         )
-        merged = Labelled(
-            *(
-                np.concatenate([getattr(part, name) for part in (sample, shard_sample)])
-                for name in ("shards", "rows", "scores", "draws")
-            )
-        )
+        merged = Labelled(*map(np.concatenate, zip(sample, shard_sample, strict=True)))
         sample = merged.take(
             np.argsort(merged.draws[:, 1], kind="stable")[: section.sample]
         )
@@ -148,11 +136,7 @@ def read_scores(
             for text in metadata.to_pylist()
         ]
         return np.array(
-            [
-                float(answer) if isinstance(answer, int | float) else np.nan
-                for answer in answers
-            ],
-            np.float64,
+            [x if isinstance(x, int | float) else np.nan for x in answers], np.float64
         )
     corpus = Corpus(inputs)
     if judge.column not in corpus.measured:
@@ -163,14 +147,11 @@ def read_scores(
         )
     column = corpus.read(shard, [judge.column], kept=None)[judge.column]
     try:
-        values: np.ndarray = pc.fill_null(
-            column.cast(pa.float64()), float("nan")
-        ).to_numpy()
+        return pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy()
     except pa.ArrowInvalid as error:
         raise QualityError(
             f"quality.judge.column: {judge.column} holds no numbers: {error}"
         ) from error
-    return values
 
 
 def write_asked(
@@ -189,7 +170,7 @@ def write_asked(
     scores, report = ask_scores(
         inputs, section.judge, section.sources, shards, rows_by_shard, context
     )
-    scored = replace(sample, scores=np.concatenate([np.empty(0), *scores]))
+    scored = sample._replace(scores=np.concatenate([np.empty(0), *scores]))
     answered = np.flatnonzero(~np.isnan(scored.scores))
     # order of `choose_sample`
     scored = scored.take(answered[np.argsort(scored.draws[answered, 1], kind="stable")])
@@ -216,12 +197,8 @@ def read_texts(inputs: Inputs, chosen: Labelled) -> list[str]:
     for number in np.unique(chosen.shards).tolist():
         positions = np.flatnonzero(chosen.shards == number)
         column = read_shard(inputs, names[number], ["id", "text"]).documents["text"]
-        for position, text in zip(
-            positions.tolist(),
-            column.take(pa.array(chosen.rows[positions])).to_pylist(),
-            strict=True,
-        ):
-            texts[position] = text
+        for position in positions.tolist():
+            texts[position] = column[int(chosen.rows[position])].as_py()
     return texts
 
 
@@ -265,13 +242,12 @@ def train_distilled(
     if section.judge.model is None:
         sample = choose_sample(inputs, section)
     else:
-        shards, rows, asked_scores, held_out_draws, order = (
+        *columns, held, order = (
             column.to_numpy() for column in read_table(work / ASKED).columns
         )
-        draws = np.stack([held_out_draws, order], axis=1)
-        sample = Labelled(shards, rows, asked_scores, draws)
+        sample = Labelled(*columns, np.stack([held, order], axis=1))
     good = sample.scores >= section.judge.at_least
-    splits = []
+    to_learn, held_out = np.empty((2, 0), np.int64)
     for is_good in (True, False):
         places = np.flatnonzero(good == is_good)
         if len(places) < 2:
@@ -281,17 +257,11 @@ def train_distilled(
                 f"{section.judge.at_least:g}, too few to learn from; change "
                 "judge.at_least, or let it judge more documents"
             )
-        splits.append(
-            [
-                places[selection]
-                for selection in split_draws(
-                    sample.draws[places], HELD_OUT, section.sample
-                )
-            ]
-        )
-    to_learn, held_out = (
-        np.sort(np.concatenate(selection)) for selection in zip(*splits, strict=True)
-    )
+        learnt, held = split_draws(sample.draws[places], HELD_OUT, section.sample)
+        to_learn = np.append(to_learn, places[learnt])
+        held_out = np.append(held_out, places[held])
+    to_learn.sort()
+    held_out.sort()
     texts = read_texts(inputs, sample)
     texts_to_learn = [texts[place] for place in to_learn]
     name, content = _learn(section, texts_to_learn, good[to_learn], work)
@@ -327,12 +297,8 @@ def _learn(
             lines, BY_FASTTEXT, section.key_seed, work if is_local(work) else None
         )
     linear = needed("sklearn.linear_model").LogisticRegression(max_iter=MOST_ITERATIONS)
-    linear.fit(
-        load_embedder(section.embedding, folder_sha256(section.embedding.path)).embed(
-            texts
-        ),
-        good,
-    )
+    sha256 = folder_sha256(section.embedding.path)
+    linear.fit(load_embedder(section.embedding, sha256).embed(texts), good)
     return LINEAR_FILE, json_bytes(
         {"weights": linear.coef_[0].tolist(), "bias": float(linear.intercept_[0])}
     )
@@ -364,8 +330,7 @@ def load_distilled(
 
     def score(texts: pa.Array) -> np.ndarray:
         logits = embedder.embed(texts.to_pylist()).astype(np.float64) @ weights + bias
-        probabilities: np.ndarray = np.round(1 / (1 + np.exp(-logits)), 3)
-        return probabilities
+        return np.round(1 / (1 + np.exp(-logits)), 3)
 
     return score
 

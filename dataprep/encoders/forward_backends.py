@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -55,15 +55,13 @@ def network_packages(folder: Path, section: ReadingModel) -> tuple[str, ...]:
     return ("torch", "transformers") if section.onnx is None else ("onnxruntime",)
 
 
-def load_network(
-    folder: Path, section: ReadingModel, task: Task, static: bool
-) -> Network:
+def load_network(folder: Path, section: ReadingModel, task: Task) -> Network:
     """Load a model.
 
     Raises:
         ModelFolderError: a file or a package is missing, or they do not match.
     """
-    if static:
+    if task == "embedding" and is_static(folder):
         return TokenVectors(folder)
     pooling = token_pooling(folder) if task == "embedding" else None
     if section.onnx is not None:
@@ -103,10 +101,7 @@ class TokenVectors:
         """Implement Network. The mean includes unknown tokens, so its length has no
         meaning.
         """
-        summed: np.ndarray = np.einsum(
-            "ntd,nt->nd", self._vectors[ids], mask.astype(np.float32)
-        )
-        return summed / np.maximum(mask.sum(1), 1)[:, None].astype(np.float32)
+        return pool_tokens(self._vectors[ids], mask, "mean")
 
 
 class TorchNetwork:
@@ -166,10 +161,11 @@ class TorchNetwork:
                 "attention_mask": torch.from_numpy(mask).to(self._device),
             }
             output = self._model(**inputs)
-            if self._pooling is None:
-                return output.logits.float().cpu().numpy()
-            states = output.last_hidden_state.float().cpu().numpy()
-        return pool_tokens(states, mask, self._pooling)
+            states = (
+                output.logits if self._pooling is None else output.last_hidden_state
+            )
+            values = states.float().cpu().numpy()
+        return pool_tokens(values, mask, self._pooling)
 
 
 class OnnxNetwork:
@@ -190,37 +186,33 @@ class OnnxNetwork:
 
     def outputs(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """See Network."""
-        inputs: dict[str, np.ndarray] = {
+        inputs = {
             "input_ids": ids,
             "attention_mask": mask,
             "token_type_ids": np.zeros_like(ids),
         }
-        output: Any = self._session.run(
-            None, {name: inputs[name] for name in self._inputs}
-        )[0]
-        return (
-            output
-            if self._pooling is None
-            else pool_tokens(output, mask, self._pooling)
-        )
+        output = self._session.run(None, {name: inputs[name] for name in self._inputs})[
+            0
+        ]
+        return pool_tokens(output, mask, self._pooling)
 
 
-def pool_tokens(states: np.ndarray, mask: np.ndarray, how: str) -> np.ndarray:
+def pool_tokens(states: np.ndarray, mask: np.ndarray, how: str | None) -> np.ndarray:
     """Pool the vectors of tokens: float32 of shape (n, d).
 
     Args:
         states: float32 of shape (n, tokens, d).
         mask: int64 of shape (n, tokens), 1 for a token.
-        how: `mean`, `max`, `cls` (the first token's) or `last`.
+        how: `mean`, `max`, `cls` (the first token's) or `last`; None for states that
+            are pooled already.
     """
+    if how is None:
+        return states
     if how == "cls":
         return states[:, 0]
     if how == "last":
         return states[np.arange(len(states)), mask.sum(1) - 1]
     if how == "max":
-        largest: np.ndarray = (
-            np.where(mask[:, :, None] > 0, states, -np.inf).max(1).astype(np.float32)
-        )
-        return largest
+        return np.where(mask[:, :, None] > 0, states, -np.inf).max(1).astype(np.float32)
     summed: np.ndarray = np.einsum("ntd,nt->nd", states, mask.astype(np.float32))
     return summed / np.maximum(mask.sum(1), 1)[:, None].astype(np.float32)

@@ -138,12 +138,14 @@ def most_tokens(folder: Path) -> int:
         (_read_json(folder, "tokenizer_config.json") or {}).get("model_max_length"),
         config.get("max_length") if is_static(folder) else None,
     ]
-    valid_limits = [
-        int(number)
-        for number in limits
-        if isinstance(number, int | float) and 0 < number <= MOST_TOKENS
-    ]
-    return min(valid_limits, default=512)
+    return min(
+        (
+            int(number)
+            for number in limits
+            if isinstance(number, int | float) and 0 < number <= MOST_TOKENS
+        ),
+        default=512,
+    )
 
 
 OFFSET_POSITIONS = (
@@ -179,24 +181,16 @@ def token_pooling(folder: Path) -> str:
         str(module["type"]).rpartition(".")[2]: str(module.get("path", ""))
         for module in modules
     }
-    unknown = next(
-        (
-            kind
-            for kind in module_paths
-            if kind not in ("Transformer", "Pooling", "Normalize")
-        ),
-        None,
-    )
-    if unknown is not None:
-        raise ModelFolderError(
-            f"{folder / MODULES_FILE} has a part {unknown!r}; those that are known are "
-            "Transformer, Pooling and Normalize"
-        )
-    settings = (
-        _read_json(folder, f"{module_paths['Pooling']}/config.json")
-        if "Pooling" in module_paths
-        else None
-    )
+    for kind in module_paths:
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise ModelFolderError(
+                f"{folder / MODULES_FILE} has a part {kind!r}; those that are known "
+                "are Transformer, Pooling and Normalize"
+            )
+    if "Pooling" not in module_paths:
+        return "mean"
+    file = f"{module_paths['Pooling']}/config.json"
+    settings = _read_json(folder, file)
     if settings is None:
         return "mean"
     modes = [mode for key, mode in POOLING_MODES.items() if settings.get(key)]
@@ -205,9 +199,8 @@ def token_pooling(folder: Path) -> str:
         modes = ["last" if configured == "lasttoken" else configured]
     if len(modes) != 1 or modes[0] not in POOLING_MODES.values():
         raise ModelFolderError(
-            f"{folder}/{module_paths['Pooling']}/config.json pools tokens by "
-            f"{settings}; what is known is "
-            f"one of {', '.join(sorted(set(POOLING_MODES.values())))}"
+            f"{folder}/{file} pools tokens by {settings}; what is known is "
+            f"one of {', '.join(sorted(POOLING_MODES.values()))}"
         )
     return modes[0]
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
@@ -110,11 +109,7 @@ def run(inputs: Inputs, section: Annotate, out: Path, context: Context) -> Score
     # fail before any work; threads of this process share the model
     load_scorer(model, sha256)
     process = partial(
-        score_shard,
-        inputs=dict(inputs),
-        section=section,
-        sha256=sha256,
-        out=out,
+        score_shard, inputs=dict(inputs), section=section, sha256=sha256, out=out
     )
     results = run_tasks("annotate", shard_tasks(inputs["ingest"]), process, context)
     reader = describe_reader(model, sha256, [result["read"] for result in results])
@@ -177,9 +172,7 @@ def score_shard(
     seconds = time.perf_counter() - start_time
     numbers = {name: measured[name] for name in announced.numbers}
     failed = failures(numbers, {"annotate": section})
-    reasons = first_failures(
-        failed, len(judged) - sum(error is not None for error in errors)
-    )
+    reasons = first_failures(failed, errors.count(None))
     columns = {name: spread(measured[name], errors) for name in announced.columns}
     spread_reasons = spread(pa.array(reasons, pa.string()), errors)
     table, counts = annotate(
@@ -207,37 +200,12 @@ def as_measure(found: Announced, score: Score) -> Measure:
 
     def measure(texts: pa.Array) -> Columns:
         if not len(texts):
-            names = (
-                {}
-                if found.likeliest is None
-                else {found.likeliest: pa.array([], pa.string())}
-            )
-            no_counts = (
-                np.zeros(0, np.int64),
-                np.zeros(0, np.int64),
-                np.zeros(0, bool),
-            )
-            return {
-                **{name: np.zeros(0) for name in found.numbers},
-                **names,
-                **dict(zip(READ, no_counts, strict=True)),
-            }
+            columns = measure(pa.array([""]))
+            return {name: values[:0] for name, values in columns.items()}
         scores = score(texts)
-        names = (
-            {}
-            if found.likeliest is None
-            else {found.likeliest: pa.array(scores.likeliest, pa.string())}
-        )
-        columns = {
-            name: scores.numbers[:, column_index]
-            for column_index, name in enumerate(found.numbers)
-        }
-        return {
-            **columns,
-            **names,
-            **dict(
-                zip(READ, (scores.tokens, scores.windows, scores.whole), strict=True)
-            ),
-        }
+        columns = dict(zip(found.numbers, scores.numbers.T, strict=True))
+        if found.likeliest is not None:
+            columns[found.likeliest] = pa.array(scores.likeliest, pa.string())
+        return columns | dict(zip(READ, scores.counts, strict=True))
 
     return measure

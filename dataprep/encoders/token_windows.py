@@ -80,18 +80,20 @@ class WindowTokenizer:
     def windows(self, texts: Sequence[str]) -> Windows:
         """Cut n texts into windows, at most the first `max_windows` of each."""
         ids: list[np.ndarray] = []
-        text_numbers: list[int] = []
-        is_whole: list[bool] = []
+        numbers: list[int] = []
         encodings = self._tokenizer.encode_batch_fast(
             list(texts), add_special_tokens=self._adds
         )
-        for number, encoding in enumerate(encodings):
-            overflow = encoding.overflowing
-            is_whole.append(len(overflow) < self._most)
-            for window in (encoding, *overflow[: self._most - 1]):
-                ids.append(np.array(window.ids, np.int64))
-                text_numbers.append(number)
-        return Windows(ids, np.array(text_numbers, np.int64), np.array(is_whole, bool))
+        for encoding in encodings:
+            windows = [encoding, *encoding.overflowing]
+            numbers.append(len(windows))
+            ids += [np.array(window.ids, np.int64) for window in windows[: self._most]]
+        counts = np.array(numbers, np.int64)
+        return Windows(
+            ids,
+            np.repeat(np.arange(len(counts)), np.minimum(counts, self._most)),
+            counts <= self._most,
+        )
 
 
 MOST_WINDOW = 1 << 20
@@ -165,11 +167,9 @@ def pool_windows(values: np.ndarray, windows: Windows, how: str) -> np.ndarray:
         return values[starts]
     if how == "max":
         return np.maximum.reduceat(values, starts, axis=0)
-    weights = (
-        np.maximum(windows.lengths, 1)
-        if how == "tokens"
-        else np.ones(len(values), np.int64)
-    )
+    weights = np.maximum(windows.lengths, 1)
+    if how != "tokens":
+        weights = np.ones_like(weights)
     weighted = np.add.reduceat(
         values.astype(np.float64) * weights[:, None], starts, axis=0
     )

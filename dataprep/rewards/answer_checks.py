@@ -37,7 +37,7 @@ from gristmill.mixtures.reinforcement import (
     name_of,
     wants_answer,
 )
-from gristmill.mixtures.user_code import OwnCodeError, OwnFunction
+from gristmill.mixtures.user_code import OwnCodeError
 
 EXCERPT = 100
 """Characters of an answer quoted in a message."""
@@ -167,41 +167,32 @@ def own_reward(reward: OwnReward) -> Rewarded:
             **{name: columns[name] for name in passed_columns},
             **reward.options,
         )
-        with blaming(code):
-            values = (
-                list(returned)
-                if isinstance(returned, Iterable) and not isinstance(returned, str)
-                else returned
-            )
-        if not isinstance(values, list) or len(values) != len(completions):
+        values: list[Any] | None = None
+        if isinstance(returned, Iterable) and not isinstance(returned, str):
+            with blaming(code):
+                values = list(returned)
+        if values is None or len(values) != len(completions):
             description = (
-                f"{len(values)} rewards"
-                if isinstance(values, list)
-                else f"{type(returned).__name__}"
+                type(returned).__name__ if values is None else f"{len(values)} rewards"
             )
             raise OwnCodeError(
                 f"{code.place}: {code.name} returned {description} for "
                 f"{len(completions)} completions; return a list with a number for each"
             )
-        return [
-            _number(code, value, completions[place])
-            for place, value in enumerate(values)
-        ]
+        numbers = []
+        for value, completion in zip(values, completions, strict=True):
+            try:
+                numbers.append(float(value))
+            except (TypeError, ValueError):
+                numbers.append(math.nan)
+            if not math.isfinite(numbers[-1]):
+                raise OwnCodeError(
+                    f"{code.place}: {code.name} returned {value!r} for the completion "
+                    f"{completion[:EXCERPT]!r}; return a finite number"
+                )
+        return numbers
 
     return given
-
-
-def _number(code: OwnFunction, value: Any, completion: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise OwnCodeError(
-            f"{code.place}: {code.name} returned {value!r} for the completion "
-            f"{completion[:EXCERPT]!r}; return a finite number"
-        )
-    return number
 
 
 @dataclass(frozen=True)
@@ -221,24 +212,18 @@ class Answer:
 
 def exact(answer: Answer, reward: Exact) -> float:
     """Return 1 if the answer equals the reference answer, else 0."""
-    text = answer.text.strip()
-    reference = _right(answer).strip()
-    return float(
-        text.casefold() == reference.casefold()
-        if reward.ignore_case
-        else text == reference
-    )
+    text = _cased(answer.text.strip(), reward)
+    return float(text == _cased(_right(answer).strip(), reward))
 
 
 def contains(answer: Answer, reward: Contains) -> float:
     """Return 1 if the answer contains a text, else 0."""
     substring = _right(answer).strip() if reward.text is None else reward.text
-    text = answer.text
-    return float(
-        substring.casefold() in text.casefold()
-        if reward.ignore_case
-        else substring in text
-    )
+    return float(_cased(substring, reward) in _cased(answer.text, reward))
+
+
+def _cased(text: str, reward: Exact | Contains) -> str:
+    return text.casefold() if reward.ignore_case else text
 
 
 def number(answer: Answer, reward: Number) -> float:
@@ -290,13 +275,8 @@ def tagged(answer: Answer, reward: Format) -> float:
     match = re.fullmatch(rf"\s*{parts}\s*", answer.text, re.DOTALL)
     if match is None or any(not part.strip() for part in match.groups()):
         return 0.0
-    return float(
-        all(
-            answer.text.count(mark) == 1
-            for tag in reward.tags
-            for mark in (f"<{tag}>", f"</{tag}>")
-        )
-    )
+    marks = [mark for tag in reward.tags for mark in (f"<{tag}>", f"</{tag}>")]
+    return float(all(answer.text.count(mark) == 1 for mark in marks))
 
 
 def verifier_of(reward: AnswerReward) -> Callable[[Answer], float]:

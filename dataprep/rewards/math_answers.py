@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +33,12 @@ POINTS = 3
 derived from their names.
 """
 FUNCTIONS = ("sqrt", "sin", "cos", "tan", "log", "exp")
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 NAMES = {"pi": "pi", "e": "E", "i": "I"}
 REPLACED = (
     (
@@ -82,15 +88,12 @@ def same_answer(given: str, right: str) -> bool:
     if answer.strip() == reference.strip():
         return bool(answer.strip())
     try:
-        return _equal(_values(answer), _values(reference))
+        first, second = _values(answer), _values(reference)
     except NotMathError:
         return False
-
-
-def _equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
     return len(first) == len(second) and all(
-        abs(value - reference) <= CLOSE * max(1.0, abs(value), abs(reference))
-        for value, reference in zip(first, second, strict=True)
+        abs(a - b) <= CLOSE * max(1.0, abs(a), abs(b))
+        for a, b in zip(first, second, strict=True)
     )
 
 
@@ -110,28 +113,16 @@ def _values(text: str) -> tuple[complex, ...]:
         parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
         expressions = [_to_sympy(part) for part in parts]
         names = sorted(
-            {
-                symbol
-                for expression in expressions
-                for symbol in expression.free_symbols
-            },
+            set().union(*(expression.free_symbols for expression in expressions)),
             key=str,
         )
-        values = [
-            complex(
-                expression.evalf(
-                    DIGITS,
-                    subs={
-                        name: sympy.Rational(
-                            content_key(point, str(name)) % 9973 + 1, 4999
-                        )
-                        for name in names
-                    },
-                )
-            )
-            for point in range(POINTS)
-            for expression in expressions
-        ]
+        values = []
+        for point in range(POINTS):
+            subs = {
+                name: sympy.Rational(content_key(point, str(name)) % 9973 + 1, 4999)
+                for name in names
+            }
+            values += [complex(part.evalf(DIGITS, subs=subs)) for part in expressions]
     except (
         SyntaxError,
         ValueError,
@@ -195,12 +186,6 @@ def _to_sympy(node: ast.expr) -> Any:
             if size > MOST_EXPONENT or digits > MOST_EXPONENT:
                 raise ValueError("a power that is no small number")
             return base**exponent
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _to_sympy(left) + _to_sympy(right)
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _to_sympy(left) - _to_sympy(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _to_sympy(left) * _to_sympy(right)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return _to_sympy(left) / _to_sympy(right)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            return OPERATORS[type(op)](_to_sympy(left), _to_sympy(right))
     raise ValueError("not arithmetic")
