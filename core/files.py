@@ -258,6 +258,14 @@ def write_text(path: Path, text: str) -> None:
         sink.write(text.encode())
 
 
+def write_json_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
+    """Write records as JSON lines with sorted keys."""
+    with atomic_write(path) as sink:
+        for record in records:
+            line = json.dumps(record, ensure_ascii=False, sort_keys=True)
+            sink.write(line.encode() + b"\n")
+
+
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file atomically."""
     with source.open("rb") as stream, atomic_write(target) as sink:

@@ -30,7 +30,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples import make_examples
 from gristmill.dataprep.llm import generated_documents, judge, judge_pairs
 from gristmill.dataprep.llm.judge_pairs import pair_text
-from gristmill.dataprep.llm.llm_client import ask
+from gristmill.dataprep.llm.llm_client import Asking
 from gristmill.dataprep.llm.prompt_templates import shipped
 from gristmill.dataprep.llm.prompting import prompt
 from gristmill.mixtures.base import RawSection
@@ -73,7 +73,9 @@ def rows(
                 work=Path(folder) / str(next(numbers)), emit=lambda event: None
             )
             model = AskedModel(endpoint=url, model="bench", concurrency=AT_ONCE)
-            assert sum(1 for _ in ask(map(prompt, texts), model, context)) == requests
+            with Asking(model, context) as asking:
+                answers = asking.answers(map(prompt, texts))
+                assert sum(1 for _ in answers) == requests
 
         texts = [f"{number}: {WORDS}" for number in range(requests)]
         our_seconds, plain_seconds = fastest(

@@ -16,7 +16,7 @@ Unless a manifest names the form, a row's keys determine it, in this order.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict, get_args
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -125,47 +125,38 @@ class Example(TypedDict, total=False):
     tools: list[Tool]
 
 
-def checked_messages(key: str, value: Any) -> list[Message]:
-    """Check and normalise messages in OpenAI's format.
+def any_messages(key: str, value: Any) -> list[Message]:
+    """Convert messages of either format; the keys of the first one determine it.
 
     Raises:
         ValueError: it is not a list of valid messages; names the message and its
             problem.
     """
-    return [
-        _openai_message(f"{key}, message {number}", message)
-        for number, message in enumerate(_list(key, value), start=1)
-    ]
-
-
-def sharegpt_messages(key: str, value: Any) -> list[Message]:
-    """Convert messages from `{"from", "value"}`; a `function_call` becomes an
-    assistant's message with a tool call.
-
-    Raises:
-        ValueError: as `checked_messages`.
-    """
-    return [
-        _sharegpt_message(f"{key}, message {number}", message)
-        for number, message in enumerate(_list(key, value), start=1)
-    ]
-
-
-def any_messages(key: str, value: Any) -> list[Message]:
-    """Convert messages of either format; the keys of the first one determine it."""
     first = value[0] if isinstance(value, list) and value else None
     is_sharegpt = isinstance(first, dict) and "from" in first and "role" not in first
-    return (sharegpt_messages if is_sharegpt else checked_messages)(key, value)
+    return _converted(key, value, _sharegpt_message if is_sharegpt else _openai_message)
+
+
+def _converted(
+    key: str, value: Any, convert: Callable[[str, Any], Message]
+) -> list[Message]:
+    return [
+        convert(f"{key}, message {number}", message)
+        for number, message in enumerate(_list(key, value), start=1)
+    ]
+
+
+def first_key(record: Row, keys: Iterable[str]) -> str | None:
+    """First of some keys that a record has."""
+    return next((key for key in keys if key in record), None)
 
 
 def turns(key: str, value: Any, role: Role) -> list[Message]:
     """Convert a message, a list of messages, or a text, which becomes one message of
     `role`.
     """
-    if isinstance(value, dict):
-        return any_messages(key, [value])
-    if isinstance(value, list):
-        return any_messages(key, value)
+    if isinstance(value, dict | list):
+        return any_messages(key, [value] if isinstance(value, dict) else value)
     return [{"role": role, "content": text(key, value)}]
 
 
@@ -188,11 +179,9 @@ def checked_tools(value: Any) -> list[Tool]:
     Raises:
         ValueError: it is neither.
     """
-    tools = (
-        _parsed("tools", value)
-        if isinstance(value, str) and value.strip()
-        else value or []
-    )
+    tools = value or []
+    if isinstance(value, str) and value.strip():
+        tools = _parsed("tools", value)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError("tools must be a list of objects, or the JSON of one")
     _encodable("tools", json.dumps(tools, ensure_ascii=False))
@@ -259,23 +248,19 @@ def _openai_message(where: str, message: Any) -> Message:
     refuse_media(where, message)
     function_call = message.get("function_call")
     calls = message.get("tool_calls") or (function_call and [function_call])
-    content = _joined(where, message.get("content"))
-    if calls:
-        if role != "assistant":
-            raise ValueError(
-                f"{where}: tool_calls are the assistant's, not the {role}'s"
-            )
-        if not isinstance(content or "", str):
-            raise ValueError(f"{where}: content must be a string")
-        converted: Message = {
-            "role": role,
-            "content": _encodable(f"{where}: content", content or ""),
-            "tool_calls": [
-                _call(where, call) for call in _list(f"{where}: tool_calls", calls)
-            ],
-        }
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_part_text(where, part) for part in content)
+    if calls and role != "assistant":
+        raise ValueError(f"{where}: tool_calls are the assistant's, not the {role}'s")
+    if calls and isinstance(content or "", str):
+        content = _encodable(f"{where}: content", content or "")
     else:
-        converted = {"role": role, "content": text(f"{where}: content", content)}
+        content = text(f"{where}: content", content)
+    converted: Message = {"role": role, "content": content}
+    if calls:
+        calls = _list(f"{where}: tool_calls", calls)
+        converted["tool_calls"] = [_call(where, call) for call in calls]
     if role == "assistant":
         _add_reasoning(where, message, converted)
         if not _weight(where, message):
@@ -316,13 +301,9 @@ def _sharegpt_message(where: str, message: Any) -> Message:
     content = text(f"{where}: value", message.get("value"))
     if speaker == CALL:
         calls = _parsed(f"{where}: value", content)
-        if not isinstance(calls, list):
-            calls = [calls]
-        return {
-            "role": role,
-            "content": "",
-            "tool_calls": [_call(where, call) for call in calls],
-        }
+        calls = calls if isinstance(calls, list) else [calls]
+        tool_calls = [_call(where, call) for call in calls]
+        return {"role": role, "content": "", "tool_calls": tool_calls}
     converted: Message = {"role": role, "content": content}
     if role == "assistant":
         _add_reasoning(where, message, converted)
@@ -331,35 +312,24 @@ def _sharegpt_message(where: str, message: Any) -> Message:
 
 def _call(where: str, call: Any) -> ToolCall:
     function = call.get("function", call) if isinstance(call, dict) else None
-    if (
-        not isinstance(function, dict)
-        or not isinstance(function.get("name"), str)
-        or not function["name"]
-    ):
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
         raise ValueError(f"{where}: a call of a tool must name its function")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        arguments = _parsed(f"{where}: the arguments of {function['name']}", arguments)
+        arguments = _parsed(f"{where}: the arguments of {name}", arguments)
     if not isinstance(arguments, dict):
         raise ValueError(
-            f"{where}: the arguments of {function['name']} must be an "
-            "object, or the JSON of one"
+            f"{where}: the arguments of {name} must be an object, or the JSON of one"
         )
     converted: ToolCall = {
         "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
+        "function": {"name": name, "arguments": arguments},
     }
     if call.get("id"):
         converted = {"id": text(f"{where}: id", call["id"]), **converted}
     _encodable(where, json.dumps(converted, ensure_ascii=False))
     return converted
-
-
-def _joined(where: str, content: Any) -> Any:
-    """Concatenate content that is a list of parts."""
-    if isinstance(content, list):
-        return "".join(_part_text(where, part) for part in content)
-    return content
 
 
 def _part_text(where: str, part: Any) -> str:
@@ -368,15 +338,13 @@ def _part_text(where: str, part: Any) -> str:
         raise ValueError(
             f"{where}: a part of its content is {form!r}; only text can be trained on"
         )
-    part_text = next(
-        (part[key] for key in PART_TEXTS if isinstance(part.get(key), str)), None
+    for key in PART_TEXTS:
+        if isinstance(part.get(key), str):
+            return str(part[key])
+    raise ValueError(
+        f"{where}: a part of its content is of type text, but has no string under "
+        f"{' or '.join(PART_TEXTS)}; its keys are {', '.join(part)}"
     )
-    if part_text is None:
-        raise ValueError(
-            f"{where}: a part of its content is of type text, but has no string under "
-            f"{' or '.join(PART_TEXTS)}; its keys are {', '.join(part)}"
-        )
-    return str(part_text)
 
 
 def _weight(where: str, message: Row) -> bool:
@@ -457,7 +425,9 @@ def form_of(row: Row) -> str:
     if "messages" in row:
         return "messages"
     if "conversations" in row:
-        return "sharegpt" if _is_sharegpt(row["conversations"]) else "messages"
+        value = row["conversations"]
+        first = value[0] if isinstance(value, list) and value else None
+        return "messages" if isinstance(first, dict) and "role" in first else "sharegpt"
     if "prompt" in row and ("completion" in row or "response" in row):
         return "completion"
     if "instruction" in row and "output" in row:
@@ -468,23 +438,14 @@ def form_of(row: Row) -> str:
     )
 
 
-def _is_sharegpt(value: Any) -> bool:
-    return not (
-        isinstance(value, list)
-        and value
-        and isinstance(value[0], dict)
-        and "role" in value[0]
-    )
-
-
 def _messages(row: Row) -> list[Message]:
     key = "messages" if "messages" in row else "conversations"
-    return checked_messages(key, row.get(key))
+    return _converted(key, row.get(key), _openai_message)
 
 
 def _sharegpt(row: Row) -> list[Message]:
     key = "conversations" if "conversations" in row else "messages"
-    return sharegpt_messages(key, row.get(key))
+    return _converted(key, row.get(key), _sharegpt_message)
 
 
 def _completion(row: Row) -> list[Message]:
@@ -499,26 +460,21 @@ def instructed(row: Row) -> list[Message]:
     input_text = row.get("input") or ""
     if not isinstance(input_text, str):
         raise ValueError("input must be a string")
-    question_turns = turns(
-        "instruction", f"{question}\n\n{input_text}" if input_text else question, "user"
-    )
-    return [*_history(row.get("history")), *question_turns]
-
-
-def _instruction(row: Row) -> list[Message]:
-    return instructed(row) + turns("output", row.get("output"), "assistant")
-
-
-def _history(value: Any) -> list[Message]:
+    if input_text:
+        question += f"\n\n{input_text}"
     messages = []
-    for number, pair in enumerate(value or [], start=1):
+    for number, pair in enumerate(row.get("history") or [], start=1):
         if not isinstance(pair, list) or len(pair) != 2:
             raise ValueError(
                 f"history, pair {number}: must be a question and its answer"
             )
         messages += turns(f"history, question {number}", pair[0], "user")
         messages += turns(f"history, answer {number}", pair[1], "assistant")
-    return messages
+    return messages + turns("instruction", question, "user")
+
+
+def _instruction(row: Row) -> list[Message]:
+    return instructed(row) + turns("output", row.get("output"), "assistant")
 
 
 SFT_FORMS: dict[str, Callable[[Row], list[Message]]] = {

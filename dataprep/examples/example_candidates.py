@@ -7,14 +7,15 @@ when an answer arrives.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gristmill.core.files import canonical_json
 from gristmill.core.seeds import seeded_key
 from gristmill.dataprep.examples.conversations import Example, Message
-from gristmill.dataprep.llm.judge_pairs import in_both_orders, score_of
+from gristmill.dataprep.llm.batch_requests import first_error
+from gristmill.dataprep.llm.judge_pairs import drawn, in_both_orders, score_of
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.rewards.answer_checks import Answer as Checked
@@ -168,7 +169,7 @@ def revise(
         active = [draft for draft in drafts if draft.usable]
         for draft in active:
             key = seeded_key(seed, "principle", draft.asked.id, draft.number, round_)
-            draft.principles.append(principles[key % len(principles)])
+            draft.principles.append(drawn(principles, key))
         texts = [""] * len(active)
         for template in templates:
             requests = [
@@ -184,12 +185,13 @@ def revise(
                 )
                 for draft, previous_text in zip(active, texts, strict=True)
             ]
+            answers = ask(model, requests)
             taken = [
-                (draft, draft.take(answer, keeps_cut))
-                for draft, answer in zip(active, ask(model, requests), strict=True)
+                draft.take(answer, keeps_cut)
+                for draft, answer in zip(active, answers, strict=True)
             ]
-            active = [draft for draft, text in taken if text is not None]
-            texts = [text for _, text in taken if text is not None]
+            active = [draft for draft in active if draft.usable]
+            texts = [text for text in taken if text is not None]
         for draft, text in zip(active, texts, strict=True):
             draft.text = text
 
@@ -239,8 +241,7 @@ def _values(
             columns,
         )
     if isinstance(spec, ModelReward):
-        module, _, function = MODEL_SCORES.partition(":")
-        score = getattr(importlib.import_module(module), function)(spec.path)
+        score = pkgutil.resolve_name(MODEL_SCORES)(spec.path)
         return score(
             [[*draft.asked.messages, answer_of(draft.text)] for draft in drafts]
         )
@@ -255,27 +256,19 @@ def _judged(
     drafts: Sequence[Draft], spec: JudgeReward, template: PromptTemplate, ask: Ask
 ) -> list[float | None]:
     schema = canonical_json(SCORE).decode()
-    answers = ask(
-        spec.model,
-        [
-            template.request(
-                {
-                    "prompt": draft.asked.text,
-                    "answer": draft.text,
-                    "answer_schema": schema,
-                },
-                SCORE,
-                about=draft.asked.about,
-            )
-            for draft in drafts
-        ],
-    )
-    for draft, answer in zip(drafts, answers, strict=True):
+    requests = []
+    for draft in drafts:
+        values = {
+            "prompt": draft.asked.text,
+            "answer": draft.text,
+            "answer_schema": schema,
+        }
+        requests.append(template.request(values, SCORE, about=draft.asked.about))
+    scores: list[float | None] = []
+    for draft, answer in zip(drafts, ask(spec.model, requests), strict=True):
         draft.error = answer.error
-    return [
-        None if answer.error is not None else float(answer.value["score"])
-        for answer in answers
-    ]
+        scores.append(None if answer.error else float(answer.value["score"]))
+    return scores
 
 
 def compare(
@@ -293,34 +286,24 @@ def compare(
     The principle of a pair is chosen by the hash of its prompt.
     """
     requests: list[Request | str] = []
-    for first_draft, second_draft in pairs:
-        prompt = first_draft.asked
-        principle = (
-            principles[seeded_key(seed, "compare", prompt.id) % len(principles)]
-            if principles
-            else ""
-        )
-        texts = {
-            "prompt": prompt.text,
-            "chosen": first_draft.text,
-            "rejected": second_draft.text,
-        }
+    for first, second in pairs:
+        prompt = first.asked
+        principle = drawn(principles, seeded_key(seed, "compare", prompt.id))
+        texts = {"prompt": prompt.text, "chosen": first.text, "rejected": second.text}
         requests += in_both_orders(
             section, template, texts, principle, "", prompt.about
         )
         if principle:
-            first_draft.principles.append(principle)
-            second_draft.principles.append(principle)
+            first.principles.append(principle)
+            second.principles.append(principle)
     answers = ask(section.model, requests)
     scores = []
-    for (first_draft, second_draft), in_order, reversed_order in zip(
+    for (first, second), *orders in zip(
         pairs, answers[::2], answers[1::2], strict=True
     ):
-        first_draft.error = second_draft.error = in_order.error or reversed_order.error
+        first.error = second.error = first_error(orders)
         scores.append(
-            score_of(in_order.value["better"], reversed_order.value["better"])
-            if first_draft.error is None
-            else 0
+            0 if first.error else score_of(*(order.value["better"] for order in orders))
         )
     return scores
 

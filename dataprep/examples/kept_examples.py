@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
-from gristmill.core.files import atomic_write, read_json
+from gristmill.core.files import read_json, write_json_lines
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.documents import ID_BYTES, kept_rows, read_table, shard_names
 from gristmill.dataprep.examples.conversations import Example
@@ -161,14 +161,14 @@ def write_quarantined(
     """Write the quarantined records of all sets, passed as (name of the set, its
     quarantined records).
     """
-    with atomic_write(path) as sink:
-        for set_name, records in quarantined:
-            for record in records:
-                line = {"set": set_name, "place": record.place, "reason": record.reason}
-                sink.write(
-                    json.dumps(line, ensure_ascii=False, sort_keys=True).encode()
-                    + b"\n"
-                )
+    write_json_lines(
+        path,
+        (
+            {"set": set_name, **vars(record)}
+            for set_name, records in quarantined
+            for record in records
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -236,10 +236,10 @@ def usable_sets(
                 f"left, but its counts say {prepared_set.kept}; run the stage again"
             )
         counts = PreparedCounts(
-            records=prepared_set.records,
-            refused=prepared_set.refused,
-            refused_reasons=prepared_set.refused_reasons,
-            beyond_limit=prepared_set.beyond_limit,
+            **{
+                item.name: getattr(prepared_set, item.name)
+                for item in fields(RecordCounts)
+            },
             prepared_dropped=prepared_set.dropped,
             quarantined=prepared_set.quarantined,
         )
@@ -253,13 +253,8 @@ def _places(prepared: Path) -> dict[str, str]:
     documents = prepared_inputs(prepared)["ingest"]
     places: dict[str, str] = {}
     for shard in shard_names(documents):
-        rows = read_table(documents / shard, ["id", "locator"])
-        places |= {
-            id.hex(): place
-            for id, place in zip(
-                *(rows[name].to_pylist() for name in ("id", "locator"))
-            )
-        }
+        for row in read_table(documents / shard, ["id", "locator"]).to_pylist():
+            places[row["id"].hex()] = row["locator"]
     return places
 
 
@@ -282,10 +277,8 @@ def survivors(prepared: Path) -> dict[str, list[Example]]:
         rows = read_table(prepared / RECORDS / shard, ["set", "record"]).take(
             pa.array(kept_rows(inputs, shard))
         )
-        for name, record in zip(
-            rows["set"].to_pylist(), rows["record"].to_pylist(), strict=True
-        ):
-            examples.setdefault(name, []).append(json.loads(record))
+        for row in rows.to_pylist():
+            examples.setdefault(row["set"], []).append(json.loads(row["record"]))
     return examples
 
 
@@ -323,19 +316,13 @@ def least_alike(prepared: Path) -> list[NearDuplicate]:
     near_duplicates = table.filter(pc.less(table["jaccard"], 1.0)).sort_by(
         [(name, "ascending") for name in reversed(columns)]
     )
-    pairs = near_duplicates.slice(0, SHOWN).to_pylist()
+    pairs = [tuple(row.values()) for row in near_duplicates.slice(0, SHOWN).to_pylist()]
     texts = _texts(
         prepared / DOCUMENTS / views["dedup"],
-        {pair[name] for pair in pairs for name in columns[:2]},
+        {locator for pair in pairs for locator in pair[:2]},
     )
     return [
-        NearDuplicate(
-            pair["member_locator"],
-            pair["survivor_locator"],
-            pair["jaccard"],
-            texts.get(pair["member_locator"], ""),
-            texts.get(pair["survivor_locator"], ""),
-        )
+        NearDuplicate(*pair, *(texts.get(locator, "") for locator in pair[:2]))
         for pair in pairs
     ]
 
@@ -345,14 +332,8 @@ def _texts(documents: Path, locators: set[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for shard in shard_names(documents) if locators else ():
         table = read_table(documents / shard, ["locator", "text"])
-        rows = table.filter(
-            pc.is_in(
-                table["locator"], pa.array(sorted(locators), table["locator"].type)
-            )
-        )
-        texts |= {
-            row["locator"]: row["text"][:EXCERPT]
-            + ("..." if len(row["text"]) > EXCERPT else "")
-            for row in rows.to_pylist()
-        }
+        wanted = pa.array(sorted(locators), table["locator"].type)
+        for row in table.filter(pc.is_in(table["locator"], wanted)).to_pylist():
+            end = "..." if len(row["text"]) > EXCERPT else ""
+            texts[row["locator"]] = row["text"][:EXCERPT] + end
     return texts

@@ -15,18 +15,16 @@ their answers.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
 import numpy as np
-import pyarrow as pa
 
-from gristmill.core.files import atomic_write
+from gristmill.core.files import write_json_lines
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import (
     Counts,
@@ -49,7 +47,7 @@ from gristmill.dataprep.examples.read_examples import (
 from gristmill.dataprep.llm import judge_pairs
 from gristmill.dataprep.llm.batch_requests import with_problems
 from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, Diversity, describe
-from gristmill.dataprep.llm.lineage import GENERATED, SCHEMA, write_lineage
+from gristmill.dataprep.llm.lineage import GENERATED, lineage_rows, write_lineage
 from gristmill.dataprep.llm.llm_client import Asking, RequestCounts
 from gristmill.dataprep.llm.prompt_templates import (
     PromptTemplate,
@@ -83,36 +81,18 @@ def templates_of(
         TemplateProblemError: a file cannot be read.
     """
     templates: dict[str, tuple[str | None, str, Sequence[str]]] = {}
-    if section.grow is not None:
-        templates["grow.template"] = (
-            section.grow.template,
-            "new-prompts",
-            new_prompts.GIVEN,
-        )
-    if section.revise is not None:
-        templates["revise.critique"] = (
-            section.revise.critique,
-            "critique",
-            steps.CRITIQUE,
-        )
-        templates["revise.revision"] = (
-            section.revise.revision,
-            "revision",
-            steps.REVISION,
-        )
+    if (grow := section.grow) is not None:
+        templates["grow.template"] = (grow.template, "new-prompts", new_prompts.GIVEN)
+    if (revise := section.revise) is not None:
+        templates["revise.critique"] = (revise.critique, "critique", steps.CRITIQUE)
+        templates["revise.revision"] = (revise.revision, "revision", steps.REVISION)
     for number, reward in enumerate(section.rewards):
         if isinstance(reward, JudgeReward):
-            templates[f"rewards.{number}.template"] = (
-                reward.template,
-                "score-answer",
-                steps.SCORING,
-            )
-    if section.compare is not None:
-        templates["compare.template"] = (
-            section.compare.template,
-            judge_pairs.QUESTION,
-            judge_pairs.GIVEN,
-        )
+            template = (reward.template, "score-answer", steps.SCORING)
+            templates[f"rewards.{number}.template"] = template
+    if (compare := section.compare) is not None:
+        question = (compare.template, judge_pairs.QUESTION, judge_pairs.GIVEN)
+        templates["compare.template"] = question
     return {
         key: (read_template(path, name), variables, path is None)
         for key, (path, name, variables) in templates.items()
@@ -290,7 +270,7 @@ class _SetWriter:
         session = self.asking[key]
         askable = [request for request in requests if isinstance(request, Request)]
         session.expect(len(askable))
-        return with_problems(requests, list(session.answers(askable)))
+        return with_problems(requests, iter(list(session.answers(askable))))
 
     def make(self) -> MadeSet:
         """Ask for all answers, choose and write the examples; return the summary."""
@@ -387,46 +367,34 @@ class _SetWriter:
         """Generate new prompts; only these are answered."""
         section = self.section.grow
         assert section is not None
-        seeds_by_id = {seed.id: seed for seed in seeds}
-        examples = [new_prompts.Shown(seed.id, seed.text) for seed in seeds]
         self.grown = new_prompts.grow(
-            examples,
+            seeds,
             section,
             self.templates["grow.template"],
             self.seed,
             lambda text: example_id(prompt_example({"prompt": text})),
-            self.excluded.__contains__,
+            self.excluded,
             lambda requests: self.ask(self.section.model, requests),
         )
-        licences: dict[str, tuple[str, ...]] = {
-            seed.id: seed.licences for seed in seeds
-        }
-        prompts = []
+        known = {seed.id: seed for seed in seeds}
+        new_ids = {new_prompt.id for new_prompt in self.grown.prompts}
+        prompts: list[Asked] = []
         for new_prompt in self.grown.prompts:
             self.links += [(parent, new_prompt.id) for parent in new_prompt.parents]
-            licences[new_prompt.id] = tuple(
-                sorted(
-                    {
-                        licence
-                        for parent in new_prompt.parents
-                        for licence in licences[parent]
-                    }
-                )
-            )
-            older = [
-                parent
-                for seed in new_prompt.parents
-                if seed in seeds_by_id
-                for parent in seeds_by_id[seed].parents
-            ]
+            licences: set[str] = set()
+            older: list[str] = []
+            for parent in new_prompt.parents:
+                licences.update(known[parent].licences)
+                if parent not in new_ids:
+                    older += known[parent].parents
             prompts.append(
-                Asked(
-                    new_prompt.id,
-                    [{"role": "user", "content": new_prompt.text}],
-                    (*new_prompt.parents, *dict.fromkeys(older)),
-                    licences=licences[new_prompt.id],
+                replace(
+                    new_prompt,
+                    parents=(*new_prompt.parents, *dict.fromkeys(older)),
+                    licences=tuple(sorted(licences)),
                 )
             )
+            known[new_prompt.id] = prompts[-1]
         if not prompts:
             raise ExamplesError(
                 f"examples.{self.name}: {self.grown.requests} requests gave no new "
@@ -460,12 +428,10 @@ class _SetWriter:
                 (draft for draft in group if draft.usable),
                 key=lambda draft: (-draft.reward, draft.number),
             )
-            error = next(
-                (draft.error for draft in group if draft.error is not None), None
-            )
+            errors = [draft.error for draft in group if draft.error is not None]
             prompt = group[0].asked
-            if error is not None and (self.section.compare is not None or not usable):
-                outcome.errors[prompt.id] = error
+            if errors and (self.section.compare is not None or not usable):
+                outcome.errors[prompt.id] = errors[0]
                 continue
             reason: str | None
             if len(usable) < needed:
@@ -473,13 +439,9 @@ class _SetWriter:
                     draft.dropped for draft in group if draft.dropped is not None
                 )
             else:
-                reason = self._take_examples(
-                    prompt,
-                    usable
-                    if self.section.compare is None
-                    else preferred.get(prompt.id, []),
-                    outcome,
-                )
+                if self.section.compare is not None:
+                    usable = preferred.get(prompt.id, [])
+                reason = self._take_examples(prompt, usable, outcome)
             if reason is not None:
                 outcome.dropped[reason] += 1
         return outcome
@@ -545,10 +507,10 @@ class _SetWriter:
         self, prompt: Asked, usable: Sequence[Draft], outcome: _Made
     ) -> str | None:
         best = usable[0]
-        worst = usable[-1]
-        rejected = worst.text if self.section.chooses else best.first
+        worst = usable[-1:] if self.section.chooses else []
+        rejected = worst[0].text if worst else best.first
         if rejected == best.text or (
-            self.section.rewards and best.reward == worst.reward
+            self.section.rewards and best.reward == usable[-1].reward
         ):
             return TIED
         pair: Example = {
@@ -556,12 +518,10 @@ class _SetWriter:
             "chosen": [answer_of(best.text)],
             "rejected": [answer_of(rejected)],
         }
-        if not self._keep(
-            prompt, pair, [best, worst] if self.section.chooses else [best], outcome
-        ):
+        if not self._keep(prompt, pair, [best, *worst], outcome):
             return EXCLUDED
         outcome.kept.append(best)
-        outcome.rejected += [worst] if self.section.chooses else []
+        outcome.rejected += worst
         return None
 
     def _keep(
@@ -606,34 +566,19 @@ class _SetWriter:
                 f"example ({_listed(made.dropped)}); loosen what drops them, or look "
                 "at what the model writes"
             )
-        _write_lines(
+        write_json_lines(
             self.out / f"{self.name}.jsonl",
-            [made.records[id_] for id_ in sorted(made.records)],
+            (made.records[id_] for id_ in sorted(made.records)),
         )
         if made.errors:
-            _write_lines(
+            write_json_lines(
                 self.out / QUARANTINE,
-                [
+                (
                     {"prompt": prompt, "error": error}
                     for prompt, error in sorted(made.errors.items())
-                ],
+                ),
             )
-        links = sorted(set(self.links))
-        id_type = SCHEMA.field("parent").type
-        write_lineage(
-            self.out,
-            pa.table(
-                {
-                    "parent": pa.array(
-                        [bytes.fromhex(parent) for parent, _ in links], id_type
-                    ),
-                    "child": pa.array(
-                        [bytes.fromhex(child) for _, child in links], id_type
-                    ),
-                    "source": pa.array([self.name] * len(links), pa.string()),
-                }
-            ),
-        )
+        write_lineage(self.out, lineage_rows(list(set(self.links)), self.name))
 
     def summary(self, made: _Made, drafts: Sequence[Draft]) -> MadeSet:
         """Summary for the report."""
@@ -644,6 +589,14 @@ class _SetWriter:
             "chosen": made.kept,
             "rejected": made.rejected,
         }
+        rewards: dict[str, RewardSpread] = {}
+        for name, group in groups.items():
+            if group and self.section.rewards:
+                values = np.array([draft.reward for draft in group])
+                percentiles = np.percentile(values, PERCENTILES).tolist()
+                rewards[name] = RewardSpread(
+                    len(group), float(values.mean()), percentiles
+                )
         dropped = Counter(draft.dropped for draft in drafts if draft.dropped)
         principles = Counter(
             principle for draft in made.kept for principle in draft.principles
@@ -661,11 +614,7 @@ class _SetWriter:
                 [draft.text[:SAMPLE_CHARACTERS] for draft in sampled],
                 [draft.asked.text[:SAMPLE_CHARACTERS] for draft in sampled],
             ),
-            rewards={
-                name: _spread(group)
-                for name, group in groups.items()
-                if group and self.section.rewards
-            },
+            rewards=rewards,
             principles=dict(principles),
             licences=sorted(
                 {licence for draft in made.kept for licence in draft.asked.licences}
@@ -691,19 +640,3 @@ def _listed(counted: Mapping[str, int]) -> str:
         ", ".join(f"{reason} {number:,}" for reason, number in most_frequent)
         or "nothing was dropped"
     )
-
-
-def _spread(drafts: Sequence[Draft]) -> RewardSpread:
-    rewards = np.array([draft.reward for draft in drafts])
-    return RewardSpread(
-        len(drafts),
-        float(rewards.mean()),
-        np.percentile(rewards, PERCENTILES).tolist(),
-    )
-
-
-def _write_lines(path: Path, records: Sequence[Mapping[str, object]]) -> None:
-    with atomic_write(path) as sink:
-        for record in records:
-            line = json.dumps(record, ensure_ascii=False, sort_keys=True)
-            sink.write(line.encode() + b"\n")

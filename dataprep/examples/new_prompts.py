@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
 from gristmill.core.seeds import seeded_key
+from gristmill.dataprep.examples.conversations import Message
+from gristmill.dataprep.examples.example_candidates import Asked
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate
 from gristmill.dataprep.llm.prompting import Answer, Request, prompt
 from gristmill.mixtures.steps.examples import Grow
@@ -34,21 +36,6 @@ NUMBERED = re.compile(
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A prompt that may serve as an example.
-
-    Attributes:
-        id: of the prompt.
-        text: of the prompt.
-        parents: for a new prompt, the ids of its example prompts.
-    """
-
-    id: str
-    text: str
-    parents: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class GrownCounts:
     """Numbers of new prompts, of rounds and requests, and of dropped prompts by
     reason.
@@ -66,7 +53,7 @@ class Grown:
     dropped prompts by reason.
     """
 
-    prompts: list[Shown] = field(default_factory=list)
+    prompts: list[Asked] = field(default_factory=list)
     rounds: int = 0
     requests: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -79,12 +66,12 @@ class Grown:
 
 
 def grow(
-    seeds: Sequence[Shown],
+    seeds: Sequence[Asked],
     section: Grow,
     template: PromptTemplate,
     seed: int,
     id_of: Callable[[str], str],
-    is_excluded: Callable[[str], bool],
+    excluded: Collection[str],
     ask: Callable[[Sequence[Request]], Iterable[Answer]],
 ) -> Grown:
     """Ask for new prompts until there are `section.number` of them, or all rounds are
@@ -100,7 +87,7 @@ def grow(
         template: of a request.
         seed: of the choices.
         id_of: id of a prompt's text.
-        is_excluded: True for an excluded id.
+        excluded: ids of prompts that must not be generated.
         ask: answers requests, in their order.
     """
     grown = Grown()
@@ -114,18 +101,12 @@ def grow(
                 ceil((section.number - len(grown.prompts)) / section.shown)
             )
         ]
-        requests = [
-            prompt(
-                template.fill(
-                    {
-                        "shown": [example.text for example in request_examples],
-                        "wanted": section.shown,
-                    }
-                ),
-                about=" ".join(example.id for example in request_examples),
-            )
-            for request_examples in examples_by_request
-        ]
+        requests = []
+        for request_examples in examples_by_request:
+            texts = [example.text for example in request_examples]
+            filled = template.fill({"shown": texts, "wanted": section.shown})
+            about = " ".join(example.id for example in request_examples)
+            requests.append(prompt(filled, about=about))
         grown.rounds += 1
         grown.requests += len(requests)
         for request_examples, answer in zip(
@@ -134,45 +115,35 @@ def grow(
             parents = tuple(example.id for example in request_examples)
             for text in read_numbered(answer.text, was_cut=answer.finish == "length"):
                 id_ = id_of(text)
-                reason = _reason(text, id_, pool, is_excluded)
-                if reason is not None:
-                    grown.dropped[reason] += 1
+                if id_ in excluded:
+                    grown.dropped[EXCLUDED] += 1
+                elif not FEWEST_WORDS <= len(text.split()) <= MOST_WORDS:
+                    grown.dropped[LENGTH] += 1
+                elif pool.has_like(text):
+                    grown.dropped[ALIKE] += 1
                 elif len(grown.prompts) < section.number:
                     pool.add(text)
-                    grown.prompts.append(Shown(id_, text, parents))
+                    messages: list[Message] = [{"role": "user", "content": text}]
+                    grown.prompts.append(Asked(id_, messages, parents))
     return grown
 
 
 def _shown(
-    seeds: Sequence[Shown],
-    new: Sequence[Shown],
+    seeds: Sequence[Asked],
+    new: Sequence[Asked],
     count: int,
     seed: int,
     rounds: int,
     number: int,
-) -> list[Shown]:
+) -> list[Asked]:
     """Examples of a request, ordered by the hashes that choose them."""
 
-    def first(prompts: Sequence[Shown], limit: int) -> list[tuple[int, Shown]]:
-        keyed = [
-            (seeded_key(seed, "shown", rounds, number, example.id), example)
-            for example in prompts
-        ]
-        return sorted(keyed, key=lambda item: item[0])[:limit]
+    def key(example: Asked) -> int:
+        return seeded_key(seed, "shown", rounds, number, example.id)
 
-    chosen_new = first(new, count // NEW_SHARE)
-    chosen = [*chosen_new, *first(seeds, count - len(chosen_new))]
-    return [example for _, example in sorted(chosen, key=lambda item: item[0])]
-
-
-def _reason(
-    text: str, id_: str, pool: Likeness, is_excluded: Callable[[str], bool]
-) -> str | None:
-    if is_excluded(id_):
-        return EXCLUDED
-    if not FEWEST_WORDS <= len(text.split()) <= MOST_WORDS:
-        return LENGTH
-    return ALIKE if pool.has_like(text) else None
+    chosen = sorted(new, key=key)[: count // NEW_SHARE]
+    chosen += sorted(seeds, key=key)[: count - len(chosen)]
+    return sorted(chosen, key=key)
 
 
 def read_numbered(text: str, was_cut: bool = False) -> list[str]:

@@ -29,10 +29,10 @@ collapsed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ from gristmill.dataprep.examples.conversations import (
     Row,
     any_messages,
     check_answered,
+    first_key,
     instructed,
     refuse_media,
     said,
@@ -84,10 +85,8 @@ def dpo_example(row: Row, form: str = "auto") -> Example:
     if "label" not in example:
         if not prompt:
             raise ValueError("chosen and rejected begin with no common prompt")
-        for name, answer in (
-            ("chosen", example["chosen"]),
-            ("rejected", example["rejected"]),
-        ):
+        answers = example["chosen"], example["rejected"]
+        for name, answer in zip(WHOLE, answers, strict=True):
             if not answer:
                 raise ValueError(f"{name} holds nothing but the prompt")
             check_answered("the conversation", prompt + answer)
@@ -107,7 +106,7 @@ def preference_form_of(row: Row) -> str:
     if all(key in row for key in WHOLE.values()):
         return "pairs"
     missing = [key for key in WHOLE if key not in row]
-    if missing and any(key in row for key in LABELS):
+    if missing and first_key(row, LABELS):
         return "labelled"
     if missing:
         absent = missing if _has_prompt_key(row) else ["prompt", *missing]
@@ -119,15 +118,16 @@ def preference_form_of(row: Row) -> str:
 
 
 def _has_prompt_key(row: Row) -> bool:
-    return any(key in row for key in ("prompt", "instruction", *DIALOGUES))
+    return first_key(row, ("prompt", "instruction", *DIALOGUES)) is not None
 
 
 def _prompt(row: Row) -> list[Message]:
     """Messages of the prompt, under any of its keys."""
-    key = next((key for key in ("prompt", *DIALOGUES) if key in row), None)
+    key = first_key(row, ("prompt", *DIALOGUES))
     if key is None and "instruction" in row:
         return instructed(row)
-    return turns(key or "prompt", row.get(key or "prompt"), "user")
+    key = key or "prompt"
+    return turns(key, row.get(key), "user")
 
 
 def _pairs(row: Row) -> Example:
@@ -166,7 +166,7 @@ def _split(chosen: list[Message], rejected: list[Message]) -> Example:
 
 
 def _transcripts(row: Row) -> Example:
-    return _split(*(_dialogue(key, row.get(key)) for key in ("chosen", "rejected")))
+    return _split(*(_dialogue(key, row.get(key)) for key in WHOLE))
 
 
 def _dialogue(key: str, value: Any) -> list[Message]:
@@ -175,21 +175,16 @@ def _dialogue(key: str, value: Any) -> list[Message]:
         raise ValueError(
             f"{key} is not a transcript: it must begin with a blank line and Human:"
         )
-    messages: list[Message] = [
-        {
-            "role": _SPEAKERS[speaker],
-            "content": text(f"{key}, turn {number} ({speaker})", content.strip()),
-        }
-        for number, (speaker, content) in enumerate(
-            zip(parts[::2], parts[1::2], strict=True), start=1
-        )
-    ]
-    for number, (message, following) in enumerate(pairwise(messages), start=1):
-        if message["role"] == following["role"]:
+    messages: list[Message] = []
+    speakers = zip(parts[::2], parts[1::2], strict=True)
+    for number, (speaker, content) in enumerate(speakers, start=1):
+        role = _SPEAKERS[speaker]
+        if messages and messages[-1]["role"] == role:
             raise ValueError(
-                f"{key}: turns {number} and {number + 1} are both the "
-                f"{message['role']}'s"
+                f"{key}: turns {number - 1} and {number} are both the {role}'s"
             )
+        content = text(f"{key}, turn {number} ({speaker})", content.strip())
+        messages.append({"role": role, "content": content})
     return messages
 
 
@@ -205,10 +200,21 @@ def _scored(row: Row) -> Example:
         _answer(f"{key}, answer {number}", answer)
         for number, answer in enumerate(row[key], start=1)
     ]
-    scores = [
-        _score(f"{key}, answer {number}", score)
-        for number, score in enumerate(_scores(row, key), start=1)
-    ]
+    raw_scores = row.get("scores")
+    if not isinstance(raw_scores, list):
+        raw_scores = [
+            answer.get(first_key(answer, SCORES)) if isinstance(answer, dict) else None
+            for answer in row[key]
+        ]
+    scores: list[float] = []
+    for number, value in enumerate(raw_scores, start=1):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or math.isnan(value):
+            raise ValueError(
+                f"{key}, answer {number} has no score ({', '.join(SCORES)}, or a list "
+                f"scores): {value!r}"
+            )
+        scores.append(float(value))
     if len(answers) != len(scores):
         raise ValueError(f"{len(answers)} {key}, but {len(scores)} scores")
     if len(set(scores)) < 2:
@@ -223,60 +229,37 @@ def _scored(row: Row) -> Example:
 
 
 def _labelled(row: Row) -> Example:
-    label = next((name for name in LABELS if name in row), LABELS[0])
+    label = first_key(row, LABELS) or LABELS[0]
     if not isinstance(row.get(label), bool):
         raise ValueError(f"{label} must be true or false, not {row.get(label)!r}")
-    prompt, answer = _labelled_answer(row)
+    key = first_key(row, ANSWER_KEYS)
+    dialogue = first_key(row, DIALOGUES)
+    if key is not None:
+        prompt = _prompt(row)
+        answer = _answer_after(prompt, key, row)
+        if not answer:
+            raise ValueError(f"{key} holds nothing but the prompt")
+    elif dialogue is not None:
+        *prompt, answer_message = any_messages(dialogue, row[dialogue])
+        answer = [answer_message]
+    else:
+        raise ValueError(
+            "has a label, but no answer under one of "
+            f"{', '.join((*ANSWER_KEYS, *DIALOGUES))}"
+        )
     if not prompt:
         raise ValueError("there is no message in front of the answer")
     check_answered("the conversation", prompt + answer)
     return {"prompt": prompt, "completion": answer, "label": row[label]}
 
 
-def _labelled_answer(row: Row) -> tuple[list[Message], list[Message]]:
-    key = next((key for key in ANSWER_KEYS if key in row), None)
-    dialogue = next((key for key in DIALOGUES if key in row), None)
-    if key is None and dialogue is not None:
-        *prompt, answer_message = any_messages(dialogue, row[dialogue])
-        return prompt, [answer_message]
-    if key is None:
-        raise ValueError(
-            "has a label, but no answer under one of "
-            f"{', '.join((*ANSWER_KEYS, *DIALOGUES))}"
-        )
-    prompt = _prompt(row)
-    answer = _answer_after(prompt, key, row)
-    if not answer:
-        raise ValueError(f"{key} holds nothing but the prompt")
-    return prompt, answer
-
-
 def _answer(where: str, answer: Any) -> Any:
     if not isinstance(answer, dict):
         return answer
-    for name in ANSWER_TEXTS:
-        if name in answer:
-            return answer[name]
-    raise ValueError(f"{where} has no text, under one of {', '.join(ANSWER_TEXTS)}")
-
-
-def _scores(row: Row, key: str) -> list[Any]:
-    if isinstance(row.get("scores"), list):
-        return list(row["scores"])
-    return [
-        next((answer[name] for name in SCORES if name in answer), None)
-        if isinstance(answer, dict)
-        else None
-        for answer in row[key]
-    ]
-
-
-def _score(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ValueError(
-            f"{where} has no score ({', '.join(SCORES)}, or a list scores): {value!r}"
-        )
-    return float(value)
+    key = first_key(answer, ANSWER_TEXTS)
+    if key is None:
+        raise ValueError(f"{where} has no text, under one of {', '.join(ANSWER_TEXTS)}")
+    return answer[key]
 
 
 DPO_FORMS: dict[str, Callable[[Row], Example]] = {
@@ -330,13 +313,12 @@ def audit(
 ) -> Audit:
     """Measure a set of pairs; `same_answers` and `leaks` are measured elsewhere."""
     texts = [
-        (all_said(pair["prompt"]), all_said(pair["chosen"]), all_said(pair["rejected"]))
+        [all_said(pair["prompt"]), all_said(pair["chosen"]), all_said(pair["rejected"])]
         for pair in pairs
     ]
     keys = [tuple(map(normalised, pair_texts)) for pair_texts in texts]
-    lengths = np.array(
-        [[len(chosen), len(rejected)] for _, chosen, rejected in texts], np.int64
-    ).reshape(-1, 2)
+    lengths = np.array([list(map(len, answers)) for _, *answers in texts], np.int64)
+    lengths = lengths.reshape(-1, 2)
     distinct = set(keys)
     preference = np.sign(lengths[:, 0] - lengths[:, 1])
     means = lengths.mean(axis=0).tolist() if texts else (0.0, 0.0)

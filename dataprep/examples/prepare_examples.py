@@ -19,10 +19,10 @@ The id of a document is that of its example; repeated examples get ids of their 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from gristmill.core.files import json_object, write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import ConservationError
+from gristmill.dataprep.conservation import ConservationError, add_counts
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, write_table
 from gristmill.dataprep.examples.conversations import Example, Message, said
 from gristmill.dataprep.examples.kept_examples import (
@@ -53,6 +53,7 @@ from gristmill.dataprep.examples.read_examples import (
     made_path,
     read_set,
 )
+from gristmill.dataprep.inner_steps import run_step
 from gristmill.dataprep.llm.judge_pairs import pair_text
 from gristmill.dataprep.reading.records import metadata_json
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
@@ -107,14 +108,6 @@ def _text(messages: Sequence[Message]) -> str:
     return "\n\n".join(part for message in messages for part in said(message))
 
 
-STAGES = {
-    "filter": "gristmill.dataprep.filtering.filter",
-    "dedup": "gristmill.dataprep.duplicates.dedup",
-    "langid": "gristmill.dataprep.langid.langid",
-    "decontaminate": "gristmill.dataprep.passages.decontaminate",
-    "annotate": "gristmill.dataprep.user_code.annotate",
-    PAIRS: "gristmill.dataprep.llm.judge_pairs",
-}
 SHARD_BYTES = 16_000_000
 """Target size of a shard; a shard has at least one record."""
 SHOWN_REASONS = 3
@@ -168,13 +161,8 @@ def run(
         )
         for entry in data
     ]
-    write_quarantined(
-        out / QUARANTINED,
-        (
-            (name, example_set.quarantined)
-            for name, example_set in zip(names, read, strict=True)
-        ),
-    )
+    quarantined = (example_set.quarantined for example_set in read)
+    write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
     prepared_steps = [PreparedStep(step.stage, view_of(step, kind)) for step in steps]
     views = {step.judges for step in prepared_steps}
     write_documents(out, dict(zip(names, read, strict=True)), sorted(views))
@@ -201,13 +189,9 @@ def check_sources(
 ) -> None:
     """Raise ExamplesError if a step names an unknown set."""
     for number, step in enumerate(steps):
-        rule_sources = (
-            step.filter.rule_sources.values() if step.filter is not None else ()
-        )
-        step_sources = [
-            *(step.config.sources or ()),
-            *(name for rule_sets in rule_sources for name in rule_sets),
-        ]
+        step_sources = list(step.config.sources or ())
+        if step.filter is not None:
+            step_sources += chain.from_iterable(step.filter.rule_sources.values())
         unknown = [name for name in step_sources if name not in names]
         if unknown:
             raise ExamplesError(
@@ -231,10 +215,13 @@ def write_documents(
             "source": [row.set for row in rows],
             "locator": [row.origin.place for row in rows],
         }
-        metadata = []
-        for row in rows:
-            url = {"url": row.origin.url} if row.origin.url else {}
-            metadata.append(metadata_json({"example": row.example["id"], **url}))
+        metadata = [
+            metadata_json(
+                {"example": row.example["id"]}
+                | ({"url": row.origin.url} if row.origin.url else {})
+            )
+            for row in rows
+        ]
         for view in views:
             texts = [view_text(view, row.example) for row in rows]
             write_table(
@@ -243,18 +230,9 @@ def write_documents(
                     DOCUMENT_SCHEMA
                 ),
             )
-        write_table(
-            out / RECORDS / shard,
-            pa.table(
-                {
-                    "id": columns["id"],
-                    "set": columns["source"],
-                    "record": [
-                        json.dumps(row.example, ensure_ascii=False) for row in rows
-                    ],
-                }
-            ).cast(RECORDS_SCHEMA),
-        )
+        records = [json.dumps(row.example, ensure_ascii=False) for row in rows]
+        table = {"id": columns["id"], "set": columns["source"], "record": records}
+        write_table(out / RECORDS / shard, pa.table(table).cast(RECORDS_SCHEMA))
 
 
 class _Row(NamedTuple):
@@ -308,8 +286,8 @@ def run_steps(
     for step, prepared in zip(steps, prepared_steps, strict=True):
         work = context.work / step.stage
         work.mkdir(parents=True, exist_ok=True)
-        stage = importlib.import_module(STAGES[step.stage])
-        summary = stage.run(
+        summary = run_step(
+            step.stage,
             {"ingest": out / DOCUMENTS / prepared.judges, **outputs},
             step.config.model_dump(mode="json"),
             out / step.stage,
@@ -324,9 +302,7 @@ def prepared_set(
 ) -> PreparedSet:
     """Outcome of a set, from the summaries of the steps."""
     counts = [summary["counts"]["sources"].get(name, {}) for summary in summaries]
-    dropped: dict[str, int] = {}
-    for step_counts in counts:
-        dropped |= step_counts.get("dropped", {})
+    dropped = add_counts(step_counts.get("dropped", {}) for step_counts in counts)
     return PreparedSet(
         **vars(read.counts()),
         name=name,
@@ -344,12 +320,14 @@ def check_set(kind: Kind, prepared: PreparedSet) -> None:
         ConservationError: records were lost or counted twice.
         ExamplesError: no examples are left.
     """
-    accounted = (
-        prepared.refused
-        + prepared.beyond_limit
-        + sum(prepared.dropped.values())
-        + prepared.quarantined
-        + prepared.kept
+    accounted = sum(
+        [
+            prepared.refused,
+            prepared.beyond_limit,
+            *prepared.dropped.values(),
+            prepared.quarantined,
+            prepared.kept,
+        ]
     )
     if accounted != prepared.records:
         raise ConservationError(

@@ -35,6 +35,7 @@ from gristmill.dataprep.examples.conversations import (
     Example,
     Row,
     check_answered,
+    first_key,
     form_of,
     refuse_media,
     sft_example,
@@ -183,7 +184,7 @@ def prompt_example(
     refuse_media("the record", row)
     form = prompt_form_of(row) if form == "auto" else form
     if form == "prompts":
-        key = next((key for key in PROMPT_KEYS if key in row), PROMPT_KEYS[0])
+        key = first_key(row, PROMPT_KEYS) or PROMPT_KEYS[0]
         messages = turns(key, row.get(key), "user")
     else:
         messages = SFT_FORMS[form](row)
@@ -236,11 +237,7 @@ def prompt_form_of(row: Row) -> str:
     Raises:
         ValueError: the keys match no form.
     """
-    if (
-        any(key in row for key in PROMPT_KEYS)
-        and "completion" not in row
-        and "response" not in row
-    ):
+    if first_key(row, PROMPT_KEYS) and not first_key(row, ("completion", "response")):
         return "prompts"
     try:
         return form_of(row)
@@ -293,12 +290,11 @@ def read_set(
         ExamplesError: there are no examples, too many records are quarantined (lists
             them by reason), or a file is truncated or damaged.
     """
+    contents: list[tuple[Example, Origin]] = []
+    quarantined: list[Quarantined] = []
     if path == DOCS:
-        contents = [
-            (content, Origin(f"{path}{number}"))
-            for number, content in enumerate(_made(kind, columns), start=1)
-        ]
-        quarantined = list[Quarantined]()
+        for number, content in enumerate(_made(kind, columns), start=1):
+            contents.append((content, Origin(f"{path}{number}")))
     else:
         convert: Callable[[Row], Example] = {
             "sft": partial(sft_example, form=form),
@@ -307,7 +303,17 @@ def read_set(
                 prompt_example, form=form, answer=answer, columns=columns
             ),
         }[kind]
-        contents, quarantined = _read_files(path, convert)
+        for place, row in _rows(path):
+            try:
+                record = _record(row)
+                contents.append((convert(record), _origin(place, record)))
+            except CorruptFileError as error:
+                raise ExamplesError(
+                    f"{place}: {error}; the number of records lost after it is "
+                    "unknown: replace the file"
+                ) from error
+            except ValueError as error:
+                quarantined.append(Quarantined(place, str(error)))
     records = len(contents) + len(quarantined)
     if not records:
         raise ExamplesError(f"{path}: holds no examples")
@@ -341,12 +347,11 @@ def read_records(path: str) -> Iterator[tuple[str, Row]]:
         ExamplesError: a record is not an object or cannot be read, or the path matches
             nothing.
     """
-    for file in _files(path):
-        for number, row in _rows(file):
-            try:
-                yield f"{file.name}:{number}", _record(row)
-            except (CorruptFileError, ValueError) as error:
-                raise ExamplesError(f"{file.name}:{number}: {error}") from error
+    for place, row in _rows(path):
+        try:
+            yield place, _record(row)
+        except (CorruptFileError, ValueError) as error:
+            raise ExamplesError(f"{place}: {error}") from error
 
 
 def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
@@ -357,15 +362,12 @@ def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
     for record in quarantined:
         kinds.setdefault(VALUES.sub("", record.reason), []).append(record)
     for records in sorted(kinds.values(), key=len, reverse=True)[:SHOWN_REASONS]:
-        places = ", ".join(record.place for record in records[1:SHOWN_PLACES])
-        similar_note = (
-            f" (and {len(records) - 1:,} like it: "
-            f"{places}{' ...' if len(records) > SHOWN_PLACES else ''})"
-        )
-        yield (
-            f"{records[0].place}: "
-            f"{records[0].reason}{similar_note if len(records) > 1 else ''}"
-        )
+        line = f"{records[0].place}: {records[0].reason}"
+        if len(records) > 1:
+            places = [record.place for record in records[1:SHOWN_PLACES]]
+            places += ["..."] * (len(records) > SHOWN_PLACES)
+            line += f" (and {len(records) - 1:,} like it: {', '.join(places)})"
+        yield line
     if len(kinds) > SHOWN_REASONS:
         yield f"and {len(kinds) - SHOWN_REASONS} other reasons"
 
@@ -420,41 +422,15 @@ def _files(path: str) -> list[SourceFile]:
     files: dict[str, SourceFile] = {}
     errors = []
     for form in ("jsonl", "parquet"):
+        section = DocumentFiles.model_validate({"path": path, "format": form})
         try:
-            files.update(
-                (file.name, file)
-                for file in find_files(
-                    "examples",
-                    DocumentFiles.model_validate({"path": path, "format": form}),
-                ).files
-                if file.name not in files
-            )
+            for file in find_files("examples", section).files:
+                files.setdefault(file.name, file)
         except SourceError as error:
             errors.append(str(error))
     if not files:
         raise ExamplesError(errors[0])
     return [files[name] for name in sorted(files)]
-
-
-def _read_files(
-    path: str, convert: Callable[[Row], Example]
-) -> tuple[list[tuple[Example, Origin]], list[Quarantined]]:
-    examples: list[tuple[Example, Origin]] = []
-    quarantined: list[Quarantined] = []
-    for file in _files(path):
-        for number, row in _rows(file):
-            place = f"{file.name}:{number}"
-            try:
-                record = _record(row)
-                examples.append((convert(record), _origin(place, record)))
-            except CorruptFileError as error:
-                raise ExamplesError(
-                    f"{place}: {error}; the number of records lost after it is "
-                    "unknown: replace the file"
-                ) from error
-            except ValueError as error:
-                quarantined.append(Quarantined(place, str(error)))
-    return examples, quarantined
 
 
 def _record(row: Any) -> Row:
@@ -488,17 +464,20 @@ def _origin(place: str, record: Row) -> Origin:
     )
 
 
-def _rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
-    """Rows of a file, numbered from 1: unparsed JSON, an object, or an error."""
-    if file.name.endswith(".parquet"):
-        yield from table_rows(as_path(file.location))
-        return
-    number = 0
-    try:
-        for number, line in enumerate(
-            json_lines(as_path(file.location), file.compression), start=1
-        ):
-            if isinstance(line, RecordTooLongError) or (line and not line.isspace()):
-                yield number, line
-    except CorruptFileError as error:
-        yield number + 1, error
+def _rows(path: str) -> Iterator[tuple[str, Any]]:
+    """Rows of a set with their places: unparsed JSON, an object, or an error."""
+    for file in _files(path):
+        if file.name.endswith(".parquet"):
+            for number, row in table_rows(as_path(file.location)):
+                yield f"{file.name}:{number}", row
+            continue
+        number = 0
+        lines = json_lines(as_path(file.location), file.compression)
+        try:
+            for number, line in enumerate(lines, start=1):
+                if isinstance(line, RecordTooLongError) or (
+                    line and not line.isspace()
+                ):
+                    yield f"{file.name}:{number}", line
+        except CorruptFileError as error:
+            yield f"{file.name}:{number + 1}", error

@@ -131,8 +131,7 @@ class KeptAnswers:
         assert line is not None
         if not _WHOLE.match(line):
             return None
-        answer: Completion = json.loads(line[KEY_CHARACTERS:])
-        return answer
+        return json.loads(line[KEY_CHARACTERS:])
 
     def _line_at(self, place: int) -> bytes:
         number = place >> OFFSET_BITS

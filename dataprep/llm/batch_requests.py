@@ -6,11 +6,10 @@ Memory: the texts of HELD_SHARDS shards, and the answers of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from typing import Protocol, TypeVar
 
 from gristmill.core.stage_context import Context
@@ -34,8 +33,8 @@ class ShardRequests(Protocol):
     """Requests of a shard."""
 
     @property
-    def requests(self) -> Iterator[Request]:
-        """Requests in their order."""
+    def prompts(self) -> Sequence[Request | str]:
+        """Requests in their order, or reasons for having none."""
 
 
 Of = TypeVar("Of", bound=ShardRequests)
@@ -53,11 +52,6 @@ class ShardPrompts:
     read: JudgedColumns
     prompts: Sequence[Request | str]
 
-    @property
-    def requests(self) -> Iterator[Request]:
-        """Requests without the prompts that could not be filled in."""
-        return (entry for entry in self.prompts if isinstance(entry, Request))
-
 
 def ask_shards(
     models: Sequence[AskedModel],
@@ -73,7 +67,8 @@ def ask_shards(
         models: the models to ask.
         shards: names; no model is contacted if there are none.
         read: reads the requests of a shard; may be called twice for the same shard.
-        use: called per shard with its requests and, per model, the answers.
+        use: called per shard with its requests and, per model, an answer to each
+            prompt; one without a request has its reason as the error.
         context: store of answers, and progress.
         total: number of requests, if known.
 
@@ -93,17 +88,19 @@ def ask_shards(
         ]
         streams = [
             session.answers(
-                request for shard in shards for request in cached_read(shard).requests
+                prompt
+                for shard in shards
+                for prompt in cached_read(shard).prompts
+                if isinstance(prompt, Request)
             )
             for session in sessions
         ]
         for shard in shards:
-            shard_requests = cached_read(shard)
-            number = sum(1 for _ in shard_requests.requests)
+            requests = cached_read(shard)
             use(
                 shard,
-                shard_requests,
-                [list(islice(stream, number)) for stream in streams],
+                requests,
+                [with_problems(requests.prompts, stream) for stream in streams],
             )
         return [session.tally.as_json(session.model) for session in sessions]
 
@@ -144,24 +141,15 @@ def ask_tasks(
         if record is None
     }
 
-    def use(
-        shard: str, shard_requests: Of, answers: Sequence[Sequence[Answer]]
-    ) -> None:
+    def use(shard: str, requests: Of, answers: Sequence[Sequence[Answer]]) -> None:
         finish_task(
-            pending[shard], lambda task: write(task, shard_requests, answers), records
+            pending[shard], lambda task: write(task, requests, answers), records
         )
 
-    tallies = ask_shards(
-        models,
-        list(pending),
-        read,
-        use,
-        context,
-        count(list(pending)) if pending else 0,
-    )
-    return [
-        record for record in read_records(records, names) if record is not None
-    ], tallies
+    total = count(list(pending)) if pending else 0
+    tallies = ask_shards(models, list(pending), read, use, context, total)
+    results = read_records(records, names)
+    return [result for result in results if result is not None], tallies
 
 
 def count_judged(
@@ -176,13 +164,17 @@ def count_judged(
 
 
 def with_problems(
-    prompts: Sequence[Request | str], answers: Sequence[Answer]
+    prompts: Sequence[Request | str], answers: Iterator[Answer]
 ) -> list[Answer]:
     """Answers per prompt; a prompt that could not be filled in gets its reason as the
     error.
     """
-    remaining = iter(answers)
     return [
-        next(remaining) if isinstance(entry, Request) else Answer("", error=entry)
+        next(answers) if isinstance(entry, Request) else Answer("", error=entry)
         for entry in prompts
     ]
+
+
+def first_error(answers: Iterable[Answer]) -> str | None:
+    """Error of the first answer that has one."""
+    return next((answer.error for answer in answers if answer.error is not None), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -48,34 +48,24 @@ def describe(texts: Sequence[str], parents: Sequence[str]) -> Diversity:
     """
     if not texts:
         return {"sampled": 0}
-    words = [text.lower().split()[:WORDS] for text in texts]
-    shingles = _shingles(words)
-    parent_shingles = _shingles([text.lower().split()[:WORDS] for text in parents])
+    words, parent_words = (
+        [text.lower().split()[:WORDS] for text in group] for group in (texts, parents)
+    )
+    shingles, parent_shingles = _shingles(words), _shingles(parent_words)
     distinct: dict[str, float | None] = {}
     for n in (1, 2, 3):
-        grams = [
-            gram
-            for text_words in words
-            for gram in zip(*(text_words[offset:] for offset in range(n)), strict=False)
-        ]
+        grams = [gram for text_words in words for gram in _ngrams(text_words, n)]
         distinct[str(n)] = len(set(grams)) / len(grams) if grams else None
     generator = np.random.default_rng(seeded_key("diversity", len(texts)))
     pairs = generator.integers(0, len(texts), (PAIRS, 2))
-    distinct_pairs = [
-        (first, second) for first, second in pairs.tolist() if first != second
-    ]
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]].tolist()
+    lengths = np.percentile([len(text) for text in texts], (10, 50, 90))
     return {
         "sampled": len(texts),
-        "characters": [
-            int(value)
-            for value in np.percentile([len(text) for text in texts], (10, 50, 90))
-        ],
+        "characters": lengths.astype(int).tolist(),
         "distinct": distinct,
         "self_similarity": _mean(
-            [
-                _jaccard(shingles[first], shingles[second])
-                for first, second in distinct_pairs
-            ]
+            [_jaccard(shingles[first], shingles[second]) for first, second in pairs]
         ),
         "parent_similarity": _mean(
             [_jaccard(*pair) for pair in zip(shingles, parent_shingles, strict=True)]
@@ -83,7 +73,7 @@ def describe(texts: Sequence[str], parents: Sequence[str]) -> Diversity:
         "parent_self_similarity": _mean(
             [
                 _jaccard(parent_shingles[first], parent_shingles[second])
-                for first, second in distinct_pairs
+                for first, second in pairs
                 if parents[first] != parents[second]
             ]
         ),
@@ -92,15 +82,13 @@ def describe(texts: Sequence[str], parents: Sequence[str]) -> Diversity:
 
 def _shingles(words: Sequence[Sequence[str]]) -> list[set[int]]:
     return [
-        {
-            hash(gram)
-            for gram in zip(
-                *(text_words[offset:] for offset in range(SHINGLE)), strict=False
-            )
-        }
-        or {hash(tuple(text_words))}
+        set(map(hash, _ngrams(text_words, SHINGLE))) or {hash(tuple(text_words))}
         for text_words in words
     ]
+
+
+def _ngrams(words: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
+    return zip(*(words[offset:] for offset in range(n)), strict=False)
 
 
 def _jaccard(first: set[int], second: set[int]) -> float:

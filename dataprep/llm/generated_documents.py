@@ -18,18 +18,18 @@ same ids. Memory: 8 bytes per parent, and the texts of one or two shards.
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.files import atomic_write, write_text
+from gristmill.core.files import write_json_lines, write_text
 from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import (
@@ -41,12 +41,14 @@ from gristmill.dataprep.conservation import (
 )
 from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.documents import Inputs, document_id
+from gristmill.dataprep.inner_steps import run_step
 from gristmill.dataprep.jobs.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.llm.batch_requests import ask_tasks
 from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, Diversity, describe
 from gristmill.dataprep.llm.lineage import (
     GENERATED,
     SCHEMA,
+    lineage_rows,
     write_lineage,
 )
 from gristmill.dataprep.llm.llm_client import RequestCounts
@@ -63,15 +65,6 @@ GIVEN = (*READS[1:], "persona", "language", "number", "others")
 SHARD_SAMPLE, SAMPLE_CHARACTERS = 50, 4000
 """Texts per shard for measuring diversity, and the characters of each."""
 EMPTY, SHORT, CUT = "generate/empty", "generate/short", "generate/cut"
-STEPS = {
-    "filter": "gristmill.dataprep.filtering.filter",
-    "dedup": "gristmill.dataprep.duplicates.dedup",
-    "langid": "gristmill.dataprep.langid.langid",
-    "quality": "gristmill.dataprep.quality.quality",
-    "decontaminate": "gristmill.dataprep.passages.decontaminate",
-    "annotate": "gristmill.dataprep.user_code.annotate",
-    "judge": "gristmill.dataprep.llm.judge",
-}
 
 
 class Failure(TypedDict):
@@ -179,22 +172,17 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> Generate
         ConservationError, QuarantineError: see `counts`.
     """
     recipe = GenerateRecipe(
-        config["sources"],
-        config["ingest"],
-        config["generate"],
-        config["order"],
-        config["seed"],
+        **{field.name: config[field.name] for field in fields(GenerateRecipe)}
     )
     generated: dict[str, GeneratedSource] = {}
     for name in recipe.order:
         section = Generate.model_validate(recipe.generate[name])
         generated[name] = _Source(name, section, recipe, out, context).make()
-    tables = [
-        table
-        for name in generated
-        for table in _read_lineage(context.work / f"lineage-{name}", name)
-    ]
-    write_lineage(out, pa.concat_tables(tables) if tables else SCHEMA.empty_table())
+    lineage = [SCHEMA.empty_table()]
+    for name in generated:
+        for path in sorted((context.work / f"lineage-{name}").glob("*.json")):
+            lineage.append(lineage_rows(json.loads(path.read_bytes()), name))
+    write_lineage(out, pa.concat_tables(lineage))
     return GenerateSummary(generated)
 
 
@@ -212,19 +200,14 @@ class _Chosen:
 
     Attributes:
         parents: of the shard.
-        wanted: per new document the numbers of its parents (the first one leads), its
-            own number, and its request or the reason for having none.
+        wanted: per new document the numbers of its parents (the first one leads), and
+            its own number.
+        prompts: per new document its request, or the reason for having none.
     """
 
     parents: Sequence[Parent]
-    wanted: Sequence[tuple[tuple[int, ...], int, Request | str]]
-
-    @property
-    def requests(self) -> Iterator[Request]:
-        """Requests without the prompts that could not be filled in."""
-        return (
-            request for _, _, request in self.wanted if isinstance(request, Request)
-        )
+    wanted: Sequence[tuple[tuple[int, ...], int]]
+    prompts: Sequence[Request | str]
 
 
 class _Source:
@@ -309,25 +292,20 @@ class _Source:
         }
         work = self.context.work / f"parents-{self.name}"
         inputs = {"ingest": work / "ingest"}
-        self._run(
-            ingest,
-            {},
-            {"sources": sources, "ingest": self.recipe.ingest},
-            work / "ingest",
-        )
+        recipe = {"sources": sources, "ingest": self.recipe.ingest}
+        self._run(ingest.run, {}, recipe, work / "ingest")
         for number, step in enumerate(self.section.prepare):
             name = f"{step.stage}-{number}"
             config = step.config.model_dump(mode="json")
             if "seed" in config and config["seed"] is None:
                 config["seed"] = self.seed
-            module = importlib.import_module(STEPS[step.stage])
-            self._run(module, dict(inputs), config, work / name)
+            self._run(partial(run_step, step.stage), dict(inputs), config, work / name)
             inputs[name] = work / name
         return inputs
 
     def _run(
         self,
-        module: Any,
+        function: Callable[[Inputs, Recipe, Path, Context], object],
         inputs: Inputs,
         config: Recipe,
         out: Path,
@@ -339,20 +317,14 @@ class _Source:
             return
         work.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
-        answers = self.context.answers or self.context.work / "answers"
-        module.run(
-            inputs,
-            config,
-            out,
-            replace(
-                self.context,
-                work=work,
-                stage=f"{self.context.stage}, {out.name} of its parents",
-                answers=answers,
-            ),
+        context = replace(
+            self.context,
+            work=work,
+            stage=f"{self.context.stage}, {out.name} of its parents",
+            answers=self.context.answers or self.context.work / "answers",
         )
-        with atomic_write(done) as sink:
-            sink.write(b"")
+        function(inputs, config, out, context)
+        write_text(done, "")
 
     def _choose(
         self, inputs: Inputs, tasks: Sequence[ShardTask]
@@ -360,31 +332,17 @@ class _Source:
         """Largest key of a parent that is used, number of parents, and number of
         eligible parents.
         """
-        keys = [np.zeros(0, np.uint64)]
+        share, limit = self.section.share, self.section.limit
+        bound = int(share * (2**64 - 1)) if share < 1 else 2**64 - 1
+        keys = array("Q")
         number = 0
         for task in tasks:
-            read = read_judged_columns(inputs, task.name, None, ("id",))
-            number += len(read.judged)
-            shard_keys = np.array(
-                [self._key(document) for document in read.given["id"].to_pylist()],
-                np.uint64,
-            )
-            keys.append(shard_keys[shard_keys <= self._share_bound()])
-        ordered = np.sort(np.concatenate(keys))
-        limit = self.section.limit
-        bound = (
-            int(ordered[limit - 1])
-            if limit is not None and limit < len(ordered)
-            else self._share_bound()
-        )
-        return bound, number, len(ordered)
-
-    def _share_bound(self) -> int:
-        return (
-            int(self.section.share * (2**64 - 1))
-            if self.section.share < 1
-            else 2**64 - 1
-        )
+            ids = read_judged_columns(inputs, task.name, None, ("id",)).given["id"]
+            number += len(ids)
+            keys.extend(key for key in map(self._key, ids.to_pylist()) if key <= bound)
+        if limit is not None and limit < len(keys):
+            bound = int(np.partition(keys, limit - 1)[limit - 1])
+        return bound, number, len(keys)
 
     def _key(self, document: str, *more: str | int) -> int:
         return seeded_key(self.seed, "generate", self.name, document, *more)
@@ -398,7 +356,9 @@ class _Source:
             if self._key(values["id"]) <= bound
         ]
         parents: list[Parent] = []
-        new_documents: list[tuple[tuple[int, ...], int, Request | str]] = []
+        new_documents: list[tuple[tuple[int, ...], int]] = []
+        prompts: list[Request | str] = []
+        texts = [row["text"][: self.section.characters] for row in rows]
         for place, row in enumerate(rows):
             document = row["id"]
             metadata = json.loads(row["metadata"])
@@ -406,34 +366,27 @@ class _Source:
                 (str(metadata[key]) for key in LICENCE_KEYS if metadata.get(key)), None
             )
             parents.append(Parent(bytes.fromhex(document), row["text"], licence))
-            values = {
-                **{key: row[key] for key in READS[1:]},
-                "text": row["text"][: self.section.characters],
-                "metadata": metadata,
-            }
             for number in range(self.section.per_document):
                 more_parents = self._more_parents(document, place, number, len(rows))
                 filled = {
-                    **values,
+                    **{key: row[key] for key in READS[1:]},
+                    "text": texts[place],
+                    "metadata": metadata,
                     "language": self.section.language,
-                    "persona": self._persona(document, number),
+                    "persona": None,
                     "number": number,
-                    "others": [
-                        rows[index]["text"][: self.section.characters]
-                        for index in more_parents
-                    ],
+                    "others": [texts[index] for index in more_parents],
                 }
-                about = [rows[index]["id"] for index in (place, *more_parents)]
-                new_documents.append(
-                    (
-                        (place, *more_parents),
-                        number,
-                        self.template.request(
-                            filled, number=number, about=" ".join(about)
-                        ),
-                    )
+                if self.personas:
+                    key = self._key(document, "persona", number)
+                    filled["persona"] = self.personas[key % len(self.personas)]
+                places = (place, *more_parents)
+                about = " ".join(rows[index]["id"] for index in places)
+                prompts.append(
+                    self.template.request(filled, number=number, about=about)
                 )
-        return _Chosen(parents, new_documents)
+                new_documents.append((places, number))
+        return _Chosen(parents, new_documents, prompts)
 
     def _more_parents(
         self, document: str, place: int, number: int, num_rows: int
@@ -455,18 +408,10 @@ class _Source:
         ).tolist()
         return [row for row in drawn if row != place][: self.section.others]
 
-    def _persona(self, document: str, number: int) -> str | None:
-        if not self.personas:
-            return None
-        return self.personas[
-            self._key(document, "persona", number) % len(self.personas)
-        ]
-
     def _write(
         self, task: ShardTask, chosen: _Chosen, answers: Sequence[Sequence[Answer]]
     ) -> Done[GeneratedShard]:
-        responses = iter(answers[0])
-        lines: list[str] = []
+        lines: list[GeneratedDocument] = []
         edges: list[tuple[str, str]] = []
         sample: list[tuple[str, str, str]] = []
         errors: list[Failure] = []
@@ -477,12 +422,7 @@ class _Source:
             "quarantined": 0,
             "bytes_kept": 0,
         }
-        for places, number, request in chosen.wanted:
-            answer = (
-                next(responses)
-                if isinstance(request, Request)
-                else Answer("", error=request)
-            )
+        for (places, number), answer in zip(chosen.wanted, answers[0], strict=True):
             child_parents = [chosen.parents[place] for place in places]
             parent, text, _ = child_parents[0]
             if answer.error is not None:
@@ -492,19 +432,19 @@ class _Source:
                 )
                 continue
             new = answer.text.strip()
-            reason = self._reason(new, answer)
+            reason = None
+            if not new:
+                reason = EMPTY
+            elif answer.finish == "length" and self.section.cut == "drop":
+                reason = CUT
+            elif len(new) < self.section.shortest:
+                reason = SHORT
             if reason is not None:
                 counts["dropped"][reason] = counts["dropped"].get(reason, 0) + 1
                 continue
             locator = f"{parent.hex()}/{self.section.style}-{number}"
             child = document_id(self.name, locator, new)
-            lines.append(
-                json.dumps(
-                    self._record(locator, new, child_parents),
-                    ensure_ascii=False,
-                    sort_keys=True,
-                )
-            )
+            lines.append(self._record(locator, new, child_parents))
             edges.extend(
                 (id_bytes.hex(), child.hex()) for id_bytes, *_ in child_parents
             )
@@ -513,10 +453,9 @@ class _Source:
             )
             counts["kept"] += 1
             counts["bytes_kept"] += len(new.encode())
-        folder = self.out / self.name
-        path = folder / f"{Path(task.name).stem}.jsonl"
+        path = self.out / self.name / f"{Path(task.name).stem}.jsonl"
         kept = self.lineage / f"{Path(task.name).stem}.json"
-        write_text(path, "".join(f"{line}\n" for line in lines))
+        write_json_lines(path, lines)
         write_text(kept, json.dumps(edges))
         sample.sort()
         return Done(
@@ -528,13 +467,6 @@ class _Source:
                 "sample": sample[:SHARD_SAMPLE],
             },
         )
-
-    def _reason(self, text: str, answer: Answer) -> str | None:
-        if not text:
-            return EMPTY
-        if answer.finish == "length" and self.section.cut == "drop":
-            return CUT
-        return SHORT if len(text) < self.section.shortest else None
 
     def _record(
         self, locator: str, text: str, parents: Sequence[Parent]
@@ -553,22 +485,3 @@ class _Source:
         if licences:
             document["licence"] = " and ".join(licences)
         return document
-
-
-def _read_lineage(folder: Path, name: str) -> Iterator[pa.Table]:
-    """Lineage tables from the files that the tasks of a source wrote."""
-    for path in sorted(folder.glob("*.json")):
-        rows = json.loads(path.read_bytes())
-        yield pa.table(
-            {
-                "parent": pa.array(
-                    [bytes.fromhex(parent) for parent, _ in rows],
-                    SCHEMA.field("parent").type,
-                ),
-                "child": pa.array(
-                    [bytes.fromhex(child) for _, child in rows],
-                    SCHEMA.field("child").type,
-                ),
-                "source": pa.array([name] * len(rows), pa.string()),
-            }
-        )

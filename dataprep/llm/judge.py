@@ -11,7 +11,6 @@ time, 2 MB and a shard or two.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,7 +45,7 @@ from gristmill.dataprep.llm.batch_requests import (
     ShardPrompts,
     ask_tasks,
     count_judged,
-    with_problems,
+    first_error,
 )
 from gristmill.dataprep.llm.llm_client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_template
@@ -185,19 +184,9 @@ def _write(
     out: Path,
     task: ShardTask,
     shard_prompts: ShardPrompts,
-    responses: Sequence[Sequence[Answer]],
+    answers: Sequence[Sequence[Answer]],
 ) -> Done[JudgedShard]:
-    answers = [
-        with_problems(shard_prompts.prompts, judge_answers)
-        for judge_answers in responses
-    ]
-    problems = [
-        next(
-            (answer.error for answer in document_answers if answer.error is not None),
-            None,
-        )
-        for document_answers in zip(*answers, strict=True)
-    ]
+    problems = list(map(first_error, zip(*answers, strict=True)))
     columns = {
         prefix + name: column_of(judge_answers, name, property_schema["type"])
         for prefix, judge_answers in zip(section.prefixes, answers, strict=True)
@@ -219,7 +208,7 @@ def _write(
     result = JudgedShard(
         counts=counts,
         rules=count_failures(failed),
-        unusable=sum(problem is not None for problem in problems),
+        unusable=len(problems) - problems.count(None),
         histograms={
             name: histogram(values, ANY_EDGES) for name, values in numbers.items()
         },
@@ -247,7 +236,4 @@ def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:
 
 def as_numbers(values: pa.Array) -> np.ndarray:
     """Values as float64: NaN for null, 1 for true."""
-    return np.array(
-        [math.nan if value is None else float(value) for value in values.to_pylist()],
-        np.float64,
-    )
+    return np.array(values.to_pylist(), np.float64)

@@ -35,11 +35,14 @@ from gristmill.dataprep.llm.batch_requests import (
     ShardPrompts,
     ask_tasks,
     count_judged,
-    with_problems,
+    first_error,
 )
 from gristmill.dataprep.llm.llm_client import RequestCounts
-from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_lines, shipped
-from gristmill.dataprep.llm.prompt_templates import read_template as read_template_file
+from gristmill.dataprep.llm.prompt_templates import (
+    PromptTemplate,
+    read_lines,
+    read_template,
+)
 from gristmill.dataprep.llm.prompting import Answer, Request, Schema
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.base import Recipe
@@ -64,7 +67,6 @@ ANSWER: Schema = {
 }
 CHOSEN = "chosen"
 RULE = "judge_pairs"
-JOB = "judge_pairs"
 
 
 def pair_text(prompt_text: str, chosen: str, rejected: str) -> str:
@@ -80,11 +82,7 @@ def read_question(section: Comparison) -> PromptTemplate:
     Raises:
         TemplateProblemError: it cannot be read, or uses an unknown name.
     """
-    template = (
-        shipped(QUESTION)
-        if section.template is None
-        else read_template_file(section.template, QUESTION)
-    )
+    template = read_template(section.template, QUESTION)
     template.check(GIVEN)
     return template
 
@@ -165,7 +163,7 @@ def run(
     template = read_question(section)
     principles = read_lines(section.principles)
     results, tallies = ask_tasks(
-        JOB,
+        RULE,
         shard_tasks(inputs["ingest"]),
         section.models,
         partial(_read_prompts, dict(inputs), section, template, principles),
@@ -208,15 +206,16 @@ def _read_prompts(
         if REJECTED not in pair:
             prompts += ["it is a single answer, and no pair"] * 2
             continue
-        principle = (
-            principles[seeded_key("principle", row["id"]) % len(principles)]
-            if principles
-            else ""
-        )
+        principle = drawn(principles, seeded_key("principle", row["id"]))
         prompts += in_both_orders(
             section, template, pair, principle, row["source"], row["id"]
         )
     return ShardPrompts(read, prompts)
+
+
+def drawn(principles: Sequence[str], key: int) -> str:
+    """Principle that a key chooses, or an empty text."""
+    return principles[key % len(principles)] if principles else ""
 
 
 def in_both_orders(
@@ -262,38 +261,24 @@ def _write(
     out: Path,
     task: ShardTask,
     shard_prompts: ShardPrompts,
-    responses: Sequence[Sequence[Answer]],
+    answers: Sequence[Sequence[Answer]],
 ) -> Done[ComparedShard]:
-    answers = [
-        with_problems(shard_prompts.prompts, judge_answers)
-        for judge_answers in responses
-    ]
     errors = [
-        next(
-            (
-                answer.error
-                for judge in answers
-                for answer in judge[2 * row : 2 * row + 2]
-                if answer.error is not None
-            ),
-            None,
-        )
-        for row in range(len(shard_prompts.prompts) // 2)
+        first_error(answer for judge in answers for answer in judge[row : row + 2])
+        for row in range(0, len(shard_prompts.prompts), 2)
     ]
     picks = [
-        [
+        np.array(
             [
                 answer.value["better"] if answer.error is None else "same"
-                for answer in judge[order::2]
-            ]
-            for order in (0, 1)
-        ]
+                for answer in judge
+            ],
+            str,
+        ).reshape(-1, 2)
         for judge in answers
     ]
     scores = [
-        np.array(
-            [score_of(*pair_picks) for pair_picks in zip(*judge, strict=True)], np.int64
-        )
+        np.array([score_of(*pair) for pair in judge.tolist()], np.int64)
         for judge in picks
     ]
     usable = np.array([error is None for error in errors], bool)
@@ -311,13 +296,10 @@ def _write(
     ]
     read = shard_prompts.read
     pairs = [json.loads(text) for text in read.given["text"].to_pylist()]
-    longer = np.array(
-        [
-            np.sign(len(pair.get(CHOSEN, "")) - len(pair.get(REJECTED, "")))
-            for pair in pairs
-        ],
-        np.int64,
-    )
+    lengths = [
+        [len(pair.get(name, "")) for pair in pairs] for name in (CHOSEN, REJECTED)
+    ]
+    longer = np.sign(np.subtract(*np.array(lengths, np.int64)))
     table, counts = annotate(
         read.documents, read.rows, read.judged, reasons, columns, errors
     )
@@ -326,7 +308,7 @@ def _write(
         counts=counts,
         unusable=int((~usable).sum()),
         biases=[
-            count_biases(np.array(judge)[:, usable], score[usable], longer[usable])
+            count_biases(judge[usable], score[usable], longer[usable])
             for judge, score in zip(picks, scores, strict=True)
         ],
     )
@@ -356,7 +338,7 @@ def count_biases(
     """Counts of verdicts and positions, which add up over shards.
 
     Args:
-        takes: text of shape (2, n): the picks for each pair with the chosen answer
+        takes: text of shape (n, 2): the picks for each pair with the chosen answer
             first, and second.
         scores: int64 of shape (n,), see `score_of`.
         longer: int64 of shape (n,), 1 if the chosen answer has more characters, -1 if
@@ -383,12 +365,11 @@ def biases_of(counts: Mapping[str, int]) -> Biases:
         return counts.get(part, 0) / total if total else None
 
     pairs = counts.get("pairs", 0)
+    decided = counts.get("confirmed", 0) + counts.get("rejected", 0)
     return {
         "pairs": pairs,
         "confirmed": share("confirmed", "confirmed", "rejected"),
-        "decided": (counts["confirmed"] + counts["rejected"]) / pairs
-        if pairs
-        else None,
+        "decided": decided / pairs if pairs else None,
         "first_taken": share("first", "first", "second"),
         "longer_taken": share("longer", "unequal"),
         "longer_chosen": share("longer_chosen", "unequal"),

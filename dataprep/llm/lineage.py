@@ -8,7 +8,7 @@ Metadata of documents and records of examples also name the parents.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,12 +30,22 @@ SCHEMA = pa.schema(
 )
 
 
+def lineage_rows(links: Sequence[tuple[str, str]], source: str) -> pa.Table:
+    """Lineage table of (parent, child) ids in hexadecimal."""
+    return pa.table(
+        {
+            "parent": [bytes.fromhex(parent) for parent, _ in links],
+            "child": [bytes.fromhex(child) for _, child in links],
+            "source": [source] * len(links),
+        },
+        SCHEMA,
+    )
+
+
 def write_lineage(folder: Path, rows: pa.Table) -> None:
     """Write the lineage table of a stage, sorted by parent."""
-    write_table(
-        folder / LINEAGE,
-        rows.cast(SCHEMA).sort_by([("parent", "ascending"), ("child", "ascending")]),
-    )
+    order = [("parent", "ascending"), ("child", "ascending")]
+    write_table(folder / LINEAGE, rows.sort_by(order))
 
 
 def descendants(inputs: Inputs, ids: Collection[bytes]) -> set[bytes]:
@@ -45,19 +55,10 @@ def descendants(inputs: Inputs, ids: Collection[bytes]) -> set[bytes]:
     Args:
         inputs: committed stages; there are no descendants without a generating stage.
     """
-    tables = [
-        folder / LINEAGE for folder in inputs.values() if (folder / LINEAGE).exists()
-    ]
     descendant_ids = set[bytes]()
     new = set(ids)
-    while new and tables:
-        children = {
-            child
-            for table in tables
-            for child in read_matching(table, "parent", list(new), ["child"])[
-                "child"
-            ].to_pylist()
-        }
+    while new:
+        children = _relatives(inputs, "parent", list(new), "child")
         new = children - descendant_ids - set(ids)
         descendant_ids |= new
     return descendant_ids
@@ -69,11 +70,18 @@ def parents(inputs: Inputs, child: bytes) -> set[bytes]:
     Args:
         inputs: committed stages.
     """
+    return _relatives(inputs, "child", [child], "parent")
+
+
+def _relatives(
+    inputs: Inputs, column: str, ids: list[bytes], relatives: str
+) -> set[bytes]:
+    """Values of one column where another one has some ids, in all lineage tables."""
     return {
-        parent
+        relative
         for folder in inputs.values()
         if (folder / LINEAGE).exists()
-        for parent in read_matching(folder / LINEAGE, "child", [child], ["parent"])[
-            "parent"
+        for relative in read_matching(folder / LINEAGE, column, ids, [relatives])[
+            relatives
         ].to_pylist()
     }

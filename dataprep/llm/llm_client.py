@@ -1,8 +1,9 @@
 """Client of OpenAI's chat completions API: many concurrent requests, and no request
 twice.
 
-    for answer in ask(requests, model, context):   # in the order of the requests
-        ...
+    with Asking(model, context) as asking:
+        for answer in asking.answers(requests):   # in the order of the requests
+            ...
 
 Transient failures are retried: 408, 409, 425, 429 and 5xx, timeouts, dropped
 connections, bodies that are not a completion. The wait before a retry is a random part
@@ -92,28 +93,6 @@ class BudgetSpentError(AskingError):
 
 class _RefusedError(Exception):
     """The endpoint permanently refuses one request."""
-
-
-def ask(
-    requests: Iterable[Request],
-    model: AskedModel,
-    context: Context,
-    total: int | None = None,
-) -> Iterator[Answer]:
-    """Answer requests, in their order.
-
-    Args:
-        requests: any number; they are consumed a few at a time.
-        model: the model to ask.
-        context: store of answers, and progress.
-        total: number of requests, if known.
-
-    Raises:
-        AskingError: the endpoint does not answer, or refuses all requests; the budget
-            is spent.
-    """
-    with Asking(model, context, total) as asking:
-        yield from asking.answers(requests)
 
 
 @dataclass
@@ -267,11 +246,7 @@ class Asking:
 
     def _stop(self, thread: threading.Thread) -> None:
         async def close() -> None:
-            tasks = [
-                task
-                for task in asyncio.all_tasks()
-                if task is not asyncio.current_task()
-            ]
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -318,7 +293,8 @@ class Asking:
         """Answer requests, in their order.
 
         Raises:
-            AskingError: see `ask`.
+            AskingError: the endpoint does not answer, or refuses all requests; the
+                budget is spent.
         """
         window: deque[Future[Answer] | Answer] = deque()
         window_size = WINDOW * self.model.concurrency
@@ -476,16 +452,15 @@ class Asking:
         """
         start = time.monotonic()
         wait = FIRST_WAIT_SECONDS
-        tried = list[_Endpoint]()
+        endpoint: _Endpoint | None = None
         while True:
-            endpoint = self._choose(tried)
+            endpoint = self._choose(endpoint)
             if (seconds_closed := endpoint.closed_until - time.monotonic()) > 0:
                 await self._pause(seconds_closed)
             problem, retry_after = await self._try(endpoint, body)
             if not isinstance(problem, str):
                 return problem
             self.tally.retried += 1
-            tried = [endpoint]
             pause = max(retry_after, random.uniform(0, wait))
             if time.monotonic() + pause - start > self.model.patience_seconds:
                 self._fail(endpoint, problem, time.monotonic() - start, retry_after)
@@ -521,17 +496,15 @@ class Asking:
         assert self._ended is not None
         raise self._ended
 
-    def _choose(self, tried: Sequence[_Endpoint]) -> _Endpoint:
+    def _choose(self, tried: _Endpoint | None) -> _Endpoint:
         """Endpoint that opens first and has the fewest requests; not the last tried,
         unless it is the only one.
         """
-        candidates = [
-            endpoint for endpoint in self._endpoints if endpoint not in tried
-        ] or self._endpoints
         now = time.monotonic()
         return min(
-            candidates,
+            self._endpoints,
             key=lambda endpoint: (
+                endpoint is tried,
                 max(endpoint.closed_until, now),
                 endpoint.on_their_way,
             ),

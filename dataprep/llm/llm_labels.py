@@ -13,11 +13,7 @@ import numpy as np
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.llm.agreement import Agreement, agreement, count_pairs
-from gristmill.dataprep.llm.batch_requests import (
-    ShardPrompts,
-    ask_shards,
-    with_problems,
-)
+from gristmill.dataprep.llm.batch_requests import ShardPrompts, ask_shards
 from gristmill.dataprep.llm.judge import GIVEN, as_numbers, column_of, read_prompts
 from gristmill.dataprep.llm.llm_client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import read_template
@@ -72,7 +68,8 @@ def ask_scores(
         shard: rows for shard, rows in zip(shards, chosen, strict=True) if len(rows)
     }
     score_type = judge.answer["properties"][judge.score_name]["type"]
-    scores = {shard: [np.empty(0)] * len(judge.models) for shard in shards}
+    no_scores = [np.empty(0)] * len(judge.models)
+    scores = dict.fromkeys(shards, no_scores)
 
     def read(shard: str) -> ShardPrompts:
         return read_prompts(
@@ -83,25 +80,14 @@ def ask_scores(
         shard: str, shard_prompts: ShardPrompts, answers: Sequence[Sequence[Answer]]
     ) -> None:
         scores[shard] = [
-            as_numbers(
-                column_of(
-                    with_problems(shard_prompts.prompts, judge_answers),
-                    judge.score_name,
-                    score_type,
-                )
-            )
+            as_numbers(column_of(judge_answers, judge.score_name, score_type))
             for judge_answers in answers
         ]
 
     tallies = ask_shards(
         judge.models, list(rows_by_shard), read, use, context, sum(map(len, chosen))
     )
-    first, *second = [
-        np.concatenate(
-            [np.empty(0), *(shard_scores[number] for shard_scores in scores.values())]
-        )
-        for number in range(len(judge.models))
-    ]
+    first, *second = map(np.concatenate, zip(no_scores, *scores.values(), strict=True))
     report = JudgeReport(asked=tallies, unusable=int(np.isnan(first).sum()))
     if second:
         report["agreement"] = {

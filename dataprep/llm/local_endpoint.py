@@ -120,8 +120,7 @@ def _vllm(model: AskedModel, port: int) -> list[str]:
 
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+        return listener.getsockname()[1]
 
 
 def _wait(

@@ -61,15 +61,11 @@ class Answer:
 def prompt(
     text: str,
     schema: Schema | None = None,
-    system: str | None = None,
     number: int = 0,
     about: str | None = None,
 ) -> Request:
-    """Request with one user message, and a system message if given."""
-    messages: list[Message] = [{"role": "user", "content": text}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return Request(messages, schema, number, about)
+    """Request with one user message."""
+    return Request([{"role": "user", "content": text}], schema, number, about)
 
 
 def read_json_answer(text: str, schema: Schema) -> tuple[Any, str | None]:

@@ -8,7 +8,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +19,9 @@ import pytest
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.llm import llm_client
 from gristmill.dataprep.llm.answer_store import KeptAnswers, forget_answers
-from gristmill.dataprep.llm.llm_client import Asking, AskingError, BudgetSpentError, ask
+from gristmill.dataprep.llm.llm_client import Asking, AskingError, BudgetSpentError
 from gristmill.dataprep.llm.local_endpoint import ServerError
-from gristmill.dataprep.llm.prompting import Answer, prompt, read_json_answer
+from gristmill.dataprep.llm.prompting import Answer, Request, prompt, read_json_answer
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.steps.asked_model import AskedModel
 from tests.chat_endpoint import Cut, Does, Drop, Ended, Endpoint, Late, Raw, Refuse
@@ -49,6 +49,16 @@ def model_at(endpoint: Endpoint, **settings: Any) -> AskedModel:
     return AskedModel.model_validate(
         {"endpoint": endpoint.url, "model": "small", **settings}
     )
+
+
+def ask(
+    requests: Iterable[Request],
+    model: AskedModel,
+    context: Context,
+    total: int | None = None,
+) -> Iterator[Answer]:
+    with Asking(model, context, total) as asking:
+        yield from asking.answers(requests)
 
 
 def prompts(number: int, **settings: Any) -> list[Any]:
