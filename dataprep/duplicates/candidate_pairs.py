@@ -321,7 +321,7 @@ def fetch(task: ShardTask, plan: DedupPlan, wanted: Shuffled) -> Sending:
     rows = distinct_pairs(pairs_array(wanted.read(shard))[:, ::-1])
     partitions = rows[:, 0]
     documents = rows[:, 1]
-    batch = pa.Table.from_batches([read_sketches(plan.work, task.name)])
+    batch = read_sketches(plan.work, task.name)
     places = np.searchsorted(
         batch["row"].to_numpy(), documents - plan.numbering.starts[shard]
     )

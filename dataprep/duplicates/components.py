@@ -204,7 +204,8 @@ def find_components(
         results, edges = run(
             name, partial(make_stars, name=name, edges=edges, is_small=is_small)
         )
-        if not (is_small or sum(result["unsettled"] for result in results)):
+        unsettled = sum(result["unsettled"] for result in results)
+        if not is_small and not unsettled:
             break
         rounds += is_small
         is_small = not is_small

@@ -79,7 +79,6 @@ from gristmill.dataprep.duplicates.sketches import (
     sketch_path,
     sketch_shard,
     unpack_sketches,
-    write_sketches,
 )
 from gristmill.dataprep.duplicates.survivors import (
     DECISIONS,
@@ -110,7 +109,7 @@ from gristmill.dataprep.jobs.tasks import (
     run_tasks,
     shard_tasks,
 )
-from gristmill.dataprep.shuffle_format import count_partitions, open_batches
+from gristmill.dataprep.shuffle_format import count_partitions, open_batches, write_rows
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import Dedup
 
@@ -386,10 +385,10 @@ def sketch(task: Task[SketchPayload], plan: DedupPlan) -> Sending:
     if index_file is None:
         batch, sizes_and_errors = sketch_shard(plan.inputs, task.name, plan.section)
         paths.append(seen_path(plan.work, task.name))
-        write_sketches(paths[-1], sizes_and_errors)
+        write_rows(paths[-1], sizes_and_errors)
     else:
         batch = import_shard(as_path(index_file), plan.section)
-    write_sketches(paths[0], batch)
+    write_rows(paths[0], batch)
     documents = task.payload["start"] + batch["row"].to_numpy()
     yield sent_keys(
         documents,

@@ -33,7 +33,13 @@ from gristmill.core.files import (
     write_json,
 )
 from gristmill.dataprep.document_numbers import Numbering
-from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, Inputs, read_table
+from gristmill.dataprep.documents import (
+    ID_BYTES,
+    ROW_GROUP_ROWS,
+    Inputs,
+    read_table,
+    shard_names,
+)
 from gristmill.dataprep.duplicates.sketches import (
     binary_numbers,
     read_sketches,
@@ -70,13 +76,11 @@ class Index:
     """Index of an older corpus that a run is compared with.
 
     Attributes:
-        path: its folder.
         name: 16 hexadecimal digits that follow from its parameters and its ids.
         documents: number of documents in it.
         files: its Parquet files, in order.
     """
 
-    path: Path
     name: str
     documents: int
     files: Sequence[Path]
@@ -128,9 +132,8 @@ def open_index(location: str, section: Dedup) -> Index:
                 f"{recorded.get(field)}, this run has "
                 f"{required[field]}; use the same, or make the index again"
             )
-    return Index(
-        path, header["name"], header["documents"], sorted(path.glob("part-*.parquet"))
-    )
+    files = [path / name for name in shard_names(path)]
+    return Index(header["name"], header["documents"], files)
 
 
 def write_index_shard(
@@ -144,9 +147,9 @@ def write_index_shard(
     Returns:
         the files, and the sum of the ids, which the name of the index depends on.
     """
-    batch = read_sketches(work, shard)
-    rows = np.searchsorted(batch["row"].to_numpy(), kept)
-    table = pa.Table.from_batches([batch]).drop_columns(["row"]).take(pa.array(rows))
+    sketches = read_sketches(work, shard)
+    rows = np.searchsorted(sketches["row"].to_numpy(), kept)
+    table = sketches.drop_columns(["row"]).take(pa.array(rows))
     path = out / FOLDER / shard
     with atomic_write(path) as sink:
         pq.write_table(
@@ -178,15 +181,15 @@ def write_header(
     return name
 
 
-def import_shard(path: Path, section: Dedup) -> pa.RecordBatch:
+def import_shard(path: Path, section: Dedup) -> pa.Table:
     """Read an index file as sketches with `row` numbers."""
     table = read_table(path)
     if section.minhash is None and "bands" in table.column_names:
         table = table.drop_columns(["bands"])
-    columns = {"row": pa.array(np.arange(len(table)))}
-    for name in ("id", "locator", "length"):
-        columns[name] = table[name].combine_chunks()
-    return sketch_batch(columns, unpack_sketches(table))
+    columns = {name: table[name] for name in ("id", "locator", "length")}
+    return sketch_batch(
+        {"row": np.arange(len(table)), **columns}, unpack_sketches(table)
+    )
 
 
 def sum_of_ids(ids: pa.ChunkedArray) -> int:

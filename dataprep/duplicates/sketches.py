@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import atomic_write
 from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
 from gristmill.dataprep.document_numbers import Numbering
@@ -71,7 +70,7 @@ def seen_path(work: Path, shard: str) -> Path:
 
 def sketch_shard(
     inputs: Inputs, shard: str, section: Dedup
-) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+) -> tuple[pa.Table, pa.Table]:
     """Sketch the judged documents of a shard.
 
     Returns:
@@ -92,19 +91,19 @@ def sketch_shard(
     urls = digest_urls(documents) if section.url else NO_DIGEST * len(documents)
     batch = {
         "row": pa.array(judged[good]),
-        "id": documents["id"].combine_chunks(),
-        "locator": documents["locator"].combine_chunks(),
+        "id": documents["id"],
+        "locator": documents["locator"],
         "length": pa.array(measured["length"]),
         "digest": measured["digest"],
         "url": binary_rows(np.frombuffer(urls, np.uint64).reshape(-1, 2)),
     }
     batch |= {name: measured[name] for name in SKETCH_COLUMNS if name in measured}
-    return pa.record_batch(batch), sizes_and_errors
+    return pa.table(batch), sizes_and_errors
 
 
 def describe_seen(
     documents: pa.Table, judged: np.ndarray, errors: Sequence[str | None]
-) -> pa.RecordBatch:
+) -> pa.Table:
     """Table with `bytes` (of the text) and `error` (why the text could not be read, or
     null) of a shard's documents.
 
@@ -113,11 +112,11 @@ def describe_seen(
         judged: int64, rows of the judged documents.
         errors: one per judged document.
     """
-    sizes = pc.binary_length(documents["text"]).cast(pa.int64()).combine_chunks()
+    sizes = pc.binary_length(documents["text"]).cast(pa.int64())
     spread_errors = pa.array(errors, pa.string()).take(
         positions(np.arange(len(documents)), judged)
     )
-    return pa.record_batch({"bytes": sizes, "error": spread_errors})
+    return pa.table({"bytes": sizes, "error": spread_errors})
 
 
 def _take_rows(table: pa.Table, rows: np.ndarray) -> pa.Table:
@@ -152,10 +151,10 @@ def sketch_texts(
     return columns
 
 
-def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.RecordBatch:
+def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.Table:
     """Append the columns of sketches to columns of their documents."""
     bands = {"bands": binary_rows(sketches.bands)} if sketches.bands.shape[1] else {}
-    return pa.record_batch(
+    return pa.table(
         {
             **columns,
             "digest": binary_rows(sketches.digests),
@@ -166,27 +165,16 @@ def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.Reco
     )
 
 
-def write_sketches(path: Path, batch: pa.RecordBatch) -> None:
-    """Write the sketches of a shard, or the sizes and errors of its documents."""
-    with (
-        atomic_write(path, durable=False) as sink,
-        pa.ipc.new_file(sink, batch.schema) as writer,
-    ):
-        writer.write_batch(batch)
-
-
-def read_sketches(work: Path, shard: str) -> pa.RecordBatch:
+def read_sketches(work: Path, shard: str) -> pa.Table:
     """Read the sketches of a shard, mapped into memory if the file is local."""
-    return open_batches(sketch_path(work, shard)).get_batch(0)
+    return open_batches(sketch_path(work, shard)).read_all()
 
 
 class Source(Protocol):
     """Source of the sketches that a task reads."""
 
-    def parts(
-        self, documents: np.ndarray
-    ) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """Batches of sketches with the rows of `documents` (int64, ascending and
+    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Tables of sketches with the rows of `documents` (int64, ascending and
         distinct) in each, in order.
         """
         ...
@@ -205,9 +193,7 @@ class ShardSketches:
     work: Path
     numbering: Numbering
 
-    def parts(
-        self, documents: np.ndarray
-    ) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """Implement `Source`; every document must have a sketch."""
         for shard, rows in self.numbering.split(documents):
             batch = read_sketches(self.work, self.numbering.shards[shard])
@@ -223,16 +209,12 @@ class SentSketches:
     """
 
     def __init__(self, pieces: Iterable[pa.Table]) -> None:
-        self._batches = [
-            piece.combine_chunks().to_batches()[0] for piece in pieces if len(piece)
-        ]
+        self._batches = [piece.combine_chunks() for piece in pieces if len(piece)]
         self._ends = np.array(
             [batch["document"][-1].as_py() for batch in self._batches], np.int64
         )
 
-    def parts(
-        self, documents: np.ndarray
-    ) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """Implement `Source`; every document must have been sent."""
         places = np.searchsorted(self._ends, documents)
         for place in np.unique(places).tolist():
@@ -251,9 +233,9 @@ def load_columns(
         names: the columns; missing columns are skipped.
     """
     return pa.concat_tables(
-        pa.Table.from_batches([batch])
-        .select([name for name in names if name in batch.schema.names])
-        .take(pa.array(rows))
+        batch.select([name for name in names if name in batch.column_names]).take(
+            pa.array(rows)
+        )
         for batch, rows in source.parts(documents)
     )
 
@@ -272,21 +254,21 @@ def count_shingles(source: Source, documents: np.ndarray) -> np.ndarray:
     """Number of shingles of each of some documents (ascending and distinct)."""
     counts = [np.empty(0, np.int64)]
     for batch, rows in source.parts(documents):
-        counts.append(np.diff(batch["shingles"].offsets.to_numpy())[rows])
+        counts.append(np.diff(batch["shingles"].chunk(0).offsets.to_numpy())[rows])
     return np.concatenate(counts)
 
 
-def unpack_sketches(table: pa.Table | pa.RecordBatch) -> Sketches:
+def unpack_sketches(table: pa.Table) -> Sketches:
     """Sketches from their columns, the inverse of `sketch_batch`; the column `bands`
     may be missing.
     """
-    lists = _combined(table["shingles"])
+    lists = table["shingles"].combine_chunks()
     offsets = lists.offsets.to_numpy()
     sets = ShingleSets(
         lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
     )
     digests, urls = binary_numbers(table["digest"]), binary_numbers(table["url"])
-    has_bands = "bands" in table.schema.names
+    has_bands = "bands" in table.column_names
     bands = binary_numbers(table["bands"]) if has_bands else digests[:, :0]
     return Sketches(digests, urls, bands, sets)
 
@@ -328,14 +310,11 @@ def binary_numbers(
     """Rows of numbers from fixed-size binary values, in native byte order: shape
     (n, w).
     """
-    values = _combined(values)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
     size = values.type.byte_width
     width = size // np.dtype(kind).itemsize
     flat = np.frombuffer(
         values.buffers()[1], kind, len(values) * width, offset=size * values.offset
     )
     return flat.reshape(-1, width)
-
-
-def _combined(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

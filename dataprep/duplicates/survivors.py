@@ -218,7 +218,7 @@ def gather_members(
     components = documents.copy()
     components[np.searchsorted(documents, labels_here[:, 0])] = labels_here[:, 1]
     rows = documents - plan.numbering.starts[shard]
-    sketched = pa.Table.from_batches([read_sketches(plan.work, task.name)])
+    sketched = read_sketches(plan.work, task.name)
     names = ("id", "locator", "length", *SKETCH_COLUMNS * plan.sends_sketches)
     sketches = sketched.select(
         [name for name in names if name in sketched.column_names]

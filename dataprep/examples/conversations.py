@@ -311,7 +311,7 @@ def _sharegpt_message(where: str, message: Any) -> Message:
 
 
 def _call(where: str, call: Any) -> ToolCall:
-    function = call.get("function", call) if isinstance(call, dict) else None
+    function = call.get("function", call) if isinstance(call, dict) else {}
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise ValueError(f"{where}: a call of a tool must name its function")

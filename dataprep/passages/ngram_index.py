@@ -20,7 +20,7 @@ from gristmill.dataprep.filtering.repetition import empty_table
 from gristmill.dataprep.shuffle_format import open_batches, write_rows
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import hashed_words, same_lower
+from gristmill.dataprep.text.spans import hashed_words, same_lower, same_run
 from gristmill.dataprep.text.unicode_tables import (
     NOTHING,
     code_point_flags,
@@ -146,22 +146,6 @@ def _hash_words(words: np.ndarray, begin: int, length: int) -> np.uint64:
 
 
 @kernel
-def _same_words(
-    first: np.ndarray,
-    first_begin: int,
-    second: np.ndarray,
-    second_begin: int,
-    length: int,
-) -> bool:
-    return bool(
-        np.all(
-            first[first_begin : first_begin + length]
-            == second[second_begin : second_begin + length]
-        )
-    )
-
-
-@kernel
 def _ngram_slot(
     words: np.ndarray,
     begin: int,
@@ -180,7 +164,7 @@ def _ngram_slot(
         ngram = table[slot]
         if ngram < 0:
             return slot
-        if lengths[ngram] == length and _same_words(
+        if lengths[ngram] == length and same_run(
             words, begin, indexed, begins[ngram], length
         ):
             return slot

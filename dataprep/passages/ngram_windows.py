@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.text.hashing import fmix64, hash_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import word_spans
+from gristmill.dataprep.text.spans import same_run, word_spans
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
@@ -228,20 +228,6 @@ def cut_copies(
 
 
 @kernel
-def _same(
-    first: np.ndarray,
-    first_begin: int,
-    second: np.ndarray,
-    second_begin: int,
-    length: int,
-) -> bool:
-    step = 0
-    while step < length and first[first_begin + step] == second[second_begin + step]:
-        step += 1
-    return step == length
-
-
-@kernel
 def _are_copies(
     data: np.ndarray,
     offsets: np.ndarray,
@@ -275,7 +261,9 @@ def _are_copies(
                 compared = ends[span - 1]
         position = offsets[text[span]] + compared
         lent_position = lent_offsets[lender[span]] + compared + shift
-        copies[span] = _same(data, position, lent_data, lent_position, end - compared)
+        copies[span] = same_run(
+            data, position, lent_data, lent_position, end - compared
+        )
     return copies
 
 

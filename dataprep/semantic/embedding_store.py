@@ -40,7 +40,7 @@ def embed_shard(
     sources: tuple[str, ...] | None,
     model: ReadingModel,
     sha256: str,
-) -> tuple[pa.RecordBatch, pa.RecordBatch, pa.ChunkedArray, ReadCounts]:
+) -> tuple[pa.Table, pa.Table, pa.ChunkedArray, ReadCounts]:
     """Embed the documents of a shard that were kept so far and belong to the sources.
 
     Returns:
@@ -57,17 +57,15 @@ def embed_shard(
     good = np.array([error is None for error in errors], bool)
     rows = judged[good]
     documents = kept_shard.documents.select(["id", "locator"]).take(pa.array(rows))
-    batch = pa.record_batch(
-        {
-            "row": pa.array(rows),
-            "id": documents["id"].combine_chunks(),
-            "locator": documents["locator"].combine_chunks(),
-            "length": pa.array(measured["length"]),
-            "vector": pack_vectors(measured["vector"]),
-        }
-    )
+    embedded = {
+        "row": rows,
+        "id": documents["id"],
+        "locator": documents["locator"],
+        "length": measured["length"],
+        "vector": pack_vectors(measured["vector"]),
+    }
     return (
-        batch,
+        pa.table(embedded),
         describe_seen(kept_shard.documents, judged, errors),
         texts.filter(pa.array(good)),
         count_read(*(measured[name] for name in READ)),

@@ -26,7 +26,7 @@ from gristmill.dataprep.documents import (
     read_shard,
     write_table,
 )
-from gristmill.dataprep.duplicates.sketches import binary_numbers, write_sketches
+from gristmill.dataprep.duplicates.sketches import binary_numbers
 from gristmill.dataprep.encoders.document_scores import ReadCounts
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.model_folders import folder_sha256, needed
@@ -39,7 +39,7 @@ from gristmill.dataprep.semantic.centroids import (
     fit_centroids,
 )
 from gristmill.dataprep.semantic.embedding_store import embed_shard, unpack_vectors
-from gristmill.dataprep.shuffle_format import open_batches, task_file
+from gristmill.dataprep.shuffle_format import open_batches, task_file, write_rows
 from gristmill.mixtures.steps.dedup_semantic import Cluster, DedupSemantic
 
 SAMPLE, CENTROIDS, VECTORS = "sample", "centroids.npy", "vectors"
@@ -123,13 +123,13 @@ def embed(
         plan.inputs, task.name, section.sources, section.model, plan.sha256
     )
     paths = [vectors_path(plan, task.name), seen_path(plan, task.name)]
-    write_sketches(paths[0], batch)
-    write_sketches(paths[1], sizes_and_errors)
+    write_rows(paths[0], batch)
+    write_rows(paths[1], sizes_and_errors)
     beginnings = binary_numbers(batch["id"]).view(">u8")[:, 0].astype(np.uint64)
     drawn = pa.array(
         draw(beginnings, section.seed, plan.sample, plan.numbering.num_new)
     )
-    sample = pa.Table.from_batches([batch]).select(["id", "vector"]).filter(drawn)
+    sample = batch.select(["id", "vector"]).filter(drawn)
     if with_texts:
         sample = sample.append_column(
             "text", pc.utf8_slice_codeunits(texts.filter(drawn), 0, BEGINNING)
@@ -152,7 +152,7 @@ def read_vectors(plan: VectorPlan, shard: str) -> pa.Table:
     """Read the documents of a shard that have vectors, ascending by row; see
     `vectors.embed_shard`.
     """
-    return pa.Table.from_batches([open_batches(vectors_path(plan, shard)).get_batch(0)])
+    return open_batches(vectors_path(plan, shard)).read_all()
 
 
 def write_shard(

@@ -247,6 +247,21 @@ def hashed_words(
 
 
 @kernel
+def same_run(
+    first: np.ndarray,
+    first_begin: int,
+    second: np.ndarray,
+    second_begin: int,
+    length: int,
+) -> bool:
+    """True if two runs of this length are equal."""
+    step = 0
+    while step < length and first[first_begin + step] == second[second_begin + step]:
+        step += 1
+    return step == length
+
+
+@kernel
 def same_lower(
     data: np.ndarray, begin: int, end: int, lower: np.ndarray, codes: np.ndarray
 ) -> bool:
