@@ -355,27 +355,25 @@ def key_runs(keys: Shuffled, partition: int) -> Iterator[dict[str, np.ndarray]]:
     """
     parts = max(1, -(-keys.count(partition) * BYTES_PER_KEY // (2 * PARTITION_BYTES)))
     for part in range(0 if keys.is_nothing else parts):
-        rows = keys.read(partition, partial(_choose_keys, part=part, parts=parts))
+        rows = keys.read(partition, partial(choose_keys, part=part, parts=parts))
         rows = rows.take(pa.array(shared_keys(rows["key"].to_numpy())))
         starts = group_starts(rows["key"].to_numpy())
         bounds = np.append(starts, len(rows))
-        for begin, end in cut_runs(_most_pairs(np.diff(bounds)), PAIRS_PER_RUN):
+        sizes = np.diff(bounds)
+        # the largest numbers of pairs
+        small_bucket = sizes * (sizes - 1) // 2
+        large_bucket = 2 * sizes + LARGEST_BUCKET * (LARGEST_BUCKET - 1) // 2
+        most = np.where(sizes > LARGEST_BUCKET, large_bucket, small_bucket)
+        for begin, end in cut_runs(most, PAIRS_PER_RUN):
             yield columns_of(rows.slice(bounds[begin], bounds[end] - bounds[begin]))
 
 
-def _choose_keys(keys: pa.Table, part: int, parts: int) -> pa.Table:
+def choose_keys(keys: pa.Table, part: int, parts: int) -> pa.Table:
     """Keys of one part, selected by the lower half of a key."""
     if parts == 1:
         return keys
     halves = keys["key"].to_numpy() & np.uint64(0xFFFFFFFF)
     return keys.filter(pa.array(halves * np.uint64(parts) >> np.uint64(32) == part))
-
-
-def _most_pairs(sizes: np.ndarray) -> np.ndarray:
-    """Maximum number of pairs in buckets of these sizes."""
-    small_bucket = sizes * (sizes - 1) // 2
-    large_bucket = 2 * sizes + LARGEST_BUCKET * (LARGEST_BUCKET - 1) // 2
-    return np.where(sizes > LARGEST_BUCKET, large_bucket, small_bucket)
 
 
 def cut_runs(costs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
@@ -483,17 +481,11 @@ def pair_runs(
         if counts[begin:end].sum() > 2 * most and inside[1] - inside[0] > 1:
             yield from pair_runs(pairs, partition, *inside, most)
         elif counts[begin:end].any():
-            yield distinct_pairs(
-                pairs_array(
-                    pairs.read(partition, partial(_choose_pairs, inside=inside))
-                )
-            )
-
-
-def _choose_pairs(pairs: pa.Table, inside: tuple[int, int]) -> pa.Table:
-    """Slice of ascending pairs whose first document is in a range."""
-    begin, end = np.searchsorted(pairs["left"].to_numpy(), inside)
-    return pairs.slice(begin, end - begin)
+            pieces = []
+            for piece in pairs.pieces(partition):
+                start, stop = np.searchsorted(piece["left"].to_numpy(), inside)
+                pieces.append(pairs_array(piece.slice(start, stop - start)))
+            yield distinct_pairs(np.concatenate(pieces))
 
 
 def _matches(

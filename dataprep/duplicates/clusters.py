@@ -203,26 +203,7 @@ def explain_choices(
     """
     sizes = np.bincount(survivor, minlength=len(survivor))
     smallest = survivors_of_components(members, [KeepKey("id")])
-    reasons = zip(REASON_COLUMNS, _reasons(members, survivor, keys), strict=True)
-    return pa.table(
-        {
-            "cluster": members["id"].take(pa.array(smallest)),
-            "size": pa.array(sizes[survivor], pa.int32()),
-            "survivor": pa.array(survivor, pa.int64()),
-            **{name: pa.array(values, pa.string()) for name, values in reasons},
-        }
-    )
-
-
-def _reasons(
-    members: pa.Table, survivor: np.ndarray, keys: Sequence[KeepKey]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Deciding key, survivor's value and member's value of each row (objects: strings
-    or None).
-    """
-    decided_by, survivor_value, member_value = (
-        np.full(len(members), None, object) for _ in range(3)
-    )
+    reasons = {name: np.full(len(members), None, object) for name in REASON_COLUMNS}
     open_rows = np.flatnonzero(survivor != np.arange(len(members)))
     for key in keys:
         winners = (
@@ -231,14 +212,21 @@ def _reasons(
         losers = members[key.column].take(pa.array(open_rows)).combine_chunks()
         differ = _differ(winners, losers)
         rows = open_rows[differ]
-        decided_by[rows] = str(key)
-        for texts, values in ((survivor_value, winners), (member_value, losers)):
-            texts[rows] = [
+        reasons["decided_by"][rows] = str(key)
+        for name, values in (("survivor_value", winners), ("member_value", losers)):
+            reasons[name][rows] = [
                 value.hex() if isinstance(value, bytes) else str(value)
                 for value in values.filter(pa.array(differ)).to_pylist()
             ]
         open_rows = open_rows[~differ]
-    return decided_by, survivor_value, member_value
+    return pa.table(
+        {
+            "cluster": members["id"].take(pa.array(smallest)),
+            "size": pa.array(sizes[survivor], pa.int32()),
+            "survivor": pa.array(survivor, pa.int64()),
+            **{name: pa.array(values, pa.string()) for name, values in reasons.items()},
+        }
+    )
 
 
 def _differ(first: pa.Array, second: pa.Array) -> np.ndarray:

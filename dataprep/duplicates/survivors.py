@@ -253,7 +253,12 @@ def decide(
     cluster's id.
     """
     partition = task.payload["partition"]
-    rows = members.read(partition, _without_sketches)
+    rows = members.read(
+        partition,
+        lambda piece: piece.select(
+            [name for name in piece.column_names if name not in SKETCH_COLUMNS]
+        ),
+    )
     rows = rows.take(pa.array(np.argsort(rows["document"].to_numpy())))
     decisions, dropped = _decide(plan, source_of(plan, members, partition), rows, keys)
     survivors = yield from send_decisions(
@@ -308,12 +313,6 @@ def unprefixed(members: pa.Table) -> pa.Table:
     names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
     return members.select(names).rename_columns(
         [name.removeprefix(KEEP_PREFIX) for name in names]
-    )
-
-
-def _without_sketches(members: pa.Table) -> pa.Table:
-    return members.select(
-        [name for name in members.column_names if name not in SKETCH_COLUMNS]
     )
 
 

@@ -242,10 +242,10 @@ def train_distilled(
     if section.judge.model is None:
         sample = choose_sample(inputs, section)
     else:
-        *columns, held, order = (
+        shards, rows, scores, *draws = (
             column.to_numpy() for column in read_table(work / ASKED).columns
         )
-        sample = Labelled(*columns, np.stack([held, order], axis=1))
+        sample = Labelled(shards, rows, scores, np.stack(draws, axis=1))
     good = sample.scores >= section.judge.at_least
     to_learn, held_out = np.empty((2, 0), np.int64)
     for is_good in (True, False):

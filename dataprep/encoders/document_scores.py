@@ -98,7 +98,15 @@ def announce(section: ScoringModel) -> Announced:
     if section.like:
         model_folder(section.path)
         return Announced({name: number for number, name in enumerate(section.like)})
-    _check_classifies(section)
+    if not is_fasttext(section):
+        config = read_config(model_folder(section.path))
+        kinds = [str(name) for name in config.get("architectures") or []]
+        if not any(name.endswith("ForSequenceClassification") for name in kinds):
+            raise ModelFolderError(
+                f"{section.path} is {' and '.join(kinds) or 'no known model'}, and no "
+                "classifier of texts; one of sentence embeddings scores by `like`: "
+                "{column: text}"
+            )
     outputs = outputs_of(section)
     if len(outputs) == 1:
         return Announced({section.name or _column(outputs[0]): 0})
@@ -118,21 +126,6 @@ def announce(section: ScoringModel) -> Announced:
             f"{', '.join(chosen)}; name some of them as `classes`"
         )
     return Announced(numbers, likeliest)
-
-
-def _check_classifies(section: ScoringModel) -> None:
-    if is_fasttext(section):
-        return
-    architectures = read_config(model_folder(section.path)).get("architectures") or []
-    if not any(
-        str(name).endswith("ForSequenceClassification") for name in architectures
-    ):
-        raise ModelFolderError(
-            f"{section.path} is "
-            f"{' and '.join(map(str, architectures)) or 'no known model'}, and no "
-            "classifier of texts; one of sentence embeddings scores by `like`: "
-            "{column: text}"
-        )
 
 
 def _column(name: str) -> str:

@@ -263,7 +263,10 @@ def _openai_message(where: str, message: Any) -> Message:
         converted["tool_calls"] = [_call(where, call) for call in calls]
     if role == "assistant":
         _add_reasoning(where, message, converted)
-        if not _weight(where, message):
+        key = next((key for key in WEIGHTS if message.get(key) is not None), None)
+        if key and message[key] not in (0, 1):
+            raise ValueError(f"{where}: {key} must be 0 or 1, not {message[key]!r}")
+        if key and not message[key]:
             converted["trained"] = False
     if role == "tool" and (call_id := message.get("tool_call_id")):
         converted["tool_call_id"] = text(f"{where}: tool_call_id", call_id)
@@ -345,16 +348,6 @@ def _part_text(where: str, part: Any) -> str:
         f"{where}: a part of its content is of type text, but has no string under "
         f"{' or '.join(PART_TEXTS)}; its keys are {', '.join(part)}"
     )
-
-
-def _weight(where: str, message: Row) -> bool:
-    """Return the weight of a message in training as a bool; True if it has none."""
-    for key in WEIGHTS:
-        if (weight := message.get(key)) is not None:
-            if weight not in (0, 1):
-                raise ValueError(f"{where}: {key} must be 0 or 1, not {weight!r}")
-            return bool(weight)
-    return True
 
 
 def _parsed(key: str, value: str) -> Any:

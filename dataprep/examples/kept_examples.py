@@ -227,7 +227,11 @@ def usable_sets(
             Quarantined(record["place"], record["reason"])
         )
     kept = survivors(prepared)
-    places = _places(prepared)
+    documents = prepared_inputs(prepared)["ingest"]
+    places: dict[str, str] = {}
+    for shard in shard_names(documents):
+        for row in read_table(documents / shard, ["id", "locator"]).to_pylist():
+            places[row["id"].hex()] = row["locator"]
     for prepared_set in read_preparation(prepared).sets:
         examples = kept.get(prepared_set.name, [])
         if len(examples) != prepared_set.kept:
@@ -246,16 +250,6 @@ def usable_sets(
         yield UsableSet(
             examples, quarantined.get(prepared_set.name, []), counts, places
         )
-
-
-def _places(prepared: Path) -> dict[str, str]:
-    """Places of the examples of prepared sets, by id."""
-    documents = prepared_inputs(prepared)["ingest"]
-    places: dict[str, str] = {}
-    for shard in shard_names(documents):
-        for row in read_table(documents / shard, ["id", "locator"]).to_pylist():
-            places[row["id"].hex()] = row["locator"]
-    return places
 
 
 def prepared_inputs(prepared: Path) -> dict[str, Path]:

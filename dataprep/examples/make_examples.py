@@ -422,7 +422,26 @@ class _SetWriter:
             and (self.section.compare or self.section.gives == "pairs")
             else 1
         )
-        preferred = self._compared(groups)
+        preferred: dict[str, list[Draft]] = {}
+        if (compare := self.section.compare) is not None:
+            pairs = [
+                (group[0], group[1])
+                for group in groups
+                if all(draft.usable for draft in group)
+            ]
+            orders = steps.compare(
+                pairs,
+                compare,
+                self.templates["compare.template"],
+                read_lines(compare.principles),
+                self.seed,
+                self.ask,
+            )
+            preferred = {
+                pair[0].asked.id: list(pair[::order])
+                for pair, order in zip(pairs, orders, strict=True)
+                if order
+            }
         for group in groups:
             usable = sorted(
                 (draft for draft in group if draft.usable),
@@ -430,7 +449,7 @@ class _SetWriter:
             )
             errors = [draft.error for draft in group if draft.error is not None]
             prompt = group[0].asked
-            if errors and (self.section.compare is not None or not usable):
+            if errors and (compare is not None or not usable):
                 outcome.errors[prompt.id] = errors[0]
                 continue
             reason: str | None
@@ -439,38 +458,12 @@ class _SetWriter:
                     draft.dropped for draft in group if draft.dropped is not None
                 )
             else:
-                if self.section.compare is not None:
+                if compare is not None:
                     usable = preferred.get(prompt.id, [])
                 reason = self._take_examples(prompt, usable, outcome)
             if reason is not None:
                 outcome.dropped[reason] += 1
         return outcome
-
-    def _compared(self, groups: Sequence[Sequence[Draft]]) -> dict[str, list[Draft]]:
-        """Prompt -> its two answers, the preferred one first; undecided prompts are
-        left out.
-        """
-        section = self.section.compare
-        if section is None:
-            return {}
-        pairs = [
-            (group[0], group[1])
-            for group in groups
-            if all(draft.usable for draft in group)
-        ]
-        orders = steps.compare(
-            pairs,
-            section,
-            self.templates["compare.template"],
-            read_lines(section.principles),
-            self.seed,
-            self.ask,
-        )
-        return {
-            pair[0].asked.id: list(pair[::order])
-            for pair, order in zip(pairs, orders, strict=True)
-            if order
-        }
 
     def _take_examples(
         self, prompt: Asked, usable: Sequence[Draft], outcome: _Made

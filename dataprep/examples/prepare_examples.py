@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
@@ -205,10 +206,23 @@ def write_documents(
 ) -> None:
     """Write the examples of all sets as documents, and their records; rows are ordered
     by set and id.
+
+    The id of a document is that of its example; for a repeated example it is a hash of
+    that id and the number of earlier ones.
     """
-    occurrences: dict[str, int] = {}
+    occurrences = Counter[str]()
     for number, rows in enumerate(_shards(sets)):
-        ids = [_document_id(row.example["id"], occurrences) for row in rows]
+        ids = []
+        for row in rows:
+            example = row.example["id"]
+            earlier = occurrences[example]
+            occurrences[example] += 1
+            repetition = f"{example}/{earlier}".encode()
+            ids.append(
+                hashlib.blake2b(repetition, digest_size=ID_BYTES).digest()
+                if earlier
+                else bytes.fromhex(example)
+            )
         shard = f"part-{number:05d}.parquet"
         columns = {
             "id": pa.array(ids, pa.binary(ID_BYTES)),
@@ -258,19 +272,6 @@ def _shards(sets: Mapping[str, ExampleSet]) -> Iterator[list[_Row]]:
                 size = 0
     if rows:
         yield rows
-
-
-def _document_id(example: str, occurrences: dict[str, int]) -> bytes:
-    """Id of a document: the example's id for the first occurrence, otherwise a hash of
-    it and the earlier occurrences.
-    """
-    earlier = occurrences.get(example, 0)
-    occurrences[example] = earlier + 1
-    if not earlier:
-        return bytes.fromhex(example)
-    return hashlib.blake2b(
-        f"{example}/{earlier}".encode(), digest_size=ID_BYTES
-    ).digest()
 
 
 def run_steps(

@@ -22,7 +22,7 @@ import hashlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -293,7 +293,10 @@ def read_set(
     contents: list[tuple[Example, Origin]] = []
     quarantined: list[Quarantined] = []
     if path == DOCS:
-        for number, content in enumerate(_made(kind, columns), start=1):
+        made: Iterable[Example] = preferences() if kind == "dpo" else questions()
+        if kind == "prompts":
+            made = (prompt_example(question, columns=columns) for question in made)
+        for number, content in enumerate(made, start=1):
             contents.append((content, Origin(f"{path}{number}")))
     else:
         convert: Callable[[Row], Example] = {
@@ -370,13 +373,6 @@ def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
         yield line
     if len(kinds) > SHOWN_REASONS:
         yield f"and {len(kinds) - SHOWN_REASONS} other reasons"
-
-
-def _made(kind: Kind, columns: RecordColumns) -> list[Example]:
-    """Examples from Python's own documentation."""
-    if kind == "prompts":
-        return [prompt_example(question, columns=columns) for question in questions()]
-    return list(questions() if kind == "sft" else preferences())
 
 
 def examples_listing(path: str) -> list[dict[str, str | int]]:

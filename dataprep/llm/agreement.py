@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TypedDict
 
 import numpy as np
@@ -51,13 +52,9 @@ def count_pairs(first: np.ndarray, second: np.ndarray) -> PairCounts:
     has_scores = ~(np.isnan(first) | np.isnan(second))
     x = first[has_scores]
     y = second[has_scores]
-    pairs: dict[str, int] = {}
-    for score, second_score in zip(
-        np.rint(x).astype(int).tolist(), np.rint(y).astype(int).tolist(), strict=True
-    ):
-        pairs[f"{score} {second_score}"] = pairs.get(f"{score} {second_score}", 0) + 1
+    rounded = np.rint(np.stack([x, y], axis=1)).astype(int).tolist()
     return {
-        "pairs": pairs,
+        "pairs": dict(Counter(f"{score} {other}" for score, other in rounded)),
         "n": len(x),
         "x": float(x.sum()),
         "y": float(y.sum()),
@@ -96,21 +93,22 @@ def agreement(counts: PairCounts) -> Agreement:
         counts["yy"] - counts["y"] ** 2 / n
     )
     covariance = counts["xy"] - counts["x"] * counts["y"] / n
-    chance_agreement = float(expected.trace())
-    return {
-        "documents": n,
-        "same": float(observed.trace()),
-        "kappa": None
-        if chance_agreement >= 1
-        else float((observed.trace() - chance_agreement) / (1 - chance_agreement)),
-        "weighted_kappa": None
-        if not (squared_distance * expected).sum()
-        else float(
-            1
-            - (squared_distance * observed).sum() / (squared_distance * expected).sum()
-        ),
-        "correlation": None
-        if variance_product <= 1e-12
-        else covariance / math.sqrt(variance_product),
-        "difference": (counts["x"] - counts["y"]) / n,
-    }
+    same = float(observed.trace())
+    by_chance = float(expected.trace())
+    distance = float((squared_distance * observed).sum())
+    distance_by_chance = float((squared_distance * expected).sum())
+    result = Agreement(
+        documents=n,
+        same=same,
+        kappa=None,
+        weighted_kappa=None,
+        correlation=None,
+        difference=(counts["x"] - counts["y"]) / n,
+    )
+    if by_chance < 1:
+        result["kappa"] = (same - by_chance) / (1 - by_chance)
+    if distance_by_chance:
+        result["weighted_kappa"] = 1 - distance / distance_by_chance
+    if variance_product > 1e-12:
+        result["correlation"] = covariance / math.sqrt(variance_product)
+    return result

@@ -106,32 +106,26 @@ class KeptAnswers:
         return len(self._places) + len(self._unsaved)
 
     def _index(self, path: Path, is_own: bool) -> None:
-        number = len(self._files)
-        offset = 0
+        place = len(self._files) << OFFSET_BITS
         self._files.append(path)
         for line in _lines(path):
             if _WHOLE.match(line):
-                self._places[bytes.fromhex(line[:KEY_CHARACTERS].decode())] = (
-                    number << OFFSET_BITS | offset
-                )
+                self._places[bytes.fromhex(line[:KEY_CHARACTERS].decode())] = place
                 if is_own:
-                    answer: Completion = json.loads(line[KEY_CHARACTERS:])
-                    self.spent += spending_on(answer)
+                    self.spent += spending_on(json.loads(line[KEY_CHARACTERS:]))
             elif _NOTE_LINE.match(line):
                 self._noted.add(line)
-            offset += len(line)
+            place += len(line)
 
     def find(self, key: str) -> Completion | None:
         """Answer of a key; None if it is unknown or has been forgotten meanwhile."""
-        unsaved = self._unsaved.get(key)
-        place = self._places.get(bytes.fromhex(key))
-        if unsaved is None and place is None:
-            return None
-        line = unsaved if unsaved is not None or place is None else self._line_at(place)
-        assert line is not None
-        if not _WHOLE.match(line):
-            return None
-        return json.loads(line[KEY_CHARACTERS:])
+        line = self._unsaved.get(key)
+        if line is None:
+            place = self._places.get(bytes.fromhex(key))
+            if place is None:
+                return None
+            line = self._line_at(place)
+        return json.loads(line[KEY_CHARACTERS:]) if _WHOLE.match(line) else None
 
     def _line_at(self, place: int) -> bytes:
         number = place >> OFFSET_BITS
@@ -176,7 +170,6 @@ class KeptAnswers:
             self._places[bytes.fromhex(key)] = self._append(line)
         else:
             self._unsaved[key] = line
-            self._save_many()
         self.note(key, more_documents)
         return record
 
@@ -191,7 +184,8 @@ class KeptAnswers:
                 self._append(line)
             else:
                 self._unsaved_notes.append(line)
-                self._save_many()
+        if len(self._unsaved) + len(self._unsaved_notes) >= UNSAVED_ANSWERS:
+            self._save()
 
     def _append(self, line: bytes) -> int:
         """Append a line to the file of this process and return its place."""
@@ -221,23 +215,17 @@ class KeptAnswers:
     def _new_file_name(self) -> str:
         return f"{self._owner}~{uuid.uuid4().hex[:12]}{END}"
 
-    def _save_many(self) -> None:
-        if len(self._unsaved) + len(self._unsaved_notes) >= UNSAVED_ANSWERS:
-            self._save()
-
     def _save(self) -> None:
         if not self._unsaved and not self._unsaved_notes:
             return
         path = self._folder / self._new_file_name()
-        offset = 0
         with atomic_write(path) as sink:
             sink.write(b"".join([*self._unsaved.values(), *self._unsaved_notes]))
+        place = len(self._files) << OFFSET_BITS
         self._files.append(path)
         for key, line in self._unsaved.items():
-            self._places[bytes.fromhex(key)] = (
-                len(self._files) - 1
-            ) << OFFSET_BITS | offset
-            offset += len(line)
+            self._places[bytes.fromhex(key)] = place
+            place += len(line)
         self._unsaved = {}
         self._unsaved_notes = []
 

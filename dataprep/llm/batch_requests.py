@@ -156,11 +156,8 @@ def count_judged(
     inputs: Inputs, sources: Sequence[str] | None, shards: Sequence[str]
 ) -> int:
     """Number of judged documents in some shards."""
-    number = 0
-    for shard in shards:
-        read = read_shard(inputs, shard, ["id", "source"])
-        number += len(judged_rows(read.documents, read.rows, sources))
-    return number
+    read = (read_shard(inputs, shard, ["id", "source"]) for shard in shards)
+    return sum(len(judged_rows(each.documents, each.rows, sources)) for each in read)
 
 
 def with_problems(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gristmill.dataprep.conservation import add_counts
 from gristmill.dataprep.llm.response_parsing import Completion
 from gristmill.mixtures.steps.asked_model import AskedModel
 
@@ -21,11 +22,7 @@ class Spending:
     answer_tokens: int = 0
 
     def __add__(self, other: Spending) -> Spending:
-        return Spending(
-            self.requests + other.requests,
-            self.prompt_tokens + other.prompt_tokens,
-            self.answer_tokens + other.answer_tokens,
-        )
+        return Spending(**add_counts([vars(self), vars(other)]))
 
     @property
     def tokens(self) -> int:
@@ -52,12 +49,13 @@ def most_spent(model: AskedModel, body: bytes) -> Spending:
 
 def exceeded(model: AskedModel, spending: Spending) -> str | None:
     """First key of the budget that a spending exceeds, or None."""
-    budget = model.budget
-    for key, limit, value in (
-        ("requests", budget.requests, spending.requests),
-        ("tokens", budget.tokens, spending.tokens),
-        ("money", budget.money, spending.money(model)),
-    ):
+    values = {
+        "requests": spending.requests,
+        "tokens": spending.tokens,
+        "money": spending.money(model),
+    }
+    for key, value in values.items():
+        limit = getattr(model.budget, key)
         if limit is not None and value > limit:
             return key
     return None

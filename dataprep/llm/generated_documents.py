@@ -367,7 +367,12 @@ class _Source:
             )
             parents.append(Parent(bytes.fromhex(document), row["text"], licence))
             for number in range(self.section.per_document):
-                more_parents = self._more_parents(document, place, number, len(rows))
+                more_parents: list[int] = []
+                if others := self.section.others:
+                    draws = np.random.default_rng(self._key(document, "others", number))
+                    most = min(len(rows), others + 1)
+                    drawn = draws.choice(len(rows), most, replace=False).tolist()
+                    more_parents = [index for index in drawn if index != place][:others]
                 filled = {
                     **{key: row[key] for key in READS[1:]},
                     "text": texts[place],
@@ -387,26 +392,6 @@ class _Source:
                 )
                 new_documents.append((places, number))
         return _Chosen(parents, new_documents, prompts)
-
-    def _more_parents(
-        self, document: str, place: int, number: int, num_rows: int
-    ) -> list[int]:
-        """Rows of the further parents of a new document: the number wanted, or all if
-        there are fewer.
-
-        Args:
-            document: id of the first parent.
-            place: row of the first parent.
-            number: of the new document.
-            num_rows: number of rows to choose from.
-        """
-        if not self.section.others:
-            return []
-        draws = np.random.default_rng(self._key(document, "others", number))
-        drawn = draws.choice(
-            num_rows, min(num_rows, self.section.others + 1), replace=False
-        ).tolist()
-        return [row for row in drawn if row != place][: self.section.others]
 
     def _write(
         self, task: ShardTask, chosen: _Chosen, answers: Sequence[Sequence[Answer]]

@@ -140,16 +140,16 @@ class Tally:
 
     def as_json(self, model: AskedModel) -> RequestCounts:
         """Counts and costs for the summary."""
-        counts: RequestCounts = {
-            "model": model.called,
-            "asked": self.asked,
-            "kept": self.kept,
-            "retried": self.retried,
-            "repaired": self.repaired,
-            "unusable": self.unusable,
-            "prompt_tokens": self.spent.prompt_tokens,
-            "answer_tokens": self.spent.answer_tokens,
-        }
+        counts = RequestCounts(
+            model=model.called,
+            asked=self.asked,
+            kept=self.kept,
+            retried=self.retried,
+            repaired=self.repaired,
+            unusable=self.unusable,
+            prompt_tokens=self.spent.prompt_tokens,
+            answer_tokens=self.spent.answer_tokens,
+        )
         if model.prompt_price or model.answer_price:
             counts["money"] = round(self.spent.money(model), 6)
         return counts
@@ -186,6 +186,8 @@ class Asking:
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
+        import httpx
+
         with ExitStack() as stack:
             served_model = stack.enter_context(served(self.model, self._context))
             self._key = _api_key(served_model)
@@ -199,7 +201,12 @@ class Asking:
             self._named = canonical_json(
                 {"model": self.model.called, "identity": self._identity}
             )
-            self._endpoints = [_endpoint(url) for url in served_model.endpoints]
+            self._endpoints = [
+                _Endpoint(
+                    httpx.URL(url.rstrip("/") + "/chat/completions"), mask_text(url)
+                )
+                for url in served_model.endpoints
+            ]
             self._loop = asyncio.new_event_loop()
             self._slots = asyncio.Semaphore(self.model.concurrency)
             self._in_flight: dict[str, asyncio.Task[Completion]] = {}
@@ -426,21 +433,19 @@ class Asking:
                 self._reserved[key] = upper_bound
                 return
             if not self._reserved:
-                raise BudgetSpentError(self._of_budget(spent))
+                total = f" of {self._total:,}" if self._total else ""
+                money = self.tally.spent.money(self.model)
+                cost = f" for {money:,.6g}" if spent == "money" else ""
+                raise BudgetSpentError(
+                    f"{self._context.stage}: the budget of "
+                    f"{getattr(self.model.budget, spent):,} {spent} does not cover one "
+                    f"more request: {self.tally.spent.requests:,}{total} requests with "
+                    f"{self.tally.spent.tokens:,} tokens{cost} are answered, and kept; "
+                    f"raise `budget.{spent}` and run again, which asks only for the "
+                    "others"
+                )
             async with self._settled:
                 await self._settled.wait()
-
-    def _of_budget(self, key: str) -> str:
-        spent = self.tally.spent
-        limit = getattr(self.model.budget, key)
-        of_total = f" of {self._total:,}" if self._total else ""
-        money = f" for {spent.money(self.model):,.6g}" if key == "money" else ""
-        return (
-            f"{self._context.stage}: the budget of {limit:,} {key} does not cover one "
-            f"more request: {spent.requests:,}{of_total} requests with "
-            f"{spent.tokens:,} tokens{money} are answered, and kept; raise "
-            f"`budget.{key}` and run again, which asks only for the others"
-        )
 
     async def _ask_with_retries(self, body: bytes) -> Completion:
         """Send a request until it is answered.
@@ -617,13 +622,6 @@ def _further_documents(stored: Completion, request: Request) -> str:
         for document in (request.about or "").split()
         if document != stored.get("of")
     )
-
-
-def _endpoint(url: str) -> _Endpoint:
-    import httpx
-
-    parsed = httpx.URL(url.rstrip("/") + "/chat/completions")
-    return _Endpoint(parsed, mask_text(url))
 
 
 def _api_key(model: AskedModel) -> str | None:

@@ -55,7 +55,8 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
     # All users of a machine can reach its loopback address. One key serves all models
     # of this process.
     key = os.environ.setdefault(API_KEY_VARIABLE, secrets.token_urlsafe(KEY_BYTES))
-    port = _free_port()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
     command = _vllm(model, port) if model.server == "vllm" else _gristmill(model, port)
     with (context.work / LOG).open("ab") as log:
         child = subprocess.Popen(
@@ -116,11 +117,6 @@ def _vllm(model: AskedModel, port: int) -> list[str]:
         model.called,
         *model.server_options,
     ]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def _wait(

@@ -78,14 +78,10 @@ def read_json_answer(text: str, schema: Schema) -> tuple[Any, str | None]:
     validator = _validator(json.dumps(schema))
     first: str | None = None
     for value in _objects(text):
-        error = next(
-            iter(
-                sorted(
-                    validator.iter_errors(value),
-                    key=lambda violation: violation.json_path,
-                )
-            ),
-            None,
+        error = min(
+            validator.iter_errors(value),
+            key=lambda violation: violation.json_path,
+            default=None,
         )
         if error is None:
             return value, None

@@ -41,7 +41,10 @@ def read_completion(response: httpx.Response) -> Completion | str:
         if not isinstance(text, str):
             raise TypeError(f"content is {type(text).__name__}")
         return {
-            "text": _whole_characters(text),
+            # a lone surrogate becomes U+FFFD, so that the text can be encoded as UTF-8
+            "text": text.encode("utf-16-le", "surrogatepass").decode(
+                "utf-16-le", "replace"
+            ),
             "finish": str(choice.get("finish_reason") or "stop"),
             "prompt_tokens": int(usage.get("prompt_tokens") or 0),
             "answer_tokens": int(usage.get("completion_tokens") or 0),
@@ -53,25 +56,13 @@ def read_completion(response: httpx.Response) -> Completion | str:
         )
 
 
-def _whole_characters(text: str) -> str:
-    """Replace lone surrogates by U+FFFD, so that the text can be encoded as UTF-8."""
-    return (
-        text
-        if text.isascii()
-        else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    )
-
-
 def read_refusal(response: httpx.Response) -> str:
     """Error message in an endpoint's reply."""
     try:
-        body = response.json()
-        error = body.get("error", body) if isinstance(body, Mapping) else body
-        text = (
-            str(error.get("message", error))
-            if isinstance(error, Mapping)
-            else str(error)
-        )
+        error = response.json()
+        for key in ("error", "message"):
+            error = error.get(key, error) if isinstance(error, Mapping) else error
+        text = str(error)
     except (ValueError, RecursionError):
         text = response.text
     return mask_text(shorten(text)) or response.reason_phrase

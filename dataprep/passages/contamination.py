@@ -77,7 +77,10 @@ def find_matches(
     Args:
         frequent: bool per n-gram of the index.
     """
-    hits = _first_copies(hits)
+    order = sort_rows(hits.text, hits.ngram, hits.word)
+    starts = group_starts(hits.text[order], hits.ngram[order])
+    rank = np.arange(len(order)) - starts[spread_groups(starts, len(order))]
+    hits = Hits._make(column[order[rank < MOST_COPIES]] for column in hits)
     hit_rows = np.repeat(
         np.arange(len(hits.ngram)), np.diff(index.place_offsets)[hits.ngram]
     )
@@ -109,16 +112,6 @@ def is_over(matches: Matches, section: Decontaminate) -> np.ndarray:
     return (matches.contamination > section.max_contamination) | (
         matches.words > section.max_contamination_words
     )
-
-
-def _first_copies(hits: Hits) -> Hits:
-    """Hits sorted by text, n-gram and word, at most MOST_COPIES of an n-gram in a
-    text.
-    """
-    order = sort_rows(hits.text, hits.ngram, hits.word)
-    starts = group_starts(hits.text[order], hits.ngram[order])
-    rank = np.arange(len(order)) - starts[spread_groups(starts, len(order))]
-    return Hits._make(column[order[rank < MOST_COPIES]] for column in hits)
 
 
 def _share(

@@ -28,7 +28,7 @@ Guarantees, with n = `min_words` and c = `certain_words`:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -402,6 +402,12 @@ def run(
         out,
     )
     anchors, windows, repeated, results = run_jobs(plan, context)
+    longest: dict[tuple[str, int], Repeat] = {}
+    for repeat in sorted(
+        (repeat for result in results for repeat in result["repeats"]),
+        key=lambda row: (-row["words"], -row["copies"], row["document"], row["begin"]),
+    ):
+        longest.setdefault((repeat["document"], repeat["begin"]), repeat)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     return SubstringsSummary(
         counts,
@@ -414,9 +420,7 @@ def run(
         spans=sum(result["spans"] for result in results),
         words_cut=sum(result["words_cut"] for result in results),
         bytes_cut=sum(result["bytes_cut"] for result in results),
-        largest_repeats=_largest(
-            repeat for result in results for repeat in result["repeats"]
-        ),
+        largest_repeats=list(longest.values())[:LARGEST_REPEATS],
     )
 
 
@@ -544,15 +548,3 @@ def _repeats(
             "begin": key[1],
         }
     return list(longest.values())
-
-
-def _largest(repeats: Iterable[Repeat]) -> list[Repeat]:
-    """Select the longest repeats, one per start of a first copy."""
-    ordered = sorted(
-        repeats,
-        key=lambda row: (-row["words"], -row["copies"], row["document"], row["begin"]),
-    )
-    longest: dict[tuple[str, int], Repeat] = {}
-    for repeat in ordered:
-        longest.setdefault((repeat["document"], repeat["begin"]), repeat)
-    return list(longest.values())[:LARGEST_REPEATS]

@@ -115,7 +115,11 @@ def read_parts(sets: Sequence[EvaluationSet]) -> tuple[list[Part], dict[str, int
     for number, section in enumerate(sets):
         files = outside_files(f"decontaminate.against.{number}.path", section.path)
         for name, location in files:
-            set_name = _set_name(section, name, len(files))
+            path = PurePosixPath(name)
+            stem = path.with_name(path.name.split(".")[0] or path.name).as_posix()
+            set_name = stem if section.name is None else section.name
+            if section.name is not None and len(files) > 1:
+                set_name = f"{section.name}/{stem}"
             if set_name in items:
                 raise EvaluationSetError(
                     f"decontaminate.against.{number}: two evaluation sets are called "
@@ -126,14 +130,6 @@ def read_parts(sets: Sequence[EvaluationSet]) -> tuple[list[Part], dict[str, int
             )
             parts += new_parts
     return parts, items
-
-
-def _set_name(section: EvaluationSet, file: str, files: int) -> str:
-    path = PurePosixPath(file)
-    stem = path.with_name(path.name.split(".")[0] or path.name).as_posix()
-    if section.name is None:
-        return stem
-    return section.name if files == 1 else f"{section.name}/{stem}"
 
 
 def _read_file(

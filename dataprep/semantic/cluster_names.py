@@ -32,27 +32,16 @@ def name_clusters(texts: Sequence[str], clusters: np.ndarray, number: int) -> li
         counted[cluster].update(set(WORD.findall(text.lower())))
     everywhere = sum(counted, Counter[str]())
     sizes = np.bincount(clusters, minlength=number).tolist()
-    return [
-        _name(words, size, everywhere, len(texts))
-        for words, size in zip(counted, sizes, strict=True)
-    ]
-
-
-def _name(
-    words: Counter[str], size: int, everywhere: Counter[str], documents: int
-) -> str:
-    if not size:
-        return "empty"
-
-    def weight(word: str) -> tuple[float, int, str]:
-        share = words[word] / size
-        return (
-            -round(share * float(np.log(share * documents / everywhere[word])), 9),
-            -words[word],
-            word,
-        )
-
-    return " ".join(sorted(words, key=weight)[:WORDS_OF_A_NAME]) or "no words"
+    names = []
+    for words, size in zip(counted, sizes, strict=True):
+        weighted = []
+        for word, count in words.items():
+            share = count / size
+            divergence = share * float(np.log(share * len(texts) / everywhere[word]))
+            weighted.append((-round(divergence, 9), -count, word))
+        best = " ".join(word for *_, word in sorted(weighted)[:WORDS_OF_A_NAME])
+        names.append(best or ("no words" if size else "empty"))
+    return names
 
 
 def project(

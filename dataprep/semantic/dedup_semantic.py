@@ -261,7 +261,7 @@ def decide(
         members.num_partitions,
     ):
         cluster_members = members.read(
-            task.payload["partition"], partial(_of_cluster, centroid=centroid)
+            task.payload["partition"], partial(of_cluster, centroid=centroid)
         )
         decisions = decide_cluster(cluster_members, keys, threshold)
         survivors = yield from send_decisions(
@@ -275,7 +275,8 @@ def decide(
     return Done([], counted)
 
 
-def _of_cluster(members: pa.Table, centroid: int) -> pa.Table:
+def of_cluster(members: pa.Table, centroid: int) -> pa.Table:
+    """Members of one k-means cluster."""
     return members.filter(pc.equal(members["centroid"], centroid))
 
 
