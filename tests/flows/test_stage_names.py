@@ -58,10 +58,9 @@ ALLOWED = {
     "and whose settings they have",
     "tokenize/importing/token_sources.py": "gives imported tokens to mix under the "
     "names of its inputs",
-    "dataprep/llm/generated_documents.py": "steps that choose among parents, and "
+    "dataprep/inner_steps.py": "steps that other stages run inside themselves, and "
     "where their functions are",
-    "dataprep/examples/prepare_examples.py": "steps that judge examples too, and "
-    "where their functions are",
+    "dataprep/examples/prepare_examples.py": "the text that a step judges",
     "dataprep/examples/kept_examples.py": "folders below one stage's own output, "
     "called after its steps",
     "flows/authoring/try_function.py": "what a function may be for, called after the "
