@@ -38,6 +38,7 @@ from gristmill.dataprep.documents import (
     Inputs,
     annotate,
     judged_rows,
+    positions,
     read_shard,
     shard_names,
     write_table,
@@ -88,7 +89,6 @@ from gristmill.dataprep.duplicates.survivors import (
     check_columns,
     count_member_partitions,
     decide,
-    decisions_of,
     gather_members,
     largest_clusters,
     write_duplicates,
@@ -408,7 +408,10 @@ def apply(task: ShardTask, plan: DedupPlan, decisions: Shuffled) -> Done[Applied
     judged = judged_rows(documents, rows, plan.section.sources)
     sizes_and_errors = open_batches(seen_path(plan.work, task.name)).get_batch(0)
     errors = sizes_and_errors["error"].take(pa.array(judged))
-    _, decided = decisions_of(plan.numbering, task.payload["shard"], decisions, judged)
+    number = task.payload["shard"]
+    decided = decisions.read(number).sort_by("document")
+    members = decided["document"].to_numpy() - plan.numbering.starts[number]
+    decided = decided.take(positions(judged, members))
     raised = errors.is_valid().to_numpy(zero_copy_only=False)
     own_ids = documents["id"].take(pa.array(judged, mask=raised))
     measures = {

@@ -435,17 +435,6 @@ def as_clusters(survivors: pa.Table) -> list[Cluster]:
     ]
 
 
-def decisions_of(
-    numbering: Numbering, shard: int, decisions: Shuffled, judged: np.ndarray
-) -> tuple[pa.Table, pa.Table]:
-    """Decisions about a shard's documents by row, and a row for each judged document,
-    null for one without a decision.
-    """
-    decisions_here = decisions.read(shard).sort_by("document")
-    rows = decisions_here["document"].to_numpy() - numbering.starts[shard]
-    return decisions_here, decisions_here.take(positions(judged, rows))
-
-
 def write_duplicates(path: Path, twins: Shuffled) -> None:
     """Write `clusters.parquet`: one row per duplicate, sorted by cluster and id, with
     one range of ids in memory.

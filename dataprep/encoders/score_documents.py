@@ -4,7 +4,6 @@ thresholds.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,7 +89,6 @@ class ScoredShard(Counted):
     """Result of scoring a shard."""
 
     rules: RuleCounts
-    seconds: float
     histograms: Histograms
     read: ReadCounts
 
@@ -112,20 +110,11 @@ def run(inputs: Inputs, section: Annotate, out: Path, context: Context) -> Score
         score_shard, inputs=dict(inputs), section=section, sha256=sha256, out=out
     )
     results = run_tasks("annotate", shard_tasks(inputs["ingest"]), process, context)
-    reader = describe_reader(model, sha256, [result["read"] for result in results])
-    seconds = sum(result["seconds"] for result in results)
-    if seconds:
-        print(
-            f"{context.stage}: {reader.documents:,} documents, {reader.tokens:,} "
-            f"tokens; each worker read {reader.documents / seconds:,.1f} "
-            f"documents/s, {reader.tokens / seconds:,.0f} tokens/s",
-            flush=True,
-        )
     return ScoreSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["rules"] for result in results),
         fit_histograms(result["histograms"] for result in results),
-        reader,
+        describe_reader(model, sha256, [result["read"] for result in results]),
     )
 
 
@@ -167,9 +156,7 @@ def score_shard(
     shard = read_shard(inputs, task.name, ["id", "source", "text"])
     judged = judged_rows(shard.documents, shard.rows, section.sources)
     texts = shard.documents["text"].take(pa.array(judged))
-    start_time = time.perf_counter()
     measured, errors = measure_texts(texts, as_measure(announced, score))
-    seconds = time.perf_counter() - start_time
     numbers = {name: measured[name] for name in announced.numbers}
     failed = failures(numbers, {"annotate": section})
     reasons = first_failures(failed, errors.count(None))
@@ -184,7 +171,6 @@ def score_shard(
         {
             "counts": counts,
             "rules": count_failures(failed),
-            "seconds": seconds,
             "histograms": {
                 name: histogram(values, ANY_EDGES) for name, values in numbers.items()
             },

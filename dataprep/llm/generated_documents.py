@@ -409,11 +409,15 @@ class _Source:
         }
         for (places, number), answer in zip(chosen.wanted, answers[0], strict=True):
             child_parents = [chosen.parents[place] for place in places]
-            parent, text, _ = child_parents[0]
+            first = child_parents[0]
             if answer.error is not None:
                 counts["quarantined"] += 1
                 errors.append(
-                    {"parent": parent.hex(), "number": number, "error": answer.error}
+                    {
+                        "parent": first.id.hex(),
+                        "number": number,
+                        "error": answer.error,
+                    }
                 )
                 continue
             new = answer.text.strip()
@@ -427,14 +431,25 @@ class _Source:
             if reason is not None:
                 counts["dropped"][reason] = counts["dropped"].get(reason, 0) + 1
                 continue
-            locator = f"{parent.hex()}/{self.section.style}-{number}"
+            locator = f"{first.id.hex()}/{self.section.style}-{number}"
             child = document_id(self.name, locator, new)
-            lines.append(self._record(locator, new, child_parents))
-            edges.extend(
-                (id_bytes.hex(), child.hex()) for id_bytes, *_ in child_parents
+            line: GeneratedDocument = {
+                "locator": locator,
+                "text": new,
+                "kind": GENERATED,
+                "style": self.section.style,
+                "parents": " ".join(parent.id.hex() for parent in child_parents),
+                "model": self.section.model.called,
+            }
+            licences = dict.fromkeys(
+                parent.licence for parent in child_parents if parent.licence is not None
             )
+            if licences:
+                line["licence"] = " and ".join(licences)
+            lines.append(line)
+            edges.extend((parent.id.hex(), child.hex()) for parent in child_parents)
             sample.append(
-                (child.hex(), new[:SAMPLE_CHARACTERS], text[:SAMPLE_CHARACTERS])
+                (child.hex(), new[:SAMPLE_CHARACTERS], first.text[:SAMPLE_CHARACTERS])
             )
             counts["kept"] += 1
             counts["bytes_kept"] += len(new.encode())
@@ -452,21 +467,3 @@ class _Source:
                 "sample": sample[:SHARD_SAMPLE],
             },
         )
-
-    def _record(
-        self, locator: str, text: str, parents: Sequence[Parent]
-    ) -> GeneratedDocument:
-        document: GeneratedDocument = {
-            "locator": locator,
-            "text": text,
-            "kind": GENERATED,
-            "style": self.section.style,
-            "parents": " ".join(parent.id.hex() for parent in parents),
-            "model": self.section.model.called,
-        }
-        licences = dict.fromkeys(
-            parent.licence for parent in parents if parent.licence is not None
-        )
-        if licences:
-            document["licence"] = " and ".join(licences)
-        return document
