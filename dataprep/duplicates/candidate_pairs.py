@@ -449,7 +449,7 @@ def verify(
         is_duplicate = comparison.kind < CHAINED_KIND
         within = run[:, 1] < number
         links = run[is_duplicate & within]
-        matches = _matches(source, run, comparison, within)
+        matches = find_matches(source, run, comparison, within)
         paths.append(task_file(plan.work, "links", run_name(task, counts["runs"])))
         write_rows(paths[-1], pairs_table(links))
         yield Sent(
@@ -488,7 +488,7 @@ def pair_runs(
             yield distinct_pairs(np.concatenate(pieces))
 
 
-def _matches(
+def find_matches(
     source: Source, pairs: np.ndarray, comparison: Comparison, within: np.ndarray
 ) -> pa.Table:
     """Matches with older documents: the verified pairs, and near matches copied to

@@ -196,28 +196,8 @@ def _load(settings: str, sha256: str) -> Score:
 def _by_classes(section: ScoringModel, announced: Announced) -> Score:
     folder = model_folder(section.path)
     outputs = outputs_of(section)
-    reader = TextReader(
-        WindowTokenizer(folder, section),
-        load_network(folder, section, "classes"),
-        section.pool,
-        _activation(section, len(outputs)),
-    )
-    places = list(announced.numbers.values())
-
-    def score(texts: pa.Array) -> Scored:
-        raw, *counts = reader.read(texts.to_pylist())
-        rows = rounded(raw)
-        return Scored(rows[:, places], counts, [outputs[i] for i in rows.argmax(1)])
-
-    return score
-
-
-def _activation(
-    section: ScoringModel, outputs: int
-) -> Callable[[np.ndarray], np.ndarray]:
-    """Activation that turns the network's output for each window into column values."""
-    kind = section.values or ("logits" if outputs == 1 else "probabilities")
-    is_exclusive = outputs > 1 and not _has_several(section)
+    kind = section.values or ("logits" if len(outputs) == 1 else "probabilities")
+    is_exclusive = len(outputs) > 1 and not _has_several(section)
 
     def activation(rows: np.ndarray) -> np.ndarray:
         if kind == "logits":
@@ -228,7 +208,20 @@ def _activation(
         exponentials = np.exp(wide - rows.max(1, keepdims=True))
         return (exponentials / exponentials.sum(1, keepdims=True)).astype(np.float32)
 
-    return activation
+    reader = TextReader(
+        WindowTokenizer(folder, section),
+        load_network(folder, section, "classes"),
+        section.pool,
+        activation,
+    )
+    places = list(announced.numbers.values())
+
+    def score(texts: pa.Array) -> Scored:
+        raw, *counts = reader.read(texts.to_pylist())
+        rows = rounded(raw)
+        return Scored(rows[:, places], counts, [outputs[i] for i in rows.argmax(1)])
+
+    return score
 
 
 def _by_fasttext(section: ScoringModel, announced: Announced, sha256: str) -> Score:

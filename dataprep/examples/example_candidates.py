@@ -229,7 +229,20 @@ def _values(
 ) -> Sequence[float | None]:
     if isinstance(spec, JudgeReward):
         assert template is not None
-        return _judged(drafts, spec, template, ask)
+        schema = canonical_json(SCORE).decode()
+        requests = []
+        for draft in drafts:
+            values = {
+                "prompt": draft.asked.text,
+                "answer": draft.text,
+                "answer_schema": schema,
+            }
+            requests.append(template.request(values, SCORE, about=draft.asked.about))
+        scores: list[float | None] = []
+        for draft, answer in zip(drafts, ask(spec.model, requests), strict=True):
+            draft.error = answer.error
+            scores.append(None if answer.error else float(answer.value["score"]))
+        return scores
     if isinstance(spec, OwnReward):
         examples = [draft.asked.example for draft in drafts]
         columns = record_columns(
@@ -250,25 +263,6 @@ def _values(
         check(Checked(draft.text, 0, draft.asked.example.get("answer")))
         for draft in drafts
     ]
-
-
-def _judged(
-    drafts: Sequence[Draft], spec: JudgeReward, template: PromptTemplate, ask: Ask
-) -> list[float | None]:
-    schema = canonical_json(SCORE).decode()
-    requests = []
-    for draft in drafts:
-        values = {
-            "prompt": draft.asked.text,
-            "answer": draft.text,
-            "answer_schema": schema,
-        }
-        requests.append(template.request(values, SCORE, about=draft.asked.about))
-    scores: list[float | None] = []
-    for draft, answer in zip(drafts, ask(spec.model, requests), strict=True):
-        draft.error = answer.error
-        scores.append(None if answer.error else float(answer.value["score"]))
-    return scores
 
 
 def compare(

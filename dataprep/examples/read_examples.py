@@ -200,12 +200,6 @@ def prompt_example(
     if reference is not None:
         example["answer"] = reference
     example = with_tools(row, example)
-    if kept_columns := _columns(row, columns):
-        example["columns"] = kept_columns
-    return example
-
-
-def _columns(row: Row, columns: RecordColumns) -> dict[str, object]:
     missing = [name for name in columns.needed if name not in row]
     if missing:
         raise ValueError(
@@ -228,7 +222,9 @@ def _columns(row: Row, columns: RecordColumns) -> dict[str, object]:
                 ) from error
         else:
             kept[name] = row[name]
-    return kept
+    if kept:
+        example["columns"] = kept
+    return example
 
 
 def prompt_form_of(row: Row) -> str:

@@ -467,26 +467,22 @@ class Asking:
                 return problem
             self.tally.retried += 1
             pause = max(retry_after, random.uniform(0, wait))
-            if time.monotonic() + pause - start > self.model.patience_seconds:
-                self._fail(endpoint, problem, time.monotonic() - start, retry_after)
+            seconds = time.monotonic() - start
+            if seconds + pause > self.model.patience_seconds:
+                problem = f"no answer from {endpoint.shown} within {seconds:,.0f} s: {problem}"
+                if retry_after > self.model.patience_seconds:
+                    problem += (
+                        f", which wants to be asked again in {retry_after:,.0f} s"
+                    )
+                if self.model.unanswered == "quarantine":
+                    raise _RefusedError(problem)
+                raise AskingError(
+                    f"{self._context.stage}: {problem}; all answers so far are kept: "
+                    "see that it runs, and run again, which asks only for the others "
+                    "(or give it more `patience_seconds`)"
+                )
             wait = min(2 * wait, MOST_WAIT_SECONDS)
             await self._pause(pause)
-
-    def _fail(
-        self, endpoint: _Endpoint, problem: str, seconds: float, retry_after: float
-    ) -> None:
-        problem_text = (
-            f"no answer from {endpoint.shown} within {seconds:,.0f} s: {problem}"
-        )
-        if retry_after > self.model.patience_seconds:
-            problem_text += f", which wants to be asked again in {retry_after:,.0f} s"
-        if self.model.unanswered == "quarantine":
-            raise _RefusedError(problem_text)
-        raise AskingError(
-            f"{self._context.stage}: {problem_text}; all answers so far are kept: "
-            "see that it runs, and run "
-            "again, which asks only for the others (or give it more `patience_seconds`)"
-        )
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, or raise as soon as asking has failed.
