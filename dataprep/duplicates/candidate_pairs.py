@@ -328,7 +328,7 @@ def fetch(task: ShardTask, plan: DedupPlan, wanted: Shuffled) -> Sending:
     lengths = np.diff(batch["shingles"].chunk(0).offsets.to_numpy())[places]
     batch = batch.drop_columns(["row", "length"])
     for begin, end in cut_runs(BYTES_PER_SKETCH + 4 * lengths, BYTES_PER_BATCH):
-        sent = batch.take(pa.array(places[begin:end]))
+        sent = batch.take(places[begin:end])
         yield Sent(
             FETCHED,
             sent.append_column("document", pa.array(documents[begin:end])),
@@ -356,7 +356,7 @@ def key_runs(keys: Shuffled, partition: int) -> Iterator[dict[str, np.ndarray]]:
     parts = max(1, -(-keys.count(partition) * BYTES_PER_KEY // (2 * PARTITION_BYTES)))
     for part in range(0 if keys.is_nothing else parts):
         rows = keys.read(partition, partial(choose_keys, part=part, parts=parts))
-        rows = rows.take(pa.array(shared_keys(rows["key"].to_numpy())))
+        rows = rows.take(shared_keys(rows["key"].to_numpy()))
         starts = group_starts(rows["key"].to_numpy())
         bounds = np.append(starts, len(rows))
         sizes = np.diff(bounds)
@@ -373,7 +373,7 @@ def choose_keys(keys: pa.Table, part: int, parts: int) -> pa.Table:
     if parts == 1:
         return keys
     halves = keys["key"].to_numpy() & np.uint64(0xFFFFFFFF)
-    return keys.filter(pa.array(halves * np.uint64(parts) >> np.uint64(32) == part))
+    return keys.filter(halves * np.uint64(parts) >> np.uint64(32) == part)
 
 
 def cut_runs(costs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
@@ -505,7 +505,7 @@ def find_matches(
     older_columns = (
         load_columns(source, older, NAMED.names) if len(older) else NAMED.empty_table()
     )
-    older_columns = older_columns.take(pa.array(older_position))
+    older_columns = older_columns.take(older_position)
     return pa.table(
         {
             "left": np.concatenate([pairs[is_duplicate, 0], spread[:, 0]]),

@@ -206,22 +206,20 @@ def explain_choices(
     reasons = {name: np.full(len(members), None, object) for name in REASON_COLUMNS}
     open_rows = np.flatnonzero(survivor != np.arange(len(members)))
     for key in keys:
-        winners = (
-            members[key.column].take(pa.array(survivor[open_rows])).combine_chunks()
-        )
-        losers = members[key.column].take(pa.array(open_rows)).combine_chunks()
+        winners = members[key.column].take(survivor[open_rows]).combine_chunks()
+        losers = members[key.column].take(open_rows).combine_chunks()
         differ = _differ(winners, losers)
         rows = open_rows[differ]
         reasons["decided_by"][rows] = str(key)
         for name, values in (("survivor_value", winners), ("member_value", losers)):
             reasons[name][rows] = [
                 value.hex() if isinstance(value, bytes) else str(value)
-                for value in values.filter(pa.array(differ)).to_pylist()
+                for value in values.filter(differ).to_pylist()
             ]
         open_rows = open_rows[~differ]
     return pa.table(
         {
-            "cluster": members["id"].take(pa.array(smallest)),
+            "cluster": members["id"].take(smallest),
             "size": pa.array(sizes[survivor], pa.int32()),
             "survivor": pa.array(survivor, pa.int64()),
             **{name: pa.array(values, pa.string()) for name, values in reasons.items()},

@@ -276,7 +276,7 @@ def labels_of(labels: Shuffled, shard: int) -> np.ndarray:
 
 def pairs_table(pairs: np.ndarray) -> pa.Table:
     """Table of pairs (int64 of shape (n, 2))."""
-    return pa.table({"left": pa.array(pairs[:, 0]), "right": pa.array(pairs[:, 1])})
+    return pa.table({"left": pairs[:, 0], "right": pairs[:, 1]})
 
 
 def pairs_array(table: pa.Table) -> np.ndarray:

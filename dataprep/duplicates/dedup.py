@@ -407,7 +407,7 @@ def apply(task: ShardTask, plan: DedupPlan, decisions: Shuffled) -> Done[Applied
     rows = shard.rows
     judged = judged_rows(documents, rows, plan.section.sources)
     sizes_and_errors = open_batches(seen_path(plan.work, task.name)).get_batch(0)
-    errors = sizes_and_errors["error"].take(pa.array(judged))
+    errors = sizes_and_errors["error"].take(judged)
     number = task.payload["shard"]
     decided = decisions.read(number).sort_by("document")
     members = decided["document"].to_numpy() - plan.numbering.starts[number]

@@ -149,7 +149,7 @@ def write_index_shard(
     """
     sketches = read_sketches(work, shard)
     rows = np.searchsorted(sketches["row"].to_numpy(), kept)
-    table = sketches.drop_columns(["row"]).take(pa.array(rows))
+    table = sketches.drop_columns(["row"]).take(rows)
     path = out / FOLDER / shard
     with atomic_write(path) as sink:
         pq.write_table(
@@ -295,7 +295,7 @@ def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
     older, first_rows, older_position = np.unique(
         matches_here["right"].to_numpy(), return_index=True, return_inverse=True
     )
-    older_columns = matches_here.select(["id", "locator"]).take(pa.array(first_rows))
+    older_columns = matches_here.select(["id", "locator"]).take(first_rows)
     rank = np.empty(len(older), np.int64)
     rank[pc.sort_indices(older_columns["id"]).to_numpy()] = np.arange(len(older))
     index = plan.index_of(older)
@@ -306,13 +306,13 @@ def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
         (rank[older_position], index[older_position], -jaccard, kind, documents)
     )
     best = order[np.unique(documents[order], return_index=True)[1]]
-    best_older = older_columns.take(pa.array(older_position[best]))
+    best_older = older_columns.take(older_position[best])
     names = pa.array([index.name for index in plan.indexes])
     return pa.table(
         [
             documents[best],
             *best_older.columns,
-            names.take(pa.array(index[older_position[best]])),
+            names.take(index[older_position[best]]),
             kind[best],
             jaccard[best],
         ],

@@ -121,7 +121,7 @@ def describe_seen(
 
 def _take_rows(table: pa.Table, rows: np.ndarray) -> pa.Table:
     """Take ascending distinct rows of a table, without a copy if it is all of them."""
-    return table if len(rows) == len(table) else table.take(pa.array(rows))
+    return table if len(rows) == len(table) else table.take(rows)
 
 
 def sketch_texts(
@@ -233,9 +233,7 @@ def load_columns(
         names: the columns; missing columns are skipped.
     """
     return pa.concat_tables(
-        batch.select([name for name in names if name in batch.column_names]).take(
-            pa.array(rows)
-        )
+        batch.select([name for name in names if name in batch.column_names]).take(rows)
         for batch, rows in source.parts(documents)
     )
 

@@ -109,11 +109,11 @@ def read_columns(
         if name in sketches.column_names:
             values = sketches[name]
         elif name in DOCUMENT_COLUMNS:
-            values = read_documents(inputs, shard, [name])[name].take(pa.array(rows))
+            values = read_documents(inputs, shard, [name])[name].take(rows)
         else:
             step, column = stages[name]
             table = read_annotations(inputs, shard, step, [column])
-            values = table[column].take(pa.array(rows))
+            values = table[column].take(rows)
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
         columns[name] = values.combine_chunks()
@@ -222,7 +222,7 @@ def gather_members(
     names = ("id", "locator", "length", *SKETCH_COLUMNS * plan.sends_sketches)
     sketches = sketched.select(
         [name for name in names if name in sketched.column_names]
-    ).take(pa.array(np.searchsorted(sketched["row"].to_numpy(), rows)))
+    ).take(np.searchsorted(sketched["row"].to_numpy(), rows))
     key_columns = read_columns(plan.measured, task.name, rows, keys, sketches)
     match_rows = positions(documents, matches_here["document"].to_numpy())
     members = {
@@ -259,7 +259,7 @@ def decide(
             [name for name in piece.column_names if name not in SKETCH_COLUMNS]
         ),
     )
-    rows = rows.take(pa.array(np.argsort(rows["document"].to_numpy())))
+    rows = rows.take(np.argsort(rows["document"].to_numpy()))
     decisions, dropped = _decide(plan, source_of(plan, members, partition), rows, keys)
     survivors = yield from send_decisions(
         decisions,

@@ -105,7 +105,7 @@ def choose_sample(inputs: Inputs, section: Quality) -> Labelled:
             inputs, shard, section.judge, kept_shard.documents["metadata"]
         )[judged]
         rows = judged[~np.isnan(scores)]
-        ids = kept_shard.documents["id"].take(pa.array(rows)).to_pylist()
+        ids = kept_shard.documents["id"].take(rows).to_pylist()
         shard_sample = Labelled(
             np.full(len(rows), number),
             rows,

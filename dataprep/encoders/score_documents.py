@@ -155,7 +155,7 @@ def score_shard(
     score = load_scorer(model, sha256)
     shard = read_shard(inputs, task.name, ["id", "source", "text"])
     judged = judged_rows(shard.documents, shard.rows, section.sources)
-    texts = shard.documents["text"].take(pa.array(judged))
+    texts = shard.documents["text"].take(judged)
     measured, errors = measure_texts(texts, as_measure(announced, score))
     numbers = {name: measured[name] for name in announced.numbers}
     failed = failures(numbers, {"annotate": section})

@@ -269,7 +269,7 @@ def survivors(prepared: Path) -> dict[str, list[Example]]:
     examples: dict[str, list[Example]] = {}
     for shard in shard_names(inputs["ingest"]):
         rows = read_table(prepared / RECORDS / shard, ["set", "record"]).take(
-            pa.array(kept_rows(inputs, shard))
+            kept_rows(inputs, shard)
         )
         for row in rows.to_pylist():
             examples.setdefault(row["set"], []).append(json.loads(row["record"]))

@@ -161,7 +161,7 @@ def read_prompts(
         read = replace(
             read,
             judged=read.judged[is_chosen],
-            given=read.given.filter(pa.array(is_chosen)),
+            given=read.given.filter(is_chosen),
         )
     answer_schema = canonical_json(question.answer).decode()
     prompts: list[Request | str] = []

@@ -113,9 +113,9 @@ def match_table(
     longest = order[group_starts(runs.match[order])]
     places = (matches.text, runs.begin[longest], runs.end[longest])
     documents = texts.documents.select(["id", "source", "locator"]).take(
-        pa.array(texts.good[matches.text])
+        texts.good[matches.text]
     )
-    items = parts.take(pa.array(matches.part))
+    items = parts.take(matches.part)
     columns = {
         "set": items["set"],
         "item": items["item"],
@@ -383,7 +383,7 @@ def _measure(matches: Matches, texts: int, parts: pa.Table) -> dict[str, pa.Arra
     names = pc.binary_join_element_wise(
         parts["set"], parts["item"].cast(pa.string()), "#"
     ).combine_chunks()
-    item = names.take(pa.array(matches.part[best[first]]))
+    item = names.take(matches.part[best[first]])
     return {
         "contamination": pa.array(share),
         "contamination_words": pa.array(words),

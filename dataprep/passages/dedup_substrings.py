@@ -316,7 +316,7 @@ def lend(task: ShardTask, plan: SubstringsPlan, repeated: Shuffled) -> Done:
     lenders = np.flatnonzero(np.isin(numbers, first))
     lent = {
         "document": numbers[lenders],
-        "text": texts.texts.take(pa.array(lenders)),
+        "text": texts.texts.take(lenders),
     }
     path = task_file(plan.work, "lent", task.name)
     write_rows(path, pa.table(lent))
@@ -500,7 +500,7 @@ def verify(
             text[rows],
             begins[rows],
             ends[rows],
-            lent["text"].take(pa.array(lenders)),
+            lent["text"].take(lenders),
             text_of_row,
             first["first_begin"][rows],
         )

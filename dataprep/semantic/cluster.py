@@ -194,7 +194,7 @@ def apply(task: ShardTask, plan: VectorPlan, names: list[str]) -> Done[Clustered
     )
     measures = {
         "domain": pa.array(domain),
-        "domain_name": pa.array(names, pa.string()).take(pa.array(domain)),
+        "domain_name": pa.array(names, pa.string()).take(domain),
     }
     files, counts = write_shard(
         plan,

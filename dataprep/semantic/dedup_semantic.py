@@ -292,7 +292,7 @@ def decide_cluster(
     )
     order = best_first(one_component, keys)
     chosen, ordered_cosine = survivors_in_order(
-        unpack_vectors(members["vector"].take(pa.array(order))), threshold
+        unpack_vectors(members["vector"].take(order)), threshold
     )
     survivor = np.empty_like(order)
     cosine = np.empty(len(order))

@@ -52,11 +52,11 @@ def embed_shard(
     kept_shard = read_shard(inputs, shard, ["id", "source", "locator", "text"])
     judged = judged_rows(kept_shard.documents, kept_shard.rows, sources)
     embedder = load_embedder(model, sha256)
-    texts = kept_shard.documents["text"].take(pa.array(judged))
+    texts = kept_shard.documents["text"].take(judged)
     measured, errors = measure_texts(texts, lambda batch: _embed(embedder, batch))
     good = np.array([error is None for error in errors], bool)
     rows = judged[good]
-    documents = kept_shard.documents.select(["id", "locator"]).take(pa.array(rows))
+    documents = kept_shard.documents.select(["id", "locator"]).take(rows)
     embedded = {
         "row": rows,
         "id": documents["id"],
@@ -67,7 +67,7 @@ def embed_shard(
     return (
         pa.table(embedded),
         describe_seen(kept_shard.documents, judged, errors),
-        texts.filter(pa.array(good)),
+        texts.filter(good),
         count_read(*(measured[name] for name in READ)),
     )
 

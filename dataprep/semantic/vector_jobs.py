@@ -181,7 +181,7 @@ def write_shard(
         judged,
         reasons.take(rows),
         {column: values.take(rows) for column, values in measures.items()},
-        sizes_and_errors["error"].take(pa.array(judged)),
+        sizes_and_errors["error"].take(judged),
         sizes_and_errors["bytes"],
     )
     paths = [plan.out / name, plan.out / VECTORS / name]

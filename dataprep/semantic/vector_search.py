@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from gristmill.core.files import is_local
 from gristmill.dataprep.documents import open_table
@@ -61,7 +60,7 @@ def nearest(
                 cosines = unpack_vectors(batch["vector"]).astype(np.float32) @ vector
                 rows = np.flatnonzero((cosines > LEAST_COSINE) & (cosines >= least))
                 rows = rows[np.argsort(-cosines[rows], kind="stable")[:most]]
-                ids = batch["id"].take(pa.array(rows)).to_pylist()
+                ids = batch["id"].take(rows).to_pylist()
                 best += [
                     Near(shard, id_, float(cosine))
                     for id_, cosine in zip(ids, cosines[rows], strict=True)
