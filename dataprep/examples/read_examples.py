@@ -363,9 +363,9 @@ def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
     for records in sorted(kinds.values(), key=len, reverse=True)[:SHOWN_REASONS]:
         line = f"{records[0].place}: {records[0].reason}"
         if len(records) > 1:
-            places = [record.place for record in records[1:SHOWN_PLACES]]
-            places += ["..."] * (len(records) > SHOWN_PLACES)
-            line += f" (and {len(records) - 1:,} like it: {', '.join(places)})"
+            places = ", ".join(record.place for record in records[1:SHOWN_PLACES])
+            end = " ..." if len(records) > SHOWN_PLACES else ""
+            line += f" (and {len(records) - 1:,} like it: {places}{end})"
         yield line
     if len(kinds) > SHOWN_REASONS:
         yield f"and {len(kinds) - SHOWN_REASONS} other reasons"
