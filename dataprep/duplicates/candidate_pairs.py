@@ -16,7 +16,7 @@ text is compared with an older one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -100,21 +100,6 @@ class FoundBuckets(TypedDict):
     largest: Sequence[Sequence[int]]
 
 
-class VerifiedPairs(TypedDict):
-    """Result of a verifying task.
-
-    Attributes:
-        runs: runs of pairs, each with a file of links.
-        linked: duplicate pairs.
-        matched: matches with older documents.
-    """
-
-    runs: int
-    candidates: int
-    linked: int
-    matched: int
-
-
 @dataclass(frozen=True)
 class OversizedBucket:
     """Large bucket, with an example document.
@@ -145,7 +130,7 @@ class Candidates:
     """
 
     pairs: np.ndarray
-    oversized: list[Bucket] = field(default_factory=list)
+    oversized: list[Bucket]
 
 
 def candidate_pairs(
@@ -422,7 +407,7 @@ def verify(
     plan: DedupPlan,
     pairs: Shuffled,
     sketches: Shuffled | None,
-) -> Sending[VerifiedPairs]:
+) -> Sending[dict[str, int]]:
     """Keep the duplicate pairs of one partition: links within this run, and matches
     with older documents.
 
@@ -432,6 +417,11 @@ def verify(
 
     Args:
         sketches: sketches of the paired documents from `fetch`, or None.
+
+    Returns:
+        numbers of `runs` of pairs, each with a file of links, of compared pairs
+        (`candidates`), of duplicate pairs (`linked`), and of matches with older
+        documents (`matched`).
     """
     number = plan.numbering.num_new
     partition = task.payload["partition"]
@@ -440,7 +430,7 @@ def verify(
         for position in (partition, partition + 1)
     )
     paths: list[Path] = []
-    counts = VerifiedPairs(runs=0, candidates=0, linked=0, matched=0)
+    counts = {"runs": 0, "candidates": 0, "linked": 0, "matched": 0}
     source = source_of(plan, sketches, partition)
     for run in pair_runs(
         pairs, partition, first_document, last_document, PAIRS_PER_RUN

@@ -72,8 +72,8 @@ from gristmill.dataprep.duplicates.dedup_index import (
 from gristmill.dataprep.duplicates.dedup_keys import (
     BYTES_PER_KEY,
     KEYS,
+    key_table,
     keys_per_document,
-    sent_keys,
 )
 from gristmill.dataprep.duplicates.sketches import (
     seen_path,
@@ -95,6 +95,7 @@ from gristmill.dataprep.duplicates.survivors import (
 )
 from gristmill.dataprep.jobs.shuffle import (
     Sending,
+    Sent,
     Shuffled,
     must_send,
     run_shuffle,
@@ -109,7 +110,12 @@ from gristmill.dataprep.jobs.tasks import (
     run_tasks,
     shard_tasks,
 )
-from gristmill.dataprep.shuffle_format import count_partitions, open_batches, write_rows
+from gristmill.dataprep.shuffle_format import (
+    count_partitions,
+    hash_partitions,
+    open_batches,
+    write_rows,
+)
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import Dedup
 
@@ -390,13 +396,9 @@ def sketch(task: Task[SketchPayload], plan: DedupPlan) -> Sending:
         batch = import_shard(as_path(index_file), plan.section)
     write_rows(paths[0], batch)
     documents = task.payload["start"] + batch["row"].to_numpy()
-    yield sent_keys(
-        documents,
-        batch["id"],
-        unpack_sketches(batch),
-        plan.section,
-        plan.num_partitions,
-    )
+    keys = key_table(documents, batch["id"], unpack_sketches(batch), plan.section)
+    partitions = hash_partitions(keys["key"].to_numpy(), plan.num_partitions)
+    yield Sent(KEYS, keys, partitions)
     return Done(paths)
 
 

@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.duplicates.sketches import Sketches, binary_numbers
-from gristmill.dataprep.jobs.shuffle import Sent
-from gristmill.dataprep.shuffle_format import hash_partitions
 from gristmill.mixtures.steps.dedup import Dedup
 
 BYTES_PER_KEY = 32
@@ -24,18 +22,6 @@ def keys_per_document(section: Dedup) -> int:
         + int(section.url)
         + (section.minhash.bands if section.minhash else 0)
     )
-
-
-def sent_keys(
-    documents: np.ndarray,
-    ids: pa.Array,
-    sketches: Sketches,
-    section: Dedup,
-    num_partitions: int,
-) -> Sent:
-    """Keys of some documents, each for the partition that its upper half selects."""
-    keys = key_table(documents, ids, sketches, section)
-    return Sent(KEYS, keys, hash_partitions(keys["key"].to_numpy(), num_partitions))
 
 
 def key_table(

@@ -1,7 +1,7 @@
 """Stage `examples`: a language model writes a set of examples for tuning, from its
 prompts or from new ones.
 
-    NAME.jsonl           examples, by id, each with its `Generation`, as `read_set`
+    NAME.jsonl           examples, by id, each with its origin, as `read_set`
     reads quarantine.jsonl     prompts that the endpoint refused, with its error
     lineage.parquet      parents of examples and prompts (`lineage.py`): from a record
     of
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
@@ -131,26 +131,6 @@ def run(
         return _SetWriter(
             config["name"], section, config["seed"], inputs, out, context, stack
         ).make()
-
-
-class Generation(TypedDict):
-    """Origin of an example that a model wrote, beside the example in its line.
-
-    Attributes:
-        kind: `generated`.
-        model: that wrote it.
-        parents: ids of its prompt, and of those that the prompt was made from.
-        rewards: of the chosen and of the rejected answer, by name.
-        principles: that the answer was criticised or compared by.
-        licence: of the records that it was made from.
-    """
-
-    kind: str
-    model: str
-    parents: list[str]
-    rewards: NotRequired[list[dict[str, float]]]
-    principles: NotRequired[list[str]]
-    licence: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -529,7 +509,7 @@ class _SetWriter:
         id_ = example_id(read)
         if id_ in self.excluded:
             return False
-        generation: Generation = {
+        generation: dict[str, object] = {
             "kind": GENERATED,
             "model": self.section.model.called,
             "parents": [prompt.id, *prompt.parents],

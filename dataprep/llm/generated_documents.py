@@ -85,23 +85,6 @@ class GeneratedShard(Counted):
     """Ids and beginnings of new documents, and beginnings of their first parents."""
 
 
-class GeneratedDocument(TypedDict, total=False):
-    """Line of a generated file; its keys besides locator and text become metadata.
-
-    Attributes:
-        parents: ids in hexadecimal, separated by blanks.
-        licence: licences of the parents, if they have any.
-    """
-
-    locator: str
-    text: str
-    kind: str
-    style: str
-    parents: str
-    model: str
-    licence: str
-
-
 @dataclass(frozen=True)
 class GenerateRecipe:
     """Recipe of the stage.
@@ -396,7 +379,7 @@ class _Source:
     def _write(
         self, task: ShardTask, chosen: _Chosen, answers: Sequence[Sequence[Answer]]
     ) -> Done[GeneratedShard]:
-        lines: list[GeneratedDocument] = []
+        lines: list[dict[str, str]] = []
         edges: list[tuple[str, str]] = []
         sample: list[tuple[str, str, str]] = []
         errors: list[Failure] = []
@@ -433,7 +416,7 @@ class _Source:
                 continue
             locator = f"{first.id.hex()}/{self.section.style}-{number}"
             child = document_id(self.name, locator, new)
-            line: GeneratedDocument = {
+            line = {
                 "locator": locator,
                 "text": new,
                 "kind": GENERATED,

@@ -162,7 +162,6 @@ class Asking:
         model: the model to ask.
         context: store of answers, and progress.
         total: number of requests, if known.
-        identity: distinguishes models of the same name: their files.
     """
 
     def __init__(
@@ -170,19 +169,18 @@ class Asking:
         model: AskedModel,
         context: Context,
         total: int | None = None,
-        identity: Any = None,
     ) -> None:
         self.model, self.tally = model, Tally()
         self._context = context
         self._total = total
         self._done = 0
         self._told = 0.0
-        if identity is None and model.folder is not None:
+        self._identity: object = None
+        if model.folder is not None:
             from gristmill.dataprep.reading.sources import outside_listing
 
             # distinguishes the files of a folder from others
-            identity = outside_listing("folder", model.folder)
-        self._identity = identity
+            self._identity = outside_listing("folder", model.folder)
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:

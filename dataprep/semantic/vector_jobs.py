@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -102,14 +101,6 @@ def make_plan(
     )
 
 
-class FittedCentroids(TypedDict):
-    """Result of learning the centroids."""
-
-    clusters: int
-    sample: int
-    """Documents that they were learned from."""
-
-
 def embed(
     task: ShardTask, plan: VectorPlan, with_texts: bool = False
 ) -> Sending[ReadCounts]:
@@ -200,7 +191,7 @@ def read_sample(sample: Shuffled) -> pa.Table:
     return sample.read(0).sort_by("id")
 
 
-def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done[FittedCentroids]:
+def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done[dict[str, int]]:
     """Learn the centroids from the sample, sorted by id."""
     vectors = unpack_vectors(read_sample(sample)["vector"])
     centroids = fit_centroids(vectors, plan.clusters, plan.section.seed)
