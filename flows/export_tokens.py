@@ -41,7 +41,7 @@ def export_from(
     from gristmill.tokenize.exporting.exported_files import export_tokens
     from gristmill.tokenize.packed import PackedSet
 
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     if MIX not in inputs:
         raise NothingToExportError(
             "the mixture is not packed yet; run: "

@@ -46,7 +46,7 @@ def no_verdicts(documents: int) -> Kept:
 def our_verdicts(chain: Chain, documents: int) -> Kept:
     """Read our verdicts from the annotations of a finished run."""
     session = chain.session()
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     kept = no_verdicts(documents)
     for shard in shard_names(inputs["ingest"]):
         table = read_table(inputs["ingest"] / shard, ["id", "locator"])

@@ -32,16 +32,16 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.questions.threshold_samples import (
-    Found,
+    MOST_SHARDS,
+    NearestPlaces,
     merge_nearest,
+    some_shards,
     stored_rules,
 )
 from gristmill.mixtures.load import short_key
 from gristmill.mixtures.sources import INGEST
 
 SAMPLES = 8
-MOST_SHARDS = 50
-"""Shards, spread evenly over the corpus, that are searched for samples."""
 EXCERPT_CHARS = 500
 
 
@@ -178,15 +178,15 @@ def _nearest(
     corpus: Inputs, step: str, rule: Rule, rules_of_step: Sequence[Rule]
 ) -> Sides:
     """The documents next to a bound: dropped ones, and those that it let through."""
-    sides: dict[str, list[Found]] = {"failing": [], "passing": []}
-    shards = shard_names(corpus[INGEST])
-    for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
+    places: NearestPlaces = {rule.label: {"failing": [], "passing": []}}
+    for shard in some_shards(corpus):
         verdicts, _ = judge_shard(
             corpus, shard, step, list(rules_of_step), list(rules_of_step)
         )
-        merge_nearest(sides, shard, nearest(verdicts, rule, SAMPLES), SAMPLES)
+        nearest_rows = nearest(verdicts, rule, SAMPLES)
+        merge_nearest(places, rule.label, shard, nearest_rows, SAMPLES)
     columns = []
-    for side, samples in sides.items():
+    for side, samples in places[rule.label].items():
         title = "Dropped" if side == "failing" else "Passed"
         entries = [
             _sample(corpus, step, shard, row, value, side)

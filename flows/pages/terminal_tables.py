@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from rich.console import Console
 from rich.table import Table as TerminalTable
 from rich.text import Text
@@ -26,10 +29,14 @@ def plain_table(*columns: tuple[str, bool]) -> TerminalTable:
 
 
 def print_table(
-    console: Console, table: Table, title: str = "", highlight: str = ""
+    console: Console,
+    table: Table,
+    title: str = "",
+    highlight: str = "",
+    styles: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Print a table of a page after a title, unless it is empty; cells that contain
-    `highlight` are yellow.
+    `highlight` are yellow, and `styles` has the styles of whole cells.
     """
     if not table.rows:
         return
@@ -39,11 +46,11 @@ def print_table(
         *((name, column in table.numeric) for column, name in enumerate(table.header))
     )
     for row in table.rows:
-        cells = [inline_text(cell) for cell in row]
-        lines.add_row(
-            *(
-                Text(cell, style="yellow" if highlight and highlight in cell else "")
-                for cell in cells
-            )
-        )
+        cells = []
+        for cell in map(inline_text, row):
+            style = styles.get(cell, "")
+            if highlight and highlight in cell:
+                style = "yellow"
+            cells.append(Text(cell, style=style))
+        lines.add_row(*cells)
     console.print(lines)

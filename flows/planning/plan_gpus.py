@@ -324,7 +324,7 @@ def _vocab_size(session: Session) -> int:
     """
     section = session.manifest.tokenizer
     assert section is not None  # the manifest requires one for a mixture
-    committed = committed_inputs(session, session.plan).get(TOKENIZER)
+    committed = committed_inputs(session).get(TOKENIZER)
     if committed:
         path: Path = committed / "tokenizer.json"
     elif section.path:

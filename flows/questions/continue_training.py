@@ -138,9 +138,7 @@ def continue_with(
     not_found: list[str] = []
     changes: dict[tuple[str, ...], Any] = {}
     if excluded:
-        documents, not_found = find_documents(
-            committed_inputs(session, session.plan), excluded
-        )
+        documents, not_found = find_documents(committed_inputs(session), excluded)
         if not documents:
             raise none_there(excluded)
         ids = sorted(id_.hex() for id_ in documents)

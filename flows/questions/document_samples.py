@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import (
+    Inputs,
     annotation_stages,
     read_annotations,
     read_table,
-    shard_names,
 )
 from gristmill.flows.questions.explain import Recipes, TextPiece, judgements
-from gristmill.flows.questions.threshold_samples import MOST_SHARDS, by_shard
+from gristmill.flows.questions.threshold_samples import by_shard, some_shards
 from gristmill.mixtures.sources import INGEST
 
 KEPT_SHOWN, DROPPED_SHOWN = 6, 2
@@ -78,9 +77,7 @@ class DocumentGroup:
     shown: list[ShownDocument]
 
 
-def shown_documents(
-    recipes: Recipes, inputs: Mapping[str, Path]
-) -> list[DocumentGroup]:
+def shown_documents(recipes: Recipes, inputs: Inputs) -> list[DocumentGroup]:
     """Sample kept documents from as many sources as possible, and documents of the
     rules that dropped most.
 
@@ -88,46 +85,54 @@ def shown_documents(
         recipes: step -> its recipe.
         inputs: `ingest` and the steps, in order.
     """
-    shards = shard_names(inputs[INGEST])
     group_sizes: Counter[Group] = Counter()
-    candidates: dict[tuple[Group, str], list[Place]] = {}
-    for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
+    candidates: dict[Group, dict[str, list[Place]]] = {}
+    for shard in some_shards(inputs):
         for group, source, size, places in _groups(inputs, shard):
             group_sizes[group] += size
-            earlier = candidates.get((group, source), [])
-            candidates[group, source] = sorted([*earlier, *places])[:KEPT_SHOWN]
-    kept: list[Group] = [(None, None)] if (None, None) in group_sizes else []
+            by_source = candidates.setdefault(group, {})
+            earlier = by_source.get(source, [])
+            by_source[source] = sorted([*earlier, *places])[:KEPT_SHOWN]
+    kept = [group for group in group_sizes if not group[0]]
     dropped = [group for group in group_sizes if group[0]]
     dropped.sort(key=lambda group: (-group_sizes[group], group))
-    groups = [*kept, *dropped[:MOST_GROUPS]]
 
     sampled: dict[Group, list[Place]] = {}
-    for group in groups:
+    for group in (*kept, *dropped[:MOST_GROUPS]):
         # The first place of each source, then the second of each, and so on.
         ranked = []
-        for (of_group, source), places in candidates.items():
-            if of_group == group:
-                ranked += [(rank, source, place) for rank, place in enumerate(places)]
+        for source, places in candidates[group].items():
+            ranked += [(rank, source, place) for rank, place in enumerate(places)]
         limit = DROPPED_SHOWN if group[0] else KEPT_SHOWN
         sampled[group] = [place for _, _, place in sorted(ranked)[:limit]]
 
+    samples = {}
     all_places = itertools.chain.from_iterable(sampled.values())
-    samples = _read_samples(
-        recipes, inputs, {(shard, row) for _, shard, row in all_places}
-    )
+    for shard, rows in by_shard({place[1:] for place in all_places}).items():
+        for document in judgements(recipes, inputs, shard, rows, with_text=True):
+            pieces, room = [], SHOWN_CHARACTERS
+            for piece in document.text:
+                if room > 0:
+                    pieces.append(replace(piece, text=piece.text[:room]))
+                room -= len(piece.text)
+            samples[shard, document.row] = ShownDocument(
+                document.id,
+                document.source,
+                document.locator,
+                document.characters,
+                [] if document.kept else document.stages[-1].lines(),
+                pieces,
+            )
     return [
         DocumentGroup(
-            step,
-            rule,
-            group_sizes[step, rule],
-            [samples[shard, row] for _, shard, row in places],
+            *group, group_sizes[group], [samples[place[1:]] for place in places]
         )
-        for (step, rule), places in sampled.items()
+        for group, places in sampled.items()
     ]
 
 
 def _groups(
-    inputs: Mapping[str, Path], shard: str
+    inputs: Inputs, shard: str
 ) -> Iterable[tuple[Group, str, int, list[Place]]]:
     """Yield the groups of a shard by verdict and source, each with its size and a
     sample of places.
@@ -163,28 +168,3 @@ def _groups(
             len(rows),
             [(id_, shard, row) for id_, row in zip(ids, rows, strict=False)],
         )
-
-
-def _read_samples(
-    recipes: Recipes,
-    inputs: Mapping[str, Path],
-    places: Collection[tuple[str, int]],
-) -> dict[tuple[str, int], ShownDocument]:
-    """Read documents by shard and row, each shard once."""
-    samples = {}
-    for shard, rows in by_shard(places).items():
-        for document in judgements(recipes, inputs, shard, rows, with_text=True):
-            pieces, room = [], SHOWN_CHARACTERS
-            for piece in document.text:
-                if room > 0:
-                    pieces.append(replace(piece, text=piece.text[:room]))
-                room -= len(piece.text)
-            samples[shard, document.row] = ShownDocument(
-                document.id,
-                document.source,
-                document.locator,
-                document.characters,
-                [] if document.kept else document.stages[-1].lines(),
-                pieces,
-            )
-    return samples

@@ -312,7 +312,7 @@ def history(session: Session, query: str, with_text: bool = False) -> Explanatio
     Raises:
         DocumentNotFoundError: no document matches, or several do.
     """
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     try:
         if not corpora(inputs):
             first = (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from string import hexdigits
 from typing import Any
 
 import pyarrow as pa
@@ -13,13 +14,13 @@ import pyarrow.compute as pc
 from gristmill.dataprep.corpus import Corpus, urls_of
 from gristmill.dataprep.documents import (
     ID_BYTES,
+    Inputs,
     read_documents,
     read_table,
     shard_names,
 )
 from gristmill.dataprep.row_groups import find_ids, read_rows
 from gristmill.flows.running.session import Session
-from gristmill.flows.stages.plan import Plan
 from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpora, corpus_shards
@@ -39,13 +40,10 @@ class AmbiguousDocumentError(DocumentNotFoundError):
     """More than one document matches the query."""
 
 
-def committed_inputs(session: Session, plan: Plan) -> dict[str, Path]:
+def committed_inputs(session: Session) -> dict[str, Path]:
     """Return stage -> data folder for the committed stages of a plan."""
-    return {
-        name: folder.data
-        for name in plan
-        if (folder := session.committed(name)) is not None
-    }
+    folders = {name: session.committed(name) for name in session.plan}
+    return {name: folder.data for name, folder in folders.items() if folder}
 
 
 def committed_corpus(session: Session) -> Corpus:
@@ -55,32 +53,31 @@ def committed_corpus(session: Session) -> Corpus:
     Raises:
         NothingIngestedError: no documents are committed yet.
     """
-    committed = committed_inputs(session, session.plan)
+    committed = committed_inputs(session)
+    if INGEST not in session.plan:
+        raise NothingIngestedError(
+            f"{session.manifest_file} has no source of documents, only of tokens"
+        )
     if INGEST not in committed:
-        if INGEST not in session.plan:
-            raise NothingIngestedError(
-                f"{session.manifest_file} has no source of documents, only of tokens"
-            )
         raise NothingIngestedError(
             "ingest is not committed, so there are no documents; run: "
             f"{session.command('run', '--until', INGEST)}"
         )
     steps = itertools.takewhile(committed.__contains__, session.manifest.steps)
-    licences = {
-        name: licence
-        for name, licence in session.manifest.licences.items()
-        if licence is not None
-    }
-    return Corpus({name: committed[name] for name in (INGEST, *steps)}, licences)
+    licences = session.manifest.licences
+    return Corpus(
+        {name: committed[name] for name in (INGEST, *steps)},
+        {name: licence for name, licence in licences.items() if licence is not None},
+    )
 
 
-Place = tuple[Mapping[str, Path], str, int]
+Place = tuple[Inputs, str, int]
 """Place of a document: the inputs of its corpus (`importing.corpora`), its shard and
 row.
 """
 
 
-def find_document(inputs: Mapping[str, Path], query: str) -> Place:
+def find_document(inputs: Inputs, query: str) -> Place:
     """Return the place of the one document with this id, id prefix, locator or URL.
 
     A whole id is looked up in the ledger of the mixture first, which is sorted by id.
@@ -88,9 +85,13 @@ def find_document(inputs: Mapping[str, Path], query: str) -> Place:
     (16 bytes per id), a few shards at a time. URLs that are not locators are searched
     in the metadata.
     """
-    direct = _find_in_ledger(inputs, query)
-    if direct is not None:
-        return direct
+    if MIX in inputs and is_id(query):
+        from gristmill.tokenize.packed import PackedSet
+
+        ledger = PackedSet(inputs[MIX]).ledger([bytes.fromhex(query)])
+        for entry in ledger.to_pylist():
+            corpus, shard = corpus_shards(inputs)[entry["shard"]]
+            return corpus, shard, entry["row"]
     hits: list[Place] = []
     if is_hex(query) and len(query) <= 2 * ID_BYTES:
         for corpus_inputs in corpora(inputs):
@@ -113,17 +114,13 @@ def find_document(inputs: Mapping[str, Path], query: str) -> Place:
         )
     if len(hits) > 1:
         listing = []
-        for corpus_of_hit, shard_of_hit, row in hits[:SHOWN_HITS]:
-            document = (
-                read_documents(corpus_of_hit, shard_of_hit, ["id", "source"])
-                .slice(row, 1)
-                .to_pylist()[0]
-            )
+        for corpus, shard, row in hits[:SHOWN_HITS]:
+            documents = read_documents(corpus, shard, ["id", "source"])
+            (document,) = documents.slice(row, 1).to_pylist()
             listing.append(f"{document['id'].hex()} ({document['source']})")
-        more = " ..." if len(hits) > SHOWN_HITS else ""
         raise AmbiguousDocumentError(
-            f"{len(hits)} documents fit {query!r}; give an "
-            f"id: {', '.join(listing)}{more}"
+            f"{len(hits)} documents fit {query!r}; give an id, such as "
+            f"{', '.join(listing)}"
         )
     return hits[0]
 
@@ -133,30 +130,18 @@ def _equal_rows(values: pa.ChunkedArray, query: str) -> list[int]:
     return rows
 
 
-def _find_in_ledger(inputs: Mapping[str, Path], query: str) -> Place | None:
-    """Return the place of a tokenised document by its whole id, without searching the
-    shards.
-    """
-    if MIX not in inputs or not is_hex(query) or len(query) != 2 * ID_BYTES:
-        return None
-    from gristmill.tokenize.packed import PackedSet
-
-    entries = PackedSet(inputs[MIX]).ledger([bytes.fromhex(query)]).to_pylist()
-    if not entries:
-        return None
-    corpus, shard = corpus_shards(inputs)[entries[0]["shard"]]
-    return corpus, shard, entries[0]["row"]
-
-
 def is_hex(text: str) -> bool:
     """Return True for four or more hexadecimal digits."""
-    return len(text) >= 4 and all(
-        character in "0123456789abcdefABCDEF" for character in text
-    )
+    return len(text) >= 4 and set(text) <= set(hexdigits)
+
+
+def is_id(text: str) -> bool:
+    """Return True for a whole id."""
+    return len(text) == 2 * ID_BYTES and is_hex(text)
 
 
 def documents_of(
-    inputs: Mapping[str, Path], ids: Iterable[bytes], columns: Sequence[str]
+    inputs: Inputs, ids: Iterable[bytes], columns: Sequence[str]
 ) -> dict[bytes, dict[str, Any]]:
     """Return the requested columns of some documents by id; of all others only the ids
     are read.

@@ -380,7 +380,7 @@ def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> Tak
         TraceError: the mixture that this manifest trains on is not packed.
         TakedownError: none of the documents or prompts exists.
     """
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     reading = reading_of(session) if PRETRAIN in session.plan else None
     packed = PackedSet(inputs[MIX]) if MIX in inputs else None
     documents, not_found = _find_if_ingested(inputs, names)

@@ -1,18 +1,15 @@
-"""CutSample documents on both sides of each rule's threshold, from stored
-measurements.
-"""
+"""Documents on both sides of each rule's threshold, from stored measurements."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.documents import column_names, shard_names
+from gristmill.dataprep.documents import Inputs, column_names, shard_names
 from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest, rules_of
 from gristmill.flows.report.stage_summaries import Binned, StepSummary, read_as
@@ -30,6 +27,8 @@ all.
 EXCERPT_CHARS = 160
 Found = tuple[float, str, int, float]
 """Distance to the threshold, shard, row, measured value."""
+NearestPlaces = dict[str, dict[str, list[Found]]]
+"""Label of a rule -> `failing` and `passing` -> the documents nearest to its bound."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Cut:
     passing: list[CutSample]
 
 
-def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list[Rule]]:
+def stored_rules(session: Session, inputs: Inputs) -> dict[str, list[Rule]]:
     """Return the replayable rules of every committed preparing stage, in pipeline
     order.
     """
@@ -103,9 +102,7 @@ def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list
 
 
 def describe_cuts(
-    session: Session,
-    inputs: Mapping[str, Path],
-    summaries: Mapping[str, Mapping[str, Any]],
+    session: Session, inputs: Inputs, summaries: Mapping[str, Mapping[str, Any]]
 ) -> list[Cut]:
     """Describe the rules that dropped most documents, most first."""
     dropping = []
@@ -120,17 +117,14 @@ def describe_cuts(
     for _, stage, rule in dropping:
         rules_by_stage.setdefault(stage, []).append(rule)
 
-    nearest_places: dict[str, dict[str, list[Found]]] = {}
-    shards = shard_names(inputs[INGEST])
-    for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
+    places: NearestPlaces = {}
+    for shard in some_shards(inputs):
         for stage, rules in rules_by_stage.items():
             verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
             for rule in rules:
-                sides = nearest_places.setdefault(
-                    rule.label, {"failing": [], "passing": []}
-                )
-                merge_nearest(sides, shard, nearest(verdicts, rule, SAMPLES), SAMPLES)
-    samples = read_samples(inputs, nearest_places)
+                nearest_rows = nearest(verdicts, rule, SAMPLES)
+                merge_nearest(places, rule.label, shard, nearest_rows, SAMPLES)
+    samples = read_samples(inputs, places)
     return [
         Cut(
             rule.label,
@@ -146,24 +140,29 @@ def describe_cuts(
     ]
 
 
+def some_shards(inputs: Inputs) -> list[str]:
+    """Return at most MOST_SHARDS shards, spread evenly."""
+    shards = shard_names(inputs[INGEST])
+    return shards[:: max(1, -(-len(shards) // MOST_SHARDS))]
+
+
 def merge_nearest(
-    sides: dict[str, list[Found]],
+    places: NearestPlaces,
+    label: str,
     shard: str,
     nearest_in_shard: Mapping[str, list[tuple[float, int, float]]],
     most: int,
 ) -> None:
-    """Merge a shard's nearest documents into those of all shards."""
+    """Merge the documents of a shard that are nearest to a rule's bound into those of
+    all shards.
+    """
+    sides = places.setdefault(label, {"failing": [], "passing": []})
     for side, entries in nearest_in_shard.items():
-        merged = [
-            *sides[side],
-            *((distance, shard, row, value) for distance, row, value in entries),
-        ]
-        sides[side] = sorted(merged)[:most]
+        placed = [(distance, shard, row, value) for distance, row, value in entries]
+        sides[side] = sorted([*sides[side], *placed])[:most]
 
 
-def read_samples(
-    inputs: Mapping[str, Path], places: Mapping[str, Mapping[str, Sequence[Found]]]
-) -> dict[str, Samples]:
+def read_samples(inputs: Inputs, places: NearestPlaces) -> dict[str, Samples]:
     """Read the documents next to the threshold of each rule; each shard is read
     once.
     """

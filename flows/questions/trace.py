@@ -90,9 +90,7 @@ def trace_step(
             examples=[id_ for _, id_ in packed],
             rows_of_examples=[row for row, _ in packed],
         )
-    documents = documents_of_rows(
-        reading.packed, committed_inputs(session, session.plan), rows
-    )
+    documents = documents_of_rows(reading.packed, committed_inputs(session), rows)
     tokens = sum(document.tokens for document in documents)
     return replace(trace, tokens=tokens, documents=documents)
 
@@ -236,7 +234,7 @@ def _trace_example(session: Session, query: str) -> DocumentTrace | None:
         checkpoints += checkpoints_of_stage
     if example is None:
         return None
-    inputs, id_bytes = committed_inputs(session, session.plan), bytes.fromhex(example)
+    inputs, id_bytes = committed_inputs(session), bytes.fromhex(example)
     return DocumentTrace(
         "example",
         example,

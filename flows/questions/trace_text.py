@@ -61,7 +61,7 @@ def trace_text(session: Session, text: str) -> TextTrace:
     Raises:
         TraceError: the training rows are not indexed.
     """
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     if TEXT_INDEX not in session.plan:
         raise TraceError(
             f"{session.manifest_file} does not index training rows; add the section `text_index: {{}}` after "

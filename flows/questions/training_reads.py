@@ -194,7 +194,7 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
         )
     section = node.stage.training.section.model_validate(node.config)
     if node.stage.row_kind == "documents":
-        inputs = committed_inputs(session, session.plan)
+        inputs = committed_inputs(session)
         if MIX not in inputs:
             raise TraceError(
                 "the mixture is not packed yet; run: "

@@ -10,7 +10,7 @@ among the documents that earlier stages keep and whose score is known.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gristmill.dataprep.documents import (
+    Inputs,
     annotation_stages,
     column_names,
     read_documents,
@@ -37,11 +38,12 @@ from gristmill.dataprep.whatif_thresholds import (
     nearest,
     short_name,
 )
-from gristmill.flows.pages.terminal_tables import plain_table
+from gristmill.flows.pages.page_elements import Table, table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.threshold_samples import (
     CutSample,
-    Found,
+    NearestPlaces,
     Samples,
     merge_nearest,
     read_samples,
@@ -55,6 +57,8 @@ from gristmill.mixtures.load import short_key
 from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.user_code import name_code
 
+Rules = Mapping[str, list[Rule]]
+"""Stage -> its rules."""
 NEIGHBOUR = 0.1
 """Relative distance of the neighbours of a threshold; at least 1 for integers."""
 MOST_IDLE = 60
@@ -180,14 +184,20 @@ class Threshold:
 class Comparison:
     """Committed outputs, and every stage's rules before and after."""
 
-    inputs: Mapping[str, Path]
-    before: Mapping[str, list[Rule]]
-    after: Mapping[str, list[Rule]]
+    inputs: Inputs
+    before: Rules
+    after: Rules
+
+    @property
+    def old_bounds(self) -> dict[str, Any]:
+        """Setting -> its value before."""
+        rules = itertools.chain.from_iterable(self.before.values())
+        return {rule.key: rule.bound for rule in rules}
 
     @property
     def changed(self) -> list[Rule]:
         """Rules whose bounds differ."""
-        old = {rule.key: rule.bound for rules in self.before.values() for rule in rules}
+        old = self.old_bounds
         rules = itertools.chain.from_iterable(self.after.values())
         return [
             rule for rule in rules if rule.key not in old or old[rule.key] != rule.bound
@@ -200,7 +210,7 @@ class _Totals:
     then: Counts = field(default_factory=dict)
     unseen: Counts = field(default_factory=dict)
     rules: dict[str, RuleTallies] = field(default_factory=dict)
-    samples: dict[str, dict[str, list[Found]]] = field(default_factory=dict)
+    nearest: NearestPlaces = field(default_factory=dict)
 
 
 def compare(before: Session, after: Session) -> Comparison:
@@ -210,22 +220,35 @@ def compare(before: Session, after: Session) -> Comparison:
         NotReplayableError: nothing is committed yet, nothing differs, or a key other
             than a threshold differs.
     """
-    differing = _differing_keys(before, after)
-    example_keys = sorted(
-        key for key in differing if key.split(".")[1:2] == ["prepare"]
+    old, new = (
+        dict(
+            _flatten(
+                name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))
+            )
+        )
+        for session in (before, after)
     )
-    if example_keys:
-        section = example_keys[0].partition(".")[0]
-        prepared = next(
-            name
-            for name, node in after.plan.items()
-            if node.stage.output == "examples" and node.recipe["kind"] == section
-        )
-        raise NotReplayableError(
-            f"{example_keys[0]} concerns examples, but whatif replays documents only; "
-            f"run it: {after.command('run', '--until', prepared)}, then see the "
-            "outcome of every example with gristmill report or gristmill explain"
-        )
+    steps = list(after.manifest.steps)
+    differing = set()
+    for path in old.keys() | new.keys():
+        if old.get(path) != new.get(path):
+            # `prepare[0].filter.rules.x` is `filter.rules.x` of a rule
+            if path[0] == "prepare" and len(path) > 2 and path[1] < len(steps):
+                path = (steps[path[1]], *path[3:])
+            differing.add(".".join(map(str, path)))
+    for key in sorted(differing):
+        section, *inner = key.split(".")
+        if inner[:1] == ["prepare"]:
+            prepared = next(
+                name
+                for name, node in after.plan.items()
+                if node.stage.output == "examples" and node.recipe["kind"] == section
+            )
+            raise NotReplayableError(
+                f"{key} concerns examples, but whatif replays documents only; run it: "
+                f"{after.command('run', '--until', prepared)}, then see the outcome "
+                "with gristmill report or gristmill explain"
+            )
     inputs = _measured_inputs(before)
     old_rules = _replayable(before, inputs, None)
     new_rules = _replayable(after, inputs, old_rules)
@@ -251,14 +274,14 @@ def _measured_inputs(session: Session) -> dict[str, Path]:
     Raises:
         NotReplayableError: one of them is missing.
     """
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     stages = [INGEST, *session.manifest.steps]
-    missing = [name for name in stages if name not in inputs]
-    if missing:
-        raise NotReplayableError(
-            f"{missing[0]} is not committed, so nothing is measured yet; run: "
-            f"{session.command('run', '--until', stages[-1])}"
-        )
+    for name in stages:
+        if name not in inputs:
+            raise NotReplayableError(
+                f"{name} is not committed, so nothing is measured yet; run: "
+                f"{session.command('run', '--until', stages[-1])}"
+            )
     return {name: inputs[name] for name in stages}
 
 
@@ -275,15 +298,13 @@ def thresholds(session: Session) -> list[Threshold]:
         counts = np.zeros((len(rules), 5), np.int64)
         for shard in shard_names(inputs[INGEST]):
             verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
-            for index, rule in enumerate(rules):
-                counts[index] += _count_failures(rule, verdicts)
+            for count, rule in zip(counts, rules, strict=True):
+                count += _count_failures(rule, verdicts)
         for rule, (seen, failing, only, *beside) in zip(
             rules, counts.tolist(), strict=True
         ):
-            looser, stricter = (
-                None if bound is None else Neighbour(bound, number)
-                for bound, number in zip(_neighbours(rule), beside, strict=True)
-            )
+            neighbours = map(Neighbour, _neighbours(rule), beside)
+            looser, stricter = [*neighbours, None, None][:2]
             thresholds.append(
                 Threshold(
                     rule.label,
@@ -299,10 +320,10 @@ def thresholds(session: Session) -> list[Threshold]:
     return thresholds
 
 
-def _neighbours(rule: Rule) -> tuple[float | None, float | None]:
-    """Return the next looser and the next stricter bound of a rule."""
+def _neighbours(rule: Rule) -> tuple[float, ...]:
+    """Return the next looser and the next stricter bound of a rule, if it has any."""
     if not isinstance(rule.bound, int | float) or not rule.bound:
-        return None, None
+        return ()
     size = NEIGHBOUR * abs(rule.bound)
     step = max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
     bounds = round(rule.bound - step, 10), round(rule.bound + step, 10)
@@ -319,17 +340,14 @@ def _count_failures(rule: Rule, verdicts: Verdicts) -> list[int]:
     judged &= ~failed[rule.of_step(rule.unless)] if rule.unless else True
     counts = [len(verdicts.rows), tally.failing, tally.only]
     for bound in _neighbours(rule):
-        if bound is None:
-            counts.append(0)
-            continue
         values = verdicts.columns[rule.statistic]
         fails = values > bound if rule.side == "max" else values < bound
         counts.append(int((fails & judged).sum()))
-    return counts
+    return counts if len(counts) > 3 else [*counts, 0, 0]
 
 
 def _replayable(
-    session: Session, inputs: Mapping[str, Path], ran: Mapping[str, list[Rule]] | None
+    session: Session, inputs: Inputs, ran: Rules | None
 ) -> dict[str, list[Rule]]:
     """Return the replayable rules of every preparing stage; rankings are recomputed
     from earlier stages' rules.
@@ -352,40 +370,15 @@ def _replayable(
     return rules
 
 
-def _differing_keys(before: Session, after: Session) -> set[str]:
-    """Return the differing keys as rules name them: `prepare[0].filter.rules.x` is
-    `filter.rules.x`.
-    """
-    old, new = (
-        dict(
-            _flatten(
-                name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))
-            )
-        )
-        for session in (before, after)
-    )
-    steps = list(after.manifest.steps)
-    keys = set()
-    for path in old.keys() | new.keys():
-        if old.get(path) == new.get(path):
-            continue
-        if path[0] == "prepare" and len(path) > 2 and path[1] < len(steps):
-            path = (steps[path[1]], *path[3:])
-        keys.add(".".join(map(str, path)))
-    return keys
-
-
 def _flatten(
     value: Any, path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-        items = enumerate(value)
-    else:
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
         yield path, value
-    for key, inner in items:
+        return
+    for key, inner in value.items():
         yield from _flatten(inner, (*path, key))
 
 
@@ -414,22 +407,20 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> WhatIf:
         _sizes(counts, tokens_per_byte)
         for counts in (totals.now, totals.then, totals.unseen)
     )
-    samples_by_rule = read_samples(comparison.inputs, totals.samples)
-    old_bounds = {
-        rule.key: rule.bound for rules in comparison.before.values() for rule in rules
-    }
+    samples_by_rule = read_samples(comparison.inputs, totals.nearest)
+    old_bounds = comparison.old_bounds
     cuts = []
-    for rule in changed.values():
-        nearest_documents = samples_by_rule.get(rule.label, Samples())
+    for label, rule in changed.items():
+        documents = samples_by_rule.get(label, Samples())
         cuts.append(
             ChangedCut(
-                rule.label,
+                label,
                 rule.key,
                 rule.statistic,
                 old_bounds.get(rule.key),
                 rule.bound,
-                nearest_documents.failing,
-                nearest_documents.passing,
+                documents.failing,
+                documents.passing,
             )
         )
     return WhatIf(now, then, unseen, totals.rules, cuts, tokens is not None)
@@ -440,11 +431,11 @@ def _sizes(
 ) -> dict[str, Size]:
     sizes = {}
     for source, of_source in counts.items():
-        documents, num_bytes, tokens, untokenised = of_source.tolist()
-        if tokens_per_byte is None:
-            tokens = None
-        else:
-            tokens += round(untokenised * tokens_per_byte.get(source, 0.0))
+        documents, num_bytes, known_tokens, untokenised = of_source.tolist()
+        tokens = None
+        if tokens_per_byte is not None:
+            estimate = untokenised * tokens_per_byte.get(source, 0.0)
+            tokens = known_tokens + round(estimate)
         sizes[source] = Size(documents, num_bytes, tokens)
     return sizes
 
@@ -457,19 +448,16 @@ def _replay_shard(
     tokens: Path | None,
     totals: _Totals,
 ) -> None:
-    documents = read_documents(comparison.inputs, shard, ["source", "text"])
+    inputs = comparison.inputs
+    documents = read_documents(inputs, shard, ["source", "text"])
     sources = documents["source"].cast(pa.string()).to_numpy()
     rows = np.arange(len(sources))
     now = then = np.ones(len(sources), bool)
     unseen = np.zeros(len(sources), bool)
     replayed: list[Verdicts] = []
-    for stage in annotation_stages(comparison.inputs):
+    for stage in annotation_stages(inputs):
         old, new = judge_shard(
-            comparison.inputs,
-            shard,
-            stage,
-            comparison.before[stage],
-            comparison.after[stage],
+            inputs, shard, stage, comparison.before[stage], comparison.after[stage]
         )
         saw = np.isin(rows, old.rows)
         unseen |= then & ~saw
@@ -485,34 +473,30 @@ def _replay_shard(
     for name, rule in changed.items():
         for verdicts in replayed:
             if name in verdicts.failed:
-                sides_of_cut = totals.samples.setdefault(
-                    name, {"failing": [], "passing": []}
-                )
                 nearest_rows = nearest(verdicts, rule, samples, then[verdicts.rows])
-                merge_nearest(sides_of_cut, shard, nearest_rows, samples)
-    tokenised = np.zeros(len(sources), bool)
+                merge_nearest(totals.nearest, name, shard, nearest_rows, samples)
     amounts = np.zeros((len(sources), 4), np.int64)
     amounts[:, 0] = 1
-    amounts[:, 1] = pc.binary_length(documents["text"]).to_numpy()
+    amounts[:, 1] = amounts[:, 3] = pc.binary_length(documents["text"]).to_numpy()
     if tokens is not None:
         from gristmill.tokenize.encoding.encode import docs_name
 
-        table = read_table(tokens / docs_name(shard), ["row", "tokens"])
-        tokenised[table["row"].to_numpy()] = True
-        amounts[table["row"].to_numpy(), 2] = table["tokens"].to_numpy()
-    amounts[:, 3] = np.where(tokenised, 0, amounts[:, 1])
+        encoded = read_table(tokens / docs_name(shard), ["row", "tokens"])
+        encoded_rows = encoded["row"].to_numpy()
+        amounts[encoded_rows, 2] = encoded["tokens"].to_numpy()
+        amounts[encoded_rows, 3] = 0
     for counts, mask in (
         (totals.now, now),
         (totals.then, then & ~unseen),
         (totals.unseen, then & unseen),
     ):
         for source in dict.fromkeys(sources[mask].tolist()):
-            count = counts.setdefault(source, np.zeros(4, np.int64))
-            count += amounts[mask & (sources == source)].sum(axis=0)
+            amount = amounts[mask & (sources == source)].sum(axis=0)
+            counts[source] = counts.get(source, 0) + amount
 
 
-LEAST_EXCERPT = 12
-"""Minimum number of characters of an excerpt worth printing."""
+LEAST_EXCERPT = 14
+"""Minimum width of an excerpt worth printing, with the two spaces before it."""
 
 
 def print_thresholds(thresholds: Sequence[Threshold], command: str) -> None:
@@ -520,29 +504,19 @@ def print_thresholds(thresholds: Sequence[Threshold], command: str) -> None:
     neighbours would drop.
     """
     console = plain_console()
-    table = plain_table(
-        ("threshold", False),
-        ("fail", True),
-        ("only it", True),
-        ("looser", True),
-        ("stricter", True),
-    )
-    idle = []
+    rows, idle = [], []
     for threshold in sorted(thresholds, key=lambda threshold: -threshold.failing):
-        neighbours = (threshold.looser, threshold.stricter)
-        if not threshold.failing and not (neighbours[1] and neighbours[1].failing):
+        stricter = threshold.stricter
+        if not threshold.failing and not (stricter and stricter.failing):
             idle.append(threshold.key)
             continue
-        table.add_row(
-            f"{threshold.key}={_bound_text(threshold.bound)}",
-            f"{threshold.failing:,}",
-            f"{threshold.only:,}",
-            *(
-                f"{neighbour.bound:g}: {neighbour.failing:,}" if neighbour else ""
-                for neighbour in neighbours
-            ),
-        )
-    console.print(table)
+        row = [f"{threshold.key}={_bound_text(threshold.bound)}"]
+        row += [threshold.failing, threshold.only]
+        for neighbour in (threshold.looser, stricter):
+            row.append(neighbour and f"{neighbour.bound:g}: {neighbour.failing:,}")
+        rows.append(row)
+    columns = {"threshold": "", "fail": ",", "only it": ","}
+    print_table(console, table({**columns, "looser": ">", "stricter": ">"}, rows))
     if idle:
         more = f", and {len(idle) - MOST_IDLE} others" if len(idle) > MOST_IDLE else ""
         console.print(
@@ -566,32 +540,31 @@ def _print_sample(console: Console, sample: CutSample) -> None:
         (f"{sample.value:>9.4g}  ", "bold"),
         (f"{sample.source} {sample.locator}", "dim"),
     )
-    room = console.width - len(line) - 2
+    room = console.width - len(line)
     if room >= LEAST_EXCERPT:
         excerpt = Text(f"  {sample.excerpt}")
-        excerpt.truncate(room + 2, overflow="ellipsis")
+        excerpt.truncate(room, overflow="ellipsis")
         line.append_text(excerpt)
     console.print(line, soft_wrap=True)
 
 
 def _print_sizes(console: Console, result: WhatIf) -> None:
-    table = plain_table(
-        ("kept", False), ("now", True), ("then", True), ("change", True)
-    )
+    rows = []
     for unit in ("documents", "bytes", "tokens")[: 3 if result.tokens_known else 2]:
         now, then = (
             sum(getattr(size, unit) for size in sizes.values())
             for sizes in (result.now, result.then)
         )
         change = f"{then - now:+,} ({(then - now) / max(now, 1):+.2%})"
-        table.add_row(unit, f"{now:,}", f"{then:,}", change)
+        rows.append((unit, now, then, change))
     if len(result.now) > 1:
         nothing = Size(0, 0, 0)
         for source in sorted({*result.now, *result.then}):
             now = result.now.get(source, nothing).documents
             then = result.then.get(source, nothing).documents
-            table.add_row(f"  {source}", f"{now:,}", f"{then:,}", f"{then - now:+,}")
-    console.print(table)
+            rows.append((f"  {source}", now, then, f"{then - now:+,}"))
+    columns = {"kept": "", "now": ",", "then": ",", "change": ">"}
+    print_table(console, table(columns, rows))
     unseen = sum(size.documents for size in result.unseen.values())
     if unseen:
         console.print(
@@ -606,23 +579,18 @@ def _print_rules(console: Console, result: WhatIf) -> None:
     fail no other.
     """
     changed_stages = {cut.rule.partition("/")[0] for cut in result.cuts}
-    table = plain_table(
-        ("rule", False),
-        ("fail", True),
-        ("then", True),
-        ("only it", True),
-        ("then", True),
-    )
+    rows = []
     for name, tallies in sorted(
         result.rules.items(), key=lambda item: (-item[1].then.failing, item[0])
     ):
         now, then = tallies.now, tallies.then
         if now != then or (name.partition("/")[0] in changed_stages and then.failing):
             counts = (now.failing, then.failing, now.only, then.only)
-            table.add_row(short_name(name), *(f"{count:,}" for count in counts))
-    if table.row_count:
+            rows.append([short_name(name), *(f"{count:,}" for count in counts)])
+    if rows:
         console.print()
-        console.print(table)
+    header = ("rule", "fail", "then", "only it", "then")
+    print_table(console, Table(header, rows, range(1, 5)))
 
 
 def _bound_text(bound: Any) -> str:

@@ -321,7 +321,7 @@ def _document_facts(
         {name: folder for name, folder in folders.items() if name in steps}
     )
     if _last_documents.session is not session or _last_documents.commits != commits:
-        inputs = committed_inputs(session, session.plan)
+        inputs = committed_inputs(session)
         recipes = {name: node.recipe for name, node in session.plan.items()}
         _last_documents.facts = Facts(
             cuts=describe_cuts(session, inputs, summaries),
@@ -359,7 +359,7 @@ def spikes_with_origins(
     """Add the origins and judgements of documents to the loss-spike reports of a
     training on the mixture.
     """
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     if MIX in inputs and corpora(inputs):
         reports = with_origins(spike_reports(folder), inputs[MIX], inputs)
         facts.spikes[name] = read_as(list[SpikeReport], reports)
@@ -371,7 +371,7 @@ def clusters_found(
     """Add the largest clusters of duplicates, sizes of all, and near duplicates with
     their texts.
     """
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     if INGEST not in inputs:
         return
     clusters = facts.step(name).largest_clusters

@@ -211,7 +211,7 @@ def next_questions(session: Session, facts: Facts) -> list[tuple[str, str]]:
     if document is not None:
         command = session.command("explain", document)
         questions.append(("Why was this document kept or dropped?", command))
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     rules = stored_rules(session, inputs) if INGEST in inputs else {}
     setting = looser_setting(rules, facts.summaries)
     if setting is not None:

@@ -217,7 +217,7 @@ def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order
         write_manifest(tmp_path, order), [], str(tmp_path / "store"), "tokenize"
     )
     run_here(session)
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     recipes = {name: node.recipe for name, node in session.plan.items()}
     edit_counts = dict.fromkeys(order, 0)
     for shard in shard_names(inputs["ingest"]):

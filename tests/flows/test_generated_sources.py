@@ -99,7 +99,7 @@ def ran(manifest: Path) -> Session:
 
 
 def documents(session: Session) -> list[dict[str, Any]]:
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     return [
         row
         for shard in shard_names(inputs["ingest"])
@@ -130,7 +130,7 @@ def test_children_are_documents_with_a_lineage_that_explain_licences_and_the_rep
         )
         assert parents[metadata["parents"]]["text"].split()[-1] in child["text"]
 
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     lineage = read_table(inputs["generate"] / LINEAGE).to_pylist()
     assert {row["child"] for row in lineage} == {
         document["id"] for document in all_documents
@@ -192,7 +192,7 @@ def test_a_child_of_several_parents_has_all_of_them_and_their_licences_and_is_fo
     session = ran(manifest)
     all_documents = documents(session)
     by_id = {document["id"].hex(): document for document in all_documents}
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     pairs = {
         (row["parent"].hex(), row["child"].hex())
         for row in read_table(inputs["generate"] / LINEAGE).to_pylist()

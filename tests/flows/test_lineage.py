@@ -117,7 +117,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
             )
             == 0
         )
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     rows = [
         row
         for shard in shard_names(inputs["ingest"])
@@ -154,7 +154,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def judged(ran: Ran, stage: str) -> dict[str, str | None]:
-    inputs = committed_inputs(ran.session, ran.session.plan)
+    inputs = committed_inputs(ran.session)
     rows: list[dict[str, Any]] = [
         row
         for shard in shard_names(inputs["ingest"])
@@ -209,7 +209,7 @@ def test_takedown_of_a_document_takes_all_that_was_written_from_it(ran: Ran) -> 
     assert {document["id"] for document in assessment["generated"]} == family_ids - {
         ran.of_web[5]
     }
-    packed = PackedSet(committed_inputs(ran.session, ran.session.plan)["mix"])
+    packed = PackedSet(committed_inputs(ran.session)["mix"])
     rows = packed.rows_of_documents(
         [bytes.fromhex(document) for document in family_ids]
     )["row"].to_pylist()
@@ -299,9 +299,7 @@ def test_the_report_counts_yield_diversity_and_the_share_in_the_mixture(
     yield_rows = {
         row[0]: dict(zip(yields.header, row, strict=True)) for row in yields.rows
     }
-    mixed = PackedSet(committed_inputs(ran.session, ran.session.plan)["mix"]).manifest[
-        "realised"
-    ]
+    mixed = PackedSet(committed_inputs(ran.session)["mix"]).manifest["realised"]
     for name, parents, number in (("words", 12, 24), ("asked", 24, 24)):
         assert yield_rows[name]["parents"] == f"{parents} of {parents}"
         assert [

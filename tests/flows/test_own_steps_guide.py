@@ -95,7 +95,7 @@ def test_an_example_of_the_guide_runs(
     assert launch(session, stages, frozenset(), tracked=False, summarise=True) == 0, (
         capsys.readouterr().err
     )
-    inputs = committed_inputs(session, session.plan)
+    inputs = committed_inputs(session)
     if last_stage:
         (prepared_set,) = session.folder(last_stage).manifest()["summary"]["sets"]
         assert (prepared_set["dropped"], prepared_set["kept"]) == (

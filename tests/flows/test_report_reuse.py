@@ -122,7 +122,7 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
         lambda *arguments: (calls.append(1), [replace(cut, dropped=len(calls))])[1],
     )
     monkeypatch.setattr(report_facts, "shown_documents", lambda *arguments: [])
-    monkeypatch.setattr(report_facts, "committed_inputs", lambda session, plan: {})
+    monkeypatch.setattr(report_facts, "committed_inputs", lambda session: {})
     session: Any = SimpleNamespace(
         manifest=SimpleNamespace(steps={"filter": None}), plan={}
     )

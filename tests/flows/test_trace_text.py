@@ -76,7 +76,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 @pytest.fixture(scope="module")
 def tokenizer(traced: Session) -> TextTokenizer:
-    return load(committed_inputs(traced, traced.plan)["tokenizer"])
+    return load(committed_inputs(traced)["tokenizer"])
 
 
 def pieces(session: Session) -> list[dict[str, Any]]:
