@@ -68,20 +68,20 @@ def converse(
     beginning: list[Message] = (
         [] if system is None else [{"role": "system", "content": system}]
     )
-    messages = list(beginning)
+    messages = beginning
     turn = 0
-    while (text := read()) is not None and text.strip() != "/exit":
-        if text.strip() == "/clear":
-            messages = list(beginning)
+    while (text := read()) is not None and (command := text.strip()) != "/exit":
+        if command == "/clear":
+            messages = beginning
             write("(started over)\n")
             continue
-        if text.strip() == "/trace":
+        if command == "/trace":
             if messages and messages[-1]["role"] == "assistant":
                 trace(messages[-1]["content"])
             else:
                 write("(no answer yet)\n")
             continue
-        if not text.strip():
+        if not command:
             continue
         conversation: list[Message] = [*messages, {"role": "user", "content": text}]
         pieces: list[str] = []

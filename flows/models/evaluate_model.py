@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import ValidationError, model_validator
-from rich.table import Table
-from rich.text import Text
 
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
+from gristmill.flows.pages.page_elements import table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.report.evaluation import metric_values
 from gristmill.flows.report.safety import ALL
 from gristmill.flows.report.safety import NAMES as MEASURES
@@ -109,6 +109,7 @@ def evaluate_folder(
     from gristmill.dataprep.llm.llm_client import AskingError
     from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError
     from gristmill.dataprep.reading.sources import SourceError
+    from gristmill.flows.running.missing_libraries import is_installed, sentence_of
     from gristmill.train.evaluation.answering import answer_tasks, open_reader
     from gristmill.train.evaluation.red_teaming import red_teaming
     from gristmill.train.evaluation.suites import answer_suite, read_suite
@@ -116,7 +117,10 @@ def evaluate_folder(
     from gristmill.train.models.weights import load_model
     from gristmill.train.parallel.process_groups import make_deterministic
 
-    _check_libraries(section)
+    for task in section.tasks:
+        for library in task.libraries:
+            if not is_installed(library):
+                raise EvaluationError(sentence_of(library, f"the task {task.name}"))
     make_deterministic(1)
     folder = as_path(model)
     try:
@@ -127,38 +131,27 @@ def evaluate_folder(
                 f"a task is called {RED_TEAM!r}, like the red "
                 "team's results; give it another name"
             )
-        with (
-            TemporaryDirectory() as work,
-            red_teaming(section, _silent(Path(work))) as team,
-        ):
-            loaded = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
-            reader = open_reader(
-                loaded, folder if tokenizer is None else as_path(tokenizer)
-            )
-            if chat and team is not None:
-                # refuses a tokenizer without a template before any prompt is answered
-                reader.chat()
-            summaries = {
-                name: result.summary
-                for name, result in answer_tasks(reader, section, tasks).items()
-            }
-            summaries |= {
-                suite.suite: asdict(
-                    answer_suite(
-                        reader,
-                        suite,
-                        suites[suite.suite],
-                        section.key_seed,
-                        section.bootstrap_samples,
-                    )
+        with TemporaryDirectory() as work:
+            context = Context(work=Path(work), stage=RED_TEAM, emit=lambda event: None)
+            with red_teaming(section, context) as team:
+                device = "cuda" if torch.cuda.is_available() else "cpu"
+                reader = open_reader(
+                    load_model(folder, device), as_path(tokenizer or model)
                 )
-                for suite in section.suites
-            }
-            return (
-                summaries
-                if team is None
-                else {**summaries, RED_TEAM: team.ask(reader, "model", chat)}
-            )
+                if chat and team is not None:
+                    # refuses a tokenizer without a template before any answer
+                    reader.chat()
+                answers = answer_tasks(reader, section, tasks)
+                summaries = {name: result.summary for name, result in answers.items()}
+                seed, samples = section.key_seed, section.bootstrap_samples
+                for suite in section.suites:
+                    suite_tasks = suites[suite.suite]
+                    summaries[suite.suite] = asdict(
+                        answer_suite(reader, suite, suite_tasks, seed, samples)
+                    )
+                if team is not None:
+                    summaries[RED_TEAM] = team.ask(reader, "model", chat)
+                return summaries
     except (
         FileNotFoundError,
         ValueError,
@@ -170,98 +163,51 @@ def evaluate_folder(
         raise EvaluationError(str(error)) from error
 
 
-def _check_libraries(section: Evaluate) -> None:
-    """Raise EvaluationError if a metric's library is missing, before any task is
-    answered.
-    """
-    from gristmill.flows.running.missing_libraries import is_installed, sentence_of
-
-    for task in section.tasks:
-        for library in task.libraries:
-            if not is_installed(library):
-                raise EvaluationError(sentence_of(library, f"the task {task.name}"))
-
-
-def _silent(work: Path) -> Context:
-    return Context(work=work, stage=RED_TEAM, emit=lambda event: None)
-
-
 def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the metrics of tasks, suites and red team as a table."""
     console = plain_console()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, justify in (
-        ("task", "left"),
-        ("metric", "left"),
-        ("value", "right"),
-        ("95 % interval", "right"),
-        ("items", "right"),
-    ):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     tasks = {name: summary for name, summary in summaries.items() if name != RED_TEAM}
     team = summaries.get(RED_TEAM, {"sets": {}, "worst": ()})
-    for task, summary in _rows(tasks):
+    rows, notes = [], []
+    for task, summary in _with_suite_tasks(tasks):
+        items = summary["items"]
         for metric, value in metric_values(summary):
-            interval = ""
+            interval = None
             if value.low is not None and value.high is not None:
                 interval = f"{printed(value.low)} to {printed(value.high)}"
-            table.add_row(
-                task, metric, printed(value.value), interval, str(summary["items"])
-            )
+            rows.append((task, metric, printed(value.value), interval, items))
         if "calibration" in summary:
             for bins in ("width", "mass"):
-                table.add_row(
-                    task,
-                    f"ECE, equal {bins}",
-                    f"{summary['calibration'][f'ece_equal_{bins}']:.4f}",
-                    "",
-                    str(summary["items"]),
-                )
+                error = summary["calibration"][f"ece_equal_{bins}"]
+                rows.append((task, f"ECE, equal {bins}", f"{error:.4f}", None, items))
     for name, prompt_set in team["sets"].items():
         for measure, by_category in prompt_set["measures"].items():
-            value = by_category[ALL]
-            interval = f"{value['low']:.4f} to {value['high']:.4f}"
-            table.add_row(
-                name,
-                MEASURES[measure],
-                f"{value['value']:.4f}",
-                interval,
-                str(value["units"]),
-            )
-    console.print(table)
-    for name, prompt_set in team["sets"].items():
+            share = by_category[ALL]
+            interval = f"{share['low']:.4f} to {share['high']:.4f}"
+            value = f"{share['value']:.4f}"
+            rows.append((name, MEASURES[measure], value, interval, share["units"]))
         if prompt_set["not_asked"]:
-            console.print(
-                Text(
-                    f"{name}: {prompt_set['not_asked']} of {prompt_set['prompts']} "
-                    f"prompts were not asked: {prompt_set['first_error']}"
-                )
+            notes.append(
+                f"{name}: {prompt_set['not_asked']} of {prompt_set['prompts']} "
+                f"prompts were not asked: {prompt_set['first_error']}"
             )
     for answer in team["worst"][:2]:
-        console.print(
-            Text(
-                f"{answer['set']}, {answer['why']}: {answer['prompt'][-120:]!r} -> "
-                f"{answer['answer'][:120]!r}",
-                style="dim",
-            )
+        notes.append(
+            f"{answer['set']}, {answer['why']}: {answer['prompt'][-120:]!r} -> "
+            f"{answer['answer'][:120]!r}"
         )
-    for suite, summary in tasks.items():
+    for name, summary in tasks.items():
         for reference in summary.get("references", ()):
-            console.print(
-                Text(
-                    f"{suite}: {reference['model']} has {reference['score']:.4f} "
-                    f"({reference['source']})",
-                    style="dim",
-                )
+            notes.append(
+                f"{name}: {reference['model']} has {reference['score']:.4f} "
+                f"({reference['source']})"
             )
-    for task, summary in tasks.items():
         for sample in summary.get("samples", ())[:2]:
-            console.print(
-                Text(
-                    f"{task}: {sample['prompt'][-120:]!r} -> {sample['answer']!r}",
-                    style="dim",
-                )
-            )
+            notes.append(f"{name}: {sample['prompt'][-120:]!r} -> {sample['answer']!r}")
+    columns = {"task": "", "metric": "", "value": ">", "95 % interval": ">"}
+    print_table(console, table({**columns, "items": "d"}, rows))
+    for note in notes:
+        console.print(note, style="dim")
 
 
 def printed(value: float) -> str:
@@ -271,19 +217,14 @@ def printed(value: float) -> str:
     return f"{value:.4f}" if abs(value) < LARGE else f"{value:.5g}"
 
 
-def _rows(
+def _with_suite_tasks(
     summaries: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Name and metrics of each task, including tasks of suites, and of each suite."""
     for name, summary in summaries.items():
-        if "score" not in summary:
-            yield name, summary
-            continue
-        yield from summary["tasks"].items()
-        yield (
-            name,
-            {
-                "score": summary["score"],
-                "items": sum(task["items"] for task in summary["tasks"].values()),
-            },
-        )
+        if "score" in summary:
+            tasks = summary["tasks"]
+            yield from tasks.items()
+            items = sum(task["items"] for task in tasks.values())
+            summary = {"score": summary["score"], "items": items}
+        yield name, summary

@@ -56,10 +56,7 @@ def find_model(model: str, tokenizer: str | None) -> ModelFolders:
             "the folder of a training stage, or a manifest (*.yaml)"
         )
     if tokenizer is not None:
-        tokenizer_folder = as_path(tokenizer)
-        if not (tokenizer_folder / TOKENIZER).exists():
-            raise ModelNotFoundError(f"{tokenizer_folder} has no {TOKENIZER}")
-        return ModelFolders(folder, _without_code(tokenizer_folder))
+        return ModelFolders(folder, _without_code(as_path(tokenizer)))
     for candidate in (folder, *_recorded_tokenizers(folder)):
         if (candidate / TOKENIZER).exists():
             return ModelFolders(folder, _without_code(candidate))
@@ -81,25 +78,22 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
             f"{session.manifest_file} has no `pretrain:` section and no `model:`, so "
             "it has no model; name a model's folder, or a manifest that trains one"
         )
-    stages = [
-        name for name, node in session.plan.items() if node.stage.output == "model"
+    outputs = [
+        session.committed(name)
+        for name, node in session.plan.items()
+        if node.stage.output == "model"
     ]
-    outputs = (session.committed(name) for name in reversed(stages))
-    trained = next((output for output in outputs if output is not None), None)
+    trained = next((output for output in reversed(outputs) if output), None)
     own_tokenizer = session.committed(TOKENIZER_STAGE)
     if trained is None or own_tokenizer is None:
         raise ModelNotFoundError(
             f"{session.manifest_file}: no model is trained yet; "
             f"run: {session.command('run')}"
         )
-    if tokenizer is None:
-        return ModelFolders(trained.data / "model", own_tokenizer.data)
-    if not (as_path(tokenizer) / TOKENIZER).is_file():
-        raise ModelNotFoundError(
-            f"{tokenizer} has no tokenizer.json; give the folder that holds one, or "
-            "leave --tokenizer out for the model's own"
-        )
-    return ModelFolders(trained.data / "model", _without_code(as_path(tokenizer)))
+    folder = own_tokenizer.data
+    if tokenizer is not None:
+        folder = _without_code(as_path(tokenizer))
+    return ModelFolders(trained.data / "model", folder)
 
 
 def _without_code(tokenizer: Path) -> Path:
@@ -107,8 +101,13 @@ def _without_code(tokenizer: Path) -> Path:
     names the code that it runs.
 
     Raises:
-        ModelNotFoundError: a function writes its conversations.
+        ModelNotFoundError: it has no tokenizer, or a function writes its conversations.
     """
+    if not (tokenizer / TOKENIZER).exists():
+        raise ModelNotFoundError(
+            f"{tokenizer} has no {TOKENIZER}; give the folder that holds one, or "
+            "leave --tokenizer out for the model's own"
+        )
     if (tokenizer / FORMATTER_FILE).exists():
         function = read_json(tokenizer / FORMATTER_FILE)["use"]["function"]
         raise ModelNotFoundError(
@@ -125,11 +124,8 @@ def _recorded_tokenizers(folder: Path) -> Iterator[Path]:
     """
     for parent in list(folder.parents)[:2]:
         record = parent / "stage.json"
-        recorded = (
-            read_inputs(read_json(record)).get(TOKENIZER_STAGE)
-            if record.exists()
-            else None
-        )
-        if recorded is not None:
+        inputs = read_inputs(read_json(record)) if record.exists() else {}
+        if TOKENIZER_STAGE in inputs:
+            recorded = inputs[TOKENIZER_STAGE]
             yield recorded
             yield parent.parent.parent / TOKENIZER_STAGE / recorded.parent.name / "data"

@@ -32,7 +32,7 @@ class Prompt(TypedDict, total=False):
     messages: list[Message]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Completion:
     """Completion of a prompt.
 
@@ -45,10 +45,10 @@ class Completion:
     """
 
     prompt: Prompt
-    text: str
-    finish_reason: str | None
-    num_tokens: int
-    error: str | None
+    text: str = ""
+    finish_reason: str | None = None
+    num_tokens: int = 0
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,11 @@ def read_prompts(path: Path) -> dict[int, Prompt]:
             prompt = json.loads(line)
         except ValueError as error:
             raise PromptsError(f"{path}, line {number}: not JSON: {error}") from error
-        _check_prompt(prompt, f"{path}, line {number}")
+        if not isinstance(prompt, dict) or not _is_prompt(prompt):
+            raise PromptsError(
+                f"{path}, line {number}: needs either `prompt` (text) or `messages` (a "
+                "list of objects with the texts `role` and `content`)"
+            )
         prompts[number] = prompt
     if not prompts:
         raise PromptsError(
@@ -97,30 +101,19 @@ def read_prompts(path: Path) -> dict[int, Prompt]:
     return prompts
 
 
-def _check_prompt(prompt: Any, where: str) -> None:
-    if not isinstance(prompt, dict) or ("prompt" in prompt) == ("messages" in prompt):
-        raise PromptsError(
-            f"{where}: needs either `prompt` (text) or `messages` (a list)"
-        )
-    if isinstance(prompt.get("prompt"), str):
-        return
-    messages = prompt.get("messages")
-    if (
-        not isinstance(messages, list)
-        or not messages
-        or not all(map(_is_message, messages))
-    ):
-        raise PromptsError(
-            f"{where}: `prompt` must be text, `messages` a list of objects with the "
-            "texts `role` and `content`"
-        )
-
-
-def _is_message(value: Any) -> bool:
+def _is_prompt(line: Mapping[str, Any]) -> bool:
+    if "prompt" in line:
+        return "messages" not in line and isinstance(line["prompt"], str)
+    messages = line.get("messages")
     return (
-        isinstance(value, dict)
-        and isinstance(value.get("role"), str)
-        and isinstance(value.get("content"), str)
+        isinstance(messages, list)
+        and bool(messages)
+        and all(
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in messages
+        )
     )
 
 
@@ -144,12 +137,12 @@ def generate_lines(
         stops: texts that end a completion.
     """
     started = time.perf_counter()
-    completions = {
-        place: _PendingCompletion(language, prompt, stops)
-        for place, prompt in prompts.items()
-    }
-    by_request: dict[int, _PendingCompletion] = {}
+    completions = []
+    failed = {}
+    by_request: dict[int, tuple[Completion, TextStream]] = {}
     for place, prompt in prompts.items():
+        completion = Completion(prompt)
+        completions.append(completion)
         try:
             if "messages" in prompt:
                 ids = language.chat_prompt(prompt["messages"])
@@ -158,73 +151,40 @@ def generate_lines(
             request = scheduler.add(
                 Request(ids, max_new_tokens, language.stops, sampling)
             )
-            by_request[request] = completions[place]
+            by_request[request] = completion, TextStream(language.decode, stops)
         except (PromptTooLongError, ChatError) as error:
-            completions[place].error = str(error)
+            completion.error = failed[place] = str(error)
     while not scheduler.is_idle:
         for progress in scheduler.step():
-            has_ended = by_request[progress.number].push(
-                progress.tokens, progress.finish
-            )
-            if has_ended and progress.finish is None:
+            completion, stream = by_request[progress.number]
+            completion.num_tokens += len(progress.tokens)
+            completion.text += stream.push(progress.tokens)
+            if progress.finish is not None:
+                completion.text += stream.finish()
+            completion.finish_reason = "stop" if stream.is_stopped else progress.finish
+            if stream.is_stopped and progress.finish is None:
                 scheduler.cancel(progress.number)
     return Generated(
-        [completion.result for completion in completions.values()],
-        {
-            place: completion.error
-            for place, completion in completions.items()
-            if completion.error is not None
-        },
-        sum(completion.num_tokens for completion in completions.values()),
+        completions,
+        failed,
+        sum(completion.num_tokens for completion in completions),
         time.perf_counter() - started,
     )
-
-
-class _PendingCompletion:
-    def __init__(
-        self, language: LanguageModel, prompt: Prompt, stops: Sequence[str]
-    ) -> None:
-        self._prompt = prompt
-        self._stream = TextStream(language.decode, stops)
-        self._pieces: list[str] = []
-        self._finish: str | None = None
-        self.num_tokens = 0
-        self.error: str | None = None
-
-    def push(self, ids: list[int], finish: str | None) -> bool:
-        """Add ids; True if the completion has ended."""
-        self.num_tokens += len(ids)
-        self._pieces.append(self._stream.push(ids))
-        if finish is not None:
-            self._pieces.append(self._stream.finish())
-        self._finish = "stop" if self._stream.is_stopped else finish
-        return self._finish is not None
-
-    @property
-    def result(self) -> Completion:
-        """The completion so far."""
-        return Completion(
-            self._prompt,
-            "".join(self._pieces),
-            self._finish,
-            self.num_tokens,
-            self.error,
-        )
 
 
 def as_jsonl(completions: Sequence[Completion]) -> str:
     """Lines of JSON, each with a line feed: the fields of the prompt, and `completion`,
     `finish_reason` and `completion_tokens`, or `error`.
     """
-    lines = []
+    lines = ""
     for completion in completions:
-        added: dict[str, object] = {"error": completion.error}
+        line: dict[str, object] = {**completion.prompt, "error": completion.error}
         if completion.error is None:
-            added = {
+            line = {
+                **completion.prompt,
                 "completion": completion.text,
                 "finish_reason": completion.finish_reason,
                 "completion_tokens": completion.num_tokens,
             }
-        line = {**completion.prompt, **added}
-        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-    return "".join(lines)
+        lines += json.dumps(line, ensure_ascii=False) + "\n"
+    return lines

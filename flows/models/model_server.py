@@ -103,14 +103,14 @@ class ModelServer(ThreadingHTTPServer):
             {"role": message.role, "content": message.content}
             for message in body.messages
         ]
+        language = self._language
         with self._tokenizing:
-            prompt = self._language.chat_prompt(messages)
+            prompt = language.chat_prompt(messages)
         seed = secrets.randbits(63) if body.seed is None else body.seed
         sampling = Sampling(body.temperature, body.top_p, seed)
         events: queue.SimpleQueue[Progress | BaseException] = queue.SimpleQueue()
-        ticket = self._engine.submit(
-            Request(prompt, body.max_tokens, self._language.stops, sampling), events.put
-        )
+        request = Request(prompt, body.max_tokens, language.stops, sampling)
+        ticket = self._engine.submit(request, events.put)
         ids: list[int] = []
         finish_reason = None
         while finish_reason is None:
@@ -125,7 +125,7 @@ class ModelServer(ThreadingHTTPServer):
                 raise EngineStoppedError(str(event)) from event
             ids += event.tokens
             finish_reason = event.finish
-        message = {"role": "assistant", "content": self._language.decode(ids)}
+        message = {"role": "assistant", "content": language.decode(ids)}
         return {
             "object": "chat.completion",
             "model": body.model,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from gristmill.flows.models.find_model import ModelFolders
+from gristmill.flows.pages.page_elements import table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.evaluation import Export, Task
 from gristmill.train.evaluation.answering import Reader, answer_task, open_reader
@@ -83,6 +84,10 @@ PAIRS = [
 ]
 
 
+KEYS = ("referee", "measure", "ours", "theirs", "gap", "allowed", "verdict")
+"""Keys of a finding in JSON."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """A number computed by gristmill and by a referee.
@@ -105,11 +110,9 @@ class Finding:
     @property
     def gap(self) -> float | None:
         """Absolute difference of the two values."""
-        return (
-            None
-            if self.ours is None or self.theirs is None
-            else abs(self.ours - self.theirs)
-        )
+        if self.ours is None or self.theirs is None:
+            return None
+        return abs(self.ours - self.theirs)
 
     @property
     def verdict(self) -> str:
@@ -122,15 +125,7 @@ class Finding:
 
     def as_json(self) -> dict[str, str | float | None]:
         """The finding as JSON."""
-        return {
-            "referee": self.referee,
-            "measure": self.measure,
-            "ours": self.ours,
-            "theirs": self.theirs,
-            "gap": self.gap,
-            "allowed": self.allowed,
-            "verdict": self.verdict,
-        }
+        return {name: getattr(self, name) for name in KEYS}
 
 
 def referee(model: ModelFolders) -> list[Finding]:
@@ -150,15 +145,13 @@ def referee(model: ModelFolders) -> list[Finding]:
             folder = work / "exported"
             write_folder(model.weights, model.tokenizer, Export(), folder)
         reader = open_reader(load_model(folder), folder)
-        return [
-            finding
-            for name, module, ask in REFEREES
-            for finding in (
-                ask(reader, folder, work)
-                if _installed(module)
-                else [Finding(name, "-")]
-            )
-        ]
+        findings: list[Finding] = []
+        for name, modules, ask in REFEREES:
+            if _installed(modules):
+                findings += ask(reader, folder, work)
+            else:
+                findings.append(Finding(name, "-"))
+        return findings
 
 
 def _installed(modules: Sequence[str]) -> bool:
@@ -171,12 +164,11 @@ def _theirs(folder: Path) -> tuple[Any, Any]:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    return (
-        AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
-        ).eval(),
-        AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
     )
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return model.eval(), tokenizer
 
 
 @torch.no_grad()
@@ -185,43 +177,31 @@ def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]
     prompt.
     """
     theirs, tokenizer = _theirs(folder)
+    finding = partial(Finding, "transformers")
     shape = reader.model.shape
     ids = torch.randint(
         shape.vocab_size,
         (2, min(shape.sequence_length, 64)),
         generator=torch.Generator().manual_seed(0),
     )
-    logits, their_logits = (
-        reader.model(ids),
-        theirs(ids, use_cache=False).logits.float(),
-    )
+    logits = reader.model(ids)
+    their_logits = theirs(ids, use_cache=False).logits.float()
     place = (logits - their_logits).abs().argmax()
-    scale = max(1.0, float(their_logits.abs().max()))
-    yield Finding(
-        "transformers",
+    yield finding(
         "logit that differs most",
         float(logits.flatten()[place]),
         float(their_logits.flatten()[place]),
-        1e-4 * scale,
+        1e-4 * max(1.0, float(their_logits.abs().max())),
     )
     text = TEXTS[1]["text"]
-    same = sum(
-        a == b
-        for a, b in zip(
-            reader.encode(text),
-            tokenizer(text, add_special_tokens=False).input_ids,
-            strict=True,
-        )
-    )
-    yield Finding(
-        "transformers",
-        "ids of a text that are the same",
-        len(reader.encode(text)),
-        same,
-    )
+    encoded = reader.encode(text)
+    their_encoded = tokenizer(text, add_special_tokens=False).input_ids
+    same = sum(map(operator.eq, encoded, their_encoded))
+    most = max(len(encoded), len(their_encoded))
+    yield finding("ids of a text that are the same", most, same)
     prompt = reader.encode(PAIRS[0]["prompt"])
     ours = generate(reader.model, [prompt], NEW_TOKENS, reader.stops)[0]
-    their_ids = theirs.generate(
+    generated = theirs.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
         max_new_tokens=NEW_TOKENS,
@@ -229,13 +209,10 @@ def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]
         eos_token_id=sorted(reader.stops),
         pad_token_id=reader.prefix,
     )[0, len(prompt) :].tolist()
-    their_ids = [token for token in their_ids if token not in reader.stops]
-    yield Finding(
-        "transformers",
-        "greedy ids that are the same",
-        max(len(ours), len(their_ids)),
-        sum(a == b for a, b in zip(ours, their_ids, strict=False)),
-    )
+    their_ids = [token for token in generated if token not in reader.stops]
+    same = sum(map(operator.eq, ours, their_ids))
+    most = max(len(ours), len(their_ids))
+    yield finding("greedy ids that are the same", most, same)
 
 
 LM_EVAL_TASKS: dict[str, tuple[Sequence[Mapping[str, object]], str, str]] = {
@@ -293,13 +270,9 @@ def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
         task_manager=TaskManager(include_path=str(work), include_defaults=False),
     )["results"]
     for kind, (_, _, metrics) in LM_EVAL_TASKS.items():
+        path = str(work / f"{kind}.jsonl")
         task = Task.model_validate(
-            {
-                "name": kind,
-                "kind": kind,
-                "path": str(work / f"{kind}.jsonl"),
-                **OUR_TASKS[kind],
-            }
+            {"name": kind, "kind": kind, "path": path, **OUR_TASKS[kind]}
         )
         ours = answer_task(reader, task, read_task(task), 0, 1).metrics
         for name in metrics.split():
@@ -317,9 +290,10 @@ def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
     """Compare losses of TRL's trainers for fine-tuning and preferences, each on a batch
     made by TRL.
     """
+    finding = partial(Finding, "TRL")
     if "quantization_config" in json.loads((folder / "config.json").read_bytes()):
         # transformers' Trainer refuses a model whose matrices are all quantized.
-        yield Finding("TRL", "-", unasked="takes no model in 8 bits")
+        yield finding("-", unasked="takes no model in 8 bits")
         return
     import trl
     from datasets import Dataset, config, disable_progress_bars
@@ -327,6 +301,7 @@ def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
     disable_progress_bars()
     config.HF_DATASETS_CACHE = work / "cache"
     settings: dict[str, Any] = {
+        "output_dir": str(work / "trl"),
         "use_cpu": True,
         "bf16": False,
         "report_to": "none",
@@ -341,81 +316,61 @@ def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
     ]
     tuning = trl.SFTTrainer(
         model=copy.deepcopy(model),
-        args=trl.SFTConfig(output_dir=str(work / "sft"), **settings),
+        args=trl.SFTConfig(**settings),
         train_dataset=Dataset.from_list(answers),
         processing_class=tokenizer,
     )
-    batch = tuning.data_collator(list(tuning.train_dataset))
+    batch, loss = _their_loss(tuning)
+    targets = _shifted(batch["labels"])
     with torch.no_grad():
-        theirs = float(tuning.compute_loss(tuning.model, dict(batch)))
         nll, _ = reader.model(
-            batch["input_ids"], partial(score_tokens, targets=_shifted(batch["labels"]))
+            batch["input_ids"], partial(score_tokens, targets=targets)
         )
-    counted = int((_shifted(batch["labels"]) != IGNORED).sum())
-    yield Finding(
-        "TRL", "fine-tuning loss", float(nll.double().sum()) / counted, theirs, 1e-4
-    )
-    yield from _trl_preferences(
-        reader,
-        model,
-        tokenizer,
-        Dataset.from_list(PAIRS),
-        trl.DPOTrainer,
-        trl.DPOConfig(
-            output_dir=str(work / "dpo"), beta=BETA, loss_type=["sigmoid"], **settings
-        ),
-    )
+    counted = int((targets != IGNORED).sum())
+    yield finding("fine-tuning loss", float(nll.double().sum()) / counted, loss, 1e-4)
 
-
-def _trl_preferences(
-    reader: Reader, model: Any, tokenizer: Any, pairs: Any, trainer: Any, settings: Any
-) -> Iterator[Finding]:
     # The reference differs from the policy; otherwise the loss would be the same for
     # every model.
-    reference_model = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in reference_model.parameters():
-            parameter.mul_(0.9)
-    theirs = trainer(
+    preferring = trl.DPOTrainer(
         model=copy.deepcopy(model),
-        ref_model=reference_model,
-        args=settings,
-        train_dataset=pairs,
+        ref_model=_shrunk(model),
+        args=trl.DPOConfig(beta=BETA, loss_type=["sigmoid"], **settings),
+        train_dataset=Dataset.from_list(PAIRS),
         processing_class=tokenizer,
     )
-    batch = theirs.data_collator(list(theirs.train_dataset))
+    batch, loss = _their_loss(preferring)
     ids, scored = batch["input_ids"], batch["completion_mask"].bool()
     targets = _shifted(ids.masked_fill(~scored, IGNORED))
+    score = partial(sequence_logps, targets=targets)
     with torch.no_grad():
-        loss = float(theirs.compute_loss(theirs.model, dict(batch)))
-        policy = reader.model(ids, partial(sequence_logps, targets=targets))
-        scaled = copy.deepcopy(reader.model)
+        policy = reader.model(ids, score).chunk(2)
+        reference = _shrunk(reader.model)(ids, score).chunk(2)
+    tokens = (targets != IGNORED).sum(dim=1).float()
+    pair = PairLogps(*policy, *reference, *tokens.chunk(2))
+    ours = float(preference_loss("sigmoid", pair, LossSettings(BETA))[0].mean())
+    mode = "train" if preferring.model.training else "eval"
+    for side, name in zip(policy, ("chosen", "rejected"), strict=True):
+        values = preferring._metrics[mode][f"logps/{name}"]
+        value = sum(values) / len(values)
+        allowed = 1e-4 * max(1.0, abs(value))
+        yield finding(f"log-probability, {name}", float(side.mean()), value, allowed)
+    yield finding("preference loss", ours, loss, 1e-4 * max(1.0, abs(loss)))
+
+
+def _their_loss(trainer: Any) -> tuple[Any, float]:
+    """Batch of a trainer's whole data, and its loss."""
+    batch = trainer.data_collator(list(trainer.train_dataset))
+    with torch.no_grad():
+        return batch, float(trainer.compute_loss(trainer.model, dict(batch)))
+
+
+def _shrunk(model: Any) -> Any:
+    """Copy of a model with nine tenths of its weights."""
+    scaled = copy.deepcopy(model)
+    with torch.no_grad():
         for parameter in scaled.parameters():
             parameter.mul_(0.9)
-        reference = scaled(ids, partial(sequence_logps, targets=targets))
-    tokens = (targets != IGNORED).sum(dim=1).float()
-    pair = PairLogps(*policy.chunk(2), *reference.chunk(2), *tokens.chunk(2))
-    ours = float(preference_loss("sigmoid", pair, LossSettings(BETA))[0].mean())
-    logged = {
-        name: sum(values) / len(values)
-        for name, values in theirs._metrics[
-            "train" if theirs.model.training else "eval"
-        ].items()
-        if values
-    }
-    for side, name in (
-        (policy.chunk(2)[0], "chosen"),
-        (policy.chunk(2)[1], "rejected"),
-    ):
-        value = logged[f"logps/{name}"]
-        yield Finding(
-            "TRL",
-            f"log-probability, {name}",
-            float(side.mean()),
-            value,
-            1e-4 * max(1.0, abs(value)),
-        )
-    yield Finding("TRL", "preference loss", ours, loss, 1e-4 * max(1.0, abs(loss)))
+    return scaled
 
 
 def _shifted(labels: Tensor) -> Tensor:
@@ -435,23 +390,19 @@ def print_findings(findings: Sequence[Finding]) -> None:
     """Print the findings as a table per referee."""
     console = plain_console()
     for referee, group in groupby(findings, lambda finding: finding.referee):
-        console.print(Text(referee, style="bold"))
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-        table.add_column(overflow="fold")
-        for _ in ("ours", "theirs", "gap"):
-            table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_row("measure", "ours", "theirs", "gap", "", style="dim")
+        rows = []
         for finding in group:
             if finding.gap is None:
-                console.print(Text(finding.verdict))
+                console.print(f"{referee} {finding.verdict}")
             else:
-                table.add_row(
-                    finding.measure,
-                    f"{finding.ours:.6g}",
-                    f"{finding.theirs:.6g}",
-                    f"{finding.gap:.1e}",
-                    finding.verdict,
+                rows.append(
+                    (
+                        finding.measure,
+                        finding.ours,
+                        finding.theirs,
+                        finding.gap,
+                        finding.verdict,
+                    )
                 )
-        if table.row_count > 1:
-            console.print(table)
+        columns = {"measure": "", "ours": ".6g", "theirs": ".6g", "gap": ".1e"}
+        print_table(console, table({**columns, "": ""}, rows), referee)

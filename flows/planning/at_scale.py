@@ -15,9 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from rich.table import Table
-from rich.text import Text
-
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, keys_per_document
 from gristmill.dataprep.shuffle_format import (
@@ -25,6 +22,9 @@ from gristmill.dataprep.shuffle_format import (
     PARTITION_BYTES,
     count_partitions,
 )
+from gristmill.flows.pages.page_elements import table
+from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.planning.quantities import size
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.manifest import Manifest
@@ -171,19 +171,15 @@ def extent_of(
     manifest: Manifest, documents: float, document_bytes: float = DOCUMENT_BYTES
 ) -> Extent:
     """Return the extent of a corpus prepared by a manifest."""
-    section = next(
-        (step.config for step in manifest.prepare if isinstance(step.config, Dedup)),
-        None,
-    )
+    sections = (step.config for step in manifest.prepare)
+    dedup = next((section for section in sections if isinstance(section, Dedup)), None)
     return Extent(
         documents,
         document_bytes,
         shard_bytes=manifest.ingest.shard_bytes,
         workers=manifest.engine.workers,
-        keys=keys_per_document(section) if section is not None else 0,
-        sequence_length=manifest.mix.sequence_length
-        if manifest.mix is not None
-        else 2048,
+        keys=keys_per_document(dedup) if dedup else 0,
+        sequence_length=manifest.mix.sequence_length if manifest.mix else 2048,
     )
 
 
@@ -216,129 +212,109 @@ def costs_of(extent: Extent) -> list[Cost]:
     """Return the cost of each step in order; `dedup` is included if documents have
     keys.
     """
-    costs = [_cost_by_shards("ingest", extent, files_per_shard=2)]
-    if extent.keys:
-        costs.append(_dedup(extent))
-    costs.append(_cost_by_shards("tokenize", extent, files_per_shard=4))
-    costs.append(_mix(extent))
-    return costs
+    return [
+        _cost("ingest", extent, files=2 * extent.shards),
+        *([_dedup(extent)] if extent.keys else []),
+        _cost("tokenize", extent, files=4 * extent.shards),
+        _mix(extent),
+    ]
 
 
 def _linear(per_document_and_byte: tuple[float, float], extent: Extent) -> float:
-    return extent.documents * (
-        per_document_and_byte[0] + per_document_and_byte[1] * extent.document_bytes
-    )
-
-
-def _seconds(rates: Rates, extent: Extent) -> float:
-    return rates.start + _linear(rates.seconds, extent)
-
-
-def _shard_memory(rates: Rates, extent: Extent) -> float:
-    """Return the memory of all workers, each with one shard, and of the parent process,
-    with a record per task.
-    """
-    shard = rates.shards * min(extent.shard_bytes, extent.text_bytes)
-    processes = extent.workers if rates.processes else 0
-    return (
-        rates.memory * (1 + processes)
-        + min(extent.workers, extent.shards) * shard
-        + RECORD_BYTES * extent.shards
-    )
+    per_document, per_byte = per_document_and_byte
+    return extent.documents * (per_document + per_byte * extent.document_bytes)
 
 
 def _dedup(extent: Extent) -> Cost:
     rates = RATES["dedup"]
     key_bytes = extent.documents * extent.keys * BYTES_PER_KEY
     partitions = count_partitions(int(key_bytes))
-    sorting = extent.workers * rates.sorting * key_bytes / partitions
     pieces = extent.senders * partitions
-    return Cost(
+    return _cost(
         "dedup",
-        core_seconds=_seconds(rates, extent) + pieces * OPEN_SECONDS,
-        memory_bytes=_shard_memory(rates, extent) + sorting,
-        work_bytes=_linear(rates.work, extent) + BATCH_BYTES * pieces,
-        out_bytes=_linear(rates.out, extent),
+        extent,
         files=6 * extent.shards + 7 * partitions,
         partitions=partitions,
+        seconds=pieces * OPEN_SECONDS,
+        memory=extent.workers * rates.sorting * key_bytes / partitions,
+        work=_linear(rates.work, extent) + BATCH_BYTES * pieces,
     )
 
 
-def _cost_by_shards(step: str, extent: Extent, files_per_shard: int) -> Cost:
-    """Return the cost of a step that maps document shards and sorts nothing."""
+def _cost(
+    step: str,
+    extent: Extent,
+    files: int,
+    partitions: int = 1,
+    seconds: float = 0.0,
+    memory: float = 0.0,
+    work: float = 0,
+    row_shards: int = 0,
+) -> Cost:
+    """Return the cost of a step: `seconds` and `memory` are what it needs besides its
+    documents.
+
+    The memory is that of all workers, each with one shard, and of the parent process,
+    with a record per task.
+    """
     rates = RATES[step]
+    shard = rates.shards * min(extent.shard_bytes, extent.text_bytes)
+    processes = 1 + (extent.workers if rates.processes else 0)
     return Cost(
         step,
-        core_seconds=_seconds(rates, extent),
-        memory_bytes=_shard_memory(rates, extent),
-        work_bytes=0,
-        out_bytes=_linear(rates.out, extent),
-        files=files_per_shard * extent.shards,
-        partitions=1,
+        rates.start + _linear(rates.seconds, extent) + seconds,
+        rates.memory * processes
+        + min(extent.workers, extent.shards) * shard
+        + RECORD_BYTES * extent.shards
+        + memory,
+        work,
+        _linear(rates.out, extent),
+        files,
+        partitions,
+        row_shards,
     )
 
 
 def _mix(extent: Extent) -> Cost:
-    rates, documents = RATES["mix"], extent.documents * extent.kept
+    documents = extent.documents * extent.kept
     segments = 1 << partition_bits(int(documents), ENTRY_BYTES)
     shards = ceil(extent.tokens * 2 / SHARD_BYTES)
-    sorting = (
-        min(extent.workers, segments)
-        * rates.sorting
-        * documents
-        * ENTRY_BYTES
-        / segments
-    )
+    segment_bytes = RATES["mix"].sorting * documents * ENTRY_BYTES / segments
+    sorting = min(extent.workers, segments) * segment_bytes
     writing = min(extent.workers, shards) * PIECE_BYTES * extent.pieces / max(1, shards)
     tables = ceil(documents / FILE_DOCUMENTS)
-    memory = (
-        rates.memory
-        + max(sorting, writing)
-        + RECORD_BYTES * (extent.shards + shards + segments)
-    )
-    work = (
-        documents * (ENTRY_BYTES + CANDIDATE_BYTES + ENTRY_BYTES)
-        + extent.pieces * PLACED_BYTES
-        + (BATCH_BYTES * (2 * extent.senders * segments + segments * shards))
-    )
-    opened = (extent.senders * segments * 2 + segments * shards) * OPEN_SECONDS + (
-        0 if extent.sends else extent.shards * shards * PART_SECONDS
-    )
-    return Cost(
+    opened = 2 * extent.senders * segments + segments * shards
+    mapped = 0 if extent.sends else extent.shards * shards
+    return _cost(
         "mix",
-        _seconds(rates, extent) + opened,
-        memory,
-        work,
-        _linear(rates.out, extent),
-        3 * extent.shards + 4 * segments + 6 * shards + tables,
-        segments,
-        shards,
+        extent,
+        files=3 * extent.shards + 4 * segments + 6 * shards + tables,
+        partitions=segments,
+        seconds=opened * OPEN_SECONDS + mapped * PART_SECONDS,
+        memory=max(sorting, writing) + RECORD_BYTES * (shards + segments),
+        work=documents * (ENTRY_BYTES + CANDIDATE_BYTES + ENTRY_BYTES)
+        + extent.pieces * PLACED_BYTES
+        + BATCH_BYTES * opened,
+        row_shards=shards,
     )
 
 
 def breaks_of(extent: Extent) -> Iterator[str]:
     """Yield the limits reached at this size, with remedies."""
-    if (
-        extent.keys
-        and extent.documents * extent.keys * BYTES_PER_KEY
-        > MOST_PARTITIONS * PARTITION_BYTES
-    ):
+    documents = extent.documents * extent.kept
+    if extent.keys:
         limit = MOST_PARTITIONS * PARTITION_BYTES / (extent.keys * BYTES_PER_KEY)
+        if extent.documents > limit:
+            yield (
+                f"dedup: above {limit:.1e} documents the {MOST_PARTITIONS:,} partitions "
+                "of keys are at their maximum number: each grows, and with it the "
+                "memory; fewer bands, or several runs with `against`, need less"
+            )
+    segments = 1 << streams.MOST_PARTITION_BITS
+    limit = segments * streams.PARTITION_BYTES / ENTRY_BYTES
+    if documents > limit:
         yield (
-            f"dedup: above {limit:.1e} documents the {MOST_PARTITIONS:,} partitions of "
-            "keys are at their maximum number: each grows, and with it the memory; "
-            "fewer bands, or several runs with `against`, need less"
-        )
-    if (
-        extent.documents * extent.kept * ENTRY_BYTES
-        > (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES
-    ):
-        limit = (
-            (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES / ENTRY_BYTES
-        )
-        yield (
-            f"mix: above {limit:.1e} documents the "
-            f"{1 << streams.MOST_PARTITION_BITS:,} segments are at their "
+            f"mix: above {limit:.1e} documents the {segments:,} segments are at their "
             "maximum number: each grows, and with it the memory"
         )
     if extent.shards > MOST_PARTS and not extent.sends:
@@ -347,14 +323,13 @@ def breaks_of(extent: Extent) -> Iterator[str]:
             "maps: every shard of rows opens all of them"
         )
     if not extent.sends:
-        cold = extent.documents * extent.kept * ROW_BYTES
         yield (
-            f"mix: if the {sized(extent.tokens * 2)} of tokens do not fit into memory, "
-            f"a disk page is read for each document, up to {sized(cold)}"
+            f"mix: if the {size(extent.tokens * 2)} of tokens do not fit into memory, "
+            f"a disk page is read for each document, up to {size(documents * ROW_BYTES)}"
         )
     yield (
         "explain: an id that no mixture knows is searched among all, "
-        f"{sized(extent.documents * ID_BYTES)}, for "
+        f"{size(extent.documents * ID_BYTES)}, for "
         f"about {extent.documents * ID_SECONDS:,.0f} s"
     )
     if extent.shards > MOST_SHARDS:
@@ -418,31 +393,26 @@ def proposal_of(extent: Extent) -> Proposal:
     with the corpus. Hosts of a cluster are sent their rows instead, so only the number
     of shards is bounded.
     """
-    on_one_host = _on_hosts(_with_shards(extent, MOST_PARTS), 1)
-    reasons = []
-    if on_one_host.shard_bytes > LARGEST_SHARD:
-        reasons.append(
-            f"shards of {sized(on_one_host.shard_bytes)}, above the "
-            f"maximum of {sized(LARGEST_SHARD)}"
-        )
-    if on_one_host.memory_bytes > HOST.memory_bytes:
-        reasons.append(f"{sized(on_one_host.memory_bytes)} of memory")
-    if on_one_host.disk_bytes > HOST.disk_bytes:
-        reasons.append(f"{sized(on_one_host.disk_bytes)} of disk")
-    if on_one_host.days > MOST_DAYS:
-        reasons.append(f"{on_one_host.days:,.0f} days")
+    single = _on_hosts(_with_shards(extent, MOST_PARTS), 1)
+    needs = {
+        f"shards of {size(single.shard_bytes)}, above the maximum of "
+        f"{size(LARGEST_SHARD)}": single.shard_bytes > LARGEST_SHARD,
+        f"{size(single.memory_bytes)} of memory": single.memory_bytes
+        > HOST.memory_bytes,
+        f"{size(single.disk_bytes)} of disk": single.disk_bytes > HOST.disk_bytes,
+        f"{single.days:,.0f} days": single.days > MOST_DAYS,
+    }
+    reasons = tuple(need for need, is_exceeded in needs.items() if is_exceeded)
     if not reasons:
-        return on_one_host
+        return single
     runs = ceil(extent.text_bytes / (MOST_SHARDS * LARGEST_SHARD))
     part = replace(extent, documents=extent.documents / runs, sends=True)
     spread_extent = _with_shards(part, MOST_SHARDS)
-    on_one_large_host = _on_hosts(spread_extent, 1)
+    large = _on_hosts(spread_extent, 1)
     hosts = max(
-        2,
-        ceil(on_one_large_host.disk_bytes / HOST.disk_bytes),
-        ceil(on_one_large_host.days / MOST_DAYS),
+        2, ceil(large.disk_bytes / HOST.disk_bytes), ceil(large.days / MOST_DAYS)
     )
-    return replace(_on_hosts(spread_extent, hosts), runs=runs, reasons=tuple(reasons))
+    return replace(_on_hosts(spread_extent, hosts), runs=runs, reasons=reasons)
 
 
 def _with_shards(extent: Extent, max_shards: int) -> Extent:
@@ -454,62 +424,40 @@ def _with_shards(extent: Extent, max_shards: int) -> Extent:
 def _on_hosts(extent: Extent, hosts: int) -> Proposal:
     """Propose one worker per core, halved until they fit into the memory of a host."""
     extent = replace(extent, workers=HOST.cores)
-    costs = costs_of(extent)
-    while extent.workers > 1 and _most_memory(costs) > HOST.memory_bytes:
+    totals = _totals(extent, costs_of(extent), 0.0)
+    while extent.workers > 1 and totals.memory_bytes > HOST.memory_bytes:
         extent = replace(extent, workers=extent.workers // 2)
-        costs = costs_of(extent)
-    hours = sum(cost.core_seconds for cost in costs) / 3600
+        totals = _totals(extent, costs_of(extent), 0.0)
     return Proposal(
         hosts,
         extent.workers,
         extent.shard_bytes,
         extent.shards,
-        _most_memory(costs),
-        _most_disk(costs) / hosts,
-        hours / extent.workers / hosts / 24,
+        totals.memory_bytes,
+        totals.disk_bytes / hosts,
+        totals.days / hosts,
     )
-
-
-def _most_memory(costs: Sequence[Cost]) -> float:
-    return max(cost.memory_bytes for cost in costs)
-
-
-def _most_disk(costs: Sequence[Cost]) -> float:
-    """Return the peak of the bytes of earlier outputs plus those of the current
-    step.
-    """
-    outputs, peak = 0.0, 0.0
-    for cost in costs:
-        peak = max(peak, outputs + cost.work_bytes + cost.out_bytes)
-        outputs += cost.out_bytes
-    return peak
 
 
 def described(proposal: Proposal) -> str:
     """Describe the proposal in a sentence or two."""
     machine = (
-        f"{HOST.cores} cores, {sized(HOST.memory_bytes)} of memory and "
-        f"{sized(HOST.disk_bytes)} of disk"
+        f"{HOST.cores} cores, {size(HOST.memory_bytes)} of memory and "
+        f"{size(HOST.disk_bytes)} of disk"
     )
     settings = (
         f"engine.workers: {proposal.workers}, ingest.shard_bytes: "
-        f"{proposal.shard_bytes}"
+        f"{proposal.shard_bytes}: {proposal.shards:,} shards, "
+        f"{size(proposal.memory_bytes)} of memory, {size(proposal.disk_bytes)} of disk"
     )
-    requirements = (
-        f"{proposal.shards:,} shards, {sized(proposal.memory_bytes)} of memory, "
-        f"{sized(proposal.disk_bytes)} of disk"
-    )
+    hours = f"{24 * proposal.days:,.1f} hours"
     if not proposal.reasons:
-        return (
-            f"one machine of {machine} suffices with {settings}: {requirements}, "
-            f"{24 * proposal.days:,.1f} hours"
-        )
+        return f"one machine of {machine} suffices with {settings}, {hours}"
     runs = f", in {proposal.runs} runs with dedup.against" if proposal.runs > 1 else ""
     return (
         f"one machine of {machine} does not suffice: it would need "
-        f"{'; '.join(proposal.reasons)}. {proposal.hosts} of "
-        f"them do with engine.runner: flink{runs}, {settings}: {requirements} per "
-        f"host, {24 * proposal.days:,.1f} hours per run"
+        f"{'; '.join(proposal.reasons)}. {proposal.hosts} of them do with "
+        f"engine.runner: flink{runs}, {settings} per host, {hours} per run"
     )
 
 
@@ -554,6 +502,25 @@ class ScalePlan:
     proposal: Proposal
 
 
+def _totals(extent: Extent, costs: Sequence[Cost], core_hour: float) -> ScaleTotals:
+    """Add up the costs; the disk holds the outputs of earlier steps beside the current
+    step's files.
+    """
+    hours = sum(cost.core_seconds for cost in costs) / 3600
+    outputs = disk = 0.0
+    for cost in costs:
+        disk = max(disk, outputs + cost.work_bytes + cost.out_bytes)
+        outputs += cost.out_bytes
+    return ScaleTotals(
+        hours,
+        hours / extent.workers / 24,
+        max(cost.memory_bytes for cost in costs),
+        disk,
+        sum(cost.files for cost in costs),
+        hours * core_hour,
+    )
+
+
 def plan_at_scale(
     manifest: Manifest,
     documents: Sequence[float],
@@ -565,22 +532,13 @@ def plan_at_scale(
     for number in documents:
         extent = extent_of(manifest, number, document_bytes)
         costs = costs_of(extent)
-        hours = sum(cost.core_seconds for cost in costs) / 3600
-        totals = ScaleTotals(
-            hours,
-            hours / extent.workers / 24,
-            _most_memory(costs),
-            _most_disk(costs),
-            sum(cost.files for cost in costs),
-            hours * core_hour,
-        )
         proposal = proposal_of(extent)
         plans.append(
             ScalePlan(
                 number,
                 extent.text_bytes,
                 costs,
-                totals,
+                _totals(extent, costs, core_hour),
                 [*breaks_of(extent)],
                 replace(proposal, text=described(proposal)),
             )
@@ -595,42 +553,30 @@ def print_at_scale(
     console, workers = plain_console(), session.manifest.engine.workers
     for plan in plans:
         totals = plan.totals
-        heading = (
-            f"{plan.documents:,.0f} documents, {sized(plan.text_bytes)} of text, on "
-            f"{workers} workers"
-        )
-        console.print(Text(heading, style="bold"))
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column("step", no_wrap=True)
-        for name in ("core hours", "memory", "working", "output", "files"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for step in plan.steps:
-            table.add_row(
-                step.step,
-                f"{step.core_seconds / 3600:,.1f}",
-                sized(step.memory_bytes),
-                sized(step.work_bytes),
-                sized(step.out_bytes),
-                f"{step.files:,}",
-            )
-        console.print(table)
         console.print(
-            Text(
-                f"{totals.core_hours:,.0f} core hours: {totals.days:,.1f} days, "
-                f"{totals.price:,.0f} US dollars at {core_hour:g} per core and "
-                f"hour; {sized(totals.disk_bytes)} of disk; "
-                f"{sized(totals.memory_bytes)} of memory"
+            f"{plan.documents:,.0f} documents, {size(plan.text_bytes)} of text, on "
+            f"{workers} workers",
+            style="bold",
+        )
+        rows = [
+            (
+                step.step,
+                step.core_seconds / 3600,
+                size(step.memory_bytes),
+                size(step.work_bytes),
+                size(step.out_bytes),
+                step.files,
             )
+            for step in plan.steps
+        ]
+        columns = {"step": "", "core hours": ",.1f", "memory": ">"}
+        columns |= {"working": ">", "output": ">", "files": ","}
+        print_table(console, table(columns, rows))
+        console.print(
+            f"{totals.core_hours:,.0f} core hours: {totals.days:,.1f} days, "
+            f"{totals.price:,.0f} US dollars at {core_hour:g} per core and hour; "
+            f"{size(totals.disk_bytes)} of disk; {size(totals.memory_bytes)} of memory"
         )
         for sentence in plan.breaks:
-            console.print(Text(f"- {sentence}", style="yellow"))
-        console.print(Text(f"Proposal: {plan.proposal.text}."))
-        console.print()
-
-
-def sized(number: float) -> str:
-    """Format bytes in TB, GB or MB."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number / 1e6:.0f} MB"
+            console.print(f"- {sentence}", style="yellow")
+        console.print(f"Proposal: {plan.proposal.text}.\n")

@@ -10,24 +10,23 @@ shuffle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rich.table import Table
-from rich.text import Text
-
 from gristmill.dataprep.jobs.tasks import MOST_ELEMENTS
+from gristmill.flows.pages.page_elements import table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.at_scale import (
     CORE_HOUR,
     DOCUMENT_BYTES,
     RECORD_BYTES,
-    Cost,
     Extent,
     breaks_of,
     costs_of,
     extent_of,
-    sized,
 )
+from gristmill.flows.planning.quantities import quantity, size
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.manifest import Manifest
 
@@ -135,111 +134,77 @@ class Prices:
     core_hour: float = CORE_HOUR
 
 
+PRICES = Prices()
+
+
 def loads_of(
     extent: Extent, engine: Engine, workers: int, prices: Prices
 ) -> list[Load]:
     """Return the cost of each step on a number of workers with one core each."""
-    extent_of_worker = replace(extent, workers=1, shuffle=engine.shuffle)
-    costs = costs_of(extent_of_worker)
+    extent = replace(extent, workers=1, shuffle=engine.shuffle)
+    costs = costs_of(extent)
     read_bytes = {
         "ingest": extent.text_bytes,
         "dedup": costs[0].out_bytes,
         "tokenize": costs[0].out_bytes,
         "mix": costs[-2].out_bytes,
     }
-    return [
-        _load_of(extent_of_worker, cost, engine, workers, prices, read_bytes[cost.step])
-        for cost in costs
-    ]
+    loads = []
+    for cost in costs:
+        partitions = max(cost.partitions, cost.row_shards)  # equal in the benchmark
+        writes, reads = (
+            asked(law, extent.shards, partitions)
+            for law in REQUESTS[engine.shuffle][cost.step]
+        )
+        per_document, per_key, per_byte = SHUFFLED[cost.step]
+        shuffled = extent.documents * (
+            per_document + per_key * extent.keys + per_byte * extent.document_bytes
+        )
+        moved = WORK_MOVES * cost.work_bytes + shuffled + cost.out_bytes
+        moved += read_bytes[cost.step]
+        waiting = (writes + reads) * REQUEST_SECONDS
+        seconds = cost.core_seconds + waiting + moved / STORE_BYTES
+        tasks = max(extent.shards, partitions)
+        loads.append(
+            Load(
+                cost.step,
+                tasks if engine.shuffle == "files" else min(tasks, MOST_ELEMENTS),
+                shuffled,
+                writes,
+                reads,
+                (writes * prices.write + reads * prices.read) / 1000,
+                cost.memory_bytes - RECORD_BYTES * extent.shards,
+                seconds / min(workers, tasks),
+                waiting / seconds,
+            )
+        )
+    return loads
 
 
-def _load_of(
-    extent: Extent,
-    cost: Cost,
-    engine: Engine,
-    workers: int,
-    prices: Prices,
-    read_bytes: float,
-) -> Load:
-    partitions = max(cost.partitions, cost.row_shards)  # equal numbers in the benchmark
-    writes, reads = (
-        asked(law, extent.shards, partitions)
-        for law in REQUESTS[engine.shuffle][cost.step]
-    )
-    per_document, per_key, per_byte = SHUFFLED[cost.step]
-    shuffled = extent.documents * (
-        per_document + per_key * extent.keys + per_byte * extent.document_bytes
-    )
-    moved = read_bytes + WORK_MOVES * cost.work_bytes + shuffled + cost.out_bytes
-    waiting = (writes + reads) * REQUEST_SECONDS
-    seconds = cost.core_seconds + waiting + moved / STORE_BYTES
-    tasks = max(extent.shards, partitions)
-    elements = tasks if engine.shuffle == "files" else min(tasks, MOST_ELEMENTS)
-    return Load(
-        cost.step,
-        elements,
-        shuffled,
-        writes,
-        reads,
-        (writes * prices.write + reads * prices.read) / 1000,
-        cost.memory_bytes - RECORD_BYTES * extent.shards,
-        seconds / min(workers, tasks),
-        waiting / seconds,
-    )
-
-
-def terms(shards: int, partitions: int) -> tuple[float, float, float, float, float]:
+def terms(shards: int, partitions: int) -> tuple[int, int, int, int, int]:
     """Return the terms of a request count: 1, tasks of both kinds, and files between
     each pair of tasks.
     """
-    return (
-        1.0,
-        float(shards),
-        float(partitions),
-        float(shards * partitions),
-        float(partitions**2),
-    )
+    return 1, shards, partitions, shards * partitions, partitions**2
 
 
 def asked(law: Law, shards: int, partitions: int) -> float:
     """Evaluate a law: the number of requests."""
-    return sum(
-        factor * term
-        for factor, term in zip(law, terms(shards, partitions), strict=True)
-    )
+    return sum(map(operator.mul, law, terms(shards, partitions)))
 
 
-def holds_of(engine: Engine, loads: Sequence[Load], workers: int) -> Iterator[str]:
-    """Describe the location and amount of shuffled rows in sentences."""
+def holds_of(engine: Engine, loads: Sequence[Load], workers: int) -> str:
+    """Describe the location and amount of shuffled rows in a sentence."""
     largest = max(loads, key=lambda load: load.shuffle_bytes)
-    summary = f"{largest.step} shuffles {sized(largest.shuffle_bytes)}"
-    if engine.location == "memory":
-        yield (
-            f"{summary}: {sized(largest.shuffle_bytes / workers)} in the memory of "
-            "each worker, or on its disk if that is full"
-        )
-    elif engine.location == "disk":
-        yield (
-            f"{summary}: {sized(largest.shuffle_bytes / workers)} on the disk of "
-            "each worker"
-        )
-    elif engine.location == "service":
-        yield f"{summary} through the engine's own service, which charges for them"
-    else:
-        yield f"{summary} through files in the store"
-
-
-def waits_of(loads: Sequence[Load]) -> Iterator[str]:
-    """Name the steps that spend most of their time waiting for the store, in
-    sentences.
-    """
-    for load in loads:
-        if load.waiting > 0.5:
-            yield (
-                f"{load.step}: {load.waiting:.0%} of its time is spent on requests "
-                "to the store, mostly for each "
-                "document shard and partition; a larger ingest.shard_bytes needs fewer"
-            )
+    share = size(largest.shuffle_bytes / workers)
+    place = {
+        "memory": f": {share} in the memory of each worker, or on its disk if that is "
+        "full",
+        "disk": f": {share} on the disk of each worker",
+        "service": " through the engine's own service, which charges for them",
+        "store": " through files in the store",
+    }[engine.location]
+    return f"{largest.step} shuffles {size(largest.shuffle_bytes)}{place}"
 
 
 @dataclass(frozen=True)
@@ -290,7 +255,7 @@ def plan_on_cluster(
     engines: Sequence[str],
     workers: int,
     document_bytes: float = DOCUMENT_BYTES,
-    prices: Prices | None = None,
+    prices: Prices = PRICES,
 ) -> list[ClusterPlan]:
     """Compute the cost of each amount of text on each engine.
 
@@ -298,18 +263,13 @@ def plan_on_cluster(
         terabytes: amounts of text in 10^12 bytes.
         engines: keys of ENGINES.
     """
-    prices = prices or Prices()
     plans = []
     for amount in terabytes:
         extent = replace(
             extent_of(manifest, amount * 1e12 / document_bytes, document_bytes),
             sends=True,
         )
-        breaks = [
-            sentence
-            for sentence in breaks_of(extent)
-            if not sentence.startswith("explain")
-        ]
+        breaks = [text for text in breaks_of(extent) if not text.startswith("explain")]
         for name in engines:
             loads = loads_of(extent, ENGINES[name], workers, prices)
             hours = sum(load.seconds for load in loads) / 3600
@@ -320,11 +280,14 @@ def plan_on_cluster(
                 max(load.memory_bytes for load in loads),
                 hours,
             )
-            sentences = [
-                *holds_of(ENGINES[name], loads, workers),
-                *waits_of(loads),
-                *breaks,
+            waits = [
+                f"{load.step}: {load.waiting:.0%} of its time is spent on requests to "
+                "the store, mostly for each document shard and partition; a larger "
+                "ingest.shard_bytes needs fewer"
+                for load in loads
+                if load.waiting > 0.5
             ]
+            sentences = [holds_of(ENGINES[name], loads, workers), *waits, *breaks]
             plans.append(
                 ClusterPlan(
                     amount, name, workers, extent.shards, loads, totals, sentences
@@ -338,41 +301,32 @@ def print_on_cluster(plans: Sequence[ClusterPlan]) -> None:
     console = plain_console()
     for plan in plans:
         totals = plan.totals
-        heading = (
-            f"{plan.terabytes:g} TB of text in {plan.shards:,} document "
-            f"shards on {plan.workers} workers: {plan.engine}"
-        )
-        console.print(Text(heading, style="bold"))
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column("step", no_wrap=True)
-        for name in ("elements", "shuffle", "requests", "US $", "memory", "hours"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for step in plan.steps:
-            table.add_row(
-                step.step,
-                f"{step.elements:,}",
-                sized(step.shuffle_bytes),
-                _count_text(step.writes + step.reads),
-                f"{step.price:,.0f}",
-                sized(step.memory_bytes),
-                f"{step.seconds / 3600:.1f}",
-            )
-        console.print(table)
         console.print(
-            Text(
-                f"{totals.hours:,.1f} hours; {_count_text(totals.requests)} "
-                f"requests to the store for {totals.price:,.0f} US dollars, workers "
-                f"for {totals.core_price:,.0f}; {sized(totals.memory_bytes)} of "
-                "memory in the largest worker"
+            f"{plan.terabytes:g} TB of text in {plan.shards:,} document "
+            f"shards on {plan.workers} workers: {plan.engine}",
+            style="bold",
+        )
+        rows = [
+            (
+                step.step,
+                step.elements,
+                size(step.shuffle_bytes),
+                quantity(step.writes + step.reads),
+                step.price,
+                size(step.memory_bytes),
+                step.seconds / 3600,
             )
+            for step in plan.steps
+        ]
+        columns = {"step": "", "elements": ",", "shuffle": ">", "requests": ">"}
+        columns |= {"US $": ",.0f", "memory": ">", "hours": ".1f"}
+        print_table(console, table(columns, rows))
+        console.print(
+            f"{totals.hours:,.1f} hours; {quantity(totals.requests)} requests to the "
+            f"store for {totals.price:,.0f} US dollars, workers for "
+            f"{totals.core_price:,.0f}; {size(totals.memory_bytes)} of memory in the "
+            "largest worker"
         )
         for sentence in plan.sentences:
-            console.print(Text(f"- {sentence}", style="yellow"))
+            console.print(f"- {sentence}", style="yellow")
         console.print()
-
-
-def _count_text(number: float) -> str:
-    for unit, size in ((" G", 1e9), (" M", 1e6), (" k", 1e3)):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return f"{number:.0f}"

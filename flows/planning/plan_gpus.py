@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from gristmill.core.files import as_path, read_json
-from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.pages.page_elements import Table, table
+from gristmill.flows.pages.terminal_tables import print_table, section
+from gristmill.flows.planning.quantities import at_least, duration, quantity, size
 from gristmill.flows.report.mixture import waste_of
 from gristmill.flows.report.stage_summaries import PackingCosts, read_as
 from gristmill.flows.running.session import Session
@@ -40,7 +40,6 @@ from gristmill.train.planning.flops import (
 from gristmill.train.planning.memory import Form
 from gristmill.train.planning.parallel_forms import (
     HOST_LINK,
-    Candidate,
     Step,
     rank_forms,
 )
@@ -269,23 +268,55 @@ def plan_gpus(
         prices = read_prices(prices_file)
     except PricesError as error:
         raise PlanError(str(error)) from error
-    section, shape, length = _training(session)
+    pretrain, shape, length = _training(session)
+    price = prices.per_gpu_hour.get(device.name)
     step = Step(
-        section.global_batch_size,
+        pretrain.global_batch_size,
         length,
-        section.optimizer.kind,
+        pretrain.optimizer.kind,
         offload=session.manifest.engine.compute.offload_optimizer,
     )
-    ranked = rank_forms(shape, step, gpus, device, utilisation)
-    price = prices.per_gpu_hour.get(device.name)
+    forms = []
+    for candidate in rank_forms(shape, step, gpus, device, utilisation):
+        hours = candidate.seconds * pretrain.steps / SECONDS_PER_HOUR
+        gpu_hours = hours * gpus
+        load, memory = candidate.load, candidate.memory
+        forms.append(
+            PlannedForm(
+                candidate.form.label(),
+                candidate.form,
+                load.micro_rows,
+                load.micro_batches,
+                load.checkpointing,
+                candidate.fits,
+                {**asdict(memory), "total": memory.total},
+                candidate.host_memory,
+                candidate.bubble,
+                candidate.seconds,
+                candidate.utilisation,
+                hours,
+                gpu_hours,
+                None if price is None else gpu_hours * price,
+            )
+        )
+    flops = flops_per_token(shape, length)
     return GpuPlan(
         gpus,
         device,
         utilisation,
-        _model(shape, length),
-        _planned_training(section, shape, length),
-        _data(session, section),
-        [_form(candidate, section.steps, gpus, price) for candidate in ranked],
+        PlannedModel(
+            shape.parameters,
+            shape.vocab_size,
+            shape.layers,
+            shape.width,
+            shape.heads,
+            shape.kv_heads,
+            shape.ffn_width,
+            FlopsPerToken(flops.six_n, flops.whole, flops.causal),
+        ),
+        _planned_training(pretrain, shape, length, flops.whole),
+        _data(session, pretrain),
+        forms,
         GpuPrice(prices.as_of, prices.currency, price),
     )
 
@@ -302,61 +333,44 @@ def measured_checks(session: Session, steps: int, utilisation: float) -> list[Ch
 
 
 def _training(session: Session) -> tuple[Pretrain, Shape, int]:
-    section = session.manifest.pretrain
-    if section is None or session.manifest.mix is None:
+    """Return the pre-training, the shape of its model, and the length of its rows.
+
+    The vocabulary's size is that of the committed tokenizer, of the tokenizer file, or
+    the setting.
+    """
+    manifest = session.manifest
+    pretrain = manifest.pretrain
+    if pretrain is None or manifest.mix is None:
         raise PlanError(
             f"{session.manifest_file} has no `pretrain:` section; there "
             "is nothing to plan GPUs for"
         )
-    if section.model.use is not None:
+    if pretrain.model.use is not None:
         raise PlanError(
             f"{session.manifest_file}: pretrain.model.use names a model of your own, "
             "whose memory and "
             "arithmetic are not known; GPUs are planned for the built-in decoder"
         )
-    length = session.manifest.mix.sequence_length
-    return section, shape_to_train(section, _vocab_size(session), length), length
+    assert manifest.tokenizer is not None  # the manifest requires one for a mixture
+    file = manifest.tokenizer.path and as_path(manifest.tokenizer.path)
+    committed = session.committed(TOKENIZER)
+    if committed is not None:
+        file = committed.data / "tokenizer.json"
+    vocab_size = manifest.tokenizer.vocab_size
+    if file:
+        tokenizer = read_json(file)
+        added = [token["id"] for token in tokenizer.get("added_tokens", ())]
+        vocab_size = max([*tokenizer["model"]["vocab"].values(), *added]) + 1
+    length = manifest.mix.sequence_length
+    return pretrain, shape_to_train(pretrain, vocab_size, length), length
 
 
-def _vocab_size(session: Session) -> int:
-    """Return the vocabulary size of the committed tokenizer, of the tokenizer file, or
-    of the setting.
-    """
-    section = session.manifest.tokenizer
-    assert section is not None  # the manifest requires one for a mixture
-    committed = committed_inputs(session).get(TOKENIZER)
-    if committed:
-        path: Path = committed / "tokenizer.json"
-    elif section.path:
-        path = as_path(section.path)
-    else:
-        return section.vocab_size
-    tokenizer = read_json(path)
-    ids = [
-        *tokenizer["model"]["vocab"].values(),
-        *(token["id"] for token in tokenizer.get("added_tokens", ())),
-    ]
-    return max(ids) + 1
-
-
-def _model(shape: Shape, length: int) -> PlannedModel:
-    flops = flops_per_token(shape, length)
-    return PlannedModel(
-        shape.parameters,
-        shape.vocab_size,
-        shape.layers,
-        shape.width,
-        shape.heads,
-        shape.kv_heads,
-        shape.ffn_width,
-        FlopsPerToken(flops.six_n, flops.whole, flops.causal),
-    )
-
-
-def _planned_training(section: Pretrain, shape: Shape, length: int) -> PlannedTraining:
+def _planned_training(
+    section: Pretrain, shape: Shape, length: int, flops_per_token: float
+) -> PlannedTraining:
     """Compare the run with the compute-optimal ones."""
     tokens = section.steps * section.global_batch_size * length
-    flops = flops_per_token(shape, length).whole * tokens
+    flops = flops_per_token * tokens
     lookup = shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
     optima = {
         "Kaplan et al. 2020": kaplan_optimum(flops),
@@ -407,34 +421,6 @@ def _data(session: Session, section: Pretrain) -> PlannedData | None:
     )
 
 
-def _form(
-    candidate: Candidate, steps: int, gpus: int, price: float | None
-) -> PlannedForm:
-    hours = candidate.seconds * steps / SECONDS_PER_HOUR
-    return PlannedForm(
-        candidate.form.label(),
-        candidate.form,
-        candidate.load.micro_rows,
-        candidate.load.micro_batches,
-        candidate.load.checkpointing,
-        candidate.fits,
-        {**asdict(candidate.memory), "total": candidate.memory.total},
-        candidate.host_memory,
-        candidate.bubble,
-        candidate.seconds,
-        candidate.utilisation,
-        hours,
-        hours * gpus,
-        None if price is None else hours * gpus * price,
-    )
-
-
-def shown_forms(plan: GpuPlan) -> list[PlannedForm]:
-    """Return the best forms, or the closest ones if none fits."""
-    fitting = [form for form in plan.forms if form.fits]
-    return fitting[:MOST_FORMS] or plan.forms[:MOST_FORMS]
-
-
 MEMORY_NAMES = {
     "parameters": "master weights",
     "gradients": "gradients",
@@ -449,89 +435,9 @@ MEMORY_NAMES = {
 def print_plan_for_gpus(plan: GpuPlan) -> None:
     """Print a plan."""
     console = plain_console()
-    _print_model(console, plan)
-    _print_optima(console, plan.training)
-    print_data(console, plan.data)
-    _print_forms(console, plan)
-    if plan.checks:
-        _heading(console, "Checked against real steps of this model on this machine")
-        table = _table("", "foretold", "measured", "unit", "error")
-        for check in plan.checks:
-            table.add_row(
-                check.name,
-                quantity(check.predicted),
-                quantity(check.measured),
-                check.unit,
-                f"{check.error:+.1%}",
-            )
-        console.print(table)
-
-
-def quantity(value: float) -> str:
-    """Format three digits with a letter for the thousands: 1.23B."""
-    for size, letter in (
-        (1e21, "Z"),
-        (1e18, "E"),
-        (1e15, "P"),
-        (1e12, "T"),
-        (1e9, "B"),
-        (1e6, "M"),
-        (1e3, "k"),
-    ):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
-
-
-def duration(hours: float) -> str:
-    """Format hours as days, hours, minutes or seconds."""
-    if hours >= 48:
-        return f"{hours / 24:.1f} d"
-    if hours >= 1:
-        return f"{hours:.1f} h"
-    if hours * 60 >= 1:
-        return f"{hours * 60:.1f} min"
-    return f"{hours * 3600:.1f} s" if hours * 3600 >= 1 else "< 1 s"
-
-
-def size(value: float) -> str:
-    """Format bytes with three digits and a unit: 1.55 GB."""
-    number = quantity(value)
-    if not number[-1].isalpha():
-        return f"{number} B"
-    unit = {"k": "k", "B": "G"}.get(number[-1], number[-1])
-    return f"{number[:-1]} {unit}B"
-
-
-def at_least(value: float, digits: int) -> str:
-    """Format a number with some decimals, or as `less than` the smallest one that they
-    show.
-    """
-    least = 10.0**-digits
-    return (
-        f"{value:,.{digits}f}"
-        if value >= least or not value
-        else f"less than {least:.{digits}f}"
-    )
-
-
-def _heading(console: Console, title: str) -> None:
-    console.print(Text(f"\n{title}", style="bold"))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, name in enumerate(columns):
-        table.add_column(
-            name, justify="left" if number == 0 else "right", overflow="fold"
-        )
-    return table
-
-
-def _print_model(console: Console, plan: GpuPlan) -> None:
     model, training = plan.model, plan.training
     flops = model.flops_per_token
-    _heading(console, "Model and training")
+    section(console, "Model and training")
     console.print(
         f"{quantity(model.parameters)} parameters ({model.layers} layers, width "
         f"{model.width}, {model.heads}/{model.kv_heads} heads, vocabulary "
@@ -547,71 +453,107 @@ def _print_model(console: Console, plan: GpuPlan) -> None:
         f"(6N: {quantity(flops.six_n)}, with causal attention halved: "
         f"{quantity(flops.exact_causal)})"
     )
-
-
-def _print_optima(console: Console, training: PlannedTraining) -> None:
-    _heading(console, "Optimal for this compute, and this run as a multiple of it")
-    table = _table("", "parameters", "run", "tokens", "run")
-    for name, optimum in training.optima.items():
-        table.add_row(
+    rows = [
+        (
             name,
             quantity(optimum.parameters),
-            f"{quantity(optimum.this_run_parameters)}x",
+            f"{optimum.this_run_parameters:.3g}x",
             quantity(optimum.tokens),
-            f"{quantity(optimum.this_run_tokens)}x",
+            f"{optimum.this_run_tokens:.3g}x",
         )
-    console.print(table)
+        for name, optimum in training.optima.items()
+    ]
+    print_table(
+        console,
+        Table(("", "parameters", "run", "tokens", "run"), rows, range(1, 5)),
+        "Optimal for this compute, and this run as a multiple of it",
+    )
+    without = quantity(training.parameters_without_embeddings)
     console.print(
-        "(Kaplan counts no embeddings: this run has "
-        f"{quantity(training.parameters_without_embeddings)} without)",
-        style="dim",
+        f"(Kaplan counts no embeddings: this run has {without} without)", style="dim"
+    )
+    print_data(console, plan.data)
+    _print_forms(console, plan)
+    checks = [
+        (
+            check.name,
+            quantity(check.predicted),
+            quantity(check.measured),
+            check.unit,
+            check.error,
+        )
+        for check in plan.checks
+    ]
+    columns = {"": "", "foretold": ">", "measured": ">", "unit": ">", "error": "+.1%"}
+    print_table(
+        console,
+        table(columns, checks),
+        "Checked against real steps of this model on this machine",
     )
 
 
 def print_data(console: Console, data: PlannedData | None) -> None:
     """Print the tokens read and available per source, and the cost of packing."""
-    _heading(console, "Data")
     if data is None:
+        section(console, "Data")
         console.print(
             "nothing is mixed yet, so the tokens of each source are unknown; run up "
             "to the stage mix to see them"
         )
         return
-    table = _table("source", "share", "reads", "has", "epochs", "wraps at step")
-    for name, source in data.sources.items():
-        table.add_row(
+    rows = [
+        (
             name,
-            f"{source.share:.1%}",
+            source.share,
             quantity(source.tokens_read),
             quantity(source.tokens_there),
-            f"{source.epochs:.2f}",
-            "never" if source.wraps_at_step is None else f"{source.wraps_at_step:,}",
+            source.epochs,
+            source.wraps_at_step or "never",
         )
-    console.print(table)
-    console.print(
-        f"{data.passes_over_the_set:.2f} passes over a set of "
-        f"{quantity(data.set_tokens)} tokens"
-    )
+        for name, source in data.sources.items()
+    ]
+    columns = {"source": "", "share": ".1%", "reads": ">", "has": ">"}
+    columns |= {"epochs": ".2f", "wraps at step": ","}
+    print_table(console, table(columns, rows), "Data")
     packing = data.packing
     console.print(
+        f"{data.passes_over_the_set:.2f} passes over a set of "
+        f"{quantity(data.set_tokens)} tokens\n"
         f"packing {packing.kind}: {packing.padding:.1%} padding in the rows, "
-        f"{packing.dropped:.1%} "
-        f"of the tokens dropped, {packing.split:.1%} of the documents cut"
+        f"{packing.dropped:.1%} of the tokens dropped, {packing.split:.1%} of the "
+        "documents cut"
     )
 
 
 def _print_forms(console: Console, plan: GpuPlan) -> None:
-    gpu = plan.gpu
+    """Print the best forms, or the closest ones if none fits."""
+    gpu, prices = plan.gpu, plan.prices
     gpu_memory = gpu.memory / GIGA
-    forms = shown_forms(plan)
+    fitting = [form for form in plan.forms if form.fits]
+    forms = fitting[:MOST_FORMS] or plan.forms[:MOST_FORMS]
     best = forms[0]
-    _heading(
+    memory = best.memory
+    rows = [
+        (
+            form.form,
+            f"{form.micro_batches}x{form.micro_batch_size}",
+            "yes" if form.activation_checkpointing else "no",
+            form.memory["total"] / GIGA,
+            form.bubble,
+            form.mfu,
+            duration(form.hours),
+        )
+        for form in forms
+    ]
+    columns = {"form": "", "micro": ">", "recompute": ">", "GB": ".1f"}
+    columns |= {"bubble": ".0%", "MFU": ".0%", "time": ">"}
+    print_table(
         console,
+        table(columns, rows),
         f"{plan.gpus} x {gpu.name} ({gpu.flops / 1e12:,.0f} TFLOP/s bf16, "
         f"{gpu_memory:.0f} GB each; {plan.assumed_mfu:.0%} MFU assumed)",
     )
     if not best.fits:
-        memory = best.memory
         largest = max(MEMORY_NAMES, key=lambda name: memory[name])
         advice = "take more GPUs or larger ones, shorter rows or a smaller model"
         if not best.host_memory:
@@ -620,45 +562,27 @@ def _print_forms(console: Console, plan: GpuPlan) -> None:
                 "moments in host memory"
             )
         console.print(
-            f"no form fits: the closest needs {memory['total'] / GIGA:.1f} GB per "
-            "GPU, most of it "
-            f"{MEMORY_NAMES[largest]} ({memory[largest] / GIGA:.1f} GB); {advice}"
+            f"no form fits: the closest needs {size(memory['total'])} per GPU, most of "
+            f"it {MEMORY_NAMES[largest]} ({size(memory[largest])}); {advice}"
         )
-    table = _table("form", "micro", "recompute", "GB", "bubble", "MFU", "time")
-    for form in forms:
-        table.add_row(
-            form.form,
-            f"{form.micro_batches}x{form.micro_batch_size}",
-            "yes" if form.activation_checkpointing else "no",
-            f"{form.memory['total'] / GIGA:.1f}",
-            f"{form.bubble:.0%}",
-            f"{form.mfu:.0%}",
-            duration(form.hours),
-            style=None if form.fits else "dim",
-        )
-    console.print(table)
     num_hidden = len(plan.forms) - len(forms)
     if num_hidden:
-        console.print(
-            f"({num_hidden} more forms are in --json, those that do not fit among them)",
-            style="dim",
-        )
+        console.print(f"({num_hidden} more forms are in --json)", style="dim")
 
-    _heading(console, f"Memory of a GPU, {best.form}")
+    section(console, f"Memory of a GPU, {best.form}")
     parts = ", ".join(
-        f"{name} {size(best.memory[key])}" for key, name in MEMORY_NAMES.items()
+        f"{name} {size(memory[key])}" for key, name in MEMORY_NAMES.items()
     )
-    console.print(f"{parts}: {size(best.memory['total'])} of {gpu_memory:.0f} GB")
+    console.print(f"{parts}: {size(memory['total'])} of {gpu_memory:.0f} GB")
     if best.host_memory:
         console.print(
             "in its host's memory (engine.compute.offload_optimizer): "
-            f"{best.host_memory / GIGA:.2f} GB"
+            f"{size(best.host_memory)}"
         )
 
-    _heading(console, "Time and cost")
+    section(console, "Time and cost")
     cost = ""
     if best.cost is not None:
-        prices = plan.prices
         cost = (
             f", {at_least(best.cost, 2)} {prices.currency} at {prices.per_gpu_hour:g} "
             f"per GPU and hour (table of {prices.as_of}; your own: --prices)"

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from gristmill.core.store import Store
+from gristmill.core.files import is_local
+from gristmill.core.store import OutputManifest, Store
 from gristmill.dataprep.reading.pythondocs import is_python_source
-from gristmill.flows.planning.sampled_sources import Sample, take_sample
+from gristmill.flows.pages.page_elements import table
+from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.planning.quantities import duration, size
+from gristmill.flows.planning.sampled_sources import take_sample
 from gristmill.flows.running.events import RunEvent, StageProgress, StageStarted
 from gristmill.flows.running.memory_advice import available_memory
 from gristmill.flows.running.run import StageFailedError
@@ -200,7 +200,12 @@ def predict(
         max((row.memory_bytes for row in predicted), default=0),
         sum(row.disk_bytes for row in predicted),
     )
-    available = Available(available_memory(), _free_disk(session.store.root))
+    root = session.store.root
+    free_disk = None
+    if is_local(root):
+        existing = next(folder for folder in (root, *root.parents) if folder.exists())
+        free_disk = shutil.disk_usage(existing).free
+    available = Available(available_memory(), free_disk)
     # The small sample truncates sources without files, whose total size is unknown.
     text_at_least = not large.text and any(
         is_python_source(source.path)
@@ -231,27 +236,19 @@ def _run_samples(
     for growth in range(MOST_GROWTH + 1):
         larger_bytes = sample_bytes * LARGER**growth
         with tempfile.TemporaryDirectory(prefix="gristmill-predict-") as folder:
-            round_started = time.monotonic()
+            started = time.monotonic()
+            small_folder, large_folder = Path(folder) / "small", Path(folder) / "large"
             small = _run_sample(
-                session,
-                Path(folder) / "small",
-                larger_bytes // LARGER,
-                deadline,
-                whole_python=False,
+                session, small_folder, larger_bytes // LARGER, deadline, False
             )
             now = time.monotonic()
             if INGEST in small.errors and growth < MOST_GROWTH and now < deadline:
                 continue
             work = sum(measured.work_seconds for measured in small.stages.values())
-            if now - round_started + (LARGER - 1) * work > deadline - now:
+            if now - started + (LARGER - 1) * work > deadline - now:
                 return small, SampleRun(0.0, 0.0, 0, {}, {})
-            return small, _run_sample(
-                session,
-                Path(folder) / "large",
-                larger_bytes,
-                deadline,
-                whole_python=True,
-            )
+            large = _run_sample(session, large_folder, larger_bytes, deadline, True)
+            return small, large
     raise AssertionError("the last round always returns")
 
 
@@ -288,23 +285,18 @@ def _run_sample(
     sample = take_sample(
         session.manifest, folder / "sources", sample_bytes, whole_python
     )
-    shard_bytes = max(
-        sample_bytes // (SHARDS_PER_WORKER * session.manifest.engine.workers), 1 << 16
-    )
+    workers = session.manifest.engine.workers
+    shard_bytes = max(sample_bytes // (SHARDS_PER_WORKER * workers), 1 << 16)
     ingest = sample.manifest.ingest.model_copy(update={"shard_bytes": shard_bytes})
     manifest = sample.manifest.model_copy(update={"ingest": ingest})
-    opened = Session(
-        manifest,
-        session.manifest_file,
-        [],
-        Store.at(folder / "store"),
-        None,
-        make_plan(manifest),
-    )
+    store = Store.at(folder / "store")
+    plan = make_plan(manifest)
+    opened = Session(manifest, session.manifest_file, [], store, None, plan)
     clock = ShardClock()
     runner = opened.runner(clock)
     stages: dict[str, Measured] = {}
     errors: dict[str, str] = {}
+    in_sample = in_all = 0.0
     for stage in _measurable_stages(session):
         try:
             with interrupted_at(deadline):
@@ -317,15 +309,23 @@ def _run_sample(
                 "the samples have used up their time; allow more with --sample-seconds"
             )
             break
-        manifest_of_stage = outcome.folder.manifest()
-        disk = sum(file["bytes"] for file in manifest_of_stage["files"].values())
+        measured = outcome.folder.manifest()
         stages[stage] = Measured(
-            manifest_of_stage["seconds"],
-            manifest_of_stage.get("cost", {}).get("peak_memory_bytes", 0),
-            disk,
-            min(clock.work_seconds(), manifest_of_stage["seconds"]),
+            measured["seconds"],
+            *_memory_and_disk(measured),
+            min(clock.work_seconds(), measured["seconds"]),
         )
-    return SampleRun(*_text_bytes(opened, sample), shard_bytes, stages, errors)
+        if stage == INGEST:
+            for name, counts in measured["summary"]["counts"]["sources"].items():
+                in_sample += counts["bytes_kept"]
+                in_all += counts["bytes_kept"] * sample.factor(name)
+    return SampleRun(in_sample, in_all, shard_bytes, stages, errors)
+
+
+def _memory_and_disk(manifest: OutputManifest) -> tuple[int, int]:
+    """Return the peak of the memory and the bytes of a committed output."""
+    memory = manifest.get("cost", {}).get("peak_memory_bytes", 0)
+    return memory, sum(file["bytes"] for file in manifest["files"].values())
 
 
 @contextmanager
@@ -383,46 +383,28 @@ def _of_past(session: Session, name: str) -> PredictedStage | UnpredictedStage:
     """Return a later stage's figures from the newest output of the same manifest, or
     the error.
     """
-    unknown = UnpredictedStage(
-        name, session.plan[name].stage.no_estimate_reason or OF_SAMPLES
-    )
-    manifests = []
-    for stage, folder in session.store.outputs():
-        is_ours = stage == name and folder.path.name.startswith(
-            f"{session.manifest.name}--"
-        )
-        if is_ours and folder.state() == "committed":
-            manifests.append(folder.manifest())
+    node = session.plan[name]
+    unknown = UnpredictedStage(name, node.stage.no_estimate_reason or OF_SAMPLES)
+    manifests = [
+        folder.manifest()
+        for folder in session.store.outputs_of(name)
+        if folder.path.name.startswith(f"{session.manifest.name}--")
+        and folder.state() == "committed"
+    ]
     if not manifests:
         return unknown
     newest = max(manifests, key=lambda manifest: manifest["started"])
-    old_recipe = newest["recipe"]
-    recipe = session.plan[name].recipe
+    old_recipe, recipe = newest["recipe"], node.recipe
     if old_recipe.get("model") != recipe.get("model"):
         return unknown
     factor = 1.0
     for key in WORK_KEYS:
         if recipe.get(key) and old_recipe.get(key):
             factor *= recipe[key] / old_recipe[key]
+    memory, disk = _memory_and_disk(newest)
     return PredictedStage(
-        name,
-        newest["seconds"] * factor,
-        newest.get("cost", {}).get("peak_memory_bytes", 0),
-        sum(file["bytes"] for file in newest["files"].values()),
-        "a run before",
+        name, newest["seconds"] * factor, memory, disk, "a run before"
     )
-
-
-def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
-    """Return the bytes of text in the sample, and in the whole."""
-    folder = opened.committed(INGEST)
-    if folder is None:
-        return 0.0, 0.0
-    in_sample = in_all = 0.0
-    for name, counts in folder.manifest()["summary"]["counts"]["sources"].items():
-        in_sample += counts["bytes_kept"]
-        in_all += counts["bytes_kept"] * sample.factor(name)
-    return in_sample, in_all
 
 
 def extrapolate(
@@ -447,31 +429,27 @@ def extrapolate(
     )
 
 
-def _free_disk(root: Path) -> int | None:
-    """Return the free bytes at a local store's location; None for a remote store."""
-    from gristmill.core.files import is_local
-
-    if not is_local(root):
-        return None
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    return shutil.disk_usage(existing).free
-
-
 def refusals(totals: Totals, available: Available) -> list[str]:
     """Return a sentence with both numbers for each requirement that does not fit."""
     sentences = []
-    if available.memory_bytes and totals.memory_bytes > available.memory_bytes:
-        sentences.append(
-            f"memory: {_size(totals.memory_bytes)} are needed, but "
-            f"{_size(available.memory_bytes)} are "
-            "free; lower ingest.shard_bytes or engine.workers"
-        )
-    if available.disk_bytes is not None and totals.disk_bytes > available.disk_bytes:
-        sentences.append(
-            f"disk: {_size(totals.disk_bytes)} are needed, but "
-            f"{_size(available.disk_bytes)} are free; "
-            "give another --store, or run `gristmill gc`"
-        )
+    for name, needed, free, advice in (
+        (
+            "memory",
+            totals.memory_bytes,
+            available.memory_bytes or None,
+            "lower ingest.shard_bytes or engine.workers",
+        ),
+        (
+            "disk",
+            totals.disk_bytes,
+            available.disk_bytes,
+            "give another --store, or run `gristmill gc`",
+        ),
+    ):
+        if free is not None and needed > free:
+            sentences.append(
+                f"{name}: {size(needed)} are needed, but {size(free)} are free; {advice}"
+            )
     return sentences
 
 
@@ -505,82 +483,41 @@ def print_prediction(session: Session, prediction: Prediction) -> None:
     console = plain_console()
     least = "at least " if prediction.text_at_least else ""
     console.print(
-        Text(
-            f"{least}{_size(prediction.text_bytes)} of text, predicted from "
-            f"{_size(prediction.sample_text_bytes)} "
-            f"with {session.manifest.engine.workers} workers on this machine, in "
-            f"{prediction.took_seconds:.0f} s",
-            style="dim",
-        )
+        f"{least}{size(prediction.text_bytes)} of text, predicted from "
+        f"{size(prediction.sample_text_bytes)} in {prediction.took_seconds:.0f} s",
+        style="dim",
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("stage", no_wrap=True)
-    for name in ("time", "memory", "disk"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("from", no_wrap=True)
     unknown: dict[str, list[str]] = {}
+    rows = []
     for row in prediction.stages:
         if isinstance(row, UnpredictedStage):
             unknown.setdefault(row.error, []).append(row.stage)
-            table.add_row(row.stage, "?", "?", "?", "")
+            rows.append([row.stage, "?", "?", "?", ""])
         else:
-            table.add_row(
-                row.stage,
-                _time(row.seconds),
-                _size(row.memory_bytes),
-                _size(row.disk_bytes),
-                Text(row.from_, style="dim"),
-            )
-    totals = prediction.totals
-    table.add_row(
-        "of these" if unknown else "in all",
-        _time(totals.seconds),
-        _size(totals.memory_bytes),
-        _size(totals.disk_bytes),
-        style="bold",
-    )
-    console.print(table)
+            rows.append([row.stage, *_cells(row), row.from_])
+    name = "of these" if unknown else "in all"
+    rows.append([name, *_cells(prediction.totals), ""])
+    columns = {"stage": "", "time": ">", "memory": ">", "disk": ">", "from": ""}
+    print_table(console, table(columns, rows))
     for error, stages in unknown.items():
-        console.print(Text(f"? {', '.join(stages)}: {error}", style="yellow"))
+        console.print(f"? {', '.join(stages)}: {error}", style="yellow")
     for sentence in prediction.refusals:
-        console.print(Text(sentence, style="red"))
-    _print_curve(console, _minhash(session), prediction.lsh)
-
-
-def _print_curve(
-    console: Console, section: MinHash | None, curve: list[LshPoint]
-) -> None:
-    if section is None:
-        return
-    console.print()
-    console.print(
-        Text(
+        console.print(sentence, style="red")
+    section = _minhash(session)
+    if section is not None:
+        title = (
             f"Near-duplicate pairs that {section.bands} bands of {section.rows} rows "
             f"find (threshold {section.threshold:g}):"
         )
-    )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("Jaccard", "found"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for point in curve:
-        table.add_row(
-            f"{point.jaccard:.2f}",
-            f"{point.found:.1%}",
-            "#" * round(24 * point.found),
-            style="" if point.jaccard >= section.threshold else "dim",
-        )
-    console.print(table)
+        points = [
+            (point.jaccard, point.found, "#" * round(24 * point.found))
+            for point in prediction.lsh
+        ]
+        columns = {"Jaccard": ".2f", "found": ".1%", "": ""}
+        print_table(console, table(columns, points), title)
 
 
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _size(number: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number / 1e6:.1f} MB"
+def _cells(cost: PredictedStage | Totals) -> list[str]:
+    """Return time, memory and disk."""
+    time_needed = duration(cost.seconds / 3600)
+    return [time_needed, size(cost.memory_bytes), size(cost.disk_bytes)]

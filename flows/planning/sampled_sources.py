@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,26 +68,18 @@ def take_sample(
     total = max(sum(total_bytes.values()), 1)
     sources, copied_bytes = {}, {}
     for name, source in manifest.document_sources.items():
-        if not total_bytes[name]:
-            limit = (
-                source.limit
-                if whole_python
-                else min(source.limit or DOCUMENTS_OF_PYTHON, DOCUMENTS_OF_PYTHON)
-            )
-            sources[name], copied_bytes[name] = (
-                source.model_copy(update={"limit": limit}),
-                0,
-            )
-            continue
-        budget = max(int(sample_bytes * total_bytes[name] / total), 1)
-        copied_bytes[name] = _copy(listings[name], folder / name, budget)
-        sources[name] = source.model_copy(
-            update={
-                "path": OutsidePath(folder / name / "**" / "*"),
-                "list": None,
-                "limit": None,
-            }
-        )
+        update: dict[str, object] = {}
+        if total_bytes[name]:
+            budget = max(int(sample_bytes * total_bytes[name] / total), 1)
+            copied_bytes[name] = _copy(listings[name], folder / name, budget)
+            path = OutsidePath(folder / name / "**" / "*")
+            update = {"path": path, "list": None, "limit": None}
+        else:
+            copied_bytes[name] = 0
+            if not whole_python:
+                limit = source.limit or DOCUMENTS_OF_PYTHON
+                update = {"limit": min(limit, DOCUMENTS_OF_PYTHON)}
+        sources[name] = source.model_copy(update=update)
     ingest = manifest.ingest.model_copy(update={"max_quarantined": 1.0})
     return Sample(
         manifest.model_copy(update={"sources": sources, "ingest": ingest}),
@@ -100,28 +93,24 @@ def _copy(files: Sequence[SourceFile], folder: Path, budget: int) -> int:
     used.
     """
     used = 0
-    for file in sorted(
-        files, key=lambda file: hashlib.sha256(file.name.encode()).digest()
-    ):
-        used += _copy_part(file, folder / file.name, budget - used)
+    by_hash = {hashlib.sha256(file.name.encode()).digest(): file for file in files}
+    for _, file in sorted(by_hash.items()):
+        target = folder / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        room = budget - used
+        if file.size > room and file.format == "parquet":
+            used += _copy_rows(file, target, room)
+        else:
+            is_whole = file.format == OWN or file.name.endswith(UNCUTTABLE)
+            with as_path(file.location).open("rb") as stream, target.open("wb") as sink:
+                if is_whole:
+                    shutil.copyfileobj(stream, sink)
+                else:
+                    sink.write(stream.read(room))
+            used += max(target.stat().st_size, 1)
         if used >= budget:
             break
     return used
-
-
-def _copy_part(file: SourceFile, target: Path, budget: int) -> int:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if file.size > budget and file.format == "parquet":
-        return _copy_rows(file, target, budget)
-    limit = file.size
-    if file.format != OWN and not file.name.endswith(UNCUTTABLE):
-        limit = min(limit, budget)
-    with as_path(file.location).open("rb") as stream, target.open("wb") as sink:
-        copied = 0
-        while copied < limit and (chunk := stream.read(min(1 << 20, limit - copied))):
-            sink.write(chunk)  # type: ignore[arg-type]
-            copied += len(chunk)
-    return max(copied, 1)
 
 
 def _copy_rows(file: SourceFile, target: Path, budget: int) -> int:

@@ -5,9 +5,9 @@ distribution.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -75,7 +75,7 @@ def read_grid(path: Path) -> Grid:
         ) from error
 
 
-def mixtures_of(grid: Grid, manifest_weights: Mapping[str, float]) -> list[Weights]:
+def mixtures_of(grid: Grid, manifest_weights: Weights) -> list[Weights]:
     """List the distinct mixtures of a grid in the order of its file, as shares of every
     source that sum to 1.
 
@@ -89,10 +89,8 @@ def mixtures_of(grid: Grid, manifest_weights: Mapping[str, float]) -> list[Weigh
     """
     candidates = list(grid.mixtures)
     if grid.grid:
-        combinations = itertools.product(*grid.grid.values())
-        candidates += [
-            dict(zip(grid.grid, values, strict=True)) for values in combinations
-        ]
+        for values in itertools.product(*grid.grid.values()):
+            candidates.append(dict(zip(grid.grid, values, strict=True)))
     mixtures: list[Weights] = []
     for weights in candidates:
         unknown = sorted(weights.keys() - manifest_weights.keys())
@@ -105,10 +103,8 @@ def mixtures_of(grid: Grid, manifest_weights: Mapping[str, float]) -> list[Weigh
             normalised({name: weights.get(name, 0.0) for name in manifest_weights})
         )
     if grid.dirichlet is not None:
-        mixtures += [
-            _draw(grid.dirichlet, manifest_weights, number)
-            for number in range(grid.dirichlet.samples)
-        ]
+        for number in range(grid.dirichlet.samples):
+            mixtures.append(_draw(grid.dirichlet, manifest_weights, number))
     distinct = list({tuple(mixture.values()): mixture for mixture in mixtures}.values())
     if len(distinct) < 2:
         raise SweepError(
@@ -118,7 +114,7 @@ def mixtures_of(grid: Grid, manifest_weights: Mapping[str, float]) -> list[Weigh
     return distinct
 
 
-def normalised(weights: Mapping[str, float]) -> Weights:
+def normalised(weights: Weights) -> Weights:
     """Scale weights to shares that sum to 1.
 
     Raises:
@@ -126,30 +122,23 @@ def normalised(weights: Mapping[str, float]) -> Weights:
     """
     total = sum(weights.values())
     if not total:
-        raise SweepError(f"all weights of a mixture are 0: {dict(weights)}")
+        raise SweepError(f"all weights of a mixture are 0: {weights}")
     return {name: round(weight / total, DIGITS) for name, weight in weights.items()}
 
 
-def matrix(mixtures: Sequence[Mapping[str, float]]) -> np.ndarray:
+def matrix(mixtures: Sequence[Weights]) -> np.ndarray:
     """Return mixtures as float64 of shape (n, sources), in the order of the sources."""
     return np.array([list(mixture.values()) for mixture in mixtures], dtype=np.float64)
 
 
-def _draw(
-    section: Dirichlet, manifest_weights: Mapping[str, float], number: int
-) -> Weights:
+def _draw(section: Dirichlet, manifest_weights: Weights, number: int) -> Weights:
     """Draw mixture `number`, independently of how many others are drawn."""
     shares = normalised(manifest_weights)
-    drawn_sources = [name for name, share in shares.items() if share]
+    drawn = {name: share for name, share in shares.items() if share}
     key = seeded_key("gristmill", "sweep", section.seed, number, bits=128)
-    generator: Any = np.random.Generator(np.random.Philox(key=key))
-    drawn_shares = generator.dirichlet(
-        [
-            section.concentration * len(drawn_sources) * shares[name]
-            for name in drawn_sources
-        ]
-    )
-    return normalised(
-        dict.fromkeys(manifest_weights, 0.0)
-        | dict(zip(drawn_sources, drawn_shares.tolist(), strict=True))
-    )
+    generator = np.random.Generator(np.random.Philox(key=key))
+    parameters = [
+        section.concentration * len(drawn) * share for share in drawn.values()
+    ]
+    values = dict(zip(drawn, generator.dirichlet(parameters).tolist(), strict=True))
+    return normalised(dict.fromkeys(manifest_weights, 0.0) | values)

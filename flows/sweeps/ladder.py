@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TextIO, cast
 
 from gristmill.flows.running.events import Subscriber
@@ -19,7 +19,7 @@ from gristmill.flows.running.terminal import (
 )
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.flows.sweeps.grid import SweepError
-from gristmill.flows.sweeps.proxies import needed_of, run_in_sequence
+from gristmill.flows.sweeps.proxies import only_needed, run_in_sequence, tokens_read
 from gristmill.flows.sweeps.scaling_law import (
     FLOPS_PER_WEIGHT_AND_TOKEN,
     LEAST_RUNS,
@@ -29,7 +29,6 @@ from gristmill.flows.sweeps.scaling_law import (
     left_out,
     parameter_intervals,
 )
-from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.stopping import held_out_loss
 
 
@@ -174,8 +173,29 @@ def plan_ladder(
         ]
         rungs.append(_rung(f"{size} x {ratio:g}", manifest_file, rung_overrides, store))
     rungs.sort(key=lambda rung: (rung.parameters, rung.tokens))
-    _check(rungs, len(set(sizes)), manifest.mix.tokens)
-    return Ladder(tuple(rungs), target, manifest.mix.tokens)
+    set_tokens, num_sizes = manifest.mix.tokens, len(set(sizes))
+    shapes = len({rung.parameters for rung in rungs})
+    if shapes < num_sizes:
+        raise SweepError(
+            f"{num_sizes} sizes give {shapes} shapes: their nearest depths are equal, "
+            "or pretrain.model sets the width; give sizes that are further apart, or "
+            "remove pretrain.model"
+        )
+    distinct_runs = len({(rung.parameters, rung.tokens) for rung in rungs})
+    if distinct_runs < LEAST_RUNS or shapes < 2 or len(rungs) == shapes:
+        raise SweepError(
+            f"a ladder needs at least {LEAST_RUNS} trainings, of two sizes and two "
+            f"budgets, not {len(rungs)} of {shapes} sizes, since the law has five "
+            "parameters; add values to --sizes or --tokens-per-parameter"
+        )
+    longest = max(rungs, key=lambda rung: rung.tokens)
+    if longest.tokens > set_tokens:
+        raise SweepError(
+            f"{longest.name} reads {longest.tokens:,} tokens, but the set has "
+            f"{set_tokens:,}, and the law holds for text that is read once; set "
+            f"mix.tokens to at least {longest.tokens}, or lower --tokens-per-parameter"
+        )
+    return Ladder(tuple(rungs), target, set_tokens)
 
 
 def _rung(
@@ -188,48 +208,12 @@ def _rung(
             f"{manifest_file} has no `mix:` and `pretrain:` sections; a "
             "ladder predicts a pre-training"
         )
-    length = manifest.mix.sequence_length
-    tokens = (
-        plan_of(manifest.pretrain, length).positions(manifest.pretrain.steps)[0]
-        * length
-    )
-    needed = needed_of(session.plan, PRETRAIN)
     return Rung(
         name,
         manifest.pretrain.model.layer_weights,
-        tokens,
-        replace(
-            session,
-            plan={
-                stage: node for stage, node in session.plan.items() if stage in needed
-            },
-        ),
+        tokens_read(manifest.pretrain, manifest.mix.sequence_length),
+        only_needed(session, PRETRAIN),
     )
-
-
-def _check(rungs: Sequence[Rung], sizes: int, set_tokens: int) -> None:
-    shapes = len({rung.parameters for rung in rungs})
-    plural = "s" if shapes > 1 else ""
-    if shapes < sizes:
-        raise SweepError(
-            f"{sizes} sizes give {shapes} shape{plural}: their nearest depths are "
-            "equal, or pretrain.model sets the width; give sizes that are further "
-            "apart, or remove pretrain.model"
-        )
-    distinct_runs = len({(rung.parameters, rung.tokens) for rung in rungs})
-    if distinct_runs < LEAST_RUNS or shapes < 2 or len(rungs) == shapes:
-        raise SweepError(
-            f"{len(rungs)} trainings of {shapes} size{plural}: the law has five "
-            f"parameters, so a ladder needs at least {LEAST_RUNS} trainings, of two "
-            "sizes and two budgets; add values to --sizes or --tokens-per-parameter"
-        )
-    longest = max(rungs, key=lambda rung: rung.tokens)
-    if longest.tokens > set_tokens:
-        raise SweepError(
-            f"{longest.name} reads {longest.tokens:,} tokens, but the set has "
-            f"{set_tokens:,}, and the law holds for text that is read once; set "
-            f"mix.tokens to at least {longest.tokens}, or lower --tokens-per-parameter"
-        )
 
 
 def climb(ladder: Ladder, output: TextIO) -> list[float]:
@@ -284,8 +268,8 @@ def analyse_ladder(ladder: Ladder, losses: Sequence[float]) -> LadderResults:
     """Fit the law, predict the target's loss, and compare it with the measured one if
     the target was trained.
     """
-    parameters = [float(rung.parameters) for rung in ladder.rungs]
-    tokens = [float(rung.tokens) for rung in ladder.rungs]
+    parameters = [rung.parameters for rung in ladder.rungs]
+    tokens = [rung.tokens for rung in ladder.rungs]
     law = fit_scaling_law(parameters, tokens, losses)
     left_out_laws = left_out(law, parameters, tokens, losses)
     target = ladder.target

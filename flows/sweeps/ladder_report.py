@@ -9,28 +9,19 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.text import Text
 
 from gristmill.core.files import write_json, write_text
-from gristmill.flows.pages.page_elements import Figure, Page, Section, Table
+from gristmill.flows.pages.page_elements import Figure, Page, Section, Table, table
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import laws
-from gristmill.flows.pages.terminal_tables import plain_table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.sweeps.ladder import LadderResults
 from gristmill.flows.sweeps.scaling_law import ScalingLaw
 
 CURVE_POINTS = 40
-HEADER = (
-    "training",
-    "weights",
-    "tokens",
-    "tokens/weight",
-    "loss",
-    "fitted",
-    "left out",
-)
+COLUMNS = {"training": "", "weights": ",", "tokens": ",", "tokens/weight": ".3g"}
+COLUMNS |= {"loss": ".4f", "fitted": ".4f", "left out": ".4f"}
 LAW = "L(N, D) = E + A / N^alpha + B / D^beta"
 NUMBERS = {"floor": "E", "a": "A", "alpha": "alpha", "b": "B", "beta": "beta"}
 
@@ -47,18 +38,15 @@ def write_ladder(manifest_file: str, ladder: LadderResults) -> list[Path]:
     return [json_file, html_file]
 
 
-def print_ladder(ladder: LadderResults, console: Console | None = None) -> None:
+def print_ladder(ladder: LadderResults) -> None:
     """Print a ladder as text."""
-    console = console or plain_console()
-    table = plain_table(*((name, column > 0) for column, name in enumerate(HEADER)))
-    for row in _rows(ladder):
-        table.add_row(*row)
-    console.print(table)
+    console = plain_console()
+    print_table(console, _trainings(ladder))
     law = "; ".join(
         f"{name} {value} [{interval}]" for name, value, interval in _numbers(ladder)
     )
-    console.print(Text(law, style="dim"))
-    console.print(Text(describe_target(ladder), style="bold green"))
+    console.print(law, style="dim")
+    console.print(describe_target(ladder), style="bold green")
 
 
 def describe_target(ladder: LadderResults) -> str:
@@ -120,14 +108,10 @@ def ladder_page(name: str, ladder: LadderResults) -> str:
         "tokens",
         "held-out loss, nats per token",
     )
+    numbers = Table(["parameter", "value", "95 % interval"], _numbers(ladder), {1, 2})
     sections = [
-        Section(
-            "Trainings", [Table(HEADER, _rows(ladder), set(range(1, len(HEADER))))]
-        ),
-        Section(
-            "Law",
-            [Table(["parameter", "value", "95 % interval"], _numbers(ladder), {1, 2})],
-        ),
+        Section("Trainings", [_trainings(ladder)]),
+        Section("Law", [numbers]),
     ]
     figure = Figure(picture, f"Measured losses, and the fitted law {LAW}.")
     return html_file(
@@ -135,19 +119,20 @@ def ladder_page(name: str, ladder: LadderResults) -> str:
     )
 
 
-def _rows(ladder: LadderResults) -> list[list[str]]:
-    return [
-        [
+def _trainings(ladder: LadderResults) -> Table:
+    rows = [
+        (
             rung.name,
-            f"{rung.parameters:,}",
-            f"{rung.tokens:,}",
-            f"{rung.tokens / rung.parameters:.3g}",
-            f"{rung.loss:.4f}",
-            f"{rung.fitted:.4f}",
-            f"{rung.left_out:.4f}",
-        ]
+            rung.parameters,
+            rung.tokens,
+            rung.tokens / rung.parameters,
+            rung.loss,
+            rung.fitted,
+            rung.left_out,
+        )
         for rung in ladder.rungs
     ]
+    return table(COLUMNS, rows)
 
 
 def _numbers(ladder: LadderResults) -> list[list[str]]:

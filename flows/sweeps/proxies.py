@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import yaml
 
@@ -130,19 +129,12 @@ class Sweep:
         """Open the session of one mixture and seed, up to pre-training and without data
         of later trainings.
         """
-        overrides = [
-            *self.overrides,
-            *weight_overrides(self.mixtures[number]),
-            f"pretrain.seed={seed}",
-        ]
+        weights = in_one_line(self.mixtures[number])
+        overrides = [*self.overrides, f"mix.weights={weights}", f"pretrain.seed={seed}"]
         session = open_session(
             self.manifest_file, overrides, self.store, until=PRETRAIN, exactly=True
         )
-        needed = needed_of(session.plan, PRETRAIN)
-        return replace(
-            session,
-            plan={name: node for name, node in session.plan.items() if name in needed},
-        )
+        return only_needed(session, PRETRAIN)
 
 
 def plan_sweep(
@@ -153,7 +145,7 @@ def plan_sweep(
     model: Mapping[str, object],
     overrides: Sequence[str],
     store: str | None,
-    target: Mapping[str, float] | None = None,
+    target: Weights | None = None,
 ) -> Sweep:
     """Plan a sweep, and check it before any stage runs.
 
@@ -186,73 +178,75 @@ def plan_sweep(
         )
     manifest_weights = own_weights(manifest)
     tasks = [task.name for task in manifest.pretrain.tasks]
-    requested = target or {}
-    ambiguous = sorted(manifest_weights.keys() & set(tasks) & requested.keys())
-    if ambiguous:
-        raise SweepError(
-            f"--target: {ambiguous[0]} is both a source and a task; rename the task"
-        )
-    unknown = sorted(requested.keys() - manifest_weights.keys() - set(tasks))
-    if unknown:
-        raise SweepError(
-            f"--target: no such source: {', '.join(unknown)} (sources: "
-            f"{', '.join(manifest_weights)}; tasks of "
-            f"pretrain.tasks: {', '.join(tasks) or 'none'})"
-        )
-    negative = sorted(name for name, share in requested.items() if share < 0)
-    if negative:
-        raise SweepError(
-            f"--target: the share of {negative[0]} is below 0; shares are 0 or more"
-        )
-    requested_tasks = [task for task in tasks if task in requested]
+    for name, share in (target or {}).items():
+        if name in manifest_weights and name in tasks:
+            raise SweepError(
+                f"--target: {name} is both a source and a task; rename the task"
+            )
+        if name not in manifest_weights and name not in tasks:
+            raise SweepError(
+                f"--target: no such source: {name} (sources: "
+                f"{', '.join(manifest_weights)}; tasks of "
+                f"pretrain.tasks: {', '.join(tasks) or 'none'})"
+            )
+        if share < 0:
+            raise SweepError(
+                f"--target: the share of {name} is below 0; shares are 0 or more"
+            )
     target_weights = target or manifest_weights
+    tasks = [task for task in tasks if task in target_weights]
     target_shares = normalised(
-        {
-            name: target_weights.get(name, 0.0)
-            for name in (*manifest_weights, *requested_tasks)
-        }
+        {name: target_weights.get(name, 0.0) for name in (*manifest_weights, *tasks)}
     )
-    proxy_model = yaml.safe_dump(
-        {**PROXY_MODEL, **model}, default_flow_style=True
-    ).strip()
     proxy_overrides = [
         f"pretrain.steps={steps}",
         f"pretrain.validate_every={steps}",
-        f"pretrain.model={proxy_model}",
+        f"pretrain.model={in_one_line({**PROXY_MODEL, **model})}",
     ]
     # Read from the proxy's manifest, since batch ramps depend on the number of steps.
     proxy_manifest = open_session(
         manifest_file, [*overrides, *proxy_overrides], store
     ).manifest
     assert isinstance(proxy_manifest.pretrain, Pretrain)
-    sequence_length = manifest.mix.sequence_length
-    tokens = (
-        plan_of(proxy_manifest.pretrain, sequence_length).positions(steps)[0]
-        * sequence_length
-    )
+    tokens = tokens_read(proxy_manifest.pretrain, manifest.mix.sequence_length)
+    # Limits in tokens apply to the whole set, not to a proxy.
+    limits = [
+        f"sources.{name}.{key}=null"
+        for name, source in manifest.sources.items()
+        for key in ("min_tokens", "max_tokens")
+        if getattr(source, key) is not None
+    ]
     first_seed = (
         manifest.seed if manifest.pretrain.seed is None else manifest.pretrain.seed
     )
     return Sweep(
         manifest_file,
-        (
-            *overrides,
-            *proxy_overrides,
-            f"mix.tokens={tokens}",
-            *without_limits(manifest),
-        ),
+        (*overrides, *proxy_overrides, f"mix.tokens={tokens}", *limits),
         store,
         tuple(mixtures_of(read_grid(grid_file), manifest_weights)),
-        tuple(first_seed + number for number in range(num_seeds)),
+        tuple(range(first_seed, first_seed + num_seeds)),
         manifest_weights,
         target_shares,
         manifest.mix.tokens,
     )
 
 
-def needed_of(plan: Plan, stage: str) -> set[str]:
+def _needed_of(plan: Plan, stage: str) -> set[str]:
     """Return a stage and all stages upstream of it."""
-    return {stage}.union(*(needed_of(plan, name) for name in plan[stage].inputs))
+    return {stage}.union(*(_needed_of(plan, name) for name in plan[stage].inputs))
+
+
+def only_needed(session: Session, stage: str) -> Session:
+    """Restrict a session to a stage and all stages upstream of it."""
+    needed = _needed_of(session.plan, stage)
+    plan = {name: node for name, node in session.plan.items() if name in needed}
+    return replace(session, plan=plan)
+
+
+def tokens_read(section: Pretrain, sequence_length: int) -> int:
+    """Return the tokens that a training reads."""
+    rows = plan_of(section, sequence_length).positions(section.steps)[0]
+    return rows * sequence_length
 
 
 def own_weights(manifest: Manifest) -> Weights:
@@ -277,26 +271,10 @@ def own_weights(manifest: Manifest) -> Weights:
     return {name: manifest.mix.weights.get(name, 0.0) for name in manifest.sources}
 
 
-def weight_overrides(weights: Mapping[str, float]) -> list[str]:
-    """Return the settings that give a manifest these weights."""
-    return [
-        f"mix.weights={yaml.safe_dump(dict(weights), default_flow_style=True, width=1 << 30).strip()}"
-    ]
-
-
-def without_limits(manifest: Manifest) -> list[str]:
-    """Return the settings that remove limits in tokens from sources: they apply to the
-    whole set, not to a proxy.
-    """
-    settings = []
-    for name, source in manifest.sources.items():
-        limits = {"min_tokens": source.min_tokens, "max_tokens": source.max_tokens}
-        settings += [
-            f"sources.{name}.{key}=null"
-            for key, limit in limits.items()
-            if limit is not None
-        ]
-    return settings
+def in_one_line(value: object) -> str:
+    """Return YAML for a setting."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=1 << 30)
+    return text.strip()
 
 
 def run_shared(sweep: Sweep, emit: Subscriber) -> None:
@@ -318,17 +296,12 @@ def run_mixture(sweep: Sweep, number: int, emit: Subscriber) -> MixtureOutcome:
     outcome = MixtureOutcome(number, sweep.mixtures[number])
     for seed in sweep.seeds:
         session = sweep.proxy(number, seed)
-        mixed = replace(
-            session,
-            plan={
-                name: node for name, node in session.plan.items() if name != PRETRAIN
-            },
-        )
         try:
-            source_shares = {
-                name: sweep.target[name] for name in sweep.manifest_weights
+            shares = {name: sweep.target[name] for name in sweep.manifest_weights}
+            mixing = {
+                name: node for name, node in session.plan.items() if name != PRETRAIN
             }
-            run_in_sequence(mixed, emit, SHARED_UNTIL, source_shares)
+            run_in_sequence(replace(session, plan=mixing), emit, SHARED_UNTIL, shares)
             folder = trained_alike(session)
             if folder is None:
                 run_in_sequence(session, emit, MIXTURE)
@@ -338,23 +311,21 @@ def run_mixture(sweep: Sweep, number: int, emit: Subscriber) -> MixtureOutcome:
             # and the report names it.
             return replace(outcome, error=str(error))
         validation = folder.manifest()["summary"].get("validation", {})
-        bits_per_byte = {
-            name: values["bits_per_byte"]
-            for name, values in validation.items()
-            if "bits_per_byte" in values
-        }
         proxy = Proxy(
             seed,
             read_json(folder.path / "stage.json")["fingerprint"],
-            bits_per_byte,
+            {
+                name: values["bits_per_byte"]
+                for name, values in validation.items()
+                if "bits_per_byte" in values
+            },
             task_errors(folder.data / METRICS),
         )
+        held_out = held_out_by(session)
         outcome = replace(
             outcome,
             proxies=(*outcome.proxies, proxy),
-            validation={
-                name: rows.sha256 for name, rows in held_out_by(session).items()
-            },
+            validation={name: rows.sha256 for name, rows in held_out.items()},
             supply=supply_of(session),
         )
     return outcome
@@ -366,19 +337,15 @@ def trained_alike(session: Session) -> StageFolder | None:
     """
     mixture_rows = _rows_of(session.folder(MIXTURE).data)
     node = session.plan[PRETRAIN]
-    trainings = session.folder(PRETRAIN).path.parent
-    for path in sorted(trainings.iterdir()) if trainings.exists() else ():
-        folder = StageFolder(path)
-        if folder.state() != "committed":
-            continue
-        stage_record = read_json(folder.path / "stage.json")
-        if (stage_record["recipe"], stage_record["version"]) != (
-            node.recipe,
-            node.stage.version,
-        ):
-            continue
-        if _rows_of(read_inputs(stage_record)[MIXTURE]) == mixture_rows:
-            return folder
+    for folder in session.store.outputs_of(PRETRAIN):
+        if folder.state() == "committed":
+            record = read_json(folder.path / "stage.json")
+            if (
+                record["recipe"] == node.recipe
+                and record["version"] == node.stage.version
+                and _rows_of(read_inputs(record)[MIXTURE]) == mixture_rows
+            ):
+                return folder
     return None
 
 
@@ -413,20 +380,15 @@ def task_errors(metrics: Path) -> dict[str, float]:
     of its kind: the Brier score of choices, nats of a cloze's answer, bits per byte of
     texts. Accuracies of small models are all near chance.
     """
-    lines = [
-        json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()
-    ]
-    last_tasks: dict[str, dict[str, float]] = next(
-        (line["tasks"] for line in reversed(lines) if "tasks" in line), {}
-    )
+    last_tasks: dict[str, dict[str, float]] = {}
+    for line in metrics.read_text(encoding="utf-8").splitlines():
+        last_tasks = json.loads(line).get("tasks", last_tasks)
     errors = {}
     for task, values in last_tasks.items():
         if "logp" in values:
             errors[task] = -values["logp"]
-        elif "brier" in values:
-            errors[task] = values["brier"]
         else:
-            errors[task] = values["bits_per_byte"]
+            errors[task] = values["brier" if "brier" in values else "bits_per_byte"]
     return errors
 
 
@@ -438,15 +400,10 @@ def held_out_by(session: Session) -> dict[str, HeldOut]:
     }
 
 
-def check_held_out(
-    held_out: Mapping[str, HeldOut], target: Mapping[str, float]
-) -> None:
+def check_held_out(held_out: Mapping[str, HeldOut], target: Weights) -> None:
     """Raise SweepError if a mixture holds out no rows of a source of the target."""
-    missing = [
-        name
-        for name, share in target.items()
-        if share and (name not in held_out or not held_out[name].rows)
-    ]
+    measured = {name for name, rows in held_out.items() if rows.rows}
+    missing = [name for name in target if target[name] and name not in measured]
     if missing:
         raise SweepError(
             f"no held-out text of {', '.join(missing)}; raise mix.validation, or "
@@ -458,7 +415,7 @@ def run_in_sequence(
     session: Session,
     emit: Subscriber,
     after: str | None = None,
-    target: Mapping[str, float] = MappingProxyType({}),
+    target: Weights | None = None,
 ) -> None:
     """Run a session's stages (those that follow `after`, if given) with a run record,
     so that gc keeps their outputs.
@@ -475,4 +432,4 @@ def run_in_sequence(
         for stage in stages:
             runner.run_stage(stage)
             if stage == MIXTURE:
-                check_held_out(held_out_by(session), target)
+                check_held_out(held_out_by(session), target or {})

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -60,37 +61,38 @@ def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
     """
     from scipy.optimize import least_squares
 
+    def law(parameters: np.ndarray, where: np.ndarray) -> np.ndarray:
+        return parameters[0] + np.exp(np.clip(where @ parameters[1:], -50.0, 50.0))
+
     def residuals(parameters: np.ndarray) -> np.ndarray:
-        return (
-            parameters[0]
-            + np.exp(np.clip(shares @ parameters[1:], -50.0, 50.0))
-            - values
-        )
+        return law(parameters, shares) - values
 
     def jacobian(parameters: np.ndarray) -> np.ndarray:
         growth = np.exp(np.clip(shares @ parameters[1:], -50.0, 50.0))
         return np.column_stack([np.ones(len(shares)), growth[:, None] * shares])
 
-    best = None
+    solutions = []
     for floor in FIRST_FLOORS:
         start = floor * values.min()
         exponents = np.linalg.lstsq(shares, np.log(values - start), rcond=None)[0]
-        solution = least_squares(
-            residuals, np.concatenate([[start], exponents]), jacobian, method="trf"
-        )
-        if best is None or solution.cost < best.cost:
-            best = solution
-    assert best is not None
-    c = best.x[0]
-    t = best.x[1:]
-    return lambda where: c + np.exp(np.clip(where @ t, -50.0, 50.0))
+        first = np.concatenate([[start], exponents])
+        solutions.append(least_squares(residuals, first, jacobian, method="trf"))
+    best = min(solutions, key=lambda solution: solution.cost)
+    return partial(law, best.x)
 
 
-MODELS: dict[str, tuple[Callable[[np.ndarray, np.ndarray], Predict], int]] = {
+Fitting = Callable[[np.ndarray, np.ndarray], Predict]
+"""(shares, values) -> a model fitted to them."""
+MODELS: dict[str, tuple[Fitting, int]] = {
     "linear": (fit_linear, 0),
     "law": (fit_law, 1),
 }
 """Model -> (its fit function, number of parameters in addition to one per source)."""
+
+
+def fit_mean(shares: np.ndarray, values: np.ndarray) -> Predict:
+    """Predict the mean of the values everywhere."""
+    return lambda where: np.full(len(where), values.mean())
 
 
 def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
@@ -101,37 +103,32 @@ def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
         shares: (n, sources), rows summing to 1.
         values: (n,), positive.
     """
-    left_out = {
-        MEAN: np.array(
-            [np.delete(values, number).mean() for number in range(len(values))]
-        )
-    }
-    predict: dict[str, Predict] = {
-        MEAN: lambda where: np.full(len(where), values.mean())
-    }
+    models: dict[str, Fitting] = {MEAN: fit_mean}
     for name, (fit_model, extra_parameters) in MODELS.items():
         # The mixtures that remain without the left-out one must be at least as many as
         # the parameters.
         if len(values) - 1 >= shares.shape[1] + extra_parameters:
-            left_out[name] = leave_one_out(fit_model, shares, values)
-            predict[name] = fit_model(shares, values)
+            models[name] = fit_model
+    left_out = {
+        name: leave_one_out(fit_model, shares, values)
+        for name, fit_model in models.items()
+    }
     errors = {
         name: root_mean_square(predicted - values)
         for name, predicted in left_out.items()
     }
     model = min(errors, key=lambda name: (errors[name], name != MEAN))
-    return Fit(model, errors, predict[model], left_out[model])
+    return Fit(model, errors, models[model](shares, values), left_out[model])
 
 
 def leave_one_out(
-    model: Callable[[np.ndarray, np.ndarray], Predict],
-    shares: np.ndarray,
-    values: np.ndarray,
+    fit_model: Fitting, shares: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
     """Predict each mixture with a model fitted to all others."""
     predictions = []
     for number in range(len(values)):
-        predict = model(np.delete(shares, number, axis=0), np.delete(values, number))
+        remaining = np.delete(shares, number, axis=0)
+        predict = fit_model(remaining, np.delete(values, number))
         predictions.append(predict(shares[number : number + 1])[0])
     return np.array(predictions)
 
@@ -367,15 +364,13 @@ def analyse(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> SweepResults:
         if share:
             means = [mixture.bits_per_byte[name].mean for mixture in mixtures]
             source_fits[name] = fit(sampled_shares, np.array(means))
-    results = replace(
-        results,
-        fits={
-            name: SourceFit(source_fit.model, dict(source_fit.errors))
-            for name, source_fit in source_fits.items()
-        },
-        limits=limits_of(sweep, outcomes),
-    )
-    return _suggest(results, shares, source_fits)
+    limits = limits_of(sweep, outcomes)
+    fits = {
+        name: SourceFit(source_fit.model, dict(source_fit.errors))
+        for name, source_fit in source_fits.items()
+    }
+    results = replace(results, fits=fits, limits=limits)
+    return _suggest(results, limits, shares, source_fits)
 
 
 def limits_of(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> Weights:
@@ -392,11 +387,10 @@ def limits_of(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> Weights:
     return limits
 
 
-def _summarise(outcome: MixtureOutcome, target: Mapping[str, float]) -> MeasuredMixture:
+def _summarise(outcome: MixtureOutcome, target: Weights) -> MeasuredMixture:
     seed_values = [{**proxy.bits_per_byte, **proxy.tasks} for proxy in outcome.proxies]
-    counted = {name: share for name, share in target.items() if share}
     objectives = [
-        sum(share * values[name] for name, share in counted.items())
+        sum(share * values[name] for name, share in target.items() if share)
         for values in seed_values
     ]
     return MeasuredMixture(
@@ -417,43 +411,48 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _suggest(
-    results: SweepResults, shares: np.ndarray, source_fits: Mapping[str, Fit]
+    results: SweepResults,
+    limits: Weights,
+    shares: np.ndarray,
+    source_fits: Mapping[str, Fit],
 ) -> SweepResults:
     """Suggest the mixture of least fitted objective within the hull and the limits,
     unless the mean fits as well.
     """
     target = results.target
-    limits = results.limits or {}
     values = np.array([mixture.target.mean for mixture in results.mixtures])
-    left_out = sum(
-        target[name] * fit_result.left_out for name, fit_result in source_fits.items()
-    )
-    mean_of_others = np.array(
-        [np.delete(values, number).mean() for number in range(len(values))]
+    left_out = np.asarray(
+        sum(target[name] * fitted.left_out for name, fitted in source_fits.items())
     )
     error = root_mean_square(left_out - values)
-    mean_error = root_mean_square(mean_of_others - values)
-    sampled = np.asarray(shares.any(axis=0))
+    mean_error = root_mean_square(leave_one_out(fit_mean, shares, values) - values)
+    sampled = shares.any(axis=0)
 
     def objective(shares: np.ndarray) -> np.ndarray:
         total = np.zeros(len(shares))
-        for name, fit_result in source_fits.items():
-            total += target[name] * fit_result.predict(shares[:, sampled])
+        for name, fitted in source_fits.items():
+            total += target[name] * fitted.predict(shares[:, sampled])
         return total
 
-    results = replace(
-        results,
-        fit=TargetFit(
-            error, mean_error, objective(shares).tolist(), np.asarray(left_out).tolist()
-        ),
+    fit_of_target = TargetFit(
+        error, mean_error, objective(shares).tolist(), left_out.tolist()
     )
-    if error >= mean_error or all(
-        fit_result.model == MEAN for fit_result in source_fits.values()
-    ):
+    results = replace(results, fit=fit_of_target)
+    if error >= mean_error or {fitted.model for fitted in source_fits.values()} == {
+        MEAN
+    }:
+        num_sources = int(sampled.sum())
+        needed = num_sources + 1 + max(extra for _, extra in MODELS.values())
+        remedy = (
+            "Try more mixtures, more steps, or more seeds (--seeds), so that mixtures "
+            "differ more than runs do"
+        )
+        if len(values) < needed:
+            remedy = f"Try at least {needed} mixtures of these {num_sources} sources"
         refusal = (
             "no mixture is suggested: the leave-one-out error of the fit is "
             f"{error:.4f} bits per byte, and that of the mean of the others is "
-            f"{mean_error:.4f}. {_remedy(len(values), int(sampled.sum()))}"
+            f"{mean_error:.4f}. {remedy}"
         )
         return replace(results, refusal=refusal)
     max_shares = np.array(list(limits.values()))
@@ -480,17 +479,3 @@ def _suggest(
         BestTried(best.mixture, best.target.mean),
     )
     return replace(results, suggestion=suggestion)
-
-
-def _remedy(num_mixtures: int, num_sources: int) -> str:
-    needed = (
-        num_sources
-        + 1
-        + max(extra_parameters for _, extra_parameters in MODELS.values())
-    )
-    if num_mixtures < needed:
-        return f"Try at least {needed} mixtures of these {num_sources} sources"
-    return (
-        "Try more mixtures, more steps, or more seeds (--seeds), so that mixtures "
-        "differ more than runs do"
-    )

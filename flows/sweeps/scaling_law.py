@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -33,6 +34,7 @@ LEAST_RUNS = 6
 determine the law.
 """
 CONFIDENCE = 0.95
+LOGARITHMIC = ("a", "b")
 FLOPS_PER_WEIGHT_AND_TOKEN = 6
 """Kaplan et al. 2020, section 2.1: forward 2, backward 4."""
 
@@ -113,30 +115,19 @@ def fit_scaling_law(
     n = n / middle_n
     d = d / middle_d
 
+    log_n, log_d = np.log(n), np.log(d)
+
     def terms(logs: np.ndarray) -> np.ndarray:
-        return np.stack(
-            [
-                np.full(len(n), logs[0]),
-                logs[1] - logs[2] * np.log(n),
-                logs[3] - logs[4] * np.log(d),
-            ]
-        )
+        floor, log_a, alpha, log_b, beta = logs
+        constant = np.full(len(n), floor)
+        return np.stack([constant, log_a - alpha * log_n, log_b - beta * log_d])
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         return np.asarray(np.logaddexp.reduce(terms(logs)) - np.log(measured))
 
     def jacobian(logs: np.ndarray) -> np.ndarray:
-        shares = np.exp(terms(logs) - np.logaddexp.reduce(terms(logs)))
-        return np.stack(
-            [
-                shares[0],
-                shares[1],
-                -shares[1] * np.log(n),
-                shares[2],
-                -shares[2] * np.log(d),
-            ],
-            axis=1,
-        )
+        floor, a, b = np.exp(terms(logs) - np.logaddexp.reduce(terms(logs)))
+        return np.stack([floor, a, -a * log_n, b, -b * log_d], axis=1)
 
     low = [-20.0, -20.0, 0.0, -20.0, 0.0]
     high = [math.log(measured.min()), 20.0, STEEPEST, 20.0, STEEPEST]
@@ -180,19 +171,14 @@ def left_out(
     losses: Sequence[float],
 ) -> list[ScalingLaw]:
     """Fit one law per training, without that training."""
-
-    def without(values: Sequence[float], index: int) -> list[float]:
-        return [*values[:index], *values[index + 1 :]]
-
-    return [
-        fit_scaling_law(
-            without(parameters, index),
-            without(tokens, index),
-            without(losses, index),
-            law,
+    laws = []
+    for index in range(len(losses)):
+        remaining = (
+            [*values[:index], *values[index + 1 :]]
+            for values in (parameters, tokens, losses)
         )
-        for index in range(len(losses))
-    ]
+        laws.append(fit_scaling_law(*remaining, law))
+    return laws
 
 
 def jackknife(
@@ -218,22 +204,20 @@ def parameter_intervals(
     """Return the law's parameters with their intervals; those of `a` and `b`, which
     span decades, are logarithmic.
     """
-    statistics: dict[str, Callable[[ScalingLaw], float]] = {
-        "floor": lambda fitted: fitted.floor,
-        "a": lambda fitted: _log(fitted.a),
-        "alpha": lambda fitted: fitted.alpha,
-        "b": lambda fitted: _log(fitted.b),
-        "beta": lambda fitted: fitted.beta,
-    }
     intervals = {}
-    for name, statistic in statistics.items():
-        ends = astuple(jackknife(law, left_out_laws, statistic))
-        if name in ("a", "b"):
+    for name in asdict(law):
+        ends = astuple(jackknife(law, left_out_laws, partial(_parameter, name)))
+        if name in LOGARITHMIC:
             # The upper end may be too large for a float.
             intervals[name] = Interval(*(math.exp(min(end, 300.0)) for end in ends))
         else:
             intervals[name] = Interval(*(max(end, 0.0) for end in ends))
     return intervals
+
+
+def _parameter(name: str, law: ScalingLaw) -> float:
+    value: float = getattr(law, name)
+    return _log(value) if name in LOGARITHMIC else value
 
 
 def _starts(n: np.ndarray, d: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:

@@ -4,12 +4,8 @@ manifest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-
-from rich.console import Console
-from rich.text import Text
 
 from gristmill.core.files import write_json, write_text
 from gristmill.flows.authoring.manifest_text import set_keys
@@ -18,14 +14,16 @@ from gristmill.flows.pages.page_elements import (
     Inline,
     Page,
     Part,
-    Section,
     Table,
+    section_of,
+    table,
 )
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import predicted_and_measured, stacked_bars
-from gristmill.flows.pages.terminal_tables import plain_table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX
+from gristmill.flows.sweeps.grid import Weights
 from gristmill.flows.sweeps.results import (
     MeasuredMixture,
     SourceFit,
@@ -60,49 +58,42 @@ def write_results(manifest_file: str, results: SweepResults) -> list[Path]:
     return [json_file, html_file, suggested_file]
 
 
-def suggested_text(manifest_file: str, weights: Mapping[str, float]) -> str:
+def suggested_text(manifest_file: str, weights: Weights) -> str:
     """Return the manifest's text with other weights in the keys that set them."""
     text = named_recipes.manifest_file(manifest_file).read_text(encoding="utf-8")
     mix = load_manifest(manifest_file).mix
     if mix is not None and mix.weights is not None:
-        return set_keys(text, {(MIX, "weights"): dict(weights)})
-    return set_keys(
-        text, {("sources", name, "weight"): weight for name, weight in weights.items()}
-    )
+        return set_keys(text, {(MIX, "weights"): weights})
+    values = {("sources", name, "weight"): weight for name, weight in weights.items()}
+    return set_keys(text, values)
 
 
-def print_results(results: SweepResults, console: Console | None = None) -> None:
+def print_results(results: SweepResults) -> None:
     """Print a sweep as text: the mixtures from best to worst, with a line for every
     source.
 
     One line per mixture would be too wide for most terminals, and a truncated number
     reads as another number.
     """
-    console = console or plain_console()
-    grid = plain_table(
-        ("mixture", True),
-        ("bits/byte", True),
-        ("source", False),
-        ("weight", True),
-        ("bits/byte of it", True),
-    )
+    console = plain_console()
+    rows = []
     for mixture in ranked(results):
         leading_cells = [str(mixture.mixture), shown(mixture.target)]
         for name in results.target:
-            weight = f"{mixture.weights[name]:.3f}" if name in mixture.weights else ""
-            grid.add_row(
-                *leading_cells, name, weight, shown(mixture.bits_per_byte.get(name))
-            )
+            measured = shown(mixture.bits_per_byte.get(name))
+            rows.append([*leading_cells, name, mixture.weights.get(name), measured])
             leading_cells = ["", ""]
-    console.print(grid)
+    columns = {"mixture": ">", "bits/byte": ">", "source": ""}
+    columns |= {"weight": ".3f", "bits/byte of it": ">"}
+    print_table(console, table(columns, rows))
     for failure in results.failed:
         line = f"mixture {failure.mixture} {failure.weights}: {failure.error}"
-        console.print(Text(line, style="red"))
+        console.print(line, style="red")
     for name, fitted in results.fits.items():
         line = f"{name}: {fitted.model} (leave-one-out error: {_errors(fitted)})"
-        console.print(Text(line, style="dim"))
+        console.print(line, style="dim")
     style = "yellow" if results.suggestion is None else "bold green"
-    console.print(Text(describe_suggestion(results), style=style))
+    console.print(describe_suggestion(results), style=style)
 
 
 def _errors(fitted: SourceFit) -> str:
@@ -177,29 +168,24 @@ def as_html(name: str, results: SweepResults) -> str:
         weights = [f"{mixture.weights[source]:.3f}" for source in sources]
         values = [shown(mixture.bits_per_byte.get(name)) for name in measured]
         rows.append([mixture.mixture, *weights, shown(mixture.target), *values])
-    parts.append(Table(header, rows, set(range(len(header)))))
-    sections = []
-    fit_rows = [
+    parts.append(Table(header, rows, range(len(header))))
+    fits = [
         [source, fitted.model, _errors(fitted)]
         for source, fitted in results.fits.items()
     ]
-    if fit_rows:
-        sections.append(
-            Section(
-                "Fits", [Table(["source", "model", "leave-one-out errors"], fit_rows)]
-            )
-        )
-    failed_rows: list[list[Inline]] = [
+    failed = [
         [failure.mixture, str(failure.weights), failure.error]
         for failure in results.failed
     ]
-    if failed_rows:
-        sections.append(
-            Section(
-                "Not trained",
-                [Table(["mixture", "weights", "reason"], failed_rows, {0})],
-            )
-        )
+    sections = [
+        section_of("Fits", Table(["source", "model", "leave-one-out errors"], fits)),
+        section_of("Not trained", Table(["mixture", "weights", "reason"], failed, {0})),
+    ]
     return html_file(
-        Page(f"Mixtures of {name}", sections, parts, describe_suggestion(results))
+        Page(
+            f"Mixtures of {name}",
+            list(filter(None, sections)),
+            parts,
+            describe_suggestion(results),
+        )
     )

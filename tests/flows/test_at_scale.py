@@ -167,7 +167,7 @@ def test_the_table_fits_a_narrow_terminal(
     print_at_scale(SimpleNamespace(manifest=manifest), plan_at_scale(manifest, [1e10]))  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60
-    assert lines[0].startswith("10,000,000,000 documents, 30.0 TB of text, on ")
+    assert lines[0].startswith("10,000,000,000 documents, 30 TB of text, on ")
     assert [line.split()[0] for line in lines[2:6]] == [
         "ingest",
         "dedup",

@@ -134,7 +134,7 @@ def test_every_engine_says_where_the_shuffled_rows_lie(manifest_file: Path) -> N
         for plan in plan_on_cluster(manifest, [10], list(ENGINES), 100)
     }
     assert all(
-        sentence.startswith("mix shuffles 4.9 TB")
+        sentence.startswith("mix shuffles 4.88 TB")
         for sentence in first_sentences.values()
     ), first_sentences
     assert "48.8 GB in the memory of each worker" in first_sentences["dask"]

@@ -199,8 +199,8 @@ def test_what_does_not_fit_is_said_with_both_numbers() -> None:
     totals = predict.Totals(1.0, memory_bytes=9_000_000_000, disk_bytes=5_000_000)
     available = predict.Available(memory_bytes=8_000_000_000, disk_bytes=1_000_000)
     memory, disk = predict.refusals(totals, available)
-    assert "9.0 GB are needed, but 8.0 GB are free" in memory
-    assert "5.0 MB are needed, but 1.0 MB are free" in disk
+    assert "9 GB are needed, but 8 GB are free" in memory
+    assert "5 MB are needed, but 1 MB are free" in disk
     assert predict.refusals(totals, predict.Available(0, None)) == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gristmill.dataprep.whatif_thresholds import Tally
-from gristmill.flows.planning.plan_gpus import at_least, duration, size
+from gristmill.flows.planning.quantities import at_least, duration, size
 from gristmill.flows.questions.explain import Explanation, Judgement
 from gristmill.flows.questions.status import StageState, describe_running
 from gristmill.flows.questions.threshold_samples import CutSample

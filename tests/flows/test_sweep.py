@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from gristmill.core.store import StageFolder, Store
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
@@ -220,8 +218,9 @@ def outcome(
 
 
 def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion_that_runs(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "64")
     mixtures = [
         {"prose": share, "code": round(1 - share, 6)}
         for share in (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -248,9 +247,8 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
     assert first.target.spread == pytest.approx(0, abs=1e-12)
     assert analysis.suggestion is not None
     assert analysis.suggestion.weights["prose"] == pytest.approx(0.5, abs=0.02)
-    printed = StringIO()
-    print_results(analysis, Console(file=printed, width=64))
-    assert printed.getvalue().splitlines()[:3] == [
+    print_results(analysis)
+    assert capsys.readouterr().out.splitlines()[:3] == [
         "mixture        bits/byte  source  weight  bits/byte of it",
         "      2  1.7231 ± 0.0000  prose    0.500  2.2241 ± 0.0014",
         "                          code     0.500  1.2221 ± 0.0014",

@@ -209,7 +209,7 @@ def test_long_and_refused_prompts_are_errors_of_their_lines(
     [
         ("{", "line 1: not JSON"),
         ('{"text": "a"}', "needs either `prompt`"),
-        ('{"prompt": 3}', "`prompt` must be text"),
+        ('{"prompt": 3}', "needs either `prompt`"),
     ],
 )
 def test_lines_without_a_prompt_are_named(

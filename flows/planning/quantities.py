@@ -1,0 +1,42 @@
+"""Short forms of counts, sizes and times in plans."""
+
+from __future__ import annotations
+
+LETTERS = {21: "Z", 18: "E", 15: "P", 12: "T", 9: "B", 6: "M", 3: "k"}
+"""Power of ten -> its letter."""
+
+
+def quantity(value: float) -> str:
+    """Format three digits with a letter for the thousands: 1.23B."""
+    for power, letter in LETTERS.items():
+        if abs(value) >= 10**power:
+            return f"{value / 10**power:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def size(value: float) -> str:
+    """Format bytes with three digits and a unit: 1.55 GB."""
+    number = quantity(value).replace("B", "G")
+    if not number[-1].isalpha():
+        return f"{number} B"
+    return f"{number[:-1]} {number[-1]}B"
+
+
+def duration(hours: float) -> str:
+    """Format hours as days, hours, minutes or seconds."""
+    if hours >= 48:
+        return f"{hours / 24:.1f} d"
+    for unit, factor in (("h", 1), ("min", 60), ("s", 3600)):
+        if hours * factor >= 1:
+            return f"{hours * factor:.1f} {unit}"
+    return "< 1 s"
+
+
+def at_least(value: float, digits: int) -> str:
+    """Format a number with some decimals, or as `less than` the smallest one that they
+    show.
+    """
+    least = 10.0**-digits
+    if value >= least or not value:
+        return f"{value:,.{digits}f}"
+    return f"less than {least:.{digits}f}"
