@@ -410,6 +410,7 @@ def look_up(folder: Path) -> dict[str, list[float]]:
             start = time.perf_counter()
             place = find_document(inputs, document_id.hex())
             middle = time.perf_counter()
+            assert place is not None
             assert place[1:] == (shard, row_number)
             duckdb.execute(query, [document_id]).fetchall()
             seconds.append((middle - start, time.perf_counter() - middle))

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -17,7 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.cleaning.clean import RULE_PREFIX, WORDS_LEFT
-from gristmill.dataprep.documents import annotation_stages
+from gristmill.dataprep.documents import (
+    JUDGEMENT_COLUMNS,
+    Inputs,
+    annotation_stages,
+)
 from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
 from gristmill.dataprep.langid.language_codes import Language, best_match, parse_label
@@ -28,8 +33,8 @@ from gristmill.dataprep.row_groups import (
     read_document_rows,
 )
 from gristmill.flows.questions.find_documents import (
-    AmbiguousDocumentError,
     DocumentNotFoundError,
+    Place,
     committed_inputs,
     find_document,
 )
@@ -185,9 +190,7 @@ class MixtureUse:
         )
         if self.use == "held out":
             return f"held out for validation: {rows}"
-        if not self.steps:
-            return f"{rows}; read by no step"
-        return f"{rows}; read by steps {shorten(self.steps)}"
+        return f"{rows}; read by {shorten(self.steps) or 'no'} steps"
 
 
 @dataclass(frozen=True)
@@ -312,70 +315,51 @@ def history(session: Session, query: str, with_text: bool = False) -> Explanatio
     Raises:
         DocumentNotFoundError: no document matches, or several do.
     """
-    inputs = committed_inputs(session)
-    try:
+    plan, inputs = session.plan, committed_inputs(session)
+    place = find_document(inputs, query)
+    if place is None:
+        for stage, folder in inputs.items():
+            if plan[stage].stage.output == "examples":
+                example = find_document(prepared_inputs(folder), query)
+                if example is not None:
+                    recipes: dict[str, Any] = {}
+                    for step in plan[stage].recipe["prepare"]:
+                        recipes |= step
+                    return _history_at(recipes, example, with_text, f"{stage}: ")
         if not corpora(inputs):
-            first = (
-                INGEST
-                if INGEST in session.plan or IMPORTED not in session.plan
-                else IMPORTED
-            )
+            first = IMPORTED if IMPORTED in plan and INGEST not in plan else INGEST
             raise DocumentNotFoundError(
-                "nothing is ingested yet; run: "
-                f"{session.command('run', '--until', first)}"
+                f"nothing is ingested yet; run: {session.command('run', '--until', first)}"
             )
-        recipes = {name: node.recipe for name, node in session.plan.items()}
-        corpus, shard, row = find_document(inputs, query)
-        document = judgements(recipes, corpus, shard, [row], with_text=with_text)[0]
-    except AmbiguousDocumentError:
-        raise
-    except DocumentNotFoundError:
-        example = _example_history(session, inputs, query, with_text)
-        if example is None:
-            raise
-        return example
+        raise DocumentNotFoundError(
+            f"no document has the id, locator or address {query!r}; they are shown "
+            "beside the samples of `gristmill report`: an id has 32 hexadecimal "
+            "digits, a locator is FILE#NUMBER"
+        )
+    recipes = {name: node.recipe for name, node in plan.items()}
+    document = _history_at(recipes, place, with_text)
     id_ = bytes.fromhex(document.id)
+    mix = None
+    if document.kept and MIX in inputs:
+        mix = places_in_mix(session, inputs[MIX], document.source, id_)
     return replace(
         document,
         parents=json.loads(document.metadata or "{}").get(PARENTS, "").split(),
         children=sorted(child.hex() for child in descendants(inputs, [id_])),
-        mix=places_in_mix(session, inputs[MIX], document.source, id_)
-        if document.kept and MIX in inputs
-        else None,
+        mix=mix,
     )
 
 
-def _example_history(
-    session: Session, inputs: Mapping[str, Path], query: str, with_text: bool
-) -> Explanation | None:
-    """Return the history of an example in `sft.prepare` or `dpo.prepare`; None if it is
-    unknown there.
-    """
-    for stage, folder in inputs.items():
-        if session.plan[stage].stage.output != "examples":
-            continue
-        prepared = prepared_inputs(folder)
-        try:
-            corpus, shard, row = find_document(prepared, query)
-        except AmbiguousDocumentError:
-            raise
-        except DocumentNotFoundError:
-            continue
-        steps = session.plan[stage].recipe["prepare"]
-        return judgements(
-            {name: recipe for step in steps for name, recipe in step.items()},
-            corpus,
-            shard,
-            [row],
-            prefix=f"{stage}: ",
-            with_text=with_text,
-        )[0]
-    return None
+def _history_at(
+    recipes: Recipes, place: Place, with_text: bool, prefix: str = ""
+) -> Explanation:
+    inputs, shard, row = place
+    return judgements(recipes, inputs, shard, [row], prefix, with_text)[0]
 
 
 def judgements(
     recipes: Recipes,
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     rows: Sequence[int],
     prefix: str = "",
@@ -400,34 +384,39 @@ def judgements(
         annotations = read_annotation_rows(
             inputs, shard, stage, [rows[index] for index in remaining], ids
         )
-        kept = []
-        for index, judged in zip(remaining, annotations.to_pylist(), strict=True):
-            if judged["keep"] is None:
+        judged_rows = zip(remaining, annotations.to_pylist(), strict=True)
+        remaining = []
+        for index, judged in judged_rows:
+            keep, reason = judged["keep"], judged["reason"]
+            if keep is None:
                 continue
-            edits_of_stage = judged.get(EDITS)
-            if edits_of_stage:
-                edits[index][stage] = edits_of_stage
+            described = None
+            spans = judged.get(EDITS)
+            if spans:
+                edits[index][stage] = spans
+                described = describe_edits(inputs, stage, shard, rows[index], spans)
+            values = {
+                name: value.hex() if isinstance(value, bytes) else value
+                for name, value in judged.items()
+                if name not in (*JUDGEMENT_COLUMNS, EDITS) and value is not None
+            }
+            threshold = find_threshold(recipes[stage], reason, judged)
+            error = judged.get("error") or None
             verdicts[index].append(
-                _judgement(
-                    prefix + stage,
-                    recipes[stage],
-                    judged,
-                    describe_edits(inputs, stage, shard, rows[index], edits_of_stage)
-                    if edits_of_stage
-                    else None,
+                Judgement(
+                    prefix + stage, keep, reason, values, threshold, error, described
                 )
             )
-            if judged["keep"]:
-                kept.append(index)
-        remaining = kept
+            if keep:
+                remaining.append(index)
         if not remaining:
             break
     histories = []
     for index, document in enumerate(table.to_pylist()):
         row, stages = rows[index], verdicts[index]
-        text = (
-            document["text"] if "text" in document else decoded_text(inputs, shard, row)
-        )
+        text = document.get("text")
+        if text is None:
+            text = decoded_text(inputs, shard, row)
         outcome = KEPT
         if stages and not stages[-1].keep:
             outcome = f"dropped by {stages[-1].stage}: {stages[-1].reason}"
@@ -452,25 +441,6 @@ def judgements(
     return histories
 
 
-def _judgement(
-    stage: str,
-    recipe: Mapping[str, Any],
-    judged: Mapping[str, Any],
-    edits: Edits | None,
-) -> Judgement:
-    """Describe a row of an annotation table with every measured value and the
-    threshold.
-    """
-    values = {
-        name: value.hex() if isinstance(value, bytes) else value
-        for name, value in judged.items()
-        if name not in ("id", "keep", "reason", "error", EDITS) and value is not None
-    }
-    keep, reason, error = judged["keep"], judged["reason"], judged.get("error")
-    threshold = find_threshold(recipe, reason, judged)
-    return Judgement(stage, keep, reason, values, threshold, error or None, edits)
-
-
 class EditSpan(TypedDict):
     """An edit in an annotation table: bytes [begin, end) of the text that the stage
     saw, and what takes their place.
@@ -481,11 +451,13 @@ class EditSpan(TypedDict):
     text: str
 
 
+def _text_bytes(inputs: Inputs, shard: str, row: int) -> bytes:
+    text: str = read_document_rows(inputs, shard, [row], ["text"])["text"][0].as_py()
+    return text.encode()
+
+
 def marked_text(
-    inputs: Mapping[str, Path],
-    shard: str,
-    row: int,
-    edits: Mapping[str, Sequence[EditSpan]],
+    inputs: Inputs, shard: str, row: int, edits: Mapping[str, Sequence[EditSpan]]
 ) -> list[TextPiece]:
     """Return a document's whole text with everything that its stages removed and added.
 
@@ -494,17 +466,10 @@ def marked_text(
         shard, row: place of the document.
         edits: stage -> its edits.
     """
-    original = (
-        read_document_rows({INGEST: inputs[INGEST]}, shard, [row], ["text"])["text"][0]
-        .as_py()
-        .encode()
-    )
-    pieces = [_Piece(original)]
-    for stage, of_stage in edits.items():
+    pieces = [_Piece(_text_bytes({INGEST: inputs[INGEST]}, shard, row))]
+    for stage, spans in edits.items():
         # From the end, so that earlier offsets stay valid.
-        for edit in sorted(
-            of_stage, key=lambda edit: (edit["begin"], edit["end"]), reverse=True
-        ):
+        for edit in sorted(spans, key=itemgetter("begin", "end"), reverse=True):
             pieces = _edited(pieces, stage, edit)
     return [
         TextPiece(piece.text.decode("utf-8", "replace"), piece.edit, piece.stage)
@@ -524,50 +489,42 @@ class _Piece:
 def _edited(pieces: Sequence[_Piece], stage: str, edit: EditSpan) -> list[_Piece]:
     """Apply one more edit, whose offsets count only text that is not removed so far."""
     edited: list[_Piece] = []
-    added, position, is_added = _Piece(edit["text"].encode(), "added", stage), 0, False
+    added, position = [_Piece(edit["text"].encode(), "added", stage)], 0
     for piece in pieces:
         if piece.edit == "removed":
             edited.append(piece)
             continue
+        text = piece.text
         begin, end = (
-            min(max(offset - position, 0), len(piece.text))
-            for offset in (edit["begin"], edit["end"])
+            min(max(edit[side] - position, 0), len(text)) for side in ("begin", "end")
         )
-        edited.append(replace(piece, text=piece.text[:begin]))
+        position += len(text)
+        edited.append(replace(piece, text=text[:begin]))
         # Text added by an earlier stage was not in the original, so it vanishes.
         if piece.edit != "added":
-            edited.append(_Piece(piece.text[begin:end], "removed", stage))
-        if not is_added and edit["end"] <= position + len(piece.text):
-            edited.append(added)
-            is_added = True
-        edited.append(replace(piece, text=piece.text[end:]))
-        position += len(piece.text)
-    return [piece for piece in (edited if is_added else [*edited, added]) if piece.text]
+            edited.append(_Piece(text[begin:end], "removed", stage))
+        if edit["end"] <= position:
+            edited += added
+            added = []
+        edited.append(replace(piece, text=text[end:]))
+    return [piece for piece in (*edited, *added) if piece.text]
 
 
 def describe_edits(
-    inputs: Mapping[str, Path],
-    stage: str,
-    shard: str,
-    row: int,
-    edits: Sequence[EditSpan],
+    inputs: Inputs, stage: str, shard: str, row: int, edits: Sequence[EditSpan]
 ) -> Edits:
     """Summarize a stage's edits of a document."""
     before = dict(itertools.takewhile(lambda item: item[0] != stage, inputs.items()))
-    text = (
-        read_document_rows(before, shard, [row], ["text"])["text"][0].as_py().encode()
-    )
+    text = _text_bytes(before, shard, row)
+    first = []
+    for edit in edits[:SHOWN_EDITS]:
+        removed = text[edit["begin"] : edit["end"]].decode("utf-8", "replace")
+        first.append(Edit(removed, edit["text"]))
     return Edits(
         len(edits),
         sum(edit["end"] - edit["begin"] for edit in edits),
         sum(len(edit["text"].encode()) for edit in edits),
-        [
-            Edit(
-                text[edit["begin"] : edit["end"]].decode("utf-8", "replace"),
-                edit["text"],
-            )
-            for edit in edits[:SHOWN_EDITS]
-        ],
+        first,
     )
 
 
@@ -622,22 +579,21 @@ def places_in_mix(
 
     packed = PackedSet(mix)
     pieces = packed.rows_of_documents([document])
-    use = "trained" if len(pieces) else "not drawn"
-    if not len(pieces) and source in packed.manifest["validation"]:
-        pieces = packed.validation_rows_of_documents(source, [document])
-        use = "held out" if len(pieces) else use
-    reasons = (
-        packed.ledger([document])["reason"].to_pylist() if use == "not drawn" else []
-    )
+    use, reason, steps = "trained", None, dict[int, list[int]]()
+    if not len(pieces):
+        use = "not drawn"
+        if source in packed.manifest["validation"]:
+            pieces = packed.validation_rows_of_documents(source, [document])
+        if len(pieces):
+            use = "held out"
+        else:
+            reason = next(iter(packed.ledger([document])["reason"].to_pylist()), None)
     rows = pieces["row"].to_numpy()
-    steps = (
-        reading_of(session).steps_that_read(np.unique(rows))
-        if use == "trained" and PRETRAIN in session.plan
-        else []
-    )
+    if use == "trained" and PRETRAIN in session.plan:
+        steps = reading_of(session).steps_that_read(np.unique(rows))
     return MixtureUse(
         use,
-        reasons[0] if reasons else None,
+        reason,
         len(pieces),
         int(pieces["length"].to_numpy().sum()),
         len(set(pieces["copy"].to_pylist())),
@@ -651,6 +607,13 @@ def short_number(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
+
+
+MARKS = {
+    "removed": ("[-", "-]", "red strike"),
+    "added": ("{+", "+}", "green"),
+    None: ("", "", ""),
+}
 
 
 def is_idle_rule(name: str, value: Any) -> bool:
@@ -672,19 +635,13 @@ def print_text(console: Console, pieces: Sequence[TextPiece]) -> None:
     """
     marked = Text()
     for piece in pieces:
-        text = visible(piece.text)
-        if piece.edit == "removed":
-            marked.append(f"[-{text}-]", style="red strike")
-        elif piece.edit == "added":
-            marked.append(f"{{+{text}+}}", style="green")
-        else:
-            marked.append(text)
+        before, after, style = MARKS[piece.edit]
+        marked.append(f"{before}{visible(piece.text)}{after}", style=style)
     stages = dict.fromkeys(piece.stage for piece in pieces if piece.stage)
     title = "the whole text, unchanged by any stage"
     if stages:
         title = f"the whole text; [-removed-] and {{+added+}} by {', '.join(stages)}"
-    console.print()
-    console.print(title, style="dim")
+    console.print(f"\n{title}", style="dim")
     console.print(marked, soft_wrap=True)
 
 

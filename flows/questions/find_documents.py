@@ -36,10 +36,6 @@ class NothingIngestedError(ValueError):
     """No documents are committed yet."""
 
 
-class AmbiguousDocumentError(DocumentNotFoundError):
-    """More than one document matches the query."""
-
-
 def committed_inputs(session: Session) -> dict[str, Path]:
     """Return stage -> data folder for the committed stages of a plan."""
     folders = {name: session.committed(name) for name in session.plan}
@@ -77,13 +73,17 @@ row.
 """
 
 
-def find_document(inputs: Inputs, query: str) -> Place:
-    """Return the place of the one document with this id, id prefix, locator or URL.
+def find_document(inputs: Inputs, query: str) -> Place | None:
+    """Return the place of the one document with this id, id prefix, locator or URL;
+    None if there is none.
 
     A whole id is looked up in the ledger of the mixture first, which is sorted by id.
     Other ids and locators are searched in the document shards, reading only that column
     (16 bytes per id), a few shards at a time. URLs that are not locators are searched
     in the metadata.
+
+    Raises:
+        DocumentNotFoundError: several documents match.
     """
     if MIX in inputs and is_id(query):
         from gristmill.tokenize.packed import PackedSet
@@ -106,23 +106,17 @@ def find_document(inputs: Inputs, query: str) -> Place:
         for corpus, shard in corpus_shards(inputs):
             urls = urls_of(read_documents(corpus, shard, ["locator", "metadata"]))
             hits += [(corpus, shard, row) for row in _equal_rows(urls, query)]
-    if not hits:
-        raise DocumentNotFoundError(
-            f"no document has the id, locator or address {query!r}; they are shown "
-            "beside the samples of `gristmill report`: an id has 32 hexadecimal "
-            "digits, a locator is FILE#NUMBER"
-        )
     if len(hits) > 1:
         listing = []
         for corpus, shard, row in hits[:SHOWN_HITS]:
             documents = read_documents(corpus, shard, ["id", "source"])
             (document,) = documents.slice(row, 1).to_pylist()
             listing.append(f"{document['id'].hex()} ({document['source']})")
-        raise AmbiguousDocumentError(
+        raise DocumentNotFoundError(
             f"{len(hits)} documents fit {query!r}; give an id, such as "
             f"{', '.join(listing)}"
         )
-    return hits[0]
+    return hits[0] if hits else None
 
 
 def _equal_rows(values: pa.ChunkedArray, query: str) -> list[int]:
