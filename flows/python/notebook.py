@@ -91,7 +91,16 @@ class NotebookObserver:
         """Show an event."""
         match event:
             case RunRecorded():
-                self._end_rows()
+                with self._lock:
+                    ended = [
+                        name
+                        for name, row in self._rows.items()
+                        if row[1] in ("runs", "resumes", "waits")
+                    ]
+                    for name in ended:
+                        self._rows[name] = [name, "ended", "", ""]
+                if ended:
+                    self._handle.update(self)
             case StageStarted(node=node):
                 self._show(node, "resumes" if event.resuming else "runs")
             case StageWaits(node=node):
@@ -118,19 +127,6 @@ class NotebookObserver:
         self._show(
             event.node, "runs", Bar(event.done / max(event.total, 1e-9)), details
         )
-
-    def _end_rows(self) -> None:
-        """Mark stages that are still running as ended."""
-        with self._lock:
-            ended = [
-                name
-                for name, row in self._rows.items()
-                if row[1] in ("runs", "resumes", "waits")
-            ]
-            for name in ended:
-                self._rows[name] = [name, "ended", "", ""]
-        if ended:
-            self._handle.update(self)
 
     def _show(self, node: Node, state: str, *details: Any) -> None:
         with self._lock:

@@ -34,7 +34,6 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix import Continues
 from gristmill.mixtures.recipes.named_recipes import manifest_file
 from gristmill.tokenize.mixing.continue_mixture import digest_of_sums
-from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import plan_of
 
 SETTLED = ("sequence_length", "packing", "document_starts", "fim", "validation", "seed")
@@ -132,7 +131,18 @@ def continue_with(
     file = Path(session.manifest_file)
     target = file.with_name(f"{file.stem}-from-{step}.yaml")
     list_file = file.with_name(f"{file.stem}-from-{step}.ids")
-    continues = _continued_set(session, reading.packed, rows, reading.section.key_seed)
+    packed = reading.packed
+    assert session.manifest.mix is not None
+    continues = Continues(
+        rows=packed.order(reading.section.key_seed).places_before(len(rows)),
+        sources=tuple(packed.sources),
+        phases=tuple(map(tuple, packed.phases)),
+        seed=reading.section.key_seed,
+        fingerprint=packed.fingerprint,
+        digest=digest_of_sums(packed.sums()[rows]),
+        withheld=tuple(packed.withheld.tolist()),
+        continues=session.manifest.mix.continues,
+    )
     section = continues.model_dump(mode="json", exclude_defaults=True)
     ids: list[str] = []
     not_found: list[str] = []
@@ -143,8 +153,15 @@ def continue_with(
             raise none_there(excluded)
         ids = sorted(id_.hex() for id_ in documents)
         section["exclude"] = list_file.name
-        changes[MIX, "tokens"] = _tokens_without(
-            session, reading, rows, list(documents)
+        assert session.manifest.mix is not None
+        assert reading.packed is not None
+        holding = np.unique(
+            reading.packed.rows_of_documents(list(documents))["row"].to_numpy()
+        )
+        num_emptied = int((~np.isin(holding, rows)).sum())
+        changes[MIX, "tokens"] = (
+            session.manifest.mix.tokens
+            + num_emptied * session.manifest.mix.sequence_length
         )
     for setting in settings:
         key, _, value = setting.partition("=")
@@ -211,37 +228,6 @@ def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
             "tokens from the start"
         )
     return reading.order.rows(np.arange(plan.end(step)))
-
-
-def _continued_set(
-    session: Session, packed: PackedSet, rows: np.ndarray, seed: int
-) -> Continues:
-    assert session.manifest.mix is not None
-    return Continues(
-        rows=packed.order(seed).places_before(len(rows)),
-        sources=tuple(packed.sources),
-        phases=tuple(map(tuple, packed.phases)),
-        seed=seed,
-        fingerprint=packed.fingerprint,
-        digest=digest_of_sums(packed.sums()[rows]),
-        withheld=tuple(packed.withheld.tolist()),
-        continues=session.manifest.mix.continues,
-    )
-
-
-def _tokens_without(
-    session: Session, reading: Reading, rows: np.ndarray, documents: Sequence[bytes]
-) -> int:
-    """Return the tokens of the set plus one row for each unread row that holds an
-    excluded document.
-    """
-    assert session.manifest.mix is not None
-    assert reading.packed is not None
-    holding = np.unique(reading.packed.rows_of_documents(documents)["row"].to_numpy())
-    num_emptied = int((~np.isin(holding, rows)).sum())
-    return (
-        session.manifest.mix.tokens + num_emptied * session.manifest.mix.sequence_length
-    )
 
 
 def _check_settled(

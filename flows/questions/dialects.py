@@ -146,8 +146,34 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
         if name != INGEST and isinstance(session.manifest.steps[name].config, Filter):
             break
         inputs[name] = folder
-    limit, available = _sample_limit(inputs, sample)
-    sections = _sections(session)
+    parts = [np.zeros(0, np.uint64)]
+    for shard in shard_names(inputs[INGEST]):
+        read = read_shard(inputs, shard, ["id"])
+        parts.append(_keys(read.documents["id"].take(pa.array(read.rows))))
+    keys = np.concatenate(parts)
+    if len(keys) == 0:
+        raise NothingIngestedError(
+            "the committed stages kept no document; nothing can be measured"
+        )
+    last = min(sample, len(keys)) - 1
+    limit, available = int(np.partition(keys, last)[last]), len(keys)
+    configured = next(
+        (
+            step.config
+            for step in session.manifest.prepare
+            if isinstance(step.config, Filter)
+        ),
+        Filter(),
+    )
+    quality = configured.rules.gopher_quality or GopherQuality()
+    repetition = configured.rules.gopher_repetition or GopherRepetition()
+    sections = {
+        dialect: Rules(
+            gopher_quality=_in_dialect(quality, dialect),
+            gopher_repetition=_in_dialect(repetition, dialect),
+        )
+        for dialect in DIALECTS
+    }
     totals = _Totals()
     for rows in _sampled_rows(inputs, limit):
         _judge_batch(rows, sections, totals)
@@ -172,49 +198,11 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
     )
 
 
-def _sections(session: Session) -> dict[str, Rules]:
-    """Return the manifest's Gopher rules (or the defaults) in every dialect."""
-    configured = next(
-        (
-            step.config
-            for step in session.manifest.prepare
-            if isinstance(step.config, Filter)
-        ),
-        Filter(),
-    )
-    quality = configured.rules.gopher_quality or GopherQuality()
-    repetition = configured.rules.gopher_repetition or GopherRepetition()
-    return {
-        dialect: Rules(
-            gopher_quality=_in_dialect(quality, dialect),
-            gopher_repetition=_in_dialect(repetition, dialect),
-        )
-        for dialect in DIALECTS
-    }
-
-
 def _in_dialect(rules: GopherSet, dialect: str) -> GopherSet:
     words = rules.words
     if words == "exact" and dialect != "datatrove":
         words = "dialect"
     return type(rules)(**{**rules.model_dump(), "dialect": dialect, "words": words})
-
-
-def _sample_limit(inputs: Mapping[str, Path], sample: int) -> tuple[int, int]:
-    """Return the largest key of the sample, which takes the smallest keys, and the
-    number of documents.
-    """
-    parts = [np.zeros(0, np.uint64)]
-    for shard in shard_names(inputs[INGEST]):
-        read = read_shard(inputs, shard, ["id"])
-        parts.append(_keys(read.documents["id"].take(pa.array(read.rows))))
-    keys = np.concatenate(parts)
-    if len(keys) == 0:
-        raise NothingIngestedError(
-            "the committed stages kept no document; nothing can be measured"
-        )
-    last = min(sample, len(keys)) - 1
-    return int(np.partition(keys, last)[last]), len(keys)
 
 
 def _keys(ids: pa.ChunkedArray) -> np.ndarray:

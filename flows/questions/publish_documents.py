@@ -95,29 +95,24 @@ def publish(
     if work.exists():
         _remove_leftovers(folder, section)
     else:
-        _refuse_foreign_files(folder, section, out)
+        prefix, ending = NAMES[section.format]
+        inner = folder / prefix.rpartition("/")[0] if "/" in prefix else folder
+        existing = (
+            [path.name for path in inner.glob(f"*{ending}")] if inner.exists() else []
+        )
+        # the hub makes a README.md itself
+        if not out.startswith(HUB) and section.format == "hf":
+            existing += [name for name in OWN_FILES if (folder / name).exists()]
+        if existing:
+            raise ExportError(
+                mask_text(
+                    f"{out} already holds {min(existing)}; choose "
+                    "another folder, or remove it"
+                )
+            )
     node = Node(STAGE, identity, recipe, recipe)
     emit(StageStarted(node, StageFolder(work), work.exists()))
-    exported = export_documents(
-        corpus,
-        section,
-        recipe["about"],
-        folder,
-        _context(session, work, node, emit, out),
-        identity,
-    )
-    summary = asdict(exported)
-    if section.where is None:
-        _check_counts(session, corpus, section, summary)
-    remove_tree(work)
-    if is_local(work) and not any(work.parent.iterdir()):
-        work.parent.rmdir()
-    return {**summary, "is_new": True}
 
-
-def _context(
-    session: Session, work: Path, node: Node, emit: Subscriber, out: str
-) -> Context:
     def emit_report(content: dict[str, Any]) -> None:
         event = parse_event(node, content)
         if event is not None:
@@ -127,12 +122,26 @@ def _context(
     work.mkdir(parents=True, exist_ok=True)
     # The hub takes one commit at a time.
     workers = 1 if out.startswith(HUB) else engine.workers
-    return Context(
-        work=work,
-        stage=node.name,
-        beam=engine.model_copy(update={"nodes": 1, "workers": workers}),
-        emit=emit_report,
+    exported = export_documents(
+        corpus,
+        section,
+        recipe["about"],
+        folder,
+        Context(
+            work=work,
+            stage=node.name,
+            beam=engine.model_copy(update={"nodes": 1, "workers": workers}),
+            emit=emit_report,
+        ),
+        identity,
     )
+    summary = asdict(exported)
+    if section.where is None:
+        _check_counts(session, corpus, section, summary)
+    remove_tree(work)
+    if is_local(work) and not any(work.parent.iterdir()):
+        work.parent.rmdir()
+    return {**summary, "is_new": True}
 
 
 def _open_target(out: str) -> Path:
@@ -164,27 +173,6 @@ def _open_target(out: str) -> Path:
     if is_local(folder) and folder.exists() and not folder.is_dir():
         raise ExportError(f"{out} is a file; name a folder")
     return folder.resolve() if is_local(folder) else folder
-
-
-def _refuse_foreign_files(folder: Path, section: Documents, out: str) -> None:
-    """Raise ExportError if the target holds files that would be overwritten or mistaken
-    for ours.
-    """
-    prefix, ending = NAMES[section.format]
-    inner = folder / prefix.rpartition("/")[0] if "/" in prefix else folder
-    existing = (
-        [path.name for path in inner.glob(f"*{ending}")] if inner.exists() else []
-    )
-    # the hub makes a README.md itself
-    if not out.startswith(HUB) and section.format == "hf":
-        existing += [name for name in OWN_FILES if (folder / name).exists()]
-    if existing:
-        raise ExportError(
-            mask_text(
-                f"{out} already holds {min(existing)}; choose "
-                "another folder, or remove it"
-            )
-        )
 
 
 def _remove_leftovers(folder: Path, section: Documents) -> None:

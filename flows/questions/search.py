@@ -224,7 +224,21 @@ def search(
     with_vectors = note = None
     if by != "words":
         try:
-            near, with_vectors = _by_meaning(session, corpus, text, depth)
+            vectors = find_vectors(session, corpus)
+            model_folder(vectors.model.path)
+            if folder_sha256(vectors.model.path) != vectors.sha256:
+                raise SearchError(
+                    f"the model at {vectors.model.path} is not the one that {vectors.step} "
+                    "computed its vectors "
+                    "with; put that one back, or run the step with the new one"
+                )
+            # One short text needs no GPU; float16 in the files is coarser than the difference
+            # between devices.
+            cpu_model = vectors.model.model_copy(update={"device": "cpu"})
+            vector = load_embedder(cpu_model, vectors.sha256).embed([text])[0]
+            near, with_vectors = nearest(
+                corpus.inputs[vectors.step] / VECTORS, corpus.shards, vector, depth
+            )
             methods.append("meaning")
         except (SearchError, ModelFolderError) as error:
             if by == "meaning":
@@ -236,7 +250,17 @@ def search(
             raise SearchError(f"there is no word in {text!r}")
         words = search_words(corpus, terms, depth, most_bytes)
         methods.append("words")
-    merged = merge(_rows_of(corpus, near), words.hits if words else [])
+    rows: dict[tuple[str, bytes], int] = {}
+    for shard in dict.fromkeys(hit.shard for hit in near):
+        ids = [hit.id for hit in near if hit.shard == shard]
+        column = read_documents(corpus.inputs, shard, ["id"])["id"]
+        numbers = pc.index_in(pa.array(ids, column.type), value_set=column)
+        for id_, number in zip(ids, numbers.to_pylist(), strict=True):
+            rows[shard, id_] = number
+    merged = merge(
+        [((hit.shard, rows[hit.shard, hit.id]), hit.cosine) for hit in near],
+        words.hits if words else [],
+    )
     return SearchHits(
         text,
         methods,
@@ -271,38 +295,8 @@ def find_vectors(session: Session, corpus: Corpus) -> Vectors:
     )
 
 
-def _by_meaning(
-    session: Session, corpus: Corpus, text: str, depth: int
-) -> tuple[list[Near], int]:
-    vectors = find_vectors(session, corpus)
-    model_folder(vectors.model.path)
-    if folder_sha256(vectors.model.path) != vectors.sha256:
-        raise SearchError(
-            f"the model at {vectors.model.path} is not the one that {vectors.step} "
-            "computed its vectors "
-            "with; put that one back, or run the step with the new one"
-        )
-    # One short text needs no GPU; float16 in the files is coarser than the difference
-    # between devices.
-    cpu_model = vectors.model.model_copy(update={"device": "cpu"})
-    vector = load_embedder(cpu_model, vectors.sha256).embed([text])[0]
-    return nearest(corpus.inputs[vectors.step] / VECTORS, corpus.shards, vector, depth)
-
-
 Place = tuple[str, int]
 """A shard and a row."""
-
-
-def _rows_of(corpus: Corpus, near: Sequence[Near]) -> list[tuple[Place, float]]:
-    """Return the places of documents, with their cosines."""
-    rows: dict[tuple[str, bytes], int] = {}
-    for shard in dict.fromkeys(hit.shard for hit in near):
-        ids = [hit.id for hit in near if hit.shard == shard]
-        column = read_documents(corpus.inputs, shard, ["id"])["id"]
-        numbers = pc.index_in(pa.array(ids, column.type), value_set=column)
-        for id_, number in zip(ids, numbers.to_pylist(), strict=True):
-            rows[shard, id_] = number
-    return [((hit.shard, rows[hit.shard, hit.id]), hit.cosine) for hit in near]
 
 
 @dataclass(frozen=True)

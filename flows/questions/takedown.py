@@ -537,7 +537,14 @@ def write_takedown(session: Session, takedown: Takedown) -> TakedownFiles:
     if text is not None:
         parse_manifest(text, str(manifest))
         write_once(manifest, text)
-    _remember(session.store.root, takedown.excluded)
+    (session.store.root / "takedown").mkdir(parents=True, exist_ok=True)
+    write_text(
+        session.store.root / "takedown" / TAKEN_DOWN,
+        "".join(
+            f"{id_}\n"
+            for id_ in sorted({*_taken_down(session.store.root), *takedown.excluded})
+        ),
+    )
     forget_answers(session.store.root / ANSWERS, takedown.excluded, remove=True)
     return TakedownFiles(
         None if text is None else str(manifest), str(list_file), checkpoint
@@ -555,14 +562,6 @@ def forget_taken_down(root: Path, remove: bool) -> int:
 def _taken_down(root: Path) -> set[str]:
     path = root / "takedown" / TAKEN_DOWN
     return set(path.read_text(encoding="utf-8").split()) if path.exists() else set()
-
-
-def _remember(root: Path, ids: Iterable[str]) -> None:
-    (root / "takedown").mkdir(parents=True, exist_ok=True)
-    write_text(
-        root / "takedown" / TAKEN_DOWN,
-        "".join(f"{id_}\n" for id_ in sorted({*_taken_down(root), *ids})),
-    )
 
 
 def keep_checkpoint(session: Session, step: int, folder: str = "takedown") -> Path:

@@ -7,7 +7,6 @@ No log is needed: the order is a function of the data, the seed and the step.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -213,7 +212,16 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
     if isinstance(section, Rl):
         order: Order | KeptOrder = Order([len(examples)], section.key_seed)
         if section.curriculum is not None:
-            order = _kept_order(folder, section, examples)
+            numbers = {ids[0]: number for number, ids in enumerate(examples)}
+            prompts: list[int] = []
+            for batch in range(-(-section.steps // section.updates_per_batch)):
+                answers = read_batch([folder.data, folder.work], batch)
+                if answers is None:
+                    break
+                prompts += [
+                    numbers[answer["id"]] for answer in answers[:: section.group_size]
+                ]
+            order = KeptOrder(np.array(prompts, dtype=np.int64))
         section = section.in_steps(len(examples))
         return Reading(
             stage, folder, section, prompt_plan_of(section), order, examples=examples
@@ -247,20 +255,6 @@ def reading_of_folder(folder: StageFolder) -> Reading:
         Pretrain.model_validate(settings["config"]),
         read_inputs(settings)[MIX],
     )
-
-
-def _kept_order(
-    folder: StageFolder, section: Rl, examples: Sequence[tuple[str, ...]]
-) -> KeptOrder:
-    """Return the order of prompts recorded in a training's answers."""
-    numbers = {ids[0]: number for number, ids in enumerate(examples)}
-    prompts: list[int] = []
-    for batch in range(-(-section.steps // section.updates_per_batch)):
-        answers = read_batch([folder.data, folder.work], batch)
-        if answers is None:
-            break
-        prompts += [numbers[answer["id"]] for answer in answers[:: section.group_size]]
-    return KeptOrder(np.array(prompts, dtype=np.int64))
 
 
 def settled_plan(folder: StageFolder, plan: RowPlan) -> RowPlan:

@@ -131,7 +131,29 @@ class WhatIf:
     def show(self) -> None:
         """Print the comparison like `gristmill whatif --set`."""
         console = plain_console()
-        _print_sizes(console, self)
+        rows = []
+        for unit in ("documents", "bytes", "tokens")[: 3 if self.tokens_known else 2]:
+            now, then = (
+                sum(getattr(size, unit) for size in sizes.values())
+                for sizes in (self.now, self.then)
+            )
+            change = f"{then - now:+,} ({(then - now) / max(now, 1):+.2%})"
+            rows.append((unit, now, then, change))
+        if len(self.now) > 1:
+            nothing = Size(0, 0, 0)
+            for source in sorted({*self.now, *self.then}):
+                now = self.now.get(source, nothing).documents
+                then = self.then.get(source, nothing).documents
+                rows.append((f"  {source}", now, then, f"{then - now:+,}"))
+        columns = {"kept": "", "now": ",", "then": ",", "change": ">"}
+        print_table(console, table(columns, rows))
+        unseen = sum(size.documents for size in self.unseen.values())
+        if unseen:
+            console.print(
+                f"and {unseen:,} documents that later stages have not seen: they may "
+                "drop some of them",
+                style="yellow",
+            )
         _print_rules(console, self)
         for cut in self.cuts:
             console.print()
@@ -144,7 +166,16 @@ class WhatIf:
                 if samples:
                     console.print(title, style=color)
                 for sample in samples:
-                    _print_sample(console, sample)
+                    line = Text.assemble(
+                        (f"{sample.value:>9.4g}  ", "bold"),
+                        (f"{sample.source} {sample.locator}", "dim"),
+                    )
+                    room = console.width - len(line)
+                    if room >= LEAST_EXCERPT:
+                        excerpt = Text(f"  {sample.excerpt}")
+                        excerpt.truncate(room, overflow="ellipsis")
+                        line.append_text(excerpt)
+                    console.print(line, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -530,48 +561,6 @@ def print_thresholds(thresholds: Sequence[Threshold], command: str) -> None:
         style="dim",
         soft_wrap=True,
     )
-
-
-def _print_sample(console: Console, sample: CutSample) -> None:
-    """Print the measured value, the whole locator, which `explain` takes, and as much
-    text as fits the line.
-    """
-    line = Text.assemble(
-        (f"{sample.value:>9.4g}  ", "bold"),
-        (f"{sample.source} {sample.locator}", "dim"),
-    )
-    room = console.width - len(line)
-    if room >= LEAST_EXCERPT:
-        excerpt = Text(f"  {sample.excerpt}")
-        excerpt.truncate(room, overflow="ellipsis")
-        line.append_text(excerpt)
-    console.print(line, soft_wrap=True)
-
-
-def _print_sizes(console: Console, result: WhatIf) -> None:
-    rows = []
-    for unit in ("documents", "bytes", "tokens")[: 3 if result.tokens_known else 2]:
-        now, then = (
-            sum(getattr(size, unit) for size in sizes.values())
-            for sizes in (result.now, result.then)
-        )
-        change = f"{then - now:+,} ({(then - now) / max(now, 1):+.2%})"
-        rows.append((unit, now, then, change))
-    if len(result.now) > 1:
-        nothing = Size(0, 0, 0)
-        for source in sorted({*result.now, *result.then}):
-            now = result.now.get(source, nothing).documents
-            then = result.then.get(source, nothing).documents
-            rows.append((f"  {source}", now, then, f"{then - now:+,}"))
-    columns = {"kept": "", "now": ",", "then": ",", "change": ">"}
-    print_table(console, table(columns, rows))
-    unseen = sum(size.documents for size in result.unseen.values())
-    if unseen:
-        console.print(
-            f"and {unseen:,} documents that later stages have not seen: they may "
-            "drop some of them",
-            style="yellow",
-        )
 
 
 def _print_rules(console: Console, result: WhatIf) -> None:
