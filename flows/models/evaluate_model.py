@@ -142,7 +142,9 @@ def evaluate_folder(
                     # refuses a tokenizer without a template before any answer
                     reader.chat()
                 answers = answer_tasks(reader, section, tasks)
-                summaries = {name: result.summary for name, result in answers.items()}
+                summaries: dict[str, Any] = {
+                    name: result.summary for name, result in answers.items()
+                }
                 seed, samples = section.key_seed, section.bootstrap_samples
                 for suite in section.suites:
                     suite_tasks = suites[suite.suite]
@@ -184,8 +186,8 @@ def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
         for measure, by_category in prompt_set["measures"].items():
             share = by_category[ALL]
             interval = f"{share['low']:.4f} to {share['high']:.4f}"
-            value = f"{share['value']:.4f}"
-            rows.append((name, MEASURES[measure], value, interval, share["units"]))
+            cells = MEASURES[measure], f"{share['value']:.4f}", interval
+            rows.append((name, *cells, share["units"]))
         if prompt_set["not_asked"]:
             notes.append(
                 f"{name}: {prompt_set['not_asked']} of {prompt_set['prompts']} "

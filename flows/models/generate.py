@@ -88,7 +88,7 @@ def read_prompts(path: Path) -> dict[int, Prompt]:
             prompt = json.loads(line)
         except ValueError as error:
             raise PromptsError(f"{path}, line {number}: not JSON: {error}") from error
-        if not isinstance(prompt, dict) or not _is_prompt(prompt):
+        if not _is_prompt(prompt):
             raise PromptsError(
                 f"{path}, line {number}: needs either `prompt` (text) or `messages` (a "
                 "list of objects with the texts `role` and `content`)"
@@ -101,7 +101,9 @@ def read_prompts(path: Path) -> dict[int, Prompt]:
     return prompts
 
 
-def _is_prompt(line: Mapping[str, Any]) -> bool:
+def _is_prompt(line: Any) -> bool:
+    if not isinstance(line, dict):
+        return False
     if "prompt" in line:
         return "messages" not in line and isinstance(line["prompt"], str)
     messages = line.get("messages")

@@ -177,7 +177,7 @@ def continue_with(
         )
     text = set_keys(manifest_file(file).read_text(encoding="utf-8"), changes)
     if ids:
-        write_once(list_file, "".join(f"{id_}\n" for id_ in ids))
+        write_once(list_file, "\n".join([*ids, ""]))
     changed = parse_manifest(text, str(target))
     _check_settled(session.manifest, changed, reading, step)
     write_once(target, text)

@@ -167,7 +167,7 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
     )
     quality = configured.rules.gopher_quality or GopherQuality()
     repetition = configured.rules.gopher_repetition or GopherRepetition()
-    sections = {
+    sections: dict[str, Rules] = {
         dialect: Rules(
             gopher_quality=_in_dialect(quality, dialect),
             gopher_repetition=_in_dialect(repetition, dialect),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from gristmill.core.files import write_text
 from gristmill.dataprep.corpus import RECORD_ID, urls_of
 from gristmill.dataprep.documents import (
     ID_BYTES,
+    Inputs,
     annotation_stages,
     read_documents,
     read_table,
@@ -38,8 +39,7 @@ from gristmill.dataprep.llm.answer_store import forget_answers
 from gristmill.dataprep.llm.lineage import LINEAGE, descendants
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.flows.authoring.manifest_text import set_keys
-from gristmill.flows.pages.terminal_tables import plain_table
-from gristmill.flows.questions.find_documents import committed_inputs, is_hex
+from gristmill.flows.questions.find_documents import committed_inputs, is_id
 from gristmill.flows.questions.trace_tables import (
     SHOWN_STEPS,
     print_hidden,
@@ -160,18 +160,10 @@ class Takedown:
             command: runs the new manifest; empty without one.
         """
         console = plain_console()
-        num_documents = len(self.documents)
-        num_duplicates = len(self.near_duplicates)
-        num_generated = len(self.generated)
-        num_excluded = len(self.excluded)
-        written_from = ""
-        if num_generated:
-            pronoun = "it" if num_excluded - num_generated == 1 else "them"
-            written_from = f", {num_generated} written from {pronoun}"
         console.print(
-            f"{num_documents} document{'s' * (num_documents != 1)}, "
-            f"{num_duplicates} near-duplicate{'s' * (num_duplicates != 1)}"
-            f"{written_from}; {num_excluded} to take down",
+            f"documents: {len(self.documents)}, near-duplicates: "
+            f"{len(self.near_duplicates)}, written from them: {len(self.generated)}; "
+            f"{len(self.excluded)} to take down",
             style="bold",
         )
         for documents in (self.documents, self.near_duplicates, self.generated):
@@ -188,29 +180,20 @@ class Takedown:
             console.print(f"not found: {name}", style="yellow")
 
         held_out = sum(map(len, self.validation_rows.values()))
-        steps = self.checkpoints
-        table = plain_table(("", False), ("", False))
-        for label, cell in (
-            ("document shards", ", ".join(self.document_shards)),
-            ("packed shards", ", ".join(self.packed_shards) or "none"),
-            ("rows", f"{len(self.rows)} of training, {held_out} held out"),
-            (
-                "first read by",
-                "no step" if self.first_step is None else f"step {self.first_step}",
-            ),
-            ("clean checkpoints", ", ".join(map(str, steps.clean)) or "none"),
-            (
-                "checkpoints that know them",
-                ", ".join(map(str, steps.affected)) or "none",
-            ),
-            ("models that know them", ", ".join(self.models) or "none"),
-            (
-                "answers of asked models",
-                f"{self.answers:,} kept{', forgotten now' if written else ''}",
-            ),
-        ):
-            table.add_row(label, cell)
-        console.print(table)
+        kept = "kept" if written is None else "kept, forgotten now"
+        rows: dict[str, Sequence[object]] = {
+            "document shards": self.document_shards,
+            "packed shards": self.packed_shards,
+            "rows": [f"{len(self.rows)} of training", f"{held_out} held out"],
+            "first read by": [f"step {self.first_step}"] if self.first_step else [],
+            "clean checkpoints": self.checkpoints.clean,
+            "checkpoints that know them": self.checkpoints.affected,
+            "models that know them": self.models,
+            "answers of asked models": [f"{self.answers:,} {kept}"],
+        }
+        for label, entries in rows.items():
+            listing = ", ".join(map(str, entries)) or "none"
+            console.print(f"{label:<26}  {listing}")
         if self.unknown_answers:
             console.print(
                 f"{self.unknown_answers:,} answers name no document; remove "
@@ -254,110 +237,91 @@ def read_list(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TakedownError(f"{path}: {why_unreadable(error)}") from error
+    keys = ", ".join(LIST_KEYS)
     for number, line in enumerate(lines, start=1):
         name = line.strip()
-        if not name or name.startswith("#"):
-            continue
         if name.startswith("{"):
-            name = _name_of_json(path, number, name)
-        names[name] = None
+            try:
+                entry = json.loads(name)
+            except ValueError as error:
+                raise TakedownError(
+                    f"{path}:{number}: begins like JSON, but is not: {error}"
+                ) from error
+            values = [entry.get(key) for key in LIST_KEYS]
+            name = next((value for value in values if isinstance(value, str)), "")
+            if not name:
+                raise TakedownError(f"{path}:{number}: has none of the keys {keys}")
+        if name and not name.startswith("#"):
+            names[name] = None
     if not names:
         raise TakedownError(
             f"{path}: names no document; write an id, a locator or an address a line, "
-            f"or JSON lines with one of {', '.join(LIST_KEYS)}"
+            f"or JSON lines with one of {keys}"
         )
     return list(names)
 
 
-def _name_of_json(path: Path, number: int, text: str) -> str:
-    try:
-        entry = json.loads(text)
-    except ValueError as error:
-        raise TakedownError(
-            f"{path}:{number}: begins like JSON, but is not: {error}"
-        ) from error
-    for key in LIST_KEYS:
-        if isinstance(entry.get(key), str):
-            return str(entry[key])
-    raise TakedownError(f"{path}:{number}: has none of the keys {', '.join(LIST_KEYS)}")
-
-
 def find_documents(
-    inputs: Mapping[str, Path], names: Sequence[str]
+    inputs: Inputs, names: Sequence[str]
 ) -> tuple[dict[bytes, ListedDocument], list[str]]:
-    """Find the documents that a list names, by id, and the names that match none.
+    """Find the documents that a list names, by id and in their order, and the names
+    that match none.
 
     A URL matches every document with it, as its locator (with or without a WARC record
     id) or in its metadata.
     """
-    ids = {bytes.fromhex(name): name for name in names if _is_id(name)}
-    locators = sorted({name for name in names if not _is_id(name)})
-    has_urls = any("://" in locator for locator in locators)
+    ids = {bytes.fromhex(name): name for name in names if is_id(name)}
+    locators = pa.array([name for name in names if not is_id(name)], pa.string())
+    has_urls = any("://" in name for name in names)
     id_values = pa.array(list(ids), pa.binary(ID_BYTES))
-    locator_values = pa.array(locators, pa.string())
-    columns = ["id", "source", "locator"]
-    if has_urls:
-        columns.append("metadata")
+    columns = ["id", "source", "locator", *(["metadata"] if has_urls else [])]
     documents: dict[bytes, ListedDocument] = {}
     matched_names: set[str] = set()
-    for corpus, shard in corpus_shards(inputs):
+    for corpus, shard in corpus_shards(inputs) if names else ():
         table = read_documents(corpus, shard, columns)
-        table = table.append_column(
-            "url", urls_of(table) if has_urls else pa.nulls(len(table), pa.string())
-        )
-        plain_locators = pc.replace_substring_regex(
-            table["locator"], RECORD_ID.pattern, ""
-        )
+        urls = urls_of(table) if has_urls else pa.nulls(len(table), pa.string())
+        plain = pc.replace_substring_regex(table["locator"], RECORD_ID.pattern, "")
         matches = pc.is_in(table["id"], value_set=id_values)
-        for column in (table["locator"], plain_locators, table["url"]):
-            matches = pc.or_(matches, pc.is_in(column, value_set=locator_values))
+        for column in (table["locator"], plain, urls):
+            matches = pc.or_(matches, pc.is_in(column, value_set=locators))
+        table = table.append_column("plain", plain).append_column("url", urls)
         for row in table.filter(matches).to_pylist():
-            documents[row["id"]] = ListedDocument(
-                row["id"].hex(), row["source"], row["locator"], shard
-            )
-            matched_names |= {
-                ids.get(row["id"], ""),
-                row["locator"],
-                RECORD_ID.sub("", row["locator"]),
-                row["url"],
-            }
-    return documents, [name for name in names if name not in matched_names]
+            id_, locator = row["id"], row["locator"]
+            documents[id_] = ListedDocument(id_.hex(), row["source"], locator, shard)
+            matched_names |= {ids.get(id_, ""), locator, row["plain"], row["url"]}
+    return dict(sorted(documents.items())), [
+        name for name in names if name not in matched_names
+    ]
 
 
 def none_there(names: Sequence[str]) -> TakedownError:
     """Build the error for a list without any existing document."""
     listing = ", ".join(names[:SHOWN_NAMES])
-    if len(names) > SHOWN_NAMES:
-        listing += " ..."
-    if len(names) > 1:
-        return TakedownError(f"none of the {len(names)} documents exists: {listing}")
-    return TakedownError(f"there is no such document: {listing}")
+    if len(names) == 1:
+        return TakedownError(f"there is no such document: {listing}")
+    more = " ..." if len(names) > SHOWN_NAMES else ""
+    return TakedownError(f"none of the {len(names)} documents exists: {listing}{more}")
 
 
-def _is_id(text: str) -> bool:
-    return len(text) == 2 * ID_BYTES and is_hex(text)
-
-
-def near_duplicates(
-    inputs: Mapping[str, Path], documents: Iterable[bytes]
-) -> set[bytes]:
+def near_duplicates(inputs: Inputs, documents: Iterable[bytes]) -> set[bytes]:
     """Return the duplicates in the documents' clusters, and the survivors that `dedup`
     kept of them.
     """
     targets = set(documents)
     related: set[bytes] = set()
     id_values = pa.array(list(targets), pa.binary(ID_BYTES))
-    for step in annotation_stages(inputs):
-        if not (inputs[step] / CLUSTERS).exists():
+    for step in annotation_stages(inputs) if targets else ():
+        folder = inputs[step]
+        if not (folder / CLUSTERS).exists():
             continue
         clusters: set[bytes] = set()
         for shard in shard_names(inputs[INGEST]):
             # Annotation tables are not sorted by id.
-            table = read_table(inputs[step] / shard, ["id", "cluster"])
+            table = read_table(folder / shard, ["id", "cluster"])
             is_target = pc.is_in(table["id"], value_set=id_values)
             clusters.update(table["cluster"].filter(is_target).to_pylist())
         members = read_matching(
-            inputs[step] / CLUSTERS,
+            folder / CLUSTERS,
             "cluster",
             list(clusters - {None}),
             ["survivor", "member"],
@@ -382,83 +346,68 @@ def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> Tak
     """
     inputs = committed_inputs(session)
     reading = reading_of(session) if PRETRAIN in session.plan else None
-    packed = PackedSet(inputs[MIX]) if MIX in inputs else None
-    documents, not_found = _find_if_ingested(inputs, names)
-    unknown_ids = [bytes.fromhex(name) for name in not_found if _is_id(name)]
+    documents, not_found = find_documents(inputs, names)
+    unknown_ids = [bytes.fromhex(name) for name in not_found if is_id(name)]
     known_examples = {id_ for id_, _ in in_sets(session, unknown_ids)}
     known_names = {id_.hex() for id_ in known_examples}
     not_found = [name for name in not_found if name.lower() not in known_names]
     if not documents and not known_examples:
         raise none_there(names)
-    duplicate_ids = near_duplicates(inputs, documents) if documents else set()
-    duplicates, _ = _find_if_ingested(inputs, [id_.hex() for id_ in duplicate_ids])
+    duplicates = _named(inputs, near_duplicates(inputs, documents))
     removed = {**documents, **(duplicates if with_duplicates else {})}
     derived = descendants(inputs, {*removed, *known_examples})
-    children, _ = _find_if_ingested(inputs, sorted(id_.hex() for id_ in derived))
+    children = _named(inputs, derived)
     excluded = {**removed, **children}
     examples = in_sets(session, {*known_examples, *removed, *derived})
-    rows, held_out = _rows_of(packed, list(excluded))
     ids = sorted(id_.hex() for id_ in {*excluded, *(id_ for id_, _ in examples)})
     answers = forget_answers(session.store.root / ANSWERS, ids, remove=False)
+    rows: list[int] = []
+    held_out: dict[str, list[int]] = {}
+    packed_shards: list[str] = []
+    if MIX in inputs:
+        packed, excluded_ids = PackedSet(inputs[MIX]), list(excluded)
+        row_array = _rows(packed.rows_of_documents(excluded_ids))
+        rows, packed_shards = row_array.tolist(), packed.shards_of(row_array)
+        for source in packed.manifest["validation"]:
+            pieces = packed.validation_rows_of_documents(source, excluded_ids)
+            if len(pieces):
+                held_out[source] = _rows(pieces).tolist()
     first_step, steps_done = None, 0
     checkpoints: list[int] = []
     if reading is not None:
         steps_done, checkpoints = reading.steps_done(), reading.checkpoints()
-        if len(rows):
-            first_step = min(reading.steps_that_read(rows), default=None)
+        if rows:
+            first_step = min(reading.steps_that_read(row_array), default=None)
     clean = [step for step in checkpoints if first_step is None or step < first_step]
     is_trained = first_step is not None and first_step <= steps_done
     return Takedown(
-        _by_id(documents),
-        _by_id(duplicates),
-        _by_id(children),
+        list(documents.values()),
+        list(duplicates.values()),
+        list(children.values()),
         not_found,
         [ListedExample(id_.hex(), name) for id_, name in examples],
         ids,
         answers["answers"],
         answers["unknown"],
         sorted({document.shard for document in excluded.values()}),
-        [] if packed is None else packed.shards_of(rows),
-        rows.tolist(),
+        packed_shards,
+        rows,
         held_out,
         first_step,
         steps_done,
         is_trained,
-        Checkpoints(clean, [step for step in checkpoints if step not in clean]),
+        Checkpoints(clean, checkpoints[len(clean) :]),
         max(clean, default=None),
         _affected_models(session, is_trained, {name for _, name in examples}),
     )
 
 
-def _find_if_ingested(
-    inputs: Mapping[str, Path], names: Sequence[str]
-) -> tuple[dict[bytes, ListedDocument], list[str]]:
-    """Call `find_documents` if anything is ingested."""
-    return (
-        find_documents(inputs, names)
-        if INGEST in inputs and names
-        else ({}, list(names))
-    )
+def _named(inputs: Inputs, ids: Iterable[bytes]) -> dict[bytes, ListedDocument]:
+    return find_documents(inputs, [id_.hex() for id_ in ids])[0]
 
 
-def _by_id(documents: Mapping[bytes, ListedDocument]) -> list[ListedDocument]:
-    return [documents[id_] for id_ in sorted(documents)]
-
-
-def _rows_of(
-    packed: PackedSet | None, documents: Sequence[bytes]
-) -> tuple[np.ndarray, dict[str, list[int]]]:
-    """Return the training rows that hold some documents, and the held-out rows by
-    source.
-    """
-    held_out: dict[str, list[int]] = {}
-    if packed is None:
-        return np.zeros(0, np.int64), held_out
-    for source in packed.manifest["validation"]:
-        pieces = packed.validation_rows_of_documents(source, documents)
-        if len(pieces):
-            held_out[source] = np.unique(pieces["row"].to_numpy()).tolist()
-    return np.unique(packed.rows_of_documents(documents)["row"].to_numpy()), held_out
+def _rows(pieces: pa.Table) -> np.ndarray:
+    return np.unique(pieces["row"].to_numpy())
 
 
 def _affected_models(session: Session, is_trained: bool, sets: set[str]) -> list[str]:
@@ -467,17 +416,16 @@ def _affected_models(session: Session, is_trained: bool, sets: set[str]) -> list
     """
     affected = {PRETRAIN} if is_trained else set()
     examples_read = set(map(output_name, sets))
-    models = []
     for name, node in session.plan.items():
         if examples_read & node.inputs.keys():
             examples_read.add(name)
-        if affected & node.inputs.keys() or (
-            name in examples_read and node.stage.requirements.torchrun
-        ):
+            if node.stage.requirements.torchrun:
+                affected.add(name)
+        if affected & node.inputs.keys():
             affected.add(name)
-        if name in affected and session.committed(name) is not None:
-            models.append(name)
-    return models
+    return [
+        name for name in session.plan if name in affected and session.committed(name)
+    ]
 
 
 def in_sets(session: Session, ids: Iterable[bytes]) -> list[tuple[bytes, str]]:
@@ -486,13 +434,10 @@ def in_sets(session: Session, ids: Iterable[bytes]) -> list[tuple[bytes, str]]:
     id_list = list(ids)
     for name in session.manifest.examples:
         folder = session.committed(output_name(name))
-        if folder is None or not id_list:
-            continue
-        for column in ("parent", "child"):
-            hits = read_matching(folder.data / LINEAGE, column, id_list, [column])[
-                column
-            ].to_pylist()
-            pairs |= {(id_, name) for id_ in hits}
+        if folder is not None and id_list:
+            for column in ("parent", "child"):
+                hits = read_matching(folder.data / LINEAGE, column, id_list, [column])
+                pairs |= {(id_, name) for id_ in hits[column].to_pylist()}
     return sorted(pairs)
 
 
@@ -520,35 +465,31 @@ def write_takedown(session: Session, takedown: Takedown) -> TakedownFiles:
         values["examples", name, "exclude"] = list_file.name
         earlier_lists.append(session.manifest.examples[name].exclude)
     ids = set(takedown.excluded)
-    for path in earlier_lists:
-        if path is not None:
-            lines = map(str.strip, Path(path).read_text().splitlines())
-            ids.update(line for line in lines if line and not line.startswith("#"))
-    checkpoint = None
+    for path in filter(None, earlier_lists):
+        lines = map(str.strip, Path(path).read_text().splitlines())
+        ids.update(line for line in lines if line and not line.startswith("#"))
+    checkpoint = text = None
     if takedown.last_clean is not None:
         checkpoint = str(keep_checkpoint(session, takedown.last_clean))
         values[PRETRAIN, "continue_from"] = checkpoint
-    text = (
-        set_keys(manifest_file(file).read_text(encoding="utf-8"), values)
-        if values
-        else None
-    )
-    write_once(list_file, "".join(f"{id_}\n" for id_ in sorted(ids)))
+    if values:
+        text = set_keys(manifest_file(file).read_text(encoding="utf-8"), values)
+    write_once(list_file, _id_lines(ids))
     if text is not None:
         parse_manifest(text, str(manifest))
         write_once(manifest, text)
-    (session.store.root / "takedown").mkdir(parents=True, exist_ok=True)
-    write_text(
-        session.store.root / "takedown" / TAKEN_DOWN,
-        "".join(
-            f"{id_}\n"
-            for id_ in sorted({*_taken_down(session.store.root), *takedown.excluded})
-        ),
-    )
-    forget_answers(session.store.root / ANSWERS, takedown.excluded, remove=True)
+    root = session.store.root
+    (root / "takedown").mkdir(parents=True, exist_ok=True)
+    all_ids = {*_taken_down(root), *takedown.excluded}
+    write_text(root / "takedown" / TAKEN_DOWN, _id_lines(all_ids))
+    forget_answers(root / ANSWERS, takedown.excluded, remove=True)
     return TakedownFiles(
         None if text is None else str(manifest), str(list_file), checkpoint
     )
+
+
+def _id_lines(ids: Iterable[str]) -> str:
+    return "".join(f"{id_}\n" for id_ in sorted(ids))
 
 
 def forget_taken_down(root: Path, remove: bool) -> int:
@@ -569,21 +510,14 @@ def keep_checkpoint(session: Session, step: int, folder: str = "takedown") -> Pa
     deletes it.
     """
     source = reading_of(session).folder.work / "checkpoints" / f"step-{step:08d}"
-    target = (
-        session.store.root
-        / folder
-        / session.plan[PRETRAIN].fingerprint[:16]
-        / source.name
-    )
-    if not (target / "complete.json").exists():
+    fingerprint = session.plan[PRETRAIN].fingerprint[:16]
+    target = session.store.root / folder / fingerprint / source.name
+    marker = "complete.json"
+    if not (target / marker).exists():
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(
-            source,
-            target,
-            copy_function=_link_or_copy,
-            ignore=shutil.ignore_patterns("complete.json"),
-        )
-        shutil.copy2(source / "complete.json", target / "complete.json")
+        ignored = shutil.ignore_patterns(marker)
+        shutil.copytree(source, target, copy_function=_link_or_copy, ignore=ignored)
+        shutil.copy2(source / marker, target / marker)
     return target
 
 

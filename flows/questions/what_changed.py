@@ -7,15 +7,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
-
-from rich.text import Text
 
 from gristmill.core.files import as_path, read_json
 from gristmill.core.secrets import mask_secrets
 from gristmill.core.stage_context import input_fingerprints
 from gristmill.core.store import IDENTITY, OutputManifest
-from gristmill.flows.pages.terminal_tables import plain_table
+from gristmill.flows.pages.page_elements import table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.derived_settings import (
     DerivedSettings,
     derived_keys,
@@ -149,33 +149,26 @@ def explain_plan(
 
 def print_plan(planned: Sequence[PlannedStage]) -> None:
     """Print the action for every stage, and the number of stages that would run."""
-    table = plain_table(
-        ("stage", False), ("action", False), ("fingerprint", False), ("why", False)
-    )
-    for row in planned:
-        action = Text(row.action, style=STYLES[row.state])
-        table.add_row(row.stage, action, row.fingerprint[:8], row.reason)
     console = plain_console()
-    console.print(table)
+    rows = [(row.stage, row.action, row.fingerprint[:8], row.reason) for row in planned]
+    columns = dict.fromkeys(("stage", "action", "fingerprint", "why"), "")
+    styles = {action: STYLES[state] for state, action in ACTIONS.items()}
+    print_table(console, table(columns, rows), styles=styles)
     for row in planned:
         if row.derived is not None:
             console.print(in_a_sentence(row.derived), soft_wrap=True)
-        if row.warning:
-            console.print(row.warning, style="yellow", soft_wrap=True)
+        notes = [row.warning]
         if row.continue_from is not None:
-            console.print(
+            notes.append(
                 f"{row.stage} would start at step 1, but could continue from "
                 f"step {row.continue_from.step} of another training: --set "
-                f"{row.stage}.continue_from={row.continue_from.checkpoint}",
-                style="yellow",
-                soft_wrap=True,
+                f"{row.stage}.continue_from={row.continue_from.checkpoint}"
             )
+        for note in filter(None, notes):
+            console.print(note, style="yellow", soft_wrap=True)
         for code in row.code:
-            console.print(
-                f"{row.stage} runs code of your own: {code}",
-                style="dim",
-                soft_wrap=True,
-            )
+            note = f"{row.stage} runs code of your own: {code}"
+            console.print(note, style="dim", soft_wrap=True)
     num_to_run = sum(row.action != "reuse" for row in planned)
     num_cut_offs = sum(row.cut_off_after is not None for row in planned)
     summary = f"{num_to_run} of {len(planned)} stages would run"
@@ -194,7 +187,7 @@ def trained_context(manifest: Manifest) -> int:
     tokens.
     """
     length = 0 if manifest.mix is None else manifest.mix.sequence_length
-    model_path: str | None = None
+    model_path = None
     if manifest.model is not None:
         model_path = manifest.model.path
     elif manifest.pretrain is not None:
@@ -202,9 +195,8 @@ def trained_context(manifest: Manifest) -> int:
     if model_path is None:
         return length
     config = read_json(as_path(model_path) / "config.json")
-    return max(
-        length, config.get("max_position_embeddings", config.get("sequence_length", 0))
-    )
+    own_length = config.get("sequence_length", 0)
+    return max(length, config.get("max_position_embeddings", own_length))
 
 
 def why_missing(session: Session, stage: str) -> str:
@@ -234,16 +226,14 @@ def nearest_output(session: Session, node: Node) -> OutputManifest | None:
     """
     candidates = []
     for folder in session.store.outputs_of(node.name):
-        if folder.state() != "committed":
-            continue
-        manifest = folder.manifest()
-        distance = sum(map(len, differences(manifest, node).values()))
-        is_foreign = not folder.path.name.startswith(f"{session.manifest.name}--")
-        if not is_foreign or distance <= MOST_CHANGES:
-            candidates.append(((distance, is_foreign, -manifest["started"]), manifest))
-    return (
-        min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
-    )
+        if folder.state() == "committed":
+            manifest = folder.manifest()
+            distance = sum(map(len, differences(manifest, node).values()))
+            is_foreign = not folder.path.name.startswith(f"{session.manifest.name}--")
+            if not is_foreign or distance <= MOST_CHANGES:
+                rank = distance, is_foreign, -manifest["started"]
+                candidates.append((rank, manifest))
+    return min(candidates, key=itemgetter(0), default=(None, None))[1]
 
 
 def possible_cut_offs(session: Session) -> dict[str, str]:
@@ -254,31 +244,26 @@ def possible_cut_offs(session: Session) -> dict[str, str]:
         stage -> the last earlier stage that must be rebuilt.
     """
     rebuilt: set[str] = set()
+    store, name_of_manifest = session.store, session.manifest.name
 
     def settle(node: Node) -> Node:
-        settled = settle_node(node, session.store, session.manifest.name)
-        if (
-            session.store.folder(
-                node.name, session.manifest.name, settled.fingerprint
-            ).state()
-            == "committed"
-        ):
+        settled = settle_node(node, store, name_of_manifest)
+        folder = store.folder(node.name, name_of_manifest, settled.fingerprint)
+        if folder.state() == "committed":
             return settled
         rebuilt.add(node.name)
         nearest = nearest_output(session, node)
-        return (
-            node
-            if nearest is None
-            else replace(node, alias=nearest.get(IDENTITY, nearest["fingerprint"]))
-        )
+        if nearest is None:
+            return node
+        return replace(node, alias=nearest.get(IDENTITY, nearest["fingerprint"]))
 
     before: dict[str, set[str]] = {}
     for name, node in settle_plan(session.plan, settle).items():
-        before[name] = set().union(
-            *(before[each] | ({each} & rebuilt) for each in node.inputs)
+        before[name] = rebuilt.intersection(node.inputs).union(
+            *(before[stage] for stage in node.inputs)
         )
     return {
-        name: next(each for each in reversed(session.plan) if each in stages)
+        name: next(stage for stage in reversed(session.plan) if stage in stages)
         for name, stages in before.items()
         if stages and name not in rebuilt
     }
@@ -291,32 +276,35 @@ def continuable(session: Session, stage: str) -> UsableCheckpoint | None:
     That training read the same rows, with the same model and kind of optimizer; the
     stage itself checks this again.
     """
-    node, checkpoints = session.plan[stage], []
+    node, usable = session.plan[stage], []
     if node.stage.training is None or node.config.get("continue_from") is not None:
         return None
-    recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
-    for name, folder in session.store.outputs():
+    recipe = _stored_recipe(node)
+    for folder in session.store.outputs_of(stage):
         description = folder.path / "stage.json"
-        if name != stage or not description.exists():
-            continue
-        metadata = read_json(description)
+        metadata = read_json(description) if description.exists() else {}
         if (
-            metadata["version"] != node.stage.version
-            or input_fingerprints(metadata.get("input_fingerprints", ()))
-            != dict(node.inputs)
-            or not all(
+            metadata.get("version") == node.stage.version
+            and _stored_inputs(metadata) == dict(node.inputs)
+            and all(
                 key.startswith(CONTINUABLE)
                 for key, _, _ in changed_keys(metadata["recipe"], recipe)
             )
         ):
-            continue
-        markers = (folder.work / "checkpoints").glob("step-*/complete.json")
-        checkpoints += [
-            (int(path.parent.name.removeprefix("step-")), str(path.parent))
-            for path in markers
-        ]
-    usable = [entry for entry in checkpoints if entry[0] < recipe["steps"]]
+            for marker in (folder.work / "checkpoints").glob("step-*/complete.json"):
+                step = int(marker.parent.name.removeprefix("step-"))
+                if step < recipe["steps"]:
+                    usable.append((step, str(marker.parent)))
     return UsableCheckpoint(*max(usable)) if usable else None
+
+
+def _stored_recipe(node: Node) -> Any:
+    """Return a stage's recipe as an output records it."""
+    return json.loads(json.dumps(mask_secrets(dict(node.recipe))))
+
+
+def _stored_inputs(record: Mapping[str, Any]) -> dict[str, str]:
+    return input_fingerprints(record.get("input_fingerprints", ()))
 
 
 def made_otherwise(session: Session, stage: str) -> str:
@@ -326,9 +314,9 @@ def made_otherwise(session: Session, stage: str) -> str:
     config = session.plan[stage].config
     settings = session.folder(stage).manifest().get("how", {})
     changes = [
-        f"{key} {json.dumps(value)}"
-        for key, value in settings.items()
-        if config.get(key) != value
+        f"{key} {json.dumps(settings[key])}"
+        for key in settings
+        if config.get(key) != settings[key]
     ]
     version = session.plan[stage].kept_version
     if version is not None:
@@ -340,55 +328,43 @@ def differences(manifest: OutputManifest, node: Node) -> dict[str, list[str]]:
     """Return the differences of a committed output from a node of the plan, as
     sentences by kind: config, files, code, input.
     """
-    recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
-    changes: dict[str, list[str]] = {"config": [], "files": [], "code": [], "input": []}
-    for key, old, new in changed_keys(manifest["recipe"], recipe):
-        if code := list(_changed_code(old, new)):
-            changes["code"].extend(code)
-        elif key.rpartition(".")[2] == "listing":
-            changes["files"].append(
-                f"{key.rpartition('.')[0]} ({_changed_files(old, new)})"
-            )
+    before = _stored_inputs(manifest)
+    config, files, code = list[str](), list[str](), list[str]()
+    inputs = [stage for stage in node.inputs if before.get(stage) != node.inputs[stage]]
+    for key, old, new in changed_keys(manifest["recipe"], _stored_recipe(node)):
+        section, _, last = key.rpartition(".")
+        if changed_code := _changed_code(old, new):
+            code += changed_code
+        elif last == "listing":
+            files.append(f"{section} ({_changed_files(old, new)})")
         else:
-            changes["config"].append(describe_change(key, old, new))
+            config.append(describe_change(key, old, new))
     if manifest["version"] != node.stage.version:
-        changes["code"].append(
-            f"stage version {manifest['version']} -> {node.stage.version}"
-        )
-    before = input_fingerprints(manifest.get("input_fingerprints", ()))
-    changes["input"] = [
-        stage
-        for stage, fingerprint in node.inputs.items()
-        if before.get(stage) != fingerprint
-    ]
-    changes["input"] += [
-        f"{stage} removed" for stage in before if stage not in node.inputs
-    ]
+        code.append(f"stage version {manifest['version']} -> {node.stage.version}")
+    inputs += [f"{stage} removed" for stage in before if stage not in node.inputs]
     if len(node.edits) > 1 and manifest.get("edits") != list(node.edits):
-        changes["input"].append(
-            f"edits are applied in the order {', '.join(node.edits)}"
-        )
-    return changes
+        inputs.append(f"edits are applied in the order {', '.join(node.edits)}")
+    return {"config": config, "files": files, "code": code, "input": inputs}
 
 
-def _changed_code(old: Any, new: Any) -> Iterator[str]:
-    """Yield `the code of ./steps.py:keep` for each function that changed, if nothing
+def _changed_code(old: Any, new: Any) -> list[str]:
+    """Return `the code of ./steps.py:keep` for each function that changed, if nothing
     else differs.
     """
-    pairs = list(zip(code_in(old), code_in(new), strict=False))
+    changes: list[str] = []
     if _without_code(old) != _without_code(new):
-        return
-    for before, after in pairs:
+        return changes
+    for before, after in zip(code_in(old), code_in(new), strict=False):
+        name = after.written_again
         if before.reference != after.reference or bool(before.files) != bool(
             after.files
         ):
-            yield f"{before.written_again} -> {after.written_again}"
+            changes.append(f"{before.written_again} -> {name}")
         elif before.files != after.files:
-            yield f"the code of {after.written_again}"
+            changes.append(f"the code of {name}")
         elif before.distribution != after.distribution:
-            yield (
-                f"{after.written_again}, {before.distribution} -> {after.distribution}"
-            )
+            changes.append(f"{name}, {before.distribution} -> {after.distribution}")
+    return changes
 
 
 def _without_code(value: Any) -> Any:
@@ -396,9 +372,7 @@ def _without_code(value: Any) -> Any:
         return None
     if isinstance(value, Mapping):
         return {key: _without_code(inner) for key, inner in value.items()}
-    return (
-        [_without_code(inner) for inner in value] if isinstance(value, list) else value
-    )
+    return list(map(_without_code, value)) if isinstance(value, list) else value
 
 
 ABSENT = object()
@@ -411,39 +385,30 @@ def changed_keys(
     """Yield (dotted key, old value, new value) where two nested mappings differ; ABSENT
     for a missing key.
     """
-    if (
-        not isinstance(old, Mapping)
-        or not isinstance(new, Mapping)
-        or is_code(old)
-        or is_code(new)
-    ):
-        if old != new:
-            yield prefix, old, new
-        return
-    for key in sorted({*old, *new}):
-        yield from changed_keys(
-            old.get(key, ABSENT),
-            new.get(key, ABSENT),
-            f"{prefix}.{key}" if prefix else str(key),
-        )
+    if all(isinstance(side, Mapping) and not is_code(side) for side in (old, new)):
+        for key in sorted({*old, *new}):
+            yield from changed_keys(
+                old.get(key, ABSENT),
+                new.get(key, ABSENT),
+                f"{prefix}.{key}" if prefix else str(key),
+            )
+    elif old != new:
+        yield prefix, old, new
 
 
 def describe_change(key: str, old: Any, new: Any) -> str:
     """Format a change as `steps 400 -> 40`; long values are left out."""
-    if old is not ABSENT and new is not ABSENT:
-        before = json.dumps(old, ensure_ascii=False)
-        after = json.dumps(new, ensure_ascii=False)
-        return (
-            f"{key} {before} -> {after}"
-            if max(len(before), len(after)) < LONGEST_VALUE
-            else key
-        )
-    value = new if old is ABSENT else old
-    text = f"{key} {'added' if old is ABSENT else 'removed'}"
-    value_text = json.dumps(value, ensure_ascii=False)
-    if isinstance(value, Mapping | list) or len(value_text) >= LONGEST_VALUE:
+    before, after = (
+        "" if value is ABSENT else json.dumps(value, ensure_ascii=False)
+        for value in (old, new)
+    )
+    is_long = max(len(before), len(after)) >= LONGEST_VALUE
+    if before and after:
+        return key if is_long else f"{key} {before} -> {after}"
+    text = f"{key} {'removed' if before else 'added'}"
+    if is_long or isinstance(old if before else new, Mapping | list):
         return text
-    return f"{text}: {value_text}"
+    return f"{text}: {before or after}"
 
 
 def _changed_files(old: Any, new: Any) -> str:
@@ -454,14 +419,11 @@ def _changed_files(old: Any, new: Any) -> str:
         else {}
         for files in (old, new)
     )
+    common = before.keys() & after.keys()
     counts = {
-        "new": len(after.keys() - before.keys()),
-        "gone": len(before.keys() - after.keys()),
-        "changed": sum(
-            before[path] != after[path] for path in before.keys() & after.keys()
-        ),
+        "new": len(after) - len(common),
+        "gone": len(before) - len(common),
+        "changed": sum(before[path] != after[path] for path in common),
     }
-    return (
-        ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-        or "in another order"
-    )
+    changes = [f"{count} {kind}" for kind, count in counts.items() if count]
+    return ", ".join(changes) or "in another order"

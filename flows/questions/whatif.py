@@ -541,11 +541,12 @@ def print_thresholds(thresholds: Sequence[Threshold], command: str) -> None:
         if not threshold.failing and not (stricter and stricter.failing):
             idle.append(threshold.key)
             continue
-        row = [f"{threshold.key}={_bound_text(threshold.bound)}"]
-        row += [threshold.failing, threshold.only]
-        for neighbour in (threshold.looser, stricter):
-            row.append(neighbour and f"{neighbour.bound:g}: {neighbour.failing:,}")
-        rows.append(row)
+        beside = [
+            neighbour and f"{neighbour.bound:g}: {neighbour.failing:,}"
+            for neighbour in (threshold.looser, stricter)
+        ]
+        key = f"{threshold.key}={_bound_text(threshold.bound)}"
+        rows.append([key, threshold.failing, threshold.only, *beside])
     columns = {"threshold": "", "fail": ",", "only it": ","}
     print_table(console, table({**columns, "looser": ">", "stricter": ">"}, rows))
     if idle:

@@ -173,11 +173,11 @@ def left_out(
     """Fit one law per training, without that training."""
     laws = []
     for index in range(len(losses)):
-        remaining = (
+        n, d, measured = (
             [*values[:index], *values[index + 1 :]]
             for values in (parameters, tokens, losses)
         )
-        laws.append(fit_scaling_law(*remaining, law))
+        laws.append(fit_scaling_law(n, d, measured, law))
     return laws
 
 

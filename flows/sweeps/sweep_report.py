@@ -64,8 +64,9 @@ def suggested_text(manifest_file: str, weights: Weights) -> str:
     mix = load_manifest(manifest_file).mix
     if mix is not None and mix.weights is not None:
         return set_keys(text, {(MIX, "weights"): weights})
-    values = {("sources", name, "weight"): weight for name, weight in weights.items()}
-    return set_keys(text, values)
+    return set_keys(
+        text, {("sources", name, "weight"): weight for name, weight in weights.items()}
+    )
 
 
 def print_results(results: SweepResults) -> None:
@@ -173,7 +174,7 @@ def as_html(name: str, results: SweepResults) -> str:
         [source, fitted.model, _errors(fitted)]
         for source, fitted in results.fits.items()
     ]
-    failed = [
+    failed: list[list[Inline]] = [
         [failure.mixture, str(failure.weights), failure.error]
         for failure in results.failed
     ]

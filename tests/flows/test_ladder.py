@@ -203,7 +203,7 @@ def depth_weights(depth: int) -> int:
     [
         (
             ("--sizes", "50k", "--tokens-per-parameter", "0.02,0.06"),
-            "2 trainings of 1 size:",
+            "not 2 of 1 sizes",
         ),
         (
             ("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06"),

@@ -217,7 +217,7 @@ def test_takedown_of_a_document_takes_all_that_was_written_from_it(ran: Ran) -> 
     printed = ran.call("takedown", "--ids", str(id_file), "--dry")
     assert (
         printed.splitlines()[0]
-        == "1 document, 0 near-duplicates, 4 written from it; 5 to take down"
+        == "documents: 1, near-duplicates: 0, written from them: 4; 5 to take down"
     )
     assert max(map(len, printed.splitlines())) <= 80
     child = next(

@@ -413,6 +413,7 @@ def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(
         )
         session: Any = SimpleNamespace(
             plan={"pretrain": node},
+            store=store,
             folder=lambda stage: StageFolder(tmp_path / stage / f"s--{number}"),
         )
         return trained_alike(session)
