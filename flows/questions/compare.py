@@ -142,29 +142,28 @@ def find_run(store: Store, name: str) -> Record:
     Raises:
         UnknownRunError: no run matches, or several do.
     """
-    records = [record for _, record in read_runs(store)]
-    if not records:
+    records = {record["run"]: record for _, record in read_runs(store)}
+    runs = list(records)
+    if not runs:
         raise UnknownRunError(
             f"{store.root} has no runs yet; start one with: gristmill run MANIFEST"
         )
     from_last = FROM_LAST.fullmatch(name)
     if from_last:
         offset = int(from_last[1] or 0)
-        if offset >= len(records):
+        if offset >= len(runs):
             raise UnknownRunError(
-                f"{name}: there are only {len(records)} runs in "
+                f"{name}: there are only {len(runs)} runs in "
                 f"{store.root}; see: gristmill runs"
             )
-        return records[-1 - offset]
-    matches = [record for record in records if record["run"] == name]
-    matches = matches or [record for record in records if name in record["run"]]
-    if len(matches) == 1:
-        return matches[0]
-    examples = ", ".join(record["run"] for record in (matches or records)[-3:])
+        return records[runs[-1 - offset]]
+    matches = [run for run in runs if name in run]
+    if name in records or len(matches) == 1:
+        return records.get(name) or records[matches[0]]
+    kind = "part of the names of several runs" if matches else "not a run"
     raise UnknownRunError(
-        f"{name!r} is "
-        f"{'part of the names of several runs' if matches else 'not a run'} of "
-        f"{store.root} (such as {examples}); see: gristmill runs"
+        f"{name!r} is {kind} of {store.root} (such as "
+        f"{', '.join((matches or runs)[-3:])}); see: gristmill runs"
     )
 
 
@@ -172,12 +171,16 @@ def facts_of(store: Store, record: Record) -> Facts:
     """Return the facts of a run, as in `gather_facts`; topics whose output is not
     committed are empty.
     """
-    folders = {}
-    for stage in stages_of(record):
-        fingerprint = record["stages"][stage]["fingerprint"]
-        folder = store.folder(stage, record["name"], fingerprint)
-        if folder.state() == "committed":
-            folders[stage] = folder
+    entries = record["stages"]
+    folders = {
+        stage: store.folder(stage, record["name"], entries[stage]["fingerprint"])
+        for stage in stages_of(record)
+    }
+    folders = {
+        stage: folder
+        for stage, folder in folders.items()
+        if folder.state() == "committed"
+    }
     manifests = {stage: folder.manifest() for stage, folder in folders.items()}
     summaries = {stage: manifest["summary"] for stage, manifest in manifests.items()}
     facts = Facts(
@@ -217,26 +220,20 @@ def keyed(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): keyed(inner) for key, inner in value.items()}
     if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(entry, Mapping) for entry in value)
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(entry, Mapping) for entry in value)
     ):
-        steps = written_steps(value)
-        if all(stage for stage, _ in steps):
-            return {
-                name: keyed(entry[stage])
-                for name, (stage, _), entry in zip(
-                    name_steps(steps), steps, value, strict=True
-                )
-            }
-        names = [next(iter(entry)) for entry in value]
-        if all(len(entry) == 1 for entry in value) and len(set(names)) == len(names):
-            return {
-                name: keyed(entry[name])
-                for name, entry in zip(names, value, strict=True)
-            }
-        return {str(index): keyed(entry) for index, entry in enumerate(value)}
-    return value
+        return value
+    names = [next(iter(entry)) for entry in value]
+    entries = [entry[name] for name, entry in zip(names, value, strict=True)]
+    steps = written_steps(value)
+    if all(stage for stage, _ in steps):
+        entries = [entry[stage] for (stage, _), entry in zip(steps, value, strict=True)]
+        names = name_steps(steps)
+    elif any(len(entry) > 1 for entry in value) or len(set(names)) < len(names):
+        names, entries = list(map(str, range(len(value)))), value
+    return dict(zip(names, map(keyed, entries), strict=True))
 
 
 def keyed_manifest(manifest: Mapping[str, object]) -> Any:

@@ -8,9 +8,8 @@ sample of them by the hash of their ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +20,8 @@ from gristmill.dataprep.documents import read_shard, shard_names
 from gristmill.dataprep.filtering.gopher import DIALECTS
 from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.dataprep.thresholds import bounded_statistics, failures
-from gristmill.flows.pages.terminal_tables import plain_table, section
+from gristmill.flows.pages.page_elements import table
+from gristmill.flows.pages.terminal_tables import print_table, section
 from gristmill.flows.questions.find_documents import (
     NothingIngestedError,
     committed_corpus,
@@ -97,18 +97,12 @@ class DialectComparison:
             console,
             f"Kept of {self.documents:,} documents ({self.bytes / 1e6:.1f} MB)",
         )
-        table = plain_table(
-            ("dialect", False),
-            ("quality", True),
-            ("repetition", True),
-            ("both", True),
-            ("bytes", True),
-        )
+        rows = []
         for dialect, kept in self.dialects.items():
             rates = [kept[name].documents for name in (*SETS, "both")]
-            rates.append(kept["both"].bytes)
-            table.add_row(dialect, *(f"{rate:.1%}" for rate in rates))
-        console.print(table)
+            rows.append([dialect, *rates, kept["both"].bytes])
+        formats = dict.fromkeys(("quality", "repetition", "both", "bytes"), ".1%")
+        print_table(console, table({"dialect": "", **formats}, rows))
         section(console, f"The dialects disagree on {self.disagreeing:,} documents")
         for example in self.examples:
             console.print(example.locator, style="bold", soft_wrap=True)
@@ -157,16 +151,11 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
         )
     last = min(sample, len(keys)) - 1
     limit, available = int(np.partition(keys, last)[last]), len(keys)
-    configured = next(
-        (
-            step.config
-            for step in session.manifest.prepare
-            if isinstance(step.config, Filter)
-        ),
-        Filter(),
-    )
-    quality = configured.rules.gopher_quality or GopherQuality()
-    repetition = configured.rules.gopher_repetition or GopherRepetition()
+    steps = (step.config for step in session.manifest.prepare)
+    filters = (config for config in steps if isinstance(config, Filter))
+    configured = next(filters, Filter()).rules
+    quality = configured.gopher_quality or GopherQuality()
+    repetition = configured.gopher_repetition or GopherRepetition()
     sections: dict[str, Rules] = {
         dialect: Rules(
             gopher_quality=_in_dialect(quality, dialect),
@@ -175,8 +164,12 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
         for dialect in DIALECTS
     }
     totals = _Totals()
-    for rows in _sampled_rows(inputs, limit):
-        _judge_batch(rows, sections, totals)
+    for shard in shard_names(inputs[INGEST]):
+        read = read_shard(inputs, shard, ["id", "locator", "text", "language"])
+        rows = read.documents.take(pa.array(read.rows))
+        rows = rows.filter(pa.array(_keys(rows["id"]) <= np.uint64(limit)))
+        for start in range(0, len(rows), BATCH_DOCUMENTS):
+            _judge_batch(rows.slice(start, BATCH_DOCUMENTS), sections, totals)
     shares = {
         dialect: {
             name: KeptShares(
@@ -210,15 +203,6 @@ def _keys(ids: pa.ChunkedArray) -> np.ndarray:
     reproducible.
     """
     return np.frombuffer(b"".join(ids.to_pylist()), ">u8")[::2].astype(np.uint64)
-
-
-def _sampled_rows(inputs: Mapping[str, Path], limit: int) -> Iterator[pa.Table]:
-    for shard in shard_names(inputs[INGEST]):
-        read = read_shard(inputs, shard, ["id", "locator", "text", "language"])
-        rows = read.documents.take(pa.array(read.rows))
-        rows = rows.filter(pa.array(_keys(rows["id"]) <= np.uint64(limit)))
-        for start in range(0, len(rows), BATCH_DOCUMENTS):
-            yield rows.slice(start, BATCH_DOCUMENTS)
 
 
 def _judge_batch(

@@ -22,7 +22,8 @@ from rich.text import Text
 from gristmill.core.files import atomic_write
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.where_sql import CONFINED
-from gristmill.flows.pages.terminal_tables import plain_table
+from gristmill.flows.pages.page_elements import Table as PageTable
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.running.terminal import plain_console, visible
 
 VIEW = "documents"
@@ -165,14 +166,13 @@ def _print_rows(
                 grid.add_row(Text(name, style="dim"), Text(shown(value)))
             console.print(grid)
         return
-    header = []
-    for index, name in enumerate(columns):
+    numeric = []
+    for index in range(len(columns)):
         kinds = {type(row[index]) for row in rows} - {type(None)}
-        header.append((visible(name), bool(rows) and kinds <= {int, float}))
-    table = plain_table(*header)
-    for row in rows:
-        table.add_row(*(Text(shown(value)) for value in row))
-    console.print(table)
+        if kinds <= {int, float}:
+            numeric.append(index)
+    cells = [list(map(shown, row)) for row in rows]
+    print_table(console, PageTable(list(map(visible, columns)), cells, numeric))
 
 
 def shown(value: Any) -> str:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from gristmill.core.files import read_json, sha256_file
 from gristmill.core.lease import highest, is_gone, running_owner
 from gristmill.core.progress import (
@@ -23,7 +21,8 @@ from gristmill.core.progress import (
     seconds_left,
 )
 from gristmill.core.store import StageFolder
-from gristmill.flows.pages.terminal_tables import plain_table
+from gristmill.flows.pages.page_elements import table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.report.report_facts import top_reasons
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
@@ -130,19 +129,13 @@ def _stage_state(session: Session, stage: str) -> StageState:
 
 
 def _describe_interruption(folder: StageFolder) -> str:
-    error = folder.work / "error.json"
+    error, lease = folder.work / "error.json", folder.path / "lease"
     if error.exists():
         return f"failed: {read_json(error)['message'].splitlines()[0]}"
-    reached = describe_progress(
-        read_progress(folder.path / "lease", highest(folder.path / "lease"))
-    )
+    reached = describe_progress(read_progress(lease, highest(lease)))
     if reached:
         return f"interrupted at {reached}"
-    files = (
-        sum(1 for file in folder.data.rglob("*") if file.is_file())
-        if folder.data.exists()
-        else 0
-    )
+    files = sum(file.is_file() for file in folder.data.rglob("*"))
     return f"interrupted with {files} files written"
 
 
@@ -154,20 +147,16 @@ def describe_running(row: StageState, now: float) -> str:
     if not progress:
         return str(row.owner)
     # A job with the name of its stage would appear twice on the line.
-    job = progress.get("job", "")
-    if job == row.stage:
-        job = ""
+    job = "" if progress.get("job") == row.stage else progress.get("job", "")
     parts = [describe_progress({**progress, "job": job})]
     remaining = seconds_left(progress)
     if remaining is not None:
         # Relative to now: a stage without recent progress is not almost done.
         remaining = max(0.0, remaining - (now - progress["at"]))
         parts.append(f"about {duration(remaining)} left")
-    details = ", ".join(part for part in parts if part)
-    separator = ": " if details else ""
-    return (
-        f"for {duration(now - progress['started'])}{separator}{details} ({row.owner})"
-    )
+    details = ", ".join(filter(None, parts))
+    took = duration(now - progress["started"])
+    return f"for {took}{': ' if details else ''}{details} ({row.owner})"
 
 
 def duration(seconds: float) -> str:
@@ -183,22 +172,18 @@ def duration(seconds: float) -> str:
 def print_status(session: Session, rows: Sequence[StageState]) -> None:
     """Print the states of the stages as a table that fits the terminal."""
     console = plain_console()
-    table = plain_table(
-        ("stage", False),
-        ("state", False),
-        ("fingerprint", False),
-        ("seconds", True),
-        ("MB", True),
-    )
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             row.stage,
-            Text(row.state, style=STYLES[row.state]),
+            row.state,
             row.fingerprint[:8],
-            "" if row.seconds is None else f"{row.seconds:.1f}",
-            "" if row.bytes is None else f"{row.bytes / 1e6:.1f}",
+            row.seconds,
+            None if row.bytes is None else row.bytes / 1e6,
         )
-    console.print(table)
+        for row in rows
+    ]
+    columns = {"stage": "", "state": "", "fingerprint": "", "seconds": ".1f"}
+    print_table(console, table({**columns, "MB": ".1f"}, cells), styles=STYLES)
 
     stage_with_log = None
     for row in rows:
@@ -210,49 +195,41 @@ def print_status(session: Session, rows: Sequence[StageState]) -> None:
                     documents.dropped, documents.quarantined
                 )
             )
-            losses = (
-                f"kept {documents.kept:,} of {documents.read:,} documents; dropped "
-                f"most by {reasons}"
+            console.print(
+                f"{row.stage}: kept {documents.kept:,} of {documents.read:,} "
+                f"documents; dropped most by {reasons}",
+                style="yellow",
             )
-            console.print(f"{row.stage}: {losses}", style="yellow")
         details = row.details
         if row.owner is not None:
             details = describe_running(row, time.time())
         if details is not None:
             console.print(f"{row.stage}: {details}", style=STYLES[row.state])
             stage_with_log = stage_with_log or row.stage
-    console.print(f"store: {session.store.root}", style="dim", soft_wrap=True)
+    lines = [f"store: {session.store.root}"]
     if stage_with_log is not None:
-        console.print(
-            f"log:   {session.command('logs', stage_with_log)}",
-            style="dim",
-            soft_wrap=True,
-        )
+        lines.append(f"log:   {session.command('logs', stage_with_log)}")
+    console.print("\n".join(lines), style="dim", soft_wrap=True)
 
 
 def print_runs(records: Sequence[Record]) -> None:
     """Print the runs of a store, newest last."""
-    table = plain_table(
-        ("run", False), ("state", False), ("seconds", True), ("made / reused", True)
-    )
-    for record in records:
-        ways = Counter(stage.get("how") for stage in record["stages"].values())
-        state = run_state(record)
-        end = record.get("finished", time.time() if state == "running" else None)
-        table.add_row(
-            record["run"],
-            state,
-            "" if end is None else f"{end - record['started']:.0f}",
-            f"{ways['Completed'] + ways['Resumed']} / {ways['Cached']}",
-        )
     console = plain_console()
     if not records:
         console.print(
             "this store has no runs yet; start one with: gristmill run MANIFEST",
             soft_wrap=True,
         )
-        return
-    console.print(table)
+    rows = []
+    for record in records:
+        ways = Counter(stage.get("how") for stage in record["stages"].values())
+        state = run_state(record)
+        end = record.get("finished", time.time() if state == "running" else None)
+        seconds = None if end is None else end - record["started"]
+        made = f"{ways['Completed'] + ways['Resumed']} / {ways['Cached']}"
+        rows.append((record["run"], state, seconds, made))
+    columns = {"run": "", "state": "", "seconds": ".0f", "made / reused": ">"}
+    print_table(console, table(columns, rows))
 
 
 def run_state(record: Record) -> str:
@@ -268,14 +245,13 @@ def find_damage(session: Session) -> dict[str, list[str]]:
     """Return stage -> one sentence per committed file that is missing or has another
     checksum.
     """
-    damage = {}
-    for stage in session.plan:
-        folder = session.folder(stage)
-        if folder.state() in ("committed", "corrupt"):
-            sentences = list(folder.damage(deep=True))
-            if sentences:
-                damage[stage] = sentences
-    return damage
+    folders = {stage: session.folder(stage) for stage in session.plan}
+    damage = {
+        stage: list(folder.damage(deep=True))
+        for stage, folder in folders.items()
+        if folder.state() in ("committed", "corrupt")
+    }
+    return {stage: sentences for stage, sentences in damage.items() if sentences}
 
 
 def repair_damage(session: Session, damage: Mapping[str, list[str]]) -> None:
@@ -323,11 +299,7 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
             f"{session.manifest_file} has {', '.join(session.plan)}"
         )
     folder = session.folder(chosen).logs
-    attempts = (
-        sorted(int(path.stem) for path in folder.glob("*.log"))
-        if folder.exists()
-        else []
-    )
+    attempts = sorted(int(path.stem) for path in folder.glob("*.log"))
     if not attempts:
         raise NoLogError(
             f"{chosen} has no log here, since it has not been run; run it with: "

@@ -8,10 +8,10 @@ from itertools import groupby
 from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from gristmill.flows.pages.terminal_tables import plain_table
+from gristmill.flows.pages.page_elements import table
+from gristmill.flows.pages.terminal_tables import plain_table, print_table
 from gristmill.flows.questions.explain import (
     KEPT,
     NOT_DRAWN,
@@ -126,7 +126,7 @@ def _print_documents(console: Console, documents: Sequence[RowDocument]) -> None
     """Print two lines per document: its columns, and its whole locator, which `explain`
     takes.
     """
-    rows = [["tokens", "source", "id", "quality", "cluster"]]
+    rows = [("tokens", "source", "id", "quality", "cluster")]
     for document in documents:
         quality = " ".join(
             f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -137,28 +137,17 @@ def _print_documents(console: Console, documents: Sequence[RowDocument]) -> None
             cluster = "alone"
         elif document.cluster and document.cluster_size:
             cluster = f"{document.cluster[:8]} of {document.cluster_size}"
-        rows.append(
-            [
-                str(document.tokens),
-                document.source,
-                document.id[:16],
-                quality,
-                cluster,
-            ]
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        tokens, short_id = str(document.tokens), document.id[:16]
+        rows.append((tokens, document.source, short_id, quality, cluster))
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     for number, (tokens, *names) in enumerate(rows):
-        cells = [tokens.rjust(widths[0])]
-        cells += [
-            name.ljust(width) for name, width in zip(names, widths[1:], strict=True)
-        ]
-        line = "  ".join(cells).rstrip()
-        if number == 0:
-            console.print(line, style="bold", soft_wrap=True)
-            continue
-        address = documents[number - 1].address
-        console.print(line, soft_wrap=True)
-        console.print(f"{'':{widths[0]}}  {address}", style="dim", soft_wrap=True)
+        cells = map(str.ljust, names, widths)
+        line = "  ".join([tokens.rjust(first), *cells]).rstrip()
+        style = "" if number else "bold"
+        console.print(line, style=style, soft_wrap=True)
+        if number:
+            address = documents[number - 1].address
+            console.print(f"{'':{first}}  {address}", style="dim", soft_wrap=True)
 
 
 def print_answers(
@@ -175,10 +164,9 @@ def print_answers(
         first, right = answers_to_prompt[0], ""
         if first["right"] is not None:
             # The end of a right answer holds its result.
-            text = first["right"]
-            ending = (
-                text if len(text) <= SHOWN_CHARS else f"...{text[3 - SHOWN_CHARS :]}"
-            )
+            ending = first["right"]
+            if len(ending) > SHOWN_CHARS:
+                ending = f"...{ending[3 - SHOWN_CHARS :]}"
             right = f"  right: {ending!r}"
         console.print(
             Text.assemble(
@@ -187,10 +175,8 @@ def print_answers(
                 (right, "green"),
             )
         )
-        table = plain_table(
-            ("reward", True),
-            ("advantage", True),
-            ("tokens", True),
+        lines = plain_table(
+            *((name, True) for name in ("reward", "advantage", "tokens")),
             ("", False),
             ("answer", False),
         )
@@ -202,14 +188,14 @@ def print_answers(
                     f"-> {tool_call['answer']}"
                 )
                 cell.append(f"{line}\n", "red" if tool_call["failed"] else "dim")
-            table.add_row(
+            lines.add_row(
                 f"{answer['reward']:.4g}",
                 f"{answer['advantage']:+.4g}",
                 str(answer["tokens"]),
                 "" if answer["ended"] else "cut",
                 cell.append(shorten_text(answer["answer"])),
             )
-        console.print(table)
+        console.print(lines)
 
 
 @dataclass(frozen=True)
@@ -283,20 +269,18 @@ class DocumentTrace:
         for judgement in self.stages[-1:]:
             for line in judgement.lines():
                 console.print(f"      {line}", style="dim")
-        family = Table.grid(padding=(0, 2, 0, 0))
         for relation, ids in (("parents", self.parents), ("children", self.children)):
             if ids:
-                family.add_row(Text(relation, style="bold"), shorten(ids))
-        if family.row_count:
-            console.print(family)
+                line = Text.assemble((f"{relation}  ", "bold"), shorten(ids))
+                console.print(line)
         if not self.steps:
             return
-        table = plain_table(
-            ("stage", False), ("step", True), ("", False), ("rows", False)
-        )
-        for step in self.steps[:SHOWN_STEPS]:
-            table.add_row(step.stage, str(step.step), step.use, shorten(step.rows))
-        console.print(table)
+        rows = [
+            (step.stage, step.step, step.use, shorten(step.rows))
+            for step in self.steps[:SHOWN_STEPS]
+        ]
+        columns = {"stage": "", "step": "d", "": "", "rows": ""}
+        print_table(console, table(columns, rows))
         print_hidden(console, len(self.steps))
         after = [f"{saved.stage} {saved.step}" for saved in self.checkpoints_after]
         console.print(
@@ -479,26 +463,22 @@ class ReadingComparison:
     def show(self, names: Sequence[str]) -> None:
         """Print the first step at which the trainings with these names differ."""
         console = plain_console()
-        first = self.first_difference
+        first, style = self.first_difference, "bold yellow"
+        verdict = f"different tokens from step {first} on, the same before it"
         if first is None:
             verdict = f"the same tokens in all {min(self.steps)} steps that both have"
-            console.print(verdict, style="bold green")
-        else:
-            verdict = (
-                f"the same tokens up to step {first - 1}, different tokens from "
-                f"step {first} on"
-            )
-            console.print(verdict, style="bold yellow")
-        table = plain_table(
-            ("", False), ("set", False), ("steps", True), ("record", False)
-        )
+            style = "bold green"
+        console.print(verdict, style=style)
         attestations = {
             True: "matches its order",
             False: "does NOT match its order",
             None: "none yet",
         }
-        for name, set_, steps, attested in zip(
-            names, self.sets, self.steps, self.attested, strict=True
-        ):
-            table.add_row(name, (set_ or "")[:16], str(steps), attestations[attested])
-        console.print(table)
+        rows = [
+            (name, (set_ or "")[:16], steps, attestations[attested])
+            for name, set_, steps, attested in zip(
+                names, self.sets, self.steps, self.attested, strict=True
+            )
+        ]
+        columns = {"": "", "set": "", "steps": "d", "record": ""}
+        print_table(console, table(columns, rows))
