@@ -300,6 +300,15 @@ def plan_gpus(
             )
         )
     flops = flops_per_token(shape, length)
+    tokens = pretrain.steps * pretrain.global_batch_size * length
+    total_flops = flops.whole * tokens
+    lookup = shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
+    optima = {
+        "Kaplan et al. 2020": kaplan_optimum(total_flops),
+        "Hoffmann et al. 2022, 20 tokens": chinchilla_optimum(total_flops),
+        CHINCHILLA.source: CHINCHILLA.optimum(total_flops),
+        REPLICATION.source: REPLICATION.optimum(total_flops),
+    }
     return GpuPlan(
         gpus,
         device,
@@ -314,7 +323,19 @@ def plan_gpus(
             shape.ffn_width,
             FlopsPerToken(flops.six_n, flops.whole, flops.causal),
         ),
-        _planned_training(pretrain, shape, length, flops.whole),
+        PlannedTraining(
+            pretrain.steps,
+            pretrain.global_batch_size,
+            length,
+            tokens,
+            total_flops,
+            tokens / shape.parameters,
+            shape.parameters - lookup,
+            {
+                name: Optimum(size, number, shape.parameters / size, tokens / number)
+                for name, (size, number) in optima.items()
+            },
+        ),
         _data(session, pretrain),
         forms,
         GpuPrice(prices.as_of, prices.currency, price),
@@ -363,34 +384,6 @@ def _training(session: Session) -> tuple[Pretrain, Shape, int]:
         vocab_size = max([*tokenizer["model"]["vocab"].values(), *added]) + 1
     length = manifest.mix.sequence_length
     return pretrain, shape_to_train(pretrain, vocab_size, length), length
-
-
-def _planned_training(
-    section: Pretrain, shape: Shape, length: int, flops_per_token: float
-) -> PlannedTraining:
-    """Compare the run with the compute-optimal ones."""
-    tokens = section.steps * section.global_batch_size * length
-    flops = flops_per_token * tokens
-    lookup = shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
-    optima = {
-        "Kaplan et al. 2020": kaplan_optimum(flops),
-        "Hoffmann et al. 2022, 20 tokens": chinchilla_optimum(flops),
-        CHINCHILLA.source: CHINCHILLA.optimum(flops),
-        REPLICATION.source: REPLICATION.optimum(flops),
-    }
-    return PlannedTraining(
-        section.steps,
-        section.global_batch_size,
-        length,
-        tokens,
-        flops,
-        tokens / shape.parameters,
-        shape.parameters - lookup,
-        {
-            name: Optimum(size, number, shape.parameters / size, tokens / number)
-            for name, (size, number) in optima.items()
-        },
-    )
 
 
 def _data(session: Session, section: Pretrain) -> PlannedData | None:

@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 MODULES = ("gristmill", "gristmill.losses", "gristmill.training")
@@ -203,7 +203,9 @@ def _annotation(annotation: Any) -> str:
     )
 
 
-def _prose(docstring: str | None, types: Mapping[str, str] | None = None) -> str:
+def _prose(
+    docstring: str | None, types: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Convert a docstring to Markdown with its sections as lists; `types` are those of
     listed attributes.
     """
@@ -214,24 +216,18 @@ def _prose(docstring: str | None, types: Mapping[str, str] | None = None) -> str
         if title is None:
             blocks.append(block)
             continue
-        entries = re.split(r"\n(?=\S)", textwrap.dedent(body))
-        blocks.append(
-            f"{title}:\n\n"
-            + "\n".join(f"- {_entry(entry, types or {})}" for entry in entries)
-        )
+        lines = []
+        for entry in re.split(r"\n(?=\S)", textwrap.dedent(body)):
+            line = " ".join(entry.split())
+            match = ENTRY.match(line)
+            if match is not None:
+                names = match["names"].split(", ")
+                known = {name: f": {types[name]}" for name in names if name in types}
+                listed = ", ".join(f"`{name}{known.get(name, '')}`" for name in names)
+                line = f"{listed}: {match['text']}"
+            lines.append(f"- {line}")
+        blocks.append("\n".join([f"{title}:\n", *lines]))
     return "\n\n".join(blocks) + "\n"
-
-
-def _entry(text: str, types: Mapping[str, str]) -> str:
-    line = " ".join(text.split())
-    match = ENTRY.match(line)
-    if match is None:
-        return line
-    names = ", ".join(
-        f"`{name}: {types[name]}`" if name in types else f"`{name}`"
-        for name in match["names"].split(", ")
-    )
-    return f"{names}: {match['text']}"
 
 
 if __name__ == "__main__":

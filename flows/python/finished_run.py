@@ -128,7 +128,18 @@ class Run:
     @cached_property
     def stages(self) -> dict[str, StageOutput]:
         """Stages by name, in execution order."""
-        return {name: self._output(name) for name in stages_of(self._record)}
+        stages = {}
+        for name in stages_of(self._record):
+            entry, folder = self._record["stages"][name], self._folder(name)
+            output = stage_output(
+                name, folder, entry["fingerprint"][:16], entry.get("how", "")
+            )
+            if output.state == "committed":
+                counts = folder.manifest()["summary"].get("counts") or {}
+                if "read" in counts:
+                    output = replace(output, counts=counts)
+            stages[name] = output
+        return stages
 
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:
@@ -357,16 +368,6 @@ class Run:
         return self._store.folder(
             stage, self._record["name"], self._record["stages"][stage]["fingerprint"]
         )
-
-    def _output(self, name: str) -> StageOutput:
-        entry = self._record["stages"][name]
-        output = stage_output(
-            name, self._folder(name), entry["fingerprint"][:16], entry.get("how", "")
-        )
-        if output.state != "committed":
-            return output
-        counts = self._folder(name).manifest()["summary"].get("counts") or {}
-        return replace(output, counts=counts if "read" in counts else None)
 
     def __repr__(self) -> str:
         done = sum(stage.state == "committed" for stage in self.stages.values())

@@ -108,25 +108,20 @@ class NotebookObserver:
                 self._show(node, "waits", f"{maker} is making this output")
             case StageWarning(node=node):
                 self._show(node, "runs", event.message)
-            case StageProgress():
-                self._show_progress(event)
+            case StageProgress(node=node):
+                if time.monotonic() - self._written >= UPDATE_SECONDS:
+                    count = f"{event.done:g}/{event.total:g} {event.unit}"
+                    if event.job not in ("", node.name):
+                        count = f"{event.job}: {count}"
+                    details = ", ".join([count, *describe_metrics(vars(event))])
+                    bar = Bar(event.done / max(event.total, 1e-9))
+                    self._show(node, "runs", bar, details)
             case StageFinished(node=node, outcome=outcome):
                 took = "" if outcome.how == "Cached" else duration(outcome.seconds)
                 self._show(node, outcome.how.lower(), took, outcome.note)
             case StageFailed(node=node):
                 reason = event.message.splitlines()[0].removeprefix(f"{node.name}: ")
                 self._show(node, "failed", reason)
-
-    def _show_progress(self, event: StageProgress) -> None:
-        if time.monotonic() - self._written < UPDATE_SECONDS:
-            return
-        count = f"{event.done:g}/{event.total:g} {event.unit}"
-        if event.job not in ("", event.node.name):
-            count = f"{event.job}: {count}"
-        details = ", ".join([count, *describe_metrics(vars(event))])
-        self._show(
-            event.node, "runs", Bar(event.done / max(event.total, 1e-9)), details
-        )
 
     def _show(self, node: Node, state: str, *details: Any) -> None:
         with self._lock:

@@ -235,10 +235,18 @@ def _judge_batch(
         id_ = rows["id"][row].as_py().hex()
         if division in totals.examples and totals.examples[division].id <= id_:
             continue
-        verdicts = {
-            dialect: _verdict(sections[dialect], measured[dialect], masks, row)
-            for dialect, masks in failed.items()
-        }
+        verdicts = {}
+        for dialect, masks in failed.items():
+            verdicts[dialect] = DialectVerdict(True)
+            rule = next((rule for rule, mask in masks.items() if mask[row]), None)
+            if rule is not None:
+                name, _, threshold = rule.partition("/")
+                bounds = getattr(sections[dialect], name)
+                _, statistic = bounded_statistics(type(bounds))[threshold]
+                value = measured[dialect][statistic][row].item()
+                verdicts[dialect] = DialectVerdict(
+                    False, rule, value, getattr(bounds, threshold)
+                )
         totals.examples[division] = Disagreement(
             id_, rows["locator"][row].as_py(), verdicts
         )
@@ -247,20 +255,3 @@ def _judge_batch(
 def _unset(masks: Iterable[np.ndarray]) -> np.ndarray:
     """Return True where no mask is set."""
     return ~np.any(list(masks), axis=0)
-
-
-def _verdict(
-    rules: Rules,
-    values: Mapping[str, np.ndarray],
-    failed: Mapping[str, np.ndarray],
-    row: int,
-) -> DialectVerdict:
-    rule = next((rule for rule, mask in failed.items() if mask[row]), None)
-    if rule is None:
-        return DialectVerdict(True)
-    name, _, threshold = rule.partition("/")
-    bounds = getattr(rules, name)
-    _, statistic = bounded_statistics(type(bounds))[threshold]
-    return DialectVerdict(
-        False, rule, values[statistic][row].item(), getattr(bounds, threshold)
-    )

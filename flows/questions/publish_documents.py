@@ -93,7 +93,10 @@ def publish(
             )
         return {**summary, "is_new": False}
     if work.exists():
-        _remove_leftovers(folder, section)
+        if is_local(folder):
+            for pattern in (f"{NAMES[section.format][0]}-*", *OWN_FILES):
+                for leftover in folder.glob(f"{pattern}{TEMPORARY_MARK}*"):
+                    leftover.unlink()
     else:
         prefix, ending = NAMES[section.format]
         inner = folder / prefix.rpartition("/")[0] if "/" in prefix else folder
@@ -173,14 +176,6 @@ def _open_target(out: str) -> Path:
     if is_local(folder) and folder.exists() and not folder.is_dir():
         raise ExportError(f"{out} is a file; name a folder")
     return folder.resolve() if is_local(folder) else folder
-
-
-def _remove_leftovers(folder: Path, section: Documents) -> None:
-    """Remove temporary files of a killed attempt."""
-    if is_local(folder):
-        for name in (f"{NAMES[section.format][0]}-*", *OWN_FILES):
-            for leftover in folder.glob(f"{name}{TEMPORARY_MARK}*"):
-                leftover.unlink()
 
 
 def _check_counts(

@@ -58,9 +58,16 @@ class Answer:
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows; integers of any size are int."""
         for batch in self._batches():
-            yield from zip(
-                *(_python_values(column) for column in batch.columns), strict=True
-            )
+            columns = []
+            for column in batch.columns:
+                values = column.to_pylist()
+                if pa.types.is_decimal(column.type):
+                    kind = float if column.type.scale else int
+                    values = [
+                        value if value is None else kind(value) for value in values
+                    ]
+                columns.append(values)
+            yield from zip(*columns, strict=True)
 
     def _batches(self) -> Any:
         # Not `execute`, which holds all rows in memory.
@@ -123,14 +130,6 @@ def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
         finally:
             connection.unregister(VIEW)
             connection.close()
-
-
-def _python_values(column: pa.Array) -> list[Any]:
-    values: list[Any] = column.to_pylist()
-    if not pa.types.is_decimal(column.type):
-        return values
-    number_type = int if column.type.scale == 0 else float
-    return [None if value is None else number_type(value) for value in values]
 
 
 def print_answer(answer: Answer) -> None:

@@ -84,48 +84,46 @@ class StageState:
 
 def stage_states(session: Session) -> list[StageState]:
     """Return the state of every stage."""
-    return [_stage_state(session, stage) for stage in session.plan]
-
-
-def _stage_state(session: Session, stage: str) -> StageState:
-    node, folder = session.plan[stage], session.folder(stage)
-    row = StageState(
-        stage=stage,
-        state=folder.state(),
-        fingerprint=node.fingerprint[:16],
-        folder=str(folder.path),
-        kept_version=node.kept_version,
-    )
-    lease = folder.path / "lease"
-    if row.state == "committed":
-        manifest = folder.manifest()
-        counts = manifest["summary"].get("counts") or {}
-        return replace(
-            row,
-            seconds=manifest["seconds"],
-            bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
-            documents=DocumentCounts(
-                counts["read"],
-                counts.get("kept", 0),
-                counts.get("quarantined", 0),
-                counts.get("dropped", {}),
-            )
-            if "read" in counts
-            else None,
+    rows = []
+    for stage, node in session.plan.items():
+        folder = session.folder(stage)
+        lease = folder.path / "lease"
+        row = StageState(
+            stage=stage,
+            state=folder.state(),
+            fingerprint=node.fingerprint[:16],
+            folder=str(folder.path),
+            kept_version=node.kept_version,
         )
-    if row.state == "unfinished":
-        owner = running_owner(lease)
-        if owner is None:
-            return replace(row, details=_describe_interruption(folder))
-        return replace(
-            row,
-            state="running",
-            owner=f"process {owner['pid']} on {owner['host']}",
-            progress=read_progress(lease, highest(lease)),
-        )
-    if row.state == "corrupt":
-        return replace(row, details=next(folder.damage(), ""))
-    return row
+        if row.state == "committed":
+            manifest = folder.manifest()
+            counts = manifest["summary"].get("counts") or {}
+            documents = None
+            if "read" in counts:
+                documents = DocumentCounts(
+                    counts["read"],
+                    counts.get("kept", 0),
+                    counts.get("quarantined", 0),
+                    counts.get("dropped", {}),
+                )
+            num_bytes = sum(entry["bytes"] for entry in manifest["files"].values())
+            seconds = manifest["seconds"]
+            row = replace(row, seconds=seconds, bytes=num_bytes, documents=documents)
+        elif row.state == "unfinished":
+            owner = running_owner(lease)
+            if owner is None:
+                row = replace(row, details=_describe_interruption(folder))
+            else:
+                row = replace(
+                    row,
+                    state="running",
+                    owner=f"process {owner['pid']} on {owner['host']}",
+                    progress=read_progress(lease, highest(lease)),
+                )
+        elif row.state == "corrupt":
+            row = replace(row, details=next(folder.damage(), ""))
+        rows.append(row)
+    return rows
 
 
 def _describe_interruption(folder: StageFolder) -> str:
@@ -292,7 +290,17 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
     Raises:
         NoLogError: no such stage or attempt exists, or nothing has run yet.
     """
-    chosen = stage or _default_log_stage(session)
+    chosen = stage
+    rows = [] if stage else stage_states(session)
+    for states in (("running",), ("unfinished", "corrupt"), ("committed",)):
+        for row in reversed(rows):
+            if row.state in states:
+                chosen = chosen or row.stage
+    if not chosen:
+        raise NoLogError(
+            f"nothing of {session.manifest_file} has been run in "
+            f"{session.store.root}; run it with: {session.command('run')}"
+        )
     if chosen not in session.plan:
         raise NoLogError(
             f"no such stage: {chosen!r}{did_you_mean(chosen, session.plan) or ';'} "
@@ -311,18 +319,6 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
             f"{', '.join(map(str, attempts))}"
         )
     return folder / f"{attempts[-1] if attempt is None else attempt}.log"
-
-
-def _default_log_stage(session: Session) -> str:
-    rows = stage_states(session)
-    for states in (("running",), ("unfinished", "corrupt"), ("committed",)):
-        stages = [row.stage for row in rows if row.state in states]
-        if stages:
-            return stages[-1]
-    raise NoLogError(
-        f"nothing of {session.manifest_file} has been run in {session.store.root}; run "
-        f"it with: {session.command('run')}"
-    )
 
 
 def read_log(log: Path, lines: int | None, follow: bool) -> Iterator[str]:

@@ -287,7 +287,12 @@ def compare_readings(ours: Reading, theirs: Reading) -> ReadingComparison:
     end = last if differ is None or not same_set else differ
     first_difference = None
     for step in range((agree or 0) + 1, end + 1):
-        if not _same_step(ours, theirs, step, same_set):
+        rows = [reading.rows(step) for reading in (ours, theirs)]
+        if not same_set and len(rows[0]) == len(rows[1]):
+            assert ours.packed is not None
+            assert theirs.packed is not None
+            rows = [ours.packed.read(rows[0]), theirs.packed.read(rows[1])]
+        if not np.array_equal(*rows):
             first_difference = step
             break
     return ReadingComparison(
@@ -307,15 +312,6 @@ def _digests(reading: Reading) -> dict[int, str]:
         for line in reading.metrics()
         if "rows_digest" in line
     }
-
-
-def _same_step(ours: Reading, theirs: Reading, step: int, same_set: bool) -> bool:
-    our_rows, their_rows = ours.rows(step), theirs.rows(step)
-    if same_set or len(our_rows) != len(their_rows):
-        return np.array_equal(our_rows, their_rows)
-    assert ours.packed is not None
-    assert theirs.packed is not None
-    return np.array_equal(ours.packed.read(our_rows), theirs.packed.read(their_rows))
 
 
 def _is_attested(reading: Reading, record: dict[int, str]) -> bool | None:

@@ -328,6 +328,15 @@ class TextPlace(TracedDocument):
     copy: int
     steps: list[StepUse]
 
+    @property
+    def readers(self) -> str:
+        """The steps that read it, in a sentence."""
+        if not self.steps:
+            return "no step reads it"
+        numbers = shorten([step.step for step in self.steps])
+        uses = " and ".join(sorted({step.use for step in self.steps}))
+        return f"{self.steps[0].stage} step{'s' * (len(self.steps) != 1)} {numbers} {uses} it"
+
 
 @dataclass(frozen=True)
 class TextSpan:
@@ -379,8 +388,27 @@ class TextTrace:
             style="bold",
         )
         for span in self.spans:
-            console.print()
-            _print_span(console, span)
+            console.print(
+                f"\n{span.tokens} tokens, characters {span.begin} to {span.end}, "
+                f"{span.count:,} place{'s' * (span.count != 1)}",
+                style="bold",
+            )
+            text = span.text
+            if len(text) > SPAN_CHARS:
+                text = f"{text[: SPAN_CHARS // 2]} ... {text[-(SPAN_CHARS // 2) :]}"
+            console.print(f"  {text!r}", soft_wrap=True)
+            for place in span.places:
+                console.print(
+                    f"  {place.id[:16]}  {place.source}  {place.address}",
+                    soft_wrap=True,
+                )
+                console.print(
+                    f"    row {place.row} from token {place.start}; {place.readers}",
+                    style="dim",
+                )
+            num_hidden = span.count - len(span.places)
+            if num_hidden:
+                console.print(f"  ... and {num_hidden:,} more", style="dim")
         if self.found > len(self.spans):
             num_hidden = self.found - len(self.spans)
             console.print(f"\n... and {num_hidden:,} shorter passages", style="dim")
@@ -388,34 +416,6 @@ class TextTrace:
 
 SPAN_CHARS = 240
 """Characters of a printed passage; longer ones lose their middle."""
-
-
-def _print_span(console: Console, span: TextSpan) -> None:
-    console.print(
-        f"{span.tokens} tokens, characters {span.begin} to {span.end}, "
-        f"{span.count:,} place{'s' * (span.count != 1)}",
-        style="bold",
-    )
-    text = span.text
-    if len(text) > SPAN_CHARS:
-        text = f"{text[: SPAN_CHARS // 2]} ... {text[-(SPAN_CHARS // 2) :]}"
-    console.print(f"  {text!r}", soft_wrap=True)
-    for place in span.places:
-        console.print(
-            f"  {place.id[:16]}  {place.source}  {place.address}", soft_wrap=True
-        )
-        readers = "no step reads it"
-        if place.steps:
-            numbers = shorten([step.step for step in place.steps])
-            uses = " and ".join(sorted({step.use for step in place.steps}))
-            plural = "s" * (len(place.steps) != 1)
-            readers = f"{place.steps[0].stage} step{plural} {numbers} {uses} it"
-        console.print(
-            f"    row {place.row} from token {place.start}; {readers}", style="dim"
-        )
-    if span.count > len(span.places):
-        num_hidden = span.count - len(span.places)
-        console.print(f"  ... and {num_hidden:,} more", style="dim")
 
 
 def print_hidden(console: Console, number: int) -> None:

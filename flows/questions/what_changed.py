@@ -336,7 +336,8 @@ def differences(manifest: OutputManifest, node: Node) -> dict[str, list[str]]:
         if changed_code := _changed_code(old, new):
             code += changed_code
         elif last == "listing":
-            files.append(f"{section} ({_changed_files(old, new)})")
+            listing = _changed_files(old, new)
+            files.append(f"{section} ({listing})")
         else:
             config.append(describe_change(key, old, new))
     if manifest["version"] != node.stage.version:

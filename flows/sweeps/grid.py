@@ -104,7 +104,22 @@ def mixtures_of(grid: Grid, manifest_weights: Weights) -> list[Weights]:
         )
     if grid.dirichlet is not None:
         for number in range(grid.dirichlet.samples):
-            mixtures.append(_draw(grid.dirichlet, manifest_weights, number))
+            shares = normalised(manifest_weights)
+            drawn = {name: share for name, share in shares.items() if share}
+            key = seeded_key(
+                "gristmill", "sweep", grid.dirichlet.seed, number, bits=128
+            )
+            generator = np.random.Generator(np.random.Philox(key=key))
+            parameters = [
+                grid.dirichlet.concentration * len(drawn) * share
+                for share in drawn.values()
+            ]
+            drawn_shares = dict(
+                zip(drawn, generator.dirichlet(parameters).tolist(), strict=True)
+            )
+            mixtures.append(
+                normalised(dict.fromkeys(manifest_weights, 0.0) | drawn_shares)
+            )
     distinct = list({tuple(mixture.values()): mixture for mixture in mixtures}.values())
     if len(distinct) < 2:
         raise SweepError(
@@ -129,16 +144,3 @@ def normalised(weights: Weights) -> Weights:
 def matrix(mixtures: Sequence[Weights]) -> np.ndarray:
     """Return mixtures as float64 of shape (n, sources), in the order of the sources."""
     return np.array([list(mixture.values()) for mixture in mixtures], dtype=np.float64)
-
-
-def _draw(section: Dirichlet, manifest_weights: Weights, number: int) -> Weights:
-    """Draw mixture `number`, independently of how many others are drawn."""
-    shares = normalised(manifest_weights)
-    drawn = {name: share for name, share in shares.items() if share}
-    key = seeded_key("gristmill", "sweep", section.seed, number, bits=128)
-    generator = np.random.Generator(np.random.Philox(key=key))
-    parameters = [
-        section.concentration * len(drawn) * share for share in drawn.values()
-    ]
-    values = dict(zip(drawn, generator.dirichlet(parameters).tolist(), strict=True))
-    return normalised(dict.fromkeys(manifest_weights, 0.0) | values)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -206,18 +205,18 @@ def parameter_intervals(
     """
     intervals = {}
     for name in asdict(law):
-        ends = astuple(jackknife(law, left_out_laws, partial(_parameter, name)))
+
+        def parameter(fitted: ScalingLaw, name: str = name) -> float:
+            value: float = getattr(fitted, name)
+            return _log(value) if name in LOGARITHMIC else value
+
+        ends = astuple(jackknife(law, left_out_laws, parameter))
         if name in LOGARITHMIC:
             # The upper end may be too large for a float.
             intervals[name] = Interval(*(math.exp(min(end, 300.0)) for end in ends))
         else:
             intervals[name] = Interval(*(max(end, 0.0) for end in ends))
     return intervals
-
-
-def _parameter(name: str, law: ScalingLaw) -> float:
-    value: float = getattr(law, name)
-    return _log(value) if name in LOGARITHMIC else value
 
 
 def _starts(n: np.ndarray, d: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:
