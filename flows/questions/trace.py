@@ -292,7 +292,7 @@ def compare_readings(ours: Reading, theirs: Reading) -> ReadingComparison:
             assert ours.packed is not None
             assert theirs.packed is not None
             rows = [ours.packed.read(rows[0]), theirs.packed.read(rows[1])]
-        if not np.array_equal(*rows):
+        if not np.array_equal(rows[0], rows[1]):
             first_difference = step
             break
     return ReadingComparison(

@@ -271,8 +271,7 @@ class DocumentTrace:
                 console.print(f"      {line}", style="dim")
         for relation, ids in (("parents", self.parents), ("children", self.children)):
             if ids:
-                line = Text.assemble((f"{relation}  ", "bold"), shorten(ids))
-                console.print(line)
+                console.print(Text.assemble((f"{relation}  ", "bold"), shorten(ids)))
         if not self.steps:
             return
         rows = [
