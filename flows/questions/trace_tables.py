@@ -327,15 +327,6 @@ class TextPlace(TracedDocument):
     copy: int
     steps: list[StepUse]
 
-    @property
-    def readers(self) -> str:
-        """The steps that read it, in a sentence."""
-        if not self.steps:
-            return "no step reads it"
-        numbers = shorten([step.step for step in self.steps])
-        uses = " and ".join(sorted({step.use for step in self.steps}))
-        return f"{self.steps[0].stage} step{'s' * (len(self.steps) != 1)} {numbers} {uses} it"
-
 
 @dataclass(frozen=True)
 class TextSpan:
@@ -401,8 +392,13 @@ class TextTrace:
                     f"  {place.id[:16]}  {place.source}  {place.address}",
                     soft_wrap=True,
                 )
+                readers = "no step reads it"
+                if place.steps:
+                    numbers = shorten([step.step for step in place.steps])
+                    uses = " and ".join(sorted({step.use for step in place.steps}))
+                    readers = f"{place.steps[0].stage} steps {numbers} {uses} it"
                 console.print(
-                    f"    row {place.row} from token {place.start}; {place.readers}",
+                    f"    row {place.row} from token {place.start}; {readers}",
                     style="dim",
                 )
             num_hidden = span.count - len(span.places)
