@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gristmill.dataprep.documents import QUARANTINE_REASON
+from gristmill.flows.browse.addresses import DOCUMENTS, address
 from gristmill.flows.pages.page_elements import (
     Entry,
     Inline,
@@ -32,13 +33,12 @@ def value_text(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def values_note(values: Iterable[tuple[str, object]]) -> Note:
-    """Measured values in a row, each after its name."""
-    return Note(
-        joined(
-            [f"{name} ", Span(value_text(value), "strong")] for name, value in values
-        )
+def values_note(values: Iterable[tuple[str, object]]) -> Note | None:
+    """Measured values in a row, each after its name; None without any."""
+    line = joined(
+        [f"{name} ", Span(value_text(value), "strong")] for name, value in values
     )
+    return Note(line) if line else None
 
 
 def joined(pieces: Iterable[Inline]) -> list[Inline]:
@@ -71,50 +71,57 @@ def id_span(document: str) -> Span:
     return Span(document[:16], "code", document)
 
 
-def document_note(
-    verdict_of_it: Inline,
+def document_entry(
+    document: str,
+    title: str,
+    judged: tuple[bool | None, str | None, str | None],
     source: str,
     characters: int,
-    document: str,
-    details: Sequence[str] = (),
-) -> list[Inline]:
-    """A line about a listed document."""
+    excerpt: str,
+    words: Sequence[str],
+    details: Sequence[str],
+) -> Entry:
+    """A listed document.
+
+    Args:
+        document: its id.
+        title: its locator or address.
+        judged: whether it was kept, the step that dropped it, and the reason.
+        source, characters: of the document.
+        excerpt: of its text.
+        words: of the search, which are marked.
+        details: further facts.
+    """
     size = f"{characters:,} characters"
-    return joined([verdict_of_it, source, size, *details, id_span(document)])
-
-
-def highlighted(excerpt: str, words: Sequence[str]) -> list[Inline]:
-    """An excerpt with the words of a search marked."""
-    return [
-        Span(text, "hit" if is_word else "") for text, is_word in marked(excerpt, words)
+    note = joined([verdict(*judged), source, size, *details, id_span(document)])
+    text = [
+        Span(piece, "hit" if is_word else "")
+        for piece, is_word in marked(excerpt, words)
     ]
+    return Entry(Link(title, address(DOCUMENTS, document)), text, note)
 
 
-def tabs(links: Sequence[tuple[str, str]], current: str) -> Links:
-    """Links (name, address) between alike pages; none for a single page."""
+def tabs(links: Mapping[str, str], current: str) -> Links:
+    """Links (name -> address) between alike pages; none for a single page."""
     if len(links) < 2:
         return Links([])
     return Links(
-        [name if name == current else Link(name, href) for name, href in links]
+        [name if name == current else Link(name, href) for name, href in links.items()]
     )
 
 
 def numbered_links(
-    label: str, links: Sequence[tuple[object, str]], total: int
+    label: str, numbers: Sequence[int], most: int, link: Callable[[int], str]
 ) -> Links:
-    """Links to the first of `total` rows or steps, and the number of those left out."""
-    shown: list[Inline] = [Link(str(number), href) for number, href in links]
-    if total > len(links):
-        shown.append(Span(f"and {total - len(links):,} more"))
+    """Links to the first rows or steps, and the number of those left out."""
+    shown: list[Inline] = [Link(str(number), link(number)) for number in numbers[:most]]
+    if len(numbers) > most:
+        shown.append(Span(f"and {len(numbers) - most:,} more"))
     return Links(shown, label)
 
 
 def neighbours(
-    kind: str,
-    number: int,
-    numbers: range,
-    all_: Link,
-    link: Callable[[int], str],
+    kind: str, number: int, numbers: range, all_: Link, link: Callable[[int], str]
 ) -> Links:
     """Links to the row or step before this one, to all of them, and to the next one.
 
@@ -132,3 +139,14 @@ def neighbours(
     if after in numbers:
         links.append(Link(f"{kind} {after} →", link(after), "next"))
     return Links(links)
+
+
+def step_link(stage: str, step: int, use: str = "read") -> Inline:
+    """A link to a step that has read something, or will."""
+    link = Link(f"{stage} {step}", address("training", stage, step))
+    return [link, " (to come)"] if use == "will read" else link
+
+
+def example_link(example: str) -> Link:
+    """A link to the page of an example."""
+    return Link(id_span(example), address("examples", example))

@@ -5,11 +5,13 @@ GET is answered, nothing is written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
+from inspect import signature
 from typing import Any
 
+from pydantic import ConfigDict, ValidationError, validate_call
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -20,30 +22,21 @@ from gristmill.core.store import CorruptError
 from gristmill.dataprep.documents import DamagedTableError, MisalignedError
 from gristmill.dataprep.edits import BadEditError
 from gristmill.dataprep.where_sql import ExpressionError
-from gristmill.flows.browse import addresses
 from gristmill.flows.browse.addresses import (
-    CLUSTERS_PAGE,
-    CUTS_PAGE,
     DOCUMENTS,
-    DOMAINS_PAGE,
-    EXAMPLES_PAGE,
-    ROWS_PAGE,
-    SEARCH_PAGE,
-    TRAINING_PAGE,
+    Address,
     BadAddressError,
-    Query,
+    Search,
     address,
-    read_query,
 )
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.browse.cluster_pages import cluster_page, clusters_page
 from gristmill.flows.browse.cut_pages import cut_page, cuts_page
 from gristmill.flows.browse.document_list import documents_page
 from gristmill.flows.browse.document_page import document_page
-from gristmill.flows.browse.domain_page import domains_page
 from gristmill.flows.browse.overview import navigation, overview_page
 from gristmill.flows.browse.row_pages import row_page, rows_page
-from gristmill.flows.browse.search_page import search_page
+from gristmill.flows.browse.search_page import domains_page, search_page
 from gristmill.flows.browse.step_pages import (
     example_page,
     step_page,
@@ -76,10 +69,10 @@ DAMAGED = (
 )
 """Errors of reading outputs that are not as they were written, or are gone."""
 ABSENT = (NotThereError, DocumentNotFoundError, TraceError)
-REFUSALS = {
+REFUSALS: dict[HTTPStatus, tuple[type[Exception], ...]] = {
     HTTPStatus.BAD_REQUEST: (BadAddressError, ExpressionError),
-    HTTPStatus.NOT_FOUND: ABSENT,
-    HTTPStatus.INTERNAL_SERVER_ERROR: DAMAGED,
+    HTTPStatus.NOT_FOUND: (*ABSENT, HTTPException),
+    HTTPStatus.INTERNAL_SERVER_ERROR: (*DAMAGED, Exception),
 }
 ERROR_TITLES = {
     HTTPStatus.BAD_REQUEST: "Not understood",
@@ -88,19 +81,44 @@ ERROR_TITLES = {
 }
 
 
-@dataclass(frozen=True)
-class PageRoute:
-    """A kind of page.
+def find(run: BrowsedRun, wanted: Address) -> str:
+    """The address of a document or an example, by its id, the first digits of it, or
+    its locator.
 
-    Attributes:
-        path: its address, with the names of its parts.
-        query: its parameters.
-        make: makes the page, or the address that it leads to.
+    Raises:
+        DocumentNotFoundError: nothing, or more than one, fits.
     """
+    name = wanted.strip()
+    try:
+        return address(DOCUMENTS, history(run.session, name).id)
+    except DocumentNotFoundError as not_a_document:
+        try:
+            traced, _ = traced_example(run, name)
+        except ABSENT:
+            raise not_a_document from None
+    return address("examples", traced.id)
 
-    path: str
-    query: type[Query]
-    make: Callable[[BrowsedRun, Any], Page | str]
+
+PAGES: dict[str, Callable[..., Page | str]] = {
+    "/": overview_page,
+    "/documents": documents_page,
+    "/documents/{id}": document_page,
+    "/search": search_page,
+    "/domains/{step}": domains_page,
+    "/cuts": cuts_page,
+    "/cuts/{key}": cut_page,
+    "/duplicates/{step}": clusters_page,
+    "/duplicates/{step}/{cluster}": cluster_page,
+    "/rows/{stage}": rows_page,
+    "/rows/{stage}/{row}": row_page,
+    "/training/{stage}": training_page,
+    "/training/{stage}/{step}": step_page,
+    "/examples/{id}": example_page,
+    "/find": find,
+}
+"""Address of a kind of page -> the function of a run and the address's parameters that
+makes it, or gives the address that it leads to.
+"""
 
 
 def make_app(run: BrowsedRun) -> GuardedApp:
@@ -110,102 +128,71 @@ def make_app(run: BrowsedRun) -> GuardedApp:
         for status, errors in REFUSALS.items()
         for error in errors
     }
-    handlers[HTTPException] = partial(_answer_http_error, run)
-    handlers[Exception] = partial(_answer_unexpected_error, run)
+    check = validate_call(config=ConfigDict(arbitrary_types_allowed=True))
     routes = [
-        Route(route.path, partial(_answer, run, route), methods=["GET"])
-        for route in ROUTES
+        Route(path, partial(_answer, run, check(make)), methods=["GET"])
+        for path, make in PAGES.items()
     ]
     return page_app(routes, handlers)
 
 
-def _answer(run: BrowsedRun, route: PageRoute, request: Request) -> Response:
-    page = route.make(run, read_query(route.query, request))
-    return (
-        RedirectResponse(page, HTTPStatus.SEE_OTHER)
-        if isinstance(page, str)
-        else _respond(run, page)
-    )
-
-
-def find(run: BrowsedRun, query: addresses.Find) -> str:
-    """The address of a document or an example, by its id or locator.
+def _answer(
+    run: BrowsedRun, make: Callable[..., Page | str], request: Request
+) -> Response:
+    """A page, or the way to the address that it leads to.
 
     Raises:
-        DocumentNotFoundError: nothing, or more than one, fits.
+        BadAddressError: a parameter is missing, unknown, repeated, or has a value that
+            is not allowed. Empty fields of a form count as absent.
     """
-    name = query.wanted.strip()
+    given = request.query_params
+    for name in given:
+        if len(given.getlist(name)) > 1:
+            raise BadAddressError(f"{name} is there twice; give it once")
+    parameters: dict[str, object] = {
+        name: value
+        for name, value in {**given, **request.path_params}.items()
+        if value != ""
+    }
+    names = [*signature(make).parameters][1:]
+    if names == ["query"]:
+        names, parameters = [*Search.model_fields], {"query": parameters}
     try:
-        return address(DOCUMENTS, history(run.session, name).id)
-    except DocumentNotFoundError as not_a_document:
-        try:
-            traced, _ = traced_example(run, name)
-        except ABSENT:
-            raise not_a_document from None
-    return address(EXAMPLES_PAGE, traced.id)
-
-
-ROUTES = (
-    PageRoute("/", addresses.NoQuery, overview_page),
-    PageRoute(f"/{DOCUMENTS}", addresses.Search, documents_page),
-    PageRoute(f"/{DOCUMENTS}/{{id}}", addresses.OneDocument, document_page),
-    PageRoute(f"/{SEARCH_PAGE}", addresses.TextSearch, search_page),
-    PageRoute(f"/{DOMAINS_PAGE}/{{stage}}", addresses.OneStage, domains_page),
-    PageRoute(f"/{CUTS_PAGE}", addresses.NoQuery, cuts_page),
-    PageRoute(f"/{CUTS_PAGE}/{{key}}", addresses.OneCut, cut_page),
-    PageRoute(f"/{CLUSTERS_PAGE}/{{step}}", addresses.Clusters, clusters_page),
-    PageRoute(
-        f"/{CLUSTERS_PAGE}/{{step}}/{{cluster}}", addresses.OneCluster, cluster_page
-    ),
-    PageRoute(f"/{ROWS_PAGE}/{{stage}}", addresses.Rows, rows_page),
-    PageRoute(f"/{ROWS_PAGE}/{{stage}}/{{row}}", addresses.OneRow, row_page),
-    PageRoute(f"/{TRAINING_PAGE}/{{stage}}", addresses.Training, training_page),
-    PageRoute(f"/{TRAINING_PAGE}/{{stage}}/{{step}}", addresses.OneStep, step_page),
-    PageRoute(f"/{EXAMPLES_PAGE}/{{id}}", addresses.OneDocument, example_page),
-    PageRoute("/find", addresses.Find, find),
-)
+        page = make(run, **parameters)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = [str(part) for part in first["loc"] if part != "query"]
+        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            raise BadAddressError(
+                f"this page does not know {place[0]!r}; it takes "
+                f"{', '.join(names) or 'nothing'}"
+            ) from error
+        message = first["msg"].removeprefix("Value error, ")
+        got = f" (got {str(first['input'])[:100]!r})" if place else ""
+        raise BadAddressError(": ".join([*place, message]) + got) from error
+    if isinstance(page, str):
+        return RedirectResponse(page, HTTPStatus.SEE_OTHER)
+    return _respond(run, page)
 
 
 def _refuse(
     run: BrowsedRun, status: HTTPStatus, request: Request, error: Exception
 ) -> Response:
-    """A page with the sentence of an error."""
-    text = mask_text(" ".join(str(error).split())) or type(error).__name__
-    return _respond_error(run, ERROR_TITLES[status], text, status)
-
-
-def _answer_http_error(
-    run: BrowsedRun, request: Request, error: HTTPException
-) -> Response:
-    texts = {
-        HTTPStatus.NOT_FOUND: f"there is no page {request.url.path}",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not answered here: "
-        "pages are read with GET, and "
-        "nothing is changed",
-    }
-    status = HTTPStatus(error.status_code)
-    return _respond_error(
-        run,
-        ERROR_TITLES.get(status, "Refused"),
-        texts.get(status, error.detail),
-        status,
-    )
-
-
-def _answer_unexpected_error(
-    run: BrowsedRun, request: Request, error: Exception
-) -> Response:
-    """A sentence about an unexpected error; the terminal gets the traceback."""
-    text = mask_text(f"this page cannot be made: {type(error).__name__}: {error}")
-    return _respond_error(
-        run, "Cannot be shown", text, HTTPStatus.INTERNAL_SERVER_ERROR
-    )
-
-
-def _respond_error(
-    run: BrowsedRun, title: str, text: str, status: HTTPStatus
-) -> Response:
-    return _respond(run, page_of(title, Note([text], "warning")), status)
+    """A page with the sentence of an error; the terminal gets the traceback of an
+    unexpected one.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, HTTPException):
+        status = HTTPStatus(error.status_code)
+        if status is HTTPStatus.NOT_FOUND:
+            text = f"there is no page {request.url.path}"
+        elif status is HTTPStatus.METHOD_NOT_ALLOWED:
+            text = f"{request.method} is not answered here: pages are read with GET"
+    elif status is HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, DAMAGED):
+        text = f"{type(error).__name__}: {text}"
+    title = ERROR_TITLES.get(status, "Refused")
+    warning = Note([mask_text(text) or type(error).__name__], "warning")
+    return _respond(run, page_of(title, warning), status)
 
 
 def _respond(

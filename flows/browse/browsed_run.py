@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +14,7 @@ from gristmill.core.store import StageFolder
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
 from gristmill.flows.browse.addresses import DOCUMENTS
+from gristmill.flows.pages.page_elements import ByName
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.report.stage_summaries import StepSummary, read_as
 from gristmill.flows.running.session import Session
@@ -30,14 +30,24 @@ if TYPE_CHECKING:
 
 MOST_CACHED = 200
 Value = TypeVar("Value")
-Inputs = Mapping[str, Path]
+Inputs = ByName[Path]
 """Folders that documents are read from: `ingest`, and the steps that judged them, in
 their order.
 """
 
 
 class NotThereError(LookupError):
-    """A run does not have what was asked for, or has not made it yet."""
+    """A run does not have what was asked for, or has not made it yet.
+
+    Args:
+        text: that says so; with `there_are` it ends where these are listed.
+        there_are: names of all that there are.
+    """
+
+    def __init__(self, text: str, there_are: Iterable[str] | None = None) -> None:
+        if there_are is not None:
+            text += f" {', '.join(there_are) or 'none'}"
+        super().__init__(text)
 
 
 class BrowsedRun:
@@ -69,8 +79,9 @@ class BrowsedRun:
         with self._lock:
             for stage in self.session.plan:
                 folder = self.session.folder(stage)
-                mark = _commit_mark(folder)
-                if mark is None:
+                try:
+                    mark = (folder.path / "_SUCCESS").read_text()
+                except OSError:
                     continue
                 if self._commit_marks.get(stage) != mark:
                     self._cache.clear()
@@ -94,7 +105,7 @@ class BrowsedRun:
         value = make()
         with self._lock:
             self._cache[key] = value
-            while len(self._cache) > MOST_CACHED:
+            if len(self._cache) > MOST_CACHED:
                 self._cache.popitem(last=False)
         return value
 
@@ -109,27 +120,25 @@ class BrowsedRun:
             return folders[stage]
         if stage not in self.session.plan:
             raise NotThereError(
-                f"there is no stage {stage!r}; this run has "
-                f"{', '.join(self.session.plan)}"
+                f"there is no stage {stage!r}; this run has", self.session.plan
             )
         raise NotThereError(
             f"{stage} is not committed yet; run: "
             f"{self.session.command('run', '--until', stage)}"
         )
 
-    def summaries(self) -> dict[str, Mapping[str, object]]:
+    def summaries(self) -> dict[str, ByName[object]]:
         """Committed stage -> its summary as JSON."""
         return {
-            stage: self.cached(("summary", stage), partial(_read_summary, folder))
+            stage: self.cached(("summary", stage), folder.manifest)["summary"]
             for stage, folder in self.committed().items()
         }
 
     def step(self, name: str) -> StepSummary:
         """The summary of a committed step that reads or judges documents."""
-        folder = self.folder(name)
-        return self.cached(
-            ("step", name), lambda: read_as(StepSummary, _read_summary(folder))
-        )
+        self.folder(name)
+        summary = self.summaries()[name]
+        return self.cached(("step", name), lambda: read_as(StepSummary, summary))
 
     def corpora(self) -> dict[str, Inputs]:
         """Corpora by name: documents of the sources, imported ones, and prepared
@@ -165,10 +174,7 @@ class BrowsedRun:
                 "no documents are read yet; run: "
                 f"{self.session.command('run', '--until', first)}"
             )
-        raise NotThereError(
-            f"there is no corpus {name!r}; this run has "
-            f"{', '.join(by_name) or 'none yet'}"
-        )
+        raise NotThereError(f"there is no corpus {name!r}; this run has", by_name)
 
     def columns(self, name: str) -> Corpus:
         """One corpus with the columns of its documents.
@@ -177,11 +183,9 @@ class BrowsedRun:
             NotThereError: as of `corpus`.
         """
         inputs = self.corpus(name)
-        return (
-            self._documents()
-            if name == DOCUMENTS
-            else self.cached(("corpus", name), lambda: Corpus(inputs))
-        )
+        if name == DOCUMENTS:
+            return self._documents()
+        return self.cached(("corpus", name), lambda: Corpus(inputs))
 
     def packed_sets(self) -> list[str]:
         """The committed stages whose output is a packed set."""
@@ -201,20 +205,17 @@ class BrowsedRun:
         folder = self.folder(stage).data
         if not (folder / MANIFEST).exists():
             raise NotThereError(
-                f"{stage} makes no rows; those that do are "
-                f"{', '.join(self.packed_sets()) or 'none'}"
+                f"{stage} makes no rows; those that do are", self.packed_sets()
             )
         return self.cached(("packed", stage), lambda: PackedSet(folder))
 
     def masks(self, stage: str) -> LossMasks | None:
         """The loss masks of a stage's packed set; None if all tokens are trained."""
         packed = self.packed(stage)
-        shards = packed.manifest["train"]["shards"]
-        if not any(
-            mask_name(shard["file"]) in shard.get("beside", {}) for shard in shards
-        ):
-            return None
-        return self.cached(("masks", stage), lambda: LossMasks(packed))
+        for shard in packed.manifest["train"]["shards"]:
+            if mask_name(shard["file"]) in shard.get("beside", {}):
+                return self.cached(("masks", stage), lambda: LossMasks(packed))
+        return None
 
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of the run.
@@ -226,15 +227,3 @@ class BrowsedRun:
 
         folder = self.folder(TOKENIZER).data
         return self.cached(TOKENIZER, lambda: load(folder))
-
-
-def _read_summary(folder: StageFolder) -> dict[str, object]:
-    return dict(folder.manifest()["summary"])
-
-
-def _commit_mark(folder: StageFolder) -> str | None:
-    """Text that differs between two commits of an output; None without a commit."""
-    try:
-        return (folder.path / "_SUCCESS").read_text()
-    except OSError:
-        return None

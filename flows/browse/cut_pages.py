@@ -9,14 +9,7 @@ from collections.abc import Sequence
 from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.row_groups import read_annotation_rows, read_document_rows
 from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest
-from gristmill.flows.browse.addresses import (
-    CUTS_PAGE,
-    DOCUMENTS,
-    NoQuery,
-    OneCut,
-    Search,
-    address,
-)
+from gristmill.flows.browse.addresses import DOCUMENTS, Name, Search, address
 from gristmill.flows.browse.browse_elements import id_span, listing_of, value_text
 from gristmill.flows.browse.browsed_run import BrowsedRun, Inputs, NotThereError
 from gristmill.flows.pages.histogram import draw_histogram
@@ -63,32 +56,24 @@ def rules_of_run(run: BrowsedRun) -> dict[str, tuple[str, Rule, list[Rule]]]:
 def link_of_cut(run: BrowsedRun, step: str, reason: str | None) -> str:
     """The page of the rule that a reason names; empty if it bounds no value."""
     for key, (step_of_rule, rule, _) in rules_of_run(run).items():
-        if step_of_rule == step and rule.name == reason:
-            return address(CUTS_PAGE, key)
+        if (step_of_rule, rule.name) == (step, reason):
+            return address("cuts", key)
     return ""
 
 
-def cuts_page(run: BrowsedRun, query: NoQuery) -> Page:
+def cuts_page(run: BrowsedRun) -> Page:
     """All rules of all steps, with the number of documents that each dropped."""
     run.corpus(DOCUMENTS)
-    summaries = run.summaries()
     rows = []
     for key, (step, rule, _) in rules_of_run(run).items():
-        dropped = rule.dropped(summaries[step])
+        dropped, alone = _dropped(run, step, rule)
         listed = Link("list", Search(step=step, reason=rule.name).link())
-        rows.append(
-            [
-                step,
-                Link(rule.name, address(CUTS_PAGE, key)),
-                value_text(rule.bound),
-                dropped,
-                _dropped_alone(run, step, rule),
-                listed if dropped else None,
-            ]
-        )
-    note = Note(
-        "Rules that bound a measured value. Each leads to the documents next "
-        "to its bound, dropped and passed."
+        link = Link(rule.name, address("cuts", key))
+        bound = value_text(rule.bound)
+        rows.append([step, link, bound, dropped, alone, listed if dropped else None])
+    note = (
+        "Rules that bound a measured value. Each leads to the documents next to its "
+        "bound, dropped and passed."
     )
     columns = {"step": "", "rule": "", "bound": ">", "dropped": ",", "by it alone": ","}
     meanings = {
@@ -99,37 +84,36 @@ def cuts_page(run: BrowsedRun, query: NoQuery) -> Page:
     return page_of("Cuts", note, rules if rows else nothing)
 
 
-def _dropped_alone(run: BrowsedRun, step: str, rule: Rule) -> int | None:
+def _dropped(run: BrowsedRun, step: str, rule: Rule) -> tuple[int, int | None]:
+    """Documents that a rule dropped, and those that no other one would drop."""
     tallies = run.step(step).rules
-    return tallies[rule.name].only if rule.name in tallies else None
+    alone = tallies[rule.name].only if rule.name in tallies else None
+    return rule.dropped(run.summaries()[step]), alone
 
 
-def cut_page(run: BrowsedRun, query: OneCut) -> Page:
+def cut_page(run: BrowsedRun, key: Name) -> Page:
     """A rule: the place of its bound among the measured values, and the nearest
     documents on both sides.
     """
     rules = rules_of_run(run)
-    if query.key not in rules:
-        raise NotThereError(
-            f"there is no rule {query.key!r}; rules are "
-            f"{', '.join(rules) or 'not known yet'}"
-        )
-    step, rule, rules_of_step = rules[query.key]
+    if key not in rules:
+        raise NotThereError(f"there is no rule {key!r}; rules are", rules)
+    step, rule, rules_of_step = rules[key]
     corpus, summary = run.corpus(DOCUMENTS), run.step(step)
     all_dropped = Search(step=step, reason=rule.name).link()
     is_numeric = isinstance(rule.bound, int | float)
-    comparison = "more" if rule.side == "max" else "less"
-    bound: list[Inline] = [" is not what is asked for: ", value_text(rule.bound)]
+    comparison = "is not what is asked for:"
     if is_numeric:
-        bound = [f" is {comparison} than ", Span(value_text(rule.bound), "strong")]
-    alone = _dropped_alone(run, step, rule)
+        comparison = "is more than" if rule.side == "max" else "is less than"
+    dropped, alone = _dropped(run, step, rule)
     sentence = Note(
         [
             f"{step} drops a document whose ",
             Span(rule.statistic, "code"),
-            *bound,
+            f" {comparison} ",
+            Span(value_text(rule.bound), "strong"),
             ". It has dropped ",
-            Link(f"{rule.dropped(run.summaries()[step]):,}", all_dropped),
+            Link(f"{dropped:,}", all_dropped),
             f" of {summary.counts.read:,}",
             "." if alone is None else f", {alone:,} of them by this rule alone.",
         ],
@@ -151,33 +135,28 @@ def cut_page(run: BrowsedRun, query: OneCut) -> Page:
 
     counted = summary.histograms.get(rule.statistic)
     caption = (
-        f"Documents by {rule.statistic}; the line is the cut. A bar leads "
-        "to its documents."
+        f"Documents by {rule.statistic}; the line is the cut. A bar leads to its "
+        "documents."
     )
     is_sampled = len(shard_names(corpus[INGEST])) > MOST_SHARDS
     sampled = f"Looked for in {MOST_SHARDS} shards, spread over the corpus."
-    nearest_documents = run.cached(
-        ("cut", rule.key), lambda: _nearest(corpus, step, rule, rules_of_step)
-    )
-    command = run.session.command("whatif", "--set", f"{short_key(rule.key)}=VALUE")
+    command = run.session.command("whatif", "--set", f"{short_key(key)}=VALUE")
     return page_of(
         rule.name,
         sentence,
-        None
-        if counted is None
-        else draw_histogram(
-            counted.edges, counted.counts, rule.bound, caption, documents_of
-        ),
-        Note(sampled) if is_sampled else None,
-        nearest_documents,
-        Note(f"What another bound would keep: `{command}`"),
+        draw_histogram(counted, rule.bound, caption, documents_of) if counted else None,
+        sampled if is_sampled else None,
+        run.cached(("cut", key), lambda: _nearest(corpus, step, rule, rules_of_step)),
+        f"What another bound would keep: `{command}`",
     )
 
 
 def _nearest(
     corpus: Inputs, step: str, rule: Rule, rules_of_step: Sequence[Rule]
 ) -> Sides:
-    """The documents next to a bound: dropped ones, and those that it let through."""
+    """The documents next to a bound: dropped ones, and those that it let through, each
+    with the verdict of the whole step.
+    """
     places: NearestPlaces = {rule.label: {"failing": [], "passing": []}}
     for shard in some_shards(corpus):
         verdicts, _ = judge_shard(
@@ -187,33 +166,25 @@ def _nearest(
         merge_nearest(places, rule.label, shard, nearest_rows, SAMPLES)
     columns = []
     for side, samples in places[rule.label].items():
-        title = "Dropped" if side == "failing" else "Passed"
-        entries = [
-            _sample(corpus, step, shard, row, value, side)
-            for _, shard, row, value in samples
-        ]
+        entries = []
+        for _, shard, row, value in samples:
+            names = ["id", "source", "locator", "text"]
+            documents = read_document_rows(corpus, shard, [row], names)
+            (judged,) = read_annotation_rows(
+                corpus, shard, step, [row], documents["id"], ["keep", "reason"]
+            ).to_pylist()
+            (document,) = documents.to_pylist()
+            id_, text = document["id"].hex(), document["text"]
+            excerpt = text[:EXCERPT_CHARS] + (
+                "..." if len(text) > EXCERPT_CHARS else ""
+            )
+            link = Link(document["locator"], address(DOCUMENTS, id_))
+            note: list[Inline] = [document["source"], " · ", id_span(id_)]
+            if side == "passing" and not judged["keep"]:
+                note.append(f" · dropped by {judged['reason']}")
+            title: Inline = [Span(value_text(value), "strong"), " ", link]
+            entries.append(Entry(title, [Span(excerpt)], note))
+        title_of_side = "Dropped" if side == "failing" else "Passed"
         listing = listing_of(entries, "None.")
-        columns.append((f"{title}, nearest first", [listing]))
+        columns.append((f"{title_of_side}, nearest first", [listing]))
     return Sides(columns)
-
-
-def _sample(
-    corpus: Inputs, step: str, shard: str, row: int, value: float, side: str
-) -> Entry:
-    """A document next to a bound, with the verdict of the whole step."""
-    columns = ["id", "source", "locator", "text"]
-    documents = read_document_rows(corpus, shard, [row], columns)
-    (judged,) = read_annotation_rows(
-        corpus, shard, step, [row], documents["id"], ["keep", "reason"]
-    ).to_pylist()
-    document = documents.to_pylist()[0]
-    id_, text = document["id"].hex(), document["text"]
-    is_dropped = side == "passing" and not judged["keep"]
-    reason = f" · dropped by {judged['reason']}" if is_dropped else ""
-    excerpt = text[:EXCERPT_CHARS] + ("..." if len(text) > EXCERPT_CHARS else "")
-    link = Link(document["locator"], address(DOCUMENTS, id_))
-    return Entry(
-        [Span(value_text(value), "strong"), " ", link],
-        [Span(excerpt)],
-        [document["source"], " · ", id_span(id_), reason],
-    )

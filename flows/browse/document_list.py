@@ -9,39 +9,38 @@ words: then the page says how far it has come.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.corpus import Corpus
-from gristmill.dataprep.documents import QUARANTINE_REASON, column_names, open_table
+from gristmill.dataprep.document_numbers import count_rows
+from gristmill.dataprep.documents import QUARANTINE_REASON, column_names
 from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.where_sql import columns_in, evaluate
 from gristmill.dataprep.words.snippets import snippet
 from gristmill.flows.browse.addresses import (
     DOCUMENTS,
-    OUTCOMES,
     BadAddressError,
+    Outcome,
     Search,
     address,
-    corpus_parameter,
 )
 from gristmill.flows.browse.browse_elements import (
-    document_note,
-    highlighted,
+    document_entry,
     listing_of,
     value_text,
-    verdict,
 )
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.pages.page_elements import (
     Button,
+    ByName,
     Choice,
     Entry,
     Field,
@@ -78,47 +77,49 @@ class Hit:
 
     shard: str
     row: int
-    judged: Mapping[str, Any]
-
-
-@dataclass
-class Scan:
-    """The progress of a search.
-
-    Attributes:
-        hits: matching documents.
-        after: where the search continues; None at its end.
-        scanned: documents whose texts were read; None without a search for words.
-    """
-
-    hits: list[Hit]
-    after: str | None = None
-    scanned: int | None = None
+    judged: ByName[Any]
 
 
 def documents_page(run: BrowsedRun, query: Search) -> Page:
     """The documents that meet a search, from a place on."""
     corpus = run.columns(query.corpus)
-    columns = _columns(corpus, query)
-    scan = search(corpus, query, columns)
+    columns = list(JUDGED)
+    columns += [LANGUAGE] if query.language else []
+    columns += [query.column] if query.column else []
+    if query.where is not None:
+        columns += columns_in(query.where, corpus.schema.names)
+    columns = list(dict.fromkeys(columns))
+    for name in columns:
+        if name not in corpus.schema.names:
+            raise BadAddressError(
+                f"no step has measured {name!r}; columns are "
+                f"{', '.join(corpus.measured) or 'none'}"
+            )
+    hits, scanned, after = search(corpus, query, columns)
     total = run.cached(
-        ("documents", query.corpus), lambda: _number_of_documents(corpus)
+        ("documents", query.corpus),
+        lambda: sum(
+            count_rows([corpus.inputs[INGEST] / shard for shard in corpus.shards])
+        ),
     )
-    following = query.link(scan.after) if scan.after else ""
+    following = query.link(after) if after else ""
     first_page = query.model_copy(update={"after": None})
     count: list[Inline] = [f"of {total:,} documents"]
-    if query.words is None and total <= MOST_COUNTED:
+    if query.words is not None:
+        count = [f"{len(hits)} found in {scanned:,} documents that were looked through"]
+        count += ["; ", Link("continue the search", following)] if following else []
+    elif total <= MOST_COUNTED:
         matching = run.cached(
-            ("count", first_page), lambda: _count(corpus, first_page, columns)
+            ("count", first_page),
+            lambda: sum(
+                int(matches(corpus.read(shard, columns, kept=None), query).sum())
+                for shard in corpus.shards
+            ),
         )
         count.insert(0, f"{matching:,} ")
-    elif scan.scanned is not None:
-        scanned = f"{scan.scanned:,} documents that were looked through"
-        count = [f"{len(scan.hits)} found in {scanned}"]
-        count += ["; ", Link("continue the search", following)] if following else []
     entries: list[Entry] = []
-    for shard, hits in groupby(scan.hits, key=lambda hit: hit.shard):
-        entries += _entries(corpus.inputs, shard, list(hits), query)
+    for shard, hits_of_shard in groupby(hits, key=lambda hit: hit.shard):
+        entries += _entries(corpus.inputs, shard, list(hits_of_shard), query)
     links: list[Inline] = (
         [Link("← the first ones", query.link())] if query.after else []
     )
@@ -132,30 +133,16 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
     )
 
 
-def _columns(corpus: Corpus, query: Search) -> list[str]:
-    """Columns that are read of every document."""
-    columns = list(JUDGED)
-    columns += [LANGUAGE] if query.language else []
-    columns += [query.column] if query.column else []
-    columns += (
-        columns_in(query.where, corpus.schema.names) if query.where is not None else []
-    )
-    for name in columns:
-        if name not in corpus.schema.names:
-            raise BadAddressError(
-                f"no step has measured {name!r}; columns are "
-                f"{', '.join(corpus.measured) or 'none'}"
-            )
-    return list(dict.fromkeys(columns))
-
-
-def search(corpus: Corpus, query: Search, columns: Sequence[str]) -> Scan:
+def search(
+    corpus: Corpus, query: Search, columns: Sequence[str]
+) -> tuple[list[Hit], int, str | None]:
     """Matching documents in the order of the corpus: as many as a page shows, or fewer
-    if words are rare.
+    if words are rare; the number of texts that were looked through; and the place where
+    the search continues, None at its end.
     """
-    scan = Scan([], scanned=None if query.words is None else 0)
+    hits: list[Hit] = []
+    scanned, budget = 0, SCANNED_BYTES
     first_shard, first_row = map(int, (query.after or "0-0").split("-"))
-    budget = SCANNED_BYTES
     for number, shard in list(enumerate(corpus.shards))[first_shard:]:
         table = corpus.read(shard, columns, kept=None)
         rows = np.flatnonzero(matches(table, query))
@@ -163,71 +150,75 @@ def search(corpus: Corpus, query: Search, columns: Sequence[str]) -> Scan:
         for begin in range(0, len(rows), SCANNED_ROWS):
             part = rows[begin : begin + SCANNED_ROWS]
             if budget <= 0:
-                scan.after = f"{number}-{part[0]}"
-                return scan
-            if query.words is not None and scan.scanned is not None:
-                scan.scanned += len(part)
-                part, size = _with_words(corpus, shard, part, query.words)
-                budget -= size
+                return hits, scanned, f"{number}-{part[0]}"
+            if query.words is not None:
+                if "text" not in column_names(corpus.inputs[INGEST] / shard):
+                    raise BadAddressError(
+                        "these documents have tokens and no text; words cannot be "
+                        "looked for in them"
+                    )
+                scanned += len(part)
+                texts = read_document_rows(
+                    corpus.inputs, shard, part.tolist(), ["text"]
+                )["text"]
+                budget -= int(pc.sum(pc.binary_length(texts)).as_py() or 0)
+                for word in words_of(query.words):
+                    is_hit = pc.match_substring(texts, word, ignore_case=True)
+                    part, texts = part[is_hit.to_numpy()], texts.filter(is_hit)
             for row in part.tolist():
-                if len(scan.hits) == ON_PAGE:
-                    scan.after = f"{number}-{row}"
-                    return scan
-                scan.hits.append(Hit(shard, row, table.slice(row, 1).to_pylist()[0]))
-    return scan
+                if len(hits) == ON_PAGE:
+                    return hits, scanned, f"{number}-{row}"
+                hits.append(Hit(shard, row, table.slice(row, 1).to_pylist()[0]))
+    return hits, scanned, None
 
 
 def matches(table: pa.Table, query: Search) -> np.ndarray:
     """Documents that match a search apart from its words: (n,) bool; a missing value
     matches no bound.
     """
-    mask = np.ones(len(table), bool)
-    for condition in _conditions(table, query):
-        mask &= (
-            pc.fill_null(condition, False).to_numpy(zero_copy_only=False).astype(bool)
+    conditions = [
+        pc.equal(table[name].cast(pa.string()), value)
+        for name, value in (
+            ("source", query.source),
+            (LANGUAGE, query.language),
+            ("dropped_by", query.step),
+            ("reason", query.reason),
         )
+        if value is not None
+    ]
+    is_quarantined = pc.fill_null(
+        pc.equal(table["reason"].cast(pa.string()), QUARANTINE_REASON), False
+    )
+    is_lost = pc.invert(table["kept"])
+    outcomes = {
+        "kept": table["kept"],
+        "dropped": pc.and_not(is_lost, is_quarantined),
+        "quarantined": is_quarantined,
+    }
+    conditions += [outcomes[query.outcome]] if query.outcome else []
+    if query.column is not None:
+        values = table[query.column]
+        if not _is_number(values.type):
+            raise BadAddressError(
+                f"{query.column} is not a number; ranges are of numbers"
+            )
+        conditions.append(values.is_valid())
+        if query.least is not None:
+            conditions.append(pc.greater_equal(values, query.least))
+        if query.most is not None:
+            conditions.append(pc.less_equal(values, query.most))
+    mask = np.ones(len(table), bool)
+    for condition in conditions:
+        mask &= pc.fill_null(condition, False).to_numpy().astype(bool)
     if query.where is not None and len(table):
-        known, values = evaluate(query.where, "BOOLEAN", table)
-        mask &= known & np.where(known, values, False).astype(bool)
+        known, is_hit = evaluate(query.where, "BOOLEAN", table)
+        mask &= known & np.where(known, is_hit, False).astype(bool)
     return mask
 
 
-def _conditions(table: pa.Table, query: Search) -> Iterator[Any]:
-    values = {
-        "source": query.source,
-        LANGUAGE: query.language,
-        "dropped_by": query.step,
-        "reason": query.reason,
-    }
-    for name, value in values.items():
-        if value is not None:
-            yield pc.equal(table[name].cast(pa.string()), value)
-    quarantined = pc.fill_null(
-        pc.equal(table["reason"].cast(pa.string()), QUARANTINE_REASON), False
-    )
-    if query.outcome == "kept":
-        yield table["kept"]
-    elif query.outcome == "dropped":
-        yield pc.and_(pc.invert(table["kept"]), pc.invert(quarantined))
-    elif query.outcome == "quarantined":
-        yield quarantined
-    if query.column is None:
-        return
-    if not _is_number(table[query.column].type):
-        raise BadAddressError(f"{query.column} is not a number; ranges are of numbers")
-    yield table[query.column].is_valid()
-    if query.least is not None:
-        yield pc.greater_equal(table[query.column], query.least)
-    if query.most is not None:
-        yield pc.less_equal(table[query.column], query.most)
-
-
 def _is_number(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-    )
+    types = pa.types
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
 
 
 def words_of(text: str) -> list[str]:
@@ -235,45 +226,11 @@ def words_of(text: str) -> list[str]:
     return [quoted or word for quoted, word in WORDS.findall(text)]
 
 
-def _with_words(
-    corpus: Corpus, shard: str, rows: np.ndarray, words: str
-) -> tuple[np.ndarray, int]:
-    """Rows whose text has all words, in any case; and the bytes that were read."""
-    if "text" not in column_names(corpus.inputs[INGEST] / shard):
-        raise BadAddressError(
-            "these documents have tokens and no text; words cannot "
-            "be looked for in them"
-        )
-    texts = read_document_rows(corpus.inputs, shard, rows.tolist(), ["text"])["text"]
-    size = int(pc.sum(pc.binary_length(texts)).as_py() or 0)
-    for word in words_of(words):
-        hits = np.flatnonzero(
-            pc.match_substring(texts, word, ignore_case=True).to_numpy()
-        )
-        rows, texts = rows[hits], texts.take(pa.array(hits))
-    return rows, size
-
-
-def _count(corpus: Corpus, query: Search, columns: Sequence[str]) -> int:
-    return sum(
-        int(matches(corpus.read(shard, columns, kept=None), query).sum())
-        for shard in corpus.shards
-    )
-
-
-def _number_of_documents(corpus: Corpus) -> int:
-    total = 0
-    for shard in corpus.shards:
-        with open_table(corpus.inputs[INGEST] / shard) as file:
-            total += file.metadata.num_rows
-    return total
-
-
 def _entries(
-    inputs: Mapping[str, Path], shard: str, hits: Sequence[Hit], query: Search
+    inputs: ByName[Path], shard: str, hits: Sequence[Hit], query: Search
 ) -> list[Entry]:
     """Entries of the list for some documents of a shard."""
-    words = [] if query.words is None else words_of(query.words)
+    words = words_of(query.words or "")
     rows = [hit.row for hit in hits]
     has_text = "text" in column_names(inputs[INGEST] / shard)
     columns = ["id", "locator", "text"] if has_text else ["id", "locator"]
@@ -281,54 +238,49 @@ def _entries(
     entries = []
     for hit, document in zip(hits, documents, strict=True):
         text = document["text"] if has_text else decoded_text(inputs, shard, hit.row)
-        judged, id_ = hit.judged, document["id"].hex()
-        details = [
-            f"{name} {value_text(value)}"
-            for name, value in judged.items()
-            if name not in JUDGED and name != "text"
-        ]
-        outcome = verdict(judged["kept"], judged["dropped_by"], judged["reason"])
-        note = document_note(outcome, judged["source"], len(text), id_, details)
-        title = Link(document["locator"], address(DOCUMENTS, id_))
-        entries.append(Entry(title, highlighted(snippet(text, words), words), note))
+        judged = {name: value for name, value in hit.judged.items() if name != "text"}
+        source, kept, step, reason = (judged.pop(name) for name in JUDGED)
+        details = [f"{name} {value_text(value)}" for name, value in judged.items()]
+        entries.append(
+            document_entry(
+                document["id"].hex(),
+                document["locator"],
+                (kept, step, reason),
+                source,
+                len(text),
+                snippet(text, words),
+                words,
+                details,
+            )
+        )
     return entries
 
 
 def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
     hint = "SQL over columns, such as language_score < 0.8 AND kept"
     words_hint = 'in the text; "several between quotes"'
-    words, where = query.words or "", query.where or ""
     choices = run.cached(
         ("form", query.corpus), lambda: _choices(run, corpus, query.corpus)
     )
-    fields: list[Field | Choice] = [
-        Field("words", "words", words, words_hint, 1000, is_wide=True)
-    ]
-    fields += [
-        replace(choice, value=getattr(query, choice.name) or "") for choice in choices
-    ]
-    for name, label in (("least", "at least"), ("most", "at most")):
-        bound = getattr(query, name)
-        value = "" if bound is None else f"{bound:g}"
-        fields.append(Field(name, label, value, is_number=True))
-    fields.append(Field("where", "where", where, hint, 2000, is_wide=True))
-    own = corpus_parameter(query.corpus)
-    # A value that a link brought and the form does not offer stays with the search.
-    hidden = {
-        name: str(value)
-        for name, value in {
-            **query.model_dump(exclude={"after"}),
-            "corpus": own,
-        }.items()
-        if value is not None and name not in {field.name for field in fields}
+    given = {
+        name: f"{value:g}" if isinstance(value, float) else str(value)
+        for name, value in query.model_dump(exclude_defaults=True).items()
+        if name != "after"
     }
-    is_filtered = query != Search(corpus=query.corpus, after=query.after)
-    everything = Link(f"all {total:,}", address(DOCUMENTS, corpus=own))
+    fields: list[Field | Choice] = [
+        Field("words", "words", placeholder=words_hint, most=1000, is_wide=True),
+        *choices,
+        Field("least", "at least", is_number=True),
+        Field("most", "at most", is_number=True),
+        Field("where", "where", placeholder=hint, most=2000, is_wide=True),
+    ]
+    is_filtered = bool(given.keys() - {"corpus"})
+    everything = Link(f"all {total:,}", address(DOCUMENTS, corpus=query.corpus))
     return Form(
         address(DOCUMENTS),
-        fields,
+        [replace(field, value=given.pop(field.name, "")) for field in fields],
         [Button("Search")],
-        hidden,
+        given,  # a value that a link brought and the form does not offer
         "filters",
         after=everything if is_filtered else "",
     )
@@ -356,19 +308,12 @@ def _choices(run: BrowsedRun, corpus: Corpus, name: str) -> list[Choice]:
         for column in corpus.measured
         if _is_number(corpus.schema.field(column).type)
     ]
-    lists: dict[str, tuple[str, Mapping[str, Sequence[str]]]] = {
-        "source": ("source", {"": sorted(sources)}),
-        "language": (
-            "language",
-            {"": [language for language, _ in ranked(languages)]},
-        ),
-        "outcome": ("outcome", {"": OUTCOMES}),
-        "step": ("dropped by", {"": list(reasons)}),
-        "reason": ("reason", reasons),
-        "column": ("measured", {"": numbers}),
-    }
-    return [
-        Choice(parameter, label, groups)
-        for parameter, (label, groups) in lists.items()
-        if any(groups.values())
+    choices = [
+        Choice("source", "source", {"": sorted(sources)}),
+        Choice("language", "language", {"": [name for name, _ in ranked(languages)]}),
+        Choice("outcome", "outcome", {"": get_args(Outcome)}),
+        Choice("step", "dropped by", {"": list(reasons)}),
+        Choice("reason", "reason", reasons),
+        Choice("column", "measured", {"": numbers}),
     ]
+    return [choice for choice in choices if any(choice.groups.values())]

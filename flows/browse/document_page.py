@@ -5,20 +5,9 @@ steps that read it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from gristmill.dataprep.corpus import url_of
-from gristmill.flows.browse.addresses import (
-    CLUSTERS_PAGE,
-    DOCUMENTS,
-    EXAMPLES_PAGE,
-    ROWS_PAGE,
-    TRAINING_PAGE,
-    OneDocument,
-    Search,
-    address,
-    corpus_parameter,
-)
+from gristmill.flows.browse.addresses import DOCUMENTS, Address, Search, address
 from gristmill.flows.browse.browse_elements import (
     numbered_links,
     value_text,
@@ -37,16 +26,17 @@ from gristmill.flows.pages.page_elements import (
     Note,
     Page,
     Part,
+    Parts,
     Section,
     Span,
     Text,
+    flatten,
 )
 from gristmill.flows.questions.explain import (
     NOT_DRAWN,
     Explanation,
     Judgement,
     MixtureUse,
-    TextPiece,
     history,
     is_idle_rule,
 )
@@ -61,14 +51,14 @@ BEFORE_STEP = ": "
 IDS = ("cluster", "duplicate_of")
 
 
-def document_page(run: BrowsedRun, query: OneDocument) -> Page:
+def document_page(run: BrowsedRun, id: Address, whole: bool = False) -> Page:
     """A document's history, with its text as it was read and as it is now.
 
     Raises:
         gristmill.flows.questions.find_documents.DocumentNotFoundError: nothing, or more
             than one document, fits.
     """
-    document = history(run.session, query.id, True)
+    document = history(run.session, id, True)
     stages = [judged.stage.rpartition(BEFORE_STEP)[0] for judged in document.stages]
     corpus = next(iter(stages), "") or DOCUMENTS
     is_kept = document.kept
@@ -79,19 +69,15 @@ def document_page(run: BrowsedRun, query: OneDocument) -> Page:
     ]
     sections = []
     if document.stages:
-        steps = [
-            part
-            for judged in document.stages
-            for part in _step(run, corpus, document.id, judged)
-        ]
+        steps = flatten(
+            _step(run, corpus, document.id, judged) for judged in document.stages
+        )
         sections.append(Section("What each step said", steps))
     if document.mix is not None:
-        sections.append(
-            Section("What training makes of it", _use(document.mix, document.source))
-        )
-    sections.append(
-        Section("Text", _text(document, None if query.whole else MOST_CHARACTERS))
-    )
+        use = _use(document.mix, document.source)
+        sections.append(Section("What training makes of it", flatten(use)))
+    text = _text(document, None if whole else MOST_CHARACTERS)
+    sections.append(Section("Text", flatten(text)))
     return Page(document.locator, sections, parts)
 
 
@@ -102,94 +88,73 @@ def _fields(document: Explanation, corpus: str) -> Fields:
         ("source", Link(source, Search(corpus=corpus, source=source).link())),
     ]
     url = url_of(document.locator, document.metadata)
-    if url:
-        rows.append(("address", url))
+    rows += [("address", url)] if url else []
     if corpus != DOCUMENTS and document.kept:
-        example = address(EXAMPLES_PAGE, document.id)
-        rows.append(
-            (
-                "example",
-                Link("the rows that hold it, and the steps that read it", example),
-            )
-        )
+        text = "the rows that hold it, and the steps that read it"
+        rows.append(("example", Link(text, address("examples", document.id))))
     place = f"{document.shard}, row {document.row}; {document.characters:,} characters"
-    return Fields([*rows, ("place", place), *_metadata(document.metadata)])
-
-
-def _metadata(text: str | None) -> list[tuple[str, Inline]]:
-    """The metadata of the input, by name; metadata that is not an object has no
-    name.
-    """
+    rows.append(("place", place))
     try:
-        metadata = json.loads(text or "{}")
+        metadata = json.loads(document.metadata or "{}")
     except ValueError:
-        metadata = text
+        metadata = document.metadata
     if not isinstance(metadata, dict):
-        return [("", str(metadata))] if metadata else []
-    return [
-        (
-            name,
-            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False),
-        )
-        for name, value in metadata.items()
-    ]
+        metadata = {"": metadata} if metadata else {}
+    for name, value in metadata.items():
+        is_text = isinstance(value, str)
+        rows.append((name, value if is_text else json.dumps(value, ensure_ascii=False)))
+    return Fields(rows)
 
 
-def _step(run: BrowsedRun, corpus: str, document: str, judged: Judgement) -> list[Part]:
+def _step(
+    run: BrowsedRun, corpus: str, document: str, judged: Judgement
+) -> list[Parts]:
     """The verdict of a step, with links to its cut, its list and its cluster, and its
     measured values.
     """
     step = judged.stage.rpartition(BEFORE_STEP)[2]
     is_kept, reason, values = judged.keep, judged.reason, judged.values
-    remarks: list[Inline] = []
+    remarks: list[str] = []
     if judged.threshold is not None:
-        remarks.append(f"threshold {value_text(judged.threshold)}. ")
+        remarks.append(f"threshold {value_text(judged.threshold)}.")
     if judged.error:
-        remarks.append(f"{judged.error}. ")
+        remarks.append(f"{judged.error}.")
     edits = judged.edits
     if edits:
-        number = f"{edits.number:,} edit{'s' if edits.number != 1 else ''}"
         remarks.append(
-            f"{number}: {edits.bytes_removed:,} bytes removed, "
-            f"{edits.bytes_added:,} added. "
+            f"{edits.number:,} edit{'s' if edits.number != 1 else ''}: "
+            f"{edits.bytes_removed:,} bytes removed, {edits.bytes_added:,} added."
         )
-    links = []
-    cut = link_of_cut(run, step, reason) if corpus == DOCUMENTS else ""
-    if cut:
-        links.append(Link("both sides of this cut", cut))
+    links = {}
+    if corpus == DOCUMENTS:
+        links["both sides of this cut"] = link_of_cut(run, step, reason)
     if not is_kept:
-        links.append(
-            Link(
-                "others dropped for it",
-                Search(corpus=corpus, step=step, reason=reason).link(),
-            )
+        search = Search(corpus=corpus, step=step, reason=reason)
+        links["others dropped for it"] = search.link()
+    survivor = values.get("duplicate_of")
+    if survivor:
+        links["what was kept for it"] = address(DOCUMENTS, survivor)
+    has_twins = survivor or (values.get("cluster_size") or 1) > 1
+    cluster = values.get("cluster")
+    if cluster and has_twins and (corpus, step) in steps_with_clusters(run):
+        member = None if is_kept else document
+        links["its duplicates"] = address(
+            "duplicates", step, cluster, corpus=corpus, member=member
         )
-    if values.get("duplicate_of"):
-        links.append(
-            Link("what was kept for it", address(DOCUMENTS, values["duplicate_of"]))
-        )
-    has_twins = values.get("duplicate_of") or (values.get("cluster_size") or 1) > 1
-    if (
-        values.get("cluster")
-        and has_twins
-        and (corpus, step) in steps_with_clusters(run)
-    ):
-        own, member = corpus_parameter(corpus), None if is_kept else document
-        link = address(
-            CLUSTERS_PAGE, step, values["cluster"], corpus=own, member=member
-        )
-        links.append(Link("its duplicates", link))
-    parts: list[Part] = [Heading([f"{step} ", verdict(is_kept, None, reason)])]
-    parts += [Note(remarks)] if remarks else []
     measured = [
         (name, value)
         for name, value in values.items()
         if name not in IDS and not is_idle_rule(name, value)
     ]
-    return [*parts, Links(links), *([values_note(measured)] if measured else [])]
+    return [
+        Heading([f"{step} ", verdict(is_kept, None, reason)]),
+        Note([" ".join(remarks)]) if remarks else None,
+        Links([Link(text, link) for text, link in links.items() if link]),
+        values_note(measured),
+    ]
 
 
-def _use(mix: MixtureUse, source: str) -> list[Part]:
+def _use(mix: MixtureUse, source: str) -> list[Parts]:
     """The use of a document in the mixture, with links to its rows and to the steps
     that read them.
     """
@@ -198,74 +163,55 @@ def _use(mix: MixtureUse, source: str) -> list[Part]:
     is_held_out = mix.use == "held out"
     use = "Held out, never trained" if is_held_out else "In the mixture"
     copies = f", {mix.copies:,} copies" if mix.copies > 1 else ""
-    rows = sorted(set(mix.rows))
     held_out = source if is_held_out else None
-    row_links = [
-        (row, address(ROWS_PAGE, MIX, row, held_out=held_out))
-        for row in rows[:MOST_LINKS]
-    ]
-    step_links = [
-        (step, address(TRAINING_PAGE, PRETRAIN, step))
-        for step in mix.steps[:MOST_LINKS]
-    ]
-    parts: list[Part] = [
+    return [
         Note(
-            f"{use}: {mix.tokens:,} tokens in {mix.pieces:,} pieces{copies}.",
-            "plain",
+            f"{use}: {mix.tokens:,} tokens in {mix.pieces:,} pieces{copies}.", "plain"
         ),
-        numbered_links("rows", row_links, len(rows)),
-        numbered_links("steps that read it", step_links, len(mix.steps)),
+        numbered_links(
+            "rows",
+            sorted(set(mix.rows)),
+            MOST_LINKS,
+            lambda row: address("rows", MIX, row, held_out=held_out),
+        ),
+        numbered_links(
+            "steps that read it",
+            mix.steps,
+            MOST_LINKS,
+            lambda step: address("training", PRETRAIN, step),
+        ),
+        "No step reads it." if mix.use == "trained" and not mix.steps else None,
     ]
-    if not step_links and mix.use == "trained":
-        parts.append(Note("No step reads it."))
-    return parts
 
 
-def _text(document: Explanation, most: int | None) -> list[Part]:
-    spans, is_cut = cut_spans(document.text, most)
-    parts: list[Part] = []
+def _text(document: Explanation, most: int | None) -> list[Parts]:
+    spans: list[Span] = []
+    remaining = most
+    for piece in document.text:
+        text = piece.text[:remaining]
+        spans.append(Span(text, piece.edit or "", piece.stage or ""))
+        if remaining is not None:
+            remaining -= len(text)
+    is_cut = sum(len(span.text) for span in spans) < sum(
+        len(piece.text) for piece in document.text
+    )
+    legend = None
     if any(piece.edit for piece in document.text):
         marks: list[Inline] = [
             Span("Removed", "removed"),
             " and ",
             Span("added", "added"),
         ]
-        parts.append(
-            Note([*marks, " by the steps; text without a mark is as it was read."])
-        )
+        rest = " by the steps; text without a mark is as it was read."
+        legend = Note([*marks, rest])
     if not is_cut:
-        return [*parts, Text(spans)]
-    whole = address(DOCUMENTS, document.id, whole="true")
+        return [legend, Text(spans)]
+    whole = address(DOCUMENTS, document.id, whole=True)
     characters = f"{document.characters:,} characters"
-    beginning = Note(
-        [f"The first {most:,} of {characters}: ", Link("show all", whole), "."]
-    )
+    first = f"The first {most:,} of {characters}: "
     return [
-        *parts,
-        beginning,
-        Text(spans),
+        legend,
+        Note([first, Link("show all", whole), "."]),
+        Text([span for span in spans if span.text]),
         Links([Link(f"Show all {characters}", whole)]),
     ]
-
-
-def cut_spans(pieces: Sequence[TextPiece], most: int | None) -> tuple[list[Span], bool]:
-    """The first characters of a text in pieces, its edits marked, and whether there are
-    more.
-    """
-    spans = []
-    remaining = most
-    for piece in pieces:
-        text = piece.text
-        is_cut = remaining is not None and len(text) > remaining
-        spans.append(
-            Span(
-                text[:remaining] if is_cut else text,
-                piece.edit or "",
-                piece.stage or "",
-            )
-        )
-        if is_cut:
-            return spans, True
-        if remaining is not None:
-            remaining -= len(text)
-    return spans, False

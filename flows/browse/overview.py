@@ -9,23 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from gristmill.core.secrets import mask_text
-from gristmill.flows.browse.addresses import (
-    CLUSTERS_PAGE,
-    CUTS_PAGE,
-    DOCUMENTS,
-    DOMAINS_PAGE,
-    ROWS_PAGE,
-    SEARCH_PAGE,
-    TRAINING_PAGE,
-    NoQuery,
-    Search,
-    address,
-    corpus_parameter,
-)
+from gristmill.flows.browse.addresses import DOCUMENTS, Search, address
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.browse.cluster_pages import steps_with_clusters
 from gristmill.flows.browse.cut_pages import link_of_cut
-from gristmill.flows.browse.domain_page import steps_with_domains
+from gristmill.flows.browse.search_page import steps_with_domains
 from gristmill.flows.browse.step_pages import trainings
 from gristmill.flows.pages.page_elements import (
     Inline,
@@ -35,14 +23,9 @@ from gristmill.flows.pages.page_elements import (
     Section,
     ShareBar,
     Span,
-    Table,
     table,
 )
-from gristmill.flows.questions.status import (
-    StageState,
-    describe_running,
-    stage_states,
-)
+from gristmill.flows.questions.status import describe_running, stage_states
 from gristmill.flows.report.report_facts import funnel, top_reasons
 from gristmill.flows.report.stage_summaries import Counts, StageCounts
 
@@ -50,7 +33,7 @@ MOST_REASONS = 6
 STATE_MARKS = {"committed": "good", "corrupt": "bad"}
 
 
-def overview_page(run: BrowsedRun, query: NoQuery) -> Page:
+def overview_page(run: BrowsedRun) -> Page:
     """All stages with their states, the funnel, and links to every listing."""
     rows = funnel(run.summaries(), run.session.manifest.steps)
     subject = (
@@ -60,8 +43,19 @@ def overview_page(run: BrowsedRun, query: NoQuery) -> Page:
         f"No documents are read yet. Start with `{run.session.command('run')}`; "
         "what is committed appears here."
     )
-    sections = [_funnel_section(run, rows), _source_section(rows)] if rows else []
-    parts = [Note(subject)] if rows else [Note(subject), Note(start, "plain")]
+    parts, sections = [Note(subject)], []
+    if rows:
+        sources = []
+        for name, counts in sorted(rows[0].sources.items()):
+            kept = rows[-1].sources.get(name, Counts()).kept
+            share = kept / counts.read if counts.read else None
+            link = Link(name, Search(source=name).link())
+            sources.append([link, counts.read, kept, share])
+        columns = {"source": "", "read": ",", "left": ",", "share": ".1%"}
+        by_source = table(columns, sources, {"left": "after all steps"})
+        sections = [_funnel_section(run, rows), Section("Sources", [by_source])]
+    else:
+        parts.append(Note(start, "plain"))
     return Page(run.name, [*sections, _stage_section(run)], parts)
 
 
@@ -73,7 +67,7 @@ def _funnel_section(run: BrowsedRun, rows: Sequence[StageCounts]) -> Section:
         for reason, count in top_reasons(row.dropped, row.quarantined, MOST_REASONS):
             query = Search(step=row.stage, reason=reason)
             if reason == "quarantined":
-                query = Search(step=row.stage, outcome=reason)
+                query = Search(step=row.stage, outcome="quarantined")
             cut = link_of_cut(run, row.stage, reason)
             reasons += [
                 ", " if reasons else "",
@@ -89,82 +83,42 @@ def _funnel_section(run: BrowsedRun, rows: Sequence[StageCounts]) -> Section:
     return Section("Documents after each step", [table({"step": "", **columns}, lines)])
 
 
-def _source_section(rows: Sequence[StageCounts]) -> Section:
-    lines = []
-    for name, counts in sorted(rows[0].sources.items()):
-        kept = rows[-1].sources.get(name, Counts()).kept
-        share = kept / counts.read if counts.read else None
-        link = Link(name, Search(source=name).link())
-        lines.append([link, counts.read, kept, share])
-    columns = {"source": "", "read": ",", "left": ",", "share": ".1%"}
-    return Section("Sources", [table(columns, lines, {"left": "after all steps"})])
-
-
 def _stage_section(run: BrowsedRun) -> Section:
-    lines = []
+    listings = {
+        step: address("duplicates", step)
+        for corpus, step in steps_with_clusters(run)
+        if corpus == DOCUMENTS
+    }
+    listings |= {step: address("domains", step) for step in steps_with_domains(run)}
+    listings |= {stage: address("training", stage) for stage in trainings(run)}
+    listings |= {stage: address("rows", stage) for stage in run.packed_sets()}
+    rows = []
     for row in stage_states(run.session):
-        link = _listing_of(run, row.stage)
         mark: Any = STATE_MARKS.get(row.state, "masked")
-        lines.append(
-            [
-                Link(row.stage, link) if link else row.stage,
-                Span(row.state, mark),
-                "" if row.seconds is None else f"{row.seconds:,.1f}",
-                "" if row.bytes is None else f"{row.bytes / 1e6:,.2f}",
-                _remark(row),
-            ]
-        )
-    return Section(
-        "Stages",
-        [
-            Table(
-                ["stage", "state", "seconds", "MB", ""],
-                lines,
-                {2, 3},
-                {"MB": "of its output"},
-            )
-        ],
-    )
-
-
-def _remark(row: StageState) -> str:
-    """The progress of a running stage, or why one is not committed."""
-    if row.owner is not None:
-        return describe_running(row, time.time())
-    return row.details or ""
-
-
-def _listing_of(run: BrowsedRun, stage: str) -> str:
-    """The page about a stage; empty if there is none."""
-    if stage in run.packed_sets():
-        return address(ROWS_PAGE, stage)
-    if stage in trainings(run):
-        return address(TRAINING_PAGE, stage)
-    if stage in steps_with_domains(run):
-        return address(DOMAINS_PAGE, stage)
-    return (
-        address(CLUSTERS_PAGE, stage)
-        if (DOCUMENTS, stage) in steps_with_clusters(run)
-        else ""
-    )
+        remark = row.details or ""
+        if row.owner is not None:
+            remark = describe_running(row, time.time())
+        name = row.stage
+        link = Link(name, listings[name]) if name in listings else name
+        size = None if row.bytes is None else row.bytes / 1e6
+        rows.append([link, Span(row.state, mark), row.seconds, size, remark])
+    columns = {"stage": "", "state": "", "seconds": ",.1f", "MB": ",.2f", "": ""}
+    return Section("Stages", [table(columns, rows, {"MB": "of its output"})])
 
 
 def navigation(run: BrowsedRun) -> list[Link]:
     """Links to the listings that a run has by now."""
     links = [Link("overview", "/")]
-    for name in run.corpora():
-        corpus = corpus_parameter(name)
-        links.append(Link(name, address(DOCUMENTS, corpus=corpus)))
-    if DOCUMENTS in run.corpora():
-        links.append(Link("search", address(SEARCH_PAGE)))
-        links.append(Link("cuts", address(CUTS_PAGE)))
+    corpora = run.corpora()
+    links += [Link(name, address(DOCUMENTS, corpus=name)) for name in corpora]
+    if DOCUMENTS in corpora:
+        links += [Link("search", address("search")), Link("cuts", address("cuts"))]
     for step in steps_with_domains(run)[:1]:
-        links.append(Link("domains", address(DOMAINS_PAGE, step)))
-    for name, step in steps_with_clusters(run)[:1]:
-        corpus = corpus_parameter(name)
-        links.append(Link("duplicates", address(CLUSTERS_PAGE, step, corpus=corpus)))
+        links.append(Link("domains", address("domains", step)))
+    for corpus, step in steps_with_clusters(run)[:1]:
+        links.append(Link("duplicates", address("duplicates", step, corpus=corpus)))
     for stage in run.packed_sets()[:1]:
-        links.append(Link("rows", address(ROWS_PAGE, stage)))
+        links.append(Link("rows", address("rows", stage)))
     for stage in trainings(run)[:1]:
-        links.append(Link("training", address(TRAINING_PAGE, stage)))
+        links.append(Link("training", address("training", stage)))
     return links

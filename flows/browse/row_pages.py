@@ -4,9 +4,9 @@ loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import pyarrow.compute as pc
@@ -14,15 +14,18 @@ import pyarrow.compute as pc
 from gristmill.dataprep.documents import read_table
 from gristmill.flows.browse.addresses import (
     DOCUMENTS,
-    EXAMPLES_PAGE,
-    ROWS_PAGE,
-    TRAINING_PAGE,
-    OneRow,
-    Rows,
+    Name,
+    Number,
     address,
     page_links,
 )
-from gristmill.flows.browse.browse_elements import id_span, neighbours
+from gristmill.flows.browse.browse_elements import (
+    example_link,
+    id_span,
+    neighbours,
+    step_link,
+    tabs,
+)
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.pages.page_elements import (
     Button,
@@ -49,6 +52,7 @@ from gristmill.train.data.preference_rows import EXAMPLES
 
 ROWS_ON_PAGE = 50
 BEGINNING_TOKENS = 48
+PLACE = ("start", "length", "offset", "copy")
 MOST_TOKENS = 8192
 """Tokens of a row that are shown."""
 MOST_UNIT = 8
@@ -80,14 +84,12 @@ class Piece:
     """A document in a row, or a part of it.
 
     Attributes:
-        id: of the document or example.
         start, length: its tokens in the row.
         offset: tokens of the document before it.
         copy: the number of its copy, from 0.
         title: its origin or its id, with a link to it.
     """
 
-    id: bytes
     start: int
     length: int
     offset: int
@@ -110,155 +112,153 @@ class RowSet:
             entries = self.packed.manifest["validation"]
             if held_out not in entries:
                 raise NotThereError(
-                    f"{stage} holds no rows of {held_out!r} out; sources are "
-                    f"{', '.join(entries) or 'none'}"
+                    f"{stage} holds no rows of {held_out!r} out; sources are", entries
                 )
             self.total = int(entries[held_out]["rows"])
 
     def link(self, *row: int, **parameters: object) -> str:
         """The address of a row, or of all."""
         held_out = self.held_out
-        return address(ROWS_PAGE, self.stage, *row, held_out=held_out, **parameters)
+        return address("rows", self.stage, *row, held_out=held_out, **parameters)
 
-    def read(self, rows: np.ndarray) -> ReadRows:
-        """Read rows by number, (n,) int64."""
+    def read(self, *bounds: int) -> ReadRows:
+        """Read the rows of a range."""
         packed, held_out = self.packed, self.held_out
+        rows = np.arange(*bounds, dtype=np.int64)
         masks = None
         if held_out is None:
-            tokens, bounds = packed.tokens(rows), packed.boundaries(rows)
+            tokens, ends = packed.tokens(rows), packed.boundaries(rows)
             sources = [packed.sources[number] for number in packed.source_of(rows)]
             masks = self.run.masks(self.stage)
         else:
             tokens = packed.validation(held_out)[rows]
-            bounds = packed.validation_boundaries(held_out).of(rows)
+            ends = packed.validation_boundaries(held_out).of(rows)
             sources = [held_out] * len(rows)
-        filled, positions = bounds.filled(), np.arange(packed.sequence_length)
+        filled, positions = ends.filled(), np.arange(packed.sequence_length)
         is_trained = (positions > 0) & (positions < filled[:, None])
         if masks is not None:
             is_trained = masks.read(rows)
-        pieces = np.diff(bounds.offsets) - 1
-        return ReadRows(tokens, is_trained, filled, pieces, sources)
+        return ReadRows(tokens, is_trained, filled, np.diff(ends.offsets) - 1, sources)
 
 
-def rows_page(run: BrowsedRun, query: Rows) -> Page:
+def rows_page(
+    run: BrowsedRun, stage: Name, held_out: Name | None = None, after: Number = 0
+) -> Page:
     """A part of a packed set's rows: source, pieces, tokens, and beginning of each."""
-    rows, tokenizer = RowSet(run, query.stage, query.held_out), run.tokenizer()
-    after, total = query.after, rows.total
+    rows, tokenizer = RowSet(run, stage, held_out), run.tokenizer()
+    total = rows.total
     if after and after >= total:
         raise NotThereError(
-            f"{query.stage} has {total:,} rows; there is none behind row {after:,}"
+            f"{stage} has {total:,} rows; there is none behind row {after:,}"
         )
-    end = min(after + ROWS_ON_PAGE, total)
-    part = rows.read(np.arange(after, end, dtype=np.int64))
-    lines = [
-        [
-            Link(str(after + index), rows.link(after + index)),
-            source,
-            part.pieces[index],
-            part.filled[index],
-            part.is_trained[index].sum(),
-            tokenizer.decode(
-                part.tokens[index, : min(BEGINNING_TOKENS, part.filled[index])].tolist()
-            ),
-        ]
-        for index, source in enumerate(part.sources)
-    ]
+    part = rows.read(after, min(after + ROWS_ON_PAGE, total))
+    lines = []
+    for index, source in enumerate(part.sources):
+        filled = part.filled[index]
+        beginning = part.tokens[index, : min(BEGINNING_TOKENS, filled)]
+        lines.append(
+            [
+                Link(str(after + index), rows.link(after + index)),
+                source,
+                part.pieces[index],
+                filled,
+                part.is_trained[index].sum(),
+                tokenizer.decode(beginning.tolist()),
+            ]
+        )
     columns = {"pieces": ",", "tokens": ",", "with loss": ",", "begins": ""}
     meanings = {
         "row": "its number",
         "pieces": "documents or parts of them",
         "tokens": "without padding",
     }
+    sets: dict[str, str] = {}
+    for name in run.packed_sets():
+        sets[name] = address("rows", name)
+        for source, entry in run.packed(name).manifest["validation"].items():
+            if entry["rows"]:
+                link = address("rows", name, held_out=source)
+                sets[f"{name}, held out of {source}"] = link
     return page_of(
         "Packed rows",
-        Links(_sets(run, query)),
-        Note(f"{total:,} rows of {rows.packed.sequence_length:,} tokens."),
+        tabs(sets, stage if held_out is None else f"{stage}, held out of {held_out}"),
+        f"{total:,} rows of {rows.packed.sequence_length:,} tokens.",
         table({"row": ">", "source": "", **columns}, lines, meanings),
         page_links(total, after, ROWS_ON_PAGE, lambda row: rows.link(after=row)),
         Form(
-            address(ROWS_PAGE, query.stage),
+            address("rows", stage),
             [Field("after", "from row", is_number=True, is_required=True)],
             [Button("Go")],
-            {"held_out": query.held_out} if query.held_out else {},
+            {"held_out": held_out} if held_out else {},
         ),
     )
 
 
-def _sets(run: BrowsedRun, query: Rows) -> list[Inline]:
-    """Links to all sets of rows; the current one is text."""
-    links: list[Inline] = []
-    for stage in run.packed_sets():
-        sets: dict[str | None, str] = {None: stage}
-        for source, entry in run.packed(stage).manifest["validation"].items():
-            if entry["rows"]:
-                sets[source] = f"{stage}, held out of {source}"
-        for held_out, title in sets.items():
-            link = Link(title, address(ROWS_PAGE, stage, held_out=held_out))
-            is_current = (stage, held_out) == (query.stage, query.held_out)
-            links.append(title if is_current else link)
-    return links
-
-
-def row_page(run: BrowsedRun, query: OneRow) -> Page:
-    """A row: its pieces with their documents, and its tokens as text."""
-    rows, row = RowSet(run, query.stage, query.held_out), query.row
+def row_page(
+    run: BrowsedRun,
+    stage: Name,
+    row: Number,
+    held_out: Name | None = None,
+    tokens: bool = False,
+) -> Page:
+    """A row: its pieces with their documents, and its tokens as text, or each token by
+    itself.
+    """
+    rows = RowSet(run, stage, held_out)
     if row >= rows.total:
         raise NotThereError(
-            f"{query.stage} has {rows.total:,} rows, counted from 0; "
-            f"there is no row {row:,}"
+            f"{stage} has {rows.total:,} rows, counted from 0; there is no row {row:,}"
         )
-    numbers = np.array([row], dtype=np.int64)
-    read, packed = rows.read(numbers), rows.packed
-    filled, num_trained = int(read.filled[0]), int(read.is_trained.sum())
+    read, packed = rows.read(row, row + 1), rows.packed
+    filled = int(read.filled[0])
     padding = packed.sequence_length - filled
-    has_masks, is_held_out = (
-        run.masks(query.stage) is not None,
-        query.held_out is not None,
-    )
-    place = "" if is_held_out else f", {packed.shards_of(numbers)[0]}"
-    tokens = f"{filled:,} tokens, {num_trained:,} of them with a loss"
-    sentence: list[Inline] = [
-        f"{read.sources[0]}{place}: {tokens}",
-        f", and {padding:,} of padding." if padding else ".",
-        *([] if is_held_out else _preference(packed, query)),
-    ]
-    is_excluded = not is_held_out and row in packed.withheld.tolist()
+    has_masks = run.masks(stage) is not None
+    place = f"held out of {held_out}"
+    steps, is_excluded = None, False
+    sentence: list[Inline] = []
+    if held_out is None:
+        place = packed.shards_of(np.array([row]))[0]
+        steps, sentence = _reads(run, stage, row), _preference(packed, stage, row)
+        is_excluded = row in packed.withheld.tolist()
+    counts = f"{filled:,} tokens, {int(read.is_trained.sum()):,} of them with a loss"
+    suffix = f", and {padding:,} of padding." if padding else "."
     legend: list[Inline] = ["All but what is grey has a loss. "]
     if has_masks:
         legend = [Span("Green", "trained"), " has a loss, grey none. "]
-    view = rows.link(row, tokens=None if query.tokens else "true")
-    legend.append(Link("As text" if query.tokens else "Token by token", view))
+    view = rows.link(row, tokens=not tokens)
+    legend.append(Link("As text" if tokens else "Token by token", view))
+    mark: Mark = "trained" if has_masks else "plain"
     texts: list[Part] = []
     for piece in _pieces(rows, row):
         if piece.start < MOST_TOKENS:
-            mark: Mark = "trained" if has_masks else "plain"
-            spans = _spans(run.tokenizer(), read, piece, query.tokens, mark)
+            end = piece.start + piece.length
+            offset = f", from token {piece.offset:,} of it" if piece.offset else ""
+            copy = f", copy {piece.copy + 1}" if piece.copy else ""
+            numbers = f" tokens {piece.start} to {end - 1}{offset}{copy}"
+            part = slice(piece.start, min(end, MOST_TOKENS))
+            spans = _spans(run.tokenizer(), read, part, tokens, mark)
             texts += [
-                Heading(_piece_title(piece)),
-                Text(spans, "tokens" if query.tokens else ""),
+                Heading([piece.title, numbers]),
+                Text(spans, "tokens" if tokens else ""),
             ]
     padded = Span(f"{padding:,} tokens of padding, without a loss.", "masked")
-    suffix = f", held out of {query.held_out}" if is_held_out else ""
     excluded = "A document that lay in this row is excluded, so that no step reads it."
-    shown_tokens = "true" if query.tokens else None
     begin = row // ROWS_ON_PAGE * ROWS_ON_PAGE
     return page_of(
-        f"Row {row} of {query.stage}{suffix}",
+        f"Row {row} of {stage}",
         neighbours(
             "row",
             row,
             range(rows.total),
             Link("all rows", rows.link(after=begin)),
-            lambda number: rows.link(number, tokens=shown_tokens),
+            lambda number: rows.link(number, tokens=tokens),
         ),
         Note(excluded, "warning") if is_excluded else None,
-        Note(sentence),
-        None if is_held_out else _reads(run, query),
+        Note([f"{read.sources[0]}, {place}: {counts}{suffix}", *sentence]),
+        steps,
         Note(legend),
         texts,
-        Note("The rest of this long row is left out.")
-        if filled > MOST_TOKENS
-        else None,
+        "The rest of this long row is left out." if filled > MOST_TOKENS else None,
         Note([padded], "plain") if padding else None,
     )
 
@@ -275,97 +275,73 @@ def _pieces(rows: RowSet, row: int) -> Iterator[Piece]:
     if packed.has_ledger and rows.run.corpora():
         ids = set(pieces["id"].to_pylist())
         origins = describe_documents(packed, rows.run.inputs(), ids)
-    page = DOCUMENTS if packed.has_ledger else EXAMPLES_PAGE
-    keys = ("start", "length", "offset", "copy")
-    for piece in pieces.select(["id", *keys]).to_pylist():
-        origin, id_ = origins.get(piece["id"]), piece["id"].hex()
-        place: Inline = id_span(id_)
-        if origin is not None:
-            place = origin.get("url", origin["locator"])
-        yield Piece(**piece, title=Link(place, address(page, id_)))
-
-
-def _piece_title(piece: Piece) -> list[Inline]:
-    tokens = f" tokens {piece.start} to {piece.start + piece.length - 1}"
-    offset = f", from token {piece.offset:,} of it" if piece.offset else ""
-    copy = f", copy {piece.copy + 1}" if piece.copy else ""
-    return [piece.title, f"{tokens}{offset}{copy}"]
+    for piece in pieces.select(["id", *PLACE]).to_pylist():
+        id_ = piece.pop("id")
+        title = example_link(id_.hex())
+        if packed.has_ledger:
+            origin = origins.get(id_)
+            text: Inline = id_span(id_.hex())
+            if origin is not None:
+                text = origin.get("url", origin["locator"])
+            title = Link(text, address(DOCUMENTS, id_.hex()))
+        yield Piece(**piece, title=title)
 
 
 def _spans(
-    tokenizer: TextTokenizer,
-    read: ReadRows,
-    piece: Piece,
-    by_token: bool,
-    trained: Mark,
+    tokenizer: TextTokenizer, read: ReadRows, part: slice, by_token: bool, trained: Mark
 ) -> list[Span]:
-    """A piece's text in spans with and without a loss, or token by token with their ids
-    as titles.
+    """A part of a row in spans with and without a loss, or token by token with their
+    ids as titles.
     """
-    part = slice(piece.start, min(piece.start + piece.length, MOST_TOKENS))
     ids, has_loss = read.tokens[0, part].tolist(), read.is_trained[0, part].tolist()
-    if by_token:
-        groups = list(_units(tokenizer, ids))
-    else:
-        changes = groupby(range(len(ids)), key=has_loss.__getitem__)
-        groups = [list(group) for _, group in changes]
-    spans = []
-    for group in groups:
-        tokens = ids[group[0] : group[-1] + 1]
-        title = " ".join(map(str, tokens)) if by_token else ""
-        mark: Mark = trained if has_loss[group[0]] else "masked"
-        spans.append(Span(tokenizer.decode(tokens), mark, title))
-    return spans
-
-
-def _units(tokenizer: TextTokenizer, ids: Sequence[int]) -> Iterator[list[int]]:
-    """Positions of tokens that are text together: one, or the few that share a
-    character.
-    """
+    spans: list[Span] = []
     begin = 0
     while begin < len(ids):
         end = begin + 1
-        while end < min(len(ids), begin + MOST_UNIT) and tokenizer.decode(
-            ids[begin:end]
-        ).endswith("\ufffd"):
+        # Tokens that share a character are text together.
+        while end < len(ids) and (
+            end - begin < MOST_UNIT
+            and tokenizer.decode(ids[begin:end]).endswith("\ufffd")
+            if by_token
+            else has_loss[end] == has_loss[begin]
+        ):
             end += 1
-        yield list(range(begin, end))
+        tokens = ids[begin:end]
+        title = " ".join(map(str, tokens)) if by_token else ""
+        mark: Mark = trained if has_loss[begin] else "masked"
+        spans.append(Span(tokenizer.decode(tokens), mark, title))
         begin = end
+    return spans
 
 
-def _preference(packed: PackedSet, query: OneRow) -> list[Inline]:
+def _preference(packed: PackedSet, stage: str, row: int) -> list[Inline]:
     """The answer of a preference that a row is, and the row of the other one; empty for
     any other set.
     """
     if not (packed.folder / EXAMPLES).exists():
         return []
     examples = read_table(packed.folder / EXAMPLES, ["row", "rows", "label"])
-    example = examples.filter(pc.less_equal(examples["row"], query.row)).to_pylist()[-1]
+    example = examples.filter(pc.field("row") <= row).to_pylist()[-1]
     if example["rows"] == 1:
         return [f" It is labelled {'good' if example['label'] else 'bad'}."]
-    is_chosen = query.row == example["row"]
+    is_chosen = row == example["row"]
     own, other = ("chosen", "rejected") if is_chosen else ("rejected", "chosen")
-    row = address(ROWS_PAGE, query.stage, example["row"] + is_chosen)
-    link = Link(f"the {other} one", row)
+    link = Link(f"the {other} one", address("rows", stage, example["row"] + is_chosen))
     return [f" It is the {own} answer; ", link, " is beside it."]
 
 
-def _reads(run: BrowsedRun, query: OneRow) -> Links:
+def _reads(run: BrowsedRun, stage: str, row: int) -> Links:
     """The steps that read a row of the mixture, of every training that reads it in the
     set's own order.
     """
     links: list[Inline] = []
-    for stage, node in run.session.plan.items():
-        if node.stage.row_kind != "documents" or query.stage not in node.inputs:
-            continue
-        try:
-            reading = reading_of(run.session, stage)
-        except TraceError:
-            continue
-        done = reading.steps_done()
-        for step in reading.steps_that_read(np.array([query.row], dtype=np.int64)):
-            link = Link(f"{stage} {step}", address(TRAINING_PAGE, stage, step))
-            links.append(
-                [link, " (to come)"] if reading.use(step, done) == "will read" else link
-            )
+    for name, node in run.session.plan.items():
+        if node.stage.row_kind == "documents" and stage in node.inputs:
+            with suppress(TraceError):
+                reading = reading_of(run.session, name)
+                done = reading.steps_done()
+                links += [
+                    step_link(name, step, reading.use(step, done))
+                    for step in reading.steps_that_read(np.array([row], dtype=np.int64))
+                ]
     return Links(links, "Steps:")

@@ -1,87 +1,126 @@
-"""The page that finds documents by meaning and by words, and shows whether each was
-kept.
+"""The pages that find documents by what they are about: a search by meaning and by
+words, and the map of domains.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 from gristmill.dataprep.words.bm25_scan import terms_of
 from gristmill.flows.browse.addresses import (
     DOCUMENTS,
-    SEARCH_PAGE,
     BadAddressError,
-    TextSearch,
+    LongText,
+    Name,
+    Search,
     address,
 )
-from gristmill.flows.browse.browse_elements import document_note, highlighted, verdict
-from gristmill.flows.browse.browsed_run import BrowsedRun
+from gristmill.flows.browse.browse_elements import document_entry, listing_of, tabs
+from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
+from gristmill.flows.pages.dot_map import draw_map
 from gristmill.flows.pages.page_elements import (
     Button,
     Choice,
-    Entry,
     Field,
     Form,
-    Link,
-    Listing,
-    Note,
     Page,
-    Part,
+    page_of,
 )
 from gristmill.flows.questions.search import SearchError, search
+from gristmill.flows.report.document_sections import domain_table
 
 ON_PAGE = 25
 MOST_BYTES = 256 << 20
 """Texts that are searched for words: some seconds. The command searches all."""
 
 
-def search_page(run: BrowsedRun, query: TextSearch) -> Page:
-    """The documents that a text is about; the form alone without a text."""
+def search_page(
+    run: BrowsedRun,
+    text: LongText | None = None,
+    by: Literal["meaning", "words"] | None = None,
+) -> Page:
+    """The documents that a text is about, ranked by meaning, words or both; the form
+    alone without a text.
+    """
     run.corpus(DOCUMENTS)
-    text = query.text
+    hint = 'a sentence, or words; "several between quotes"'
     fields: list[Field | Choice] = [
-        Field(
-            "text",
-            "text",
-            text or "",
-            'a sentence, or words; "several between quotes"',
-            2000,
-            True,
-            is_required=True,
-        ),
-        Choice(
-            "by", "by", {"": ["meaning", "words"]}, query.by or "", any_label="both"
-        ),
+        Field("text", "text", text or "", hint, 2000, True, is_required=True),
+        Choice("by", "by", {"": ["meaning", "words"]}, by or "", any_label="both"),
     ]
-    form = Form(address(SEARCH_PAGE), fields, [Button("Search")], layout="filters")
+    form = Form(address("search"), fields, [Button("Search")], layout="filters")
     if text is None:
-        hint = (
-            "The documents nearest in meaning, and those with the words, in one "
-            "list: kept or not."
+        intro = (
+            "The documents nearest in meaning, and those with the words, in one list: "
+            "kept or not."
         )
-        return Page("Search", parts=[form, Note(hint)])
+        return page_of("Search", form, intro)
     try:
         results = run.cached(
-            ("search", query),
-            lambda: search(run.session, text, query.by, ON_PAGE, MOST_BYTES),
+            ("search", text, by),
+            lambda: search(run.session, text, by, ON_PAGE, MOST_BYTES),
         )
     except SearchError as error:
         raise BadAddressError(str(error)) from error
-    parts: list[Part] = [form, Note(f"{results.described()}.")]
-    if results.with_words is not None and results.with_words < results.documents:
-        parts.append(
-            Note(
-                f"All are looked through by: `{run.session.command('search', 'TEXT')}`"
-            )
-        )
-    if results.note:
-        parts.append(Note(results.note))
-    words = [word for term in terms_of(text) for word in term.split()]
-    entries = []
-    for hit in results.hits:
-        judged = verdict(hit.kept, hit.dropped_by, hit.reason)
-        note = document_note(judged, hit.source, hit.characters, hit.id, hit.ranks())
-        title = Link(hit.url or hit.locator, address(DOCUMENTS, hit.id))
-        entries.append(Entry(title, highlighted(hit.snippet, words), note))
-    parts.append(
-        Listing("", entries) if entries else Note("None of them fits.", "plain")
+    is_partial = results.with_words is not None and (
+        results.with_words < results.documents
     )
-    return Page("Search", parts=parts)
+    command = run.session.command("search", "TEXT")
+    words = [word for term in terms_of(text) for word in term.split()]
+    entries = [
+        document_entry(
+            hit.id,
+            hit.url or hit.locator,
+            (hit.kept, hit.dropped_by, hit.reason),
+            hit.source,
+            hit.characters,
+            hit.snippet,
+            words,
+            hit.ranks(),
+        )
+        for hit in results.hits
+    ]
+    return page_of(
+        "Search",
+        form,
+        f"{results.described()}.",
+        f"All are looked through by: `{command}`" if is_partial else None,
+        results.note,
+        listing_of(entries, "None of them fits."),
+    )
+
+
+def steps_with_domains(run: BrowsedRun) -> list[str]:
+    """The committed steps that sorted documents into domains."""
+    steps = run.columns(DOCUMENTS).steps if DOCUMENTS in run.corpora() else []
+    return [step for step in steps if run.step(step).domains]
+
+
+def domains_page(run: BrowsedRun, step: Name) -> Page:
+    """A map of documents by what they are about, and the domains of a step with links
+    to their documents.
+    """
+    steps = steps_with_domains(run)
+    if step not in steps:
+        raise NotThereError(
+            f"{step} has sorted no documents by what they are about; steps that have "
+            "are",
+            steps,
+        )
+    summary, measured = run.step(step), run.columns(DOCUMENTS).measured
+    column = next(name for name, place in measured.items() if place == (step, "domain"))
+
+    def documents_of(domain: int) -> str:
+        return Search(where=f"{column} = {domain}").link()
+
+    caption = (
+        f"{len(summary.map):,} documents of the sample of {summary.sample:,}, along "
+        "the two directions in which their vectors differ most. A number is that of a "
+        "domain, in the middle of its documents."
+    )
+    return page_of(
+        "Domains",
+        tabs({name: address("domains", name) for name in steps}, step),
+        draw_map(summary.map, summary.domains, caption, documents_of),
+        domain_table(summary, "of all documents", documents_of),
+    )

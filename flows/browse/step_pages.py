@@ -17,19 +17,18 @@ import pyarrow.compute as pc
 from gristmill.dataprep.documents import read_table
 from gristmill.flows.browse.addresses import (
     DOCUMENTS,
-    EXAMPLES_PAGE,
-    ROWS_PAGE,
-    TRAINING_PAGE,
-    OneDocument,
-    OneStep,
-    Training,
+    Address,
+    Name,
+    Number,
+    Step,
     address,
     page_links,
 )
 from gristmill.flows.browse.browse_elements import (
-    id_span,
+    example_link,
     neighbours,
     numbered_links,
+    step_link,
     tabs,
     value_text,
     values_note,
@@ -48,10 +47,12 @@ from gristmill.flows.pages.page_elements import (
     Note,
     Page,
     Part,
+    Parts,
     Section,
     Span,
     Table,
     Text,
+    flatten,
     page_of,
     table,
 )
@@ -79,18 +80,15 @@ MEASURES = {
 
 def trainings(run: BrowsedRun) -> list[str]:
     """The trainings of a run whose steps can be traced."""
-    return [
-        name
-        for name, node in run.session.plan.items()
-        if node.stage.training is not None
-    ]
+    plan = run.session.plan
+    return [name for name, node in plan.items() if node.stage.training is not None]
 
 
 def _reading(run: BrowsedRun, stage: str) -> Reading:
     if stage not in trainings(run):
         raise NotThereError(
-            f"{stage} trains nothing whose steps could be traced; "
-            f"those that do are {', '.join(trainings(run)) or 'none'}"
+            f"{stage} trains nothing whose steps could be traced; those that do are",
+            trainings(run),
         )
     return reading_of(run.session, stage)
 
@@ -115,25 +113,26 @@ def _records_by_step(reading: Reading) -> dict[int, dict[str, object]]:
     return records
 
 
-def training_page(run: BrowsedRun, query: Training) -> Page | str:
-    """The progress of a training and its recorded steps; or the address of the step
-    that the query names.
+def training_page(
+    run: BrowsedRun, stage: Name, step: Step | None = None, after: Number = 0
+) -> Page | str:
+    """The progress of a training and its recorded steps; or the address of one
+    `step`.
     """
-    stage = query.stage
-    if query.step is not None:
-        return address(TRAINING_PAGE, stage, query.step)
+    if step is not None:
+        return address("training", stage, step)
     title = f"Steps of {stage}"
-    stages = [(name, address(TRAINING_PAGE, name)) for name in trainings(run)]
+    stages = tabs({name: address("training", name) for name in trainings(run)}, stage)
     try:
         reading = _reading(run, stage)
     except TraceError as error:
-        return page_of(title, tabs(stages, stage), Note(str(error), "warning"))
+        return page_of(title, stages, Note(str(error), "warning"))
     checkpoints = ", ".join(map(str, reading.checkpoints()))
     suffix = f"; checkpoints at {checkpoints}" if checkpoints else ""
     steps = f"{reading.steps_done():,} of {reading.section.steps:,} steps"
-    step = Field("step", "step", is_number=True, is_required=True)
+    field = Field("step", "step", is_number=True, is_required=True)
     recorded = _records_by_step(reading)
-    lines = list(recorded.items())[query.after : query.after + STEPS_ON_PAGE]
+    lines = list(recorded.items())[after : after + STEPS_ON_PAGE]
     names = [
         name
         for name in MEASURES
@@ -141,127 +140,113 @@ def training_page(run: BrowsedRun, query: Training) -> Page | str:
     ]
     rows = [
         [
-            Link(str(number), address(TRAINING_PAGE, stage, number)),
+            Link(str(number), address("training", stage, number)),
             *(value_text(line.get(name)) for name in names),
         ]
         for number, line in lines
     ]
     columns = dict.fromkeys(["step", *(MEASURES[name] for name in names)], ">")
-    meanings = {"loss": "mean over the tokens of the step"}
-    first = Link("step 1", address(TRAINING_PAGE, stage, 1))
     nothing = "No step is recorded yet; what each will read is known all the same: "
+    first = Link("step 1", address("training", stage, 1))
     return page_of(
         title,
-        tabs(stages, stage),
-        Note(f"{steps} are trained{suffix}."),
-        Form(address(TRAINING_PAGE, stage), [step], [Button("Go")]),
-        table(columns, rows, meanings)
+        stages,
+        f"{steps} are trained{suffix}.",
+        Form(address("training", stage), [field], [Button("Go")]),
+        table(columns, rows, {"loss": "mean over the tokens of the step"})
         if rows
         else Note([nothing, first, "."], "plain"),
         page_links(
             len(recorded),
-            query.after,
+            after,
             STEPS_ON_PAGE,
-            lambda after: address(TRAINING_PAGE, stage, after=after),
+            lambda after: address("training", stage, after=after),
         ),
     )
 
 
-def step_page(run: BrowsedRun, query: OneStep) -> Page:
+def step_page(run: BrowsedRun, stage: Name, step: Step) -> Page:
     """The documents, examples, or prompts with their answers that a step read or will
     read.
     """
-    reading = _reading(run, query.stage)
-    traced = trace_step(run.session, query.step, query.stage)
-    record = _records_by_step(reading).get(query.step, {})
-    answers, documents = traced.answers, traced.documents
+    reading = _reading(run, stage)
+    traced = trace_step(run.session, step, stage)
+    answers, documents, rows = traced.answers, traced.documents, traced.rows
     examples = list(dict.fromkeys(traced.examples))
-    reads = (
-        f"{'It read' if traced.use == 'read' else 'It will read'} {len(traced.rows):,}"
-    )
+    parts: list[Parts] = []
     if answers is not None:
-        sentence = f"{reads} prompts"
+        what = "prompts"
+        parts = [_prompts(answers)]
+        if not answers:
+            parts = [
+                "Their answers are not drawn yet.",
+                _examples(run, traced.examples),
+            ]
+        examples = []
     elif traced.tokens is None:
-        sentence = f"{reads} rows with {len(examples):,} examples"
+        what = f"rows with {len(examples):,} examples"
+        parts = [_examples(run, examples[:MOST_SHOWN])]
     else:
-        sentence = (
-            f"{reads} rows with {traced.tokens:,} tokens of "
-            f"{len(documents):,} documents"
+        what = f"rows with {traced.tokens:,} tokens of {len(documents):,} documents"
+        links = numbered_links(
+            "rows", rows, len(rows), lambda row: address("rows", MIX, row)
         )
+        parts = [links, _documents(documents[:MOST_SHOWN])]
+    verb = "It read" if traced.use == "read" else "It will read"
     checkpoints = ", ".join(map(str, traced.checkpoints_after))
-    sentence += f"; checkpoints at {checkpoints} know them." if checkpoints else "."
-    parts: list[Part] = [
-        neighbours(
-            "step",
-            query.step,
-            range(1, reading.section.steps + 1),
-            Link(query.stage, address(TRAINING_PAGE, query.stage)),
-            lambda step: address(TRAINING_PAGE, query.stage, step),
-        ),
-        Note(sentence, "plain"),
-    ]
+    suffix = f"; checkpoints at {checkpoints} know them." if checkpoints else "."
     values = [
         (name, value)
-        for name, value in record.items()
+        for name, value in _records_by_step(reading).get(step, {}).items()
         if isinstance(value, int | float) and name != "step"
     ]
-    parts += [values_note(values)] if values else []
-    if answers:
-        parts += _prompts(answers)
-    elif answers is not None:
-        parts += [
-            Note("Their answers are not drawn yet."),
-            _examples(run, traced.examples),
-        ]
-    elif traced.tokens is None:
-        parts.append(_examples(run, examples[:MOST_SHOWN]))
-    else:
-        rows = traced.rows
-        parts.append(
-            numbered_links(
-                "rows", [(row, address(ROWS_PAGE, MIX, row)) for row in rows], len(rows)
-            )
-        )
-        parts.append(_documents(documents[:MOST_SHOWN]))
-    shown = len(documents) or (len(examples) if answers is None else 0)
-    if shown > MOST_SHOWN:
-        parts.append(Note(f"The first ones of {shown:,} are shown."))
-    return Page(f"Step {query.step} of {query.stage}", parts=parts)
+    shown = len(documents) or len(examples)
+    return page_of(
+        f"Step {step} of {stage}",
+        neighbours(
+            "step",
+            step,
+            range(1, reading.section.steps + 1),
+            Link(stage, address("training", stage)),
+            lambda step: address("training", stage, step),
+        ),
+        Note(f"{verb} {len(rows):,} {what}{suffix}", "plain"),
+        values_note(values),
+        parts,
+        f"The first ones of {shown:,} are shown." if shown > MOST_SHOWN else None,
+    )
 
 
 def _documents(documents: Sequence[RowDocument]) -> Table:
     """Documents of a step: tokens, source, place, measured values, and duplicates if
     any has some.
     """
-    sizes = [document.cluster_size or 1 for document in documents]
-    has_duplicates = max(sizes, default=1) > 1
-    rows = []
-    for document, size in zip(documents, sizes, strict=True):
+    rows: list[list[object]] = []
+    for document in documents:
         measured = [
             f"{name} {value_text(value)}" for name, value in document.quality.items()
         ]
         measured += [document.language] if document.language else []
         link = Link(document.address, address(DOCUMENTS, document.id))
+        size = document.cluster_size or 1
         row = [document.tokens, document.source, link, " ".join(measured)]
-        rows.append([*row, *([size if size > 1 else None] if has_duplicates else [])])
+        rows.append([*row, size if size > 1 else None])
     columns = {"tokens": ",", "source": "", "document": "", "measured": ""}
-    columns |= {"duplicates": ","} if has_duplicates else {}
+    if any(row[-1] for row in rows):
+        columns["duplicates"] = ","
     meanings = {
         "tokens": "in the rows of the step",
         "measured": "by the steps that judged it",
         "duplicates": "documents of its cluster",
     }
-    return table(columns, rows, meanings)
+    return table(columns, [row[: len(columns)] for row in rows], meanings)
 
 
 def _examples(run: BrowsedRun, ids: Sequence[str]) -> Listing:
     """Examples, each with the beginning of the first of its rows."""
     beginnings = {place.id: place.beginning for place in reversed(_places(run, ids))}
     entries = [
-        Entry(
-            Link(id_span(example), address(EXAMPLES_PAGE, example)),
-            [Span(beginnings.get(example, ""))],
-        )
+        Entry(example_link(example), [Span(beginnings.get(example, ""))])
         for example in ids
     ]
     return Listing("", entries)
@@ -287,31 +272,23 @@ def _places(run: BrowsedRun, ids: Sequence[str]) -> list[ExamplePlace]:
 def _prompts(answers: Sequence[AnswerRow]) -> list[Part]:
     """The prompts of a step of reinforcement learning, each with its answers."""
     parts: list[Part] = []
+    columns = {"reward": ">", "advantage": ">", "tokens": ">", "answer": ""}
+    meanings = {"reward": "of the answer, weighted", "tokens": "of the answer"}
     for example, group in groupby(answers, key=lambda answer: answer["id"]):
-        answers_to_it = list(group)
-        first = answers_to_it[0]
-        link = Link(id_span(example), address(EXAMPLES_PAGE, example))
-        parts += [Heading(link), Text([Span(first["prompt"])])]
-        if first["right"] is not None:
-            parts.append(Note([f"right: {first['right']}"]))
-        rows = [_answer_row(answer) for answer in answers_to_it]
-        columns = {"reward": ">", "advantage": ">", "tokens": ">", "answer": ""}
-        meanings = {"reward": "of the answer, weighted", "tokens": "of the answer"}
+        rows = []
+        for answer in group:
+            calls: list[Inline] = []
+            for call in answer["used"] or []:
+                name = Span(f"{call['name']} {call['arguments']}", "code")
+                calls += [name, f" → {call['answer']} "]
+            values = [value_text(answer["reward"]), value_text(answer["advantage"])]
+            tokens = f"{answer['tokens']:,}{'' if answer['ended'] else ', cut'}"
+            rows.append([*values, tokens, [*calls, answer["answer"]]])
+        parts += [Heading(example_link(example)), Text([Span(answer["prompt"])])]
+        if answer["right"] is not None:
+            parts.append(Note([f"right: {answer['right']}"]))
         parts.append(table(columns, rows, meanings))
     return parts
-
-
-def _answer_row(answer: AnswerRow) -> list[object]:
-    calls: list[Inline] = []
-    for call in answer["used"] or []:
-        name = Span(f"{call['name']} {call['arguments']}", "code")
-        calls += [name, f" → {call['answer']} "]
-    return [
-        value_text(answer["reward"]),
-        value_text(answer["advantage"]),
-        f"{answer['tokens']:,}{'' if answer['ended'] else ', cut'}",
-        [*calls, answer["answer"]],
-    ]
 
 
 def traced_example(
@@ -335,59 +312,48 @@ def traced_example(
     return traced, places
 
 
-def example_page(run: BrowsedRun, query: OneDocument) -> Page:
+def example_page(run: BrowsedRun, id: Address) -> Page:
     """An example: the rows that hold it, the steps that read it, and the checkpoints
     that know it.
     """
-    traced, places = traced_example(run, query.id)
+    traced, places = traced_example(run, id)
     example = traced.id
     note: list[Inline] = [Span(example, "code")]
     if traced.kind == "document":
-        note += [
-            " ",
-            Link("what its preparation said of it", address(DOCUMENTS, example)),
-        ]
-    sections = []
-    if places:
-        entries = []
-        for place in places:
-            row = address(ROWS_PAGE, place.stage, place.row)
-            link = Link(f"row {place.row} of {place.stage}", row)
-            tokens = f"{place.tokens:,} tokens"
-            entries.append(Entry(link, [Span(place.beginning)], tokens))
-        sections.append(Section("Rows that hold it", [Listing("", entries)]))
-    links: list[Inline] = []
-    for step in traced.steps[:MOST_SHOWN]:
-        link = Link(
-            f"{step.stage} {step.step}", address(TRAINING_PAGE, step.stage, step.step)
-        )
-        links.append([link, " (to come)"] if step.use == "will read" else link)
+        preparation = "what its preparation said of it"
+        note += [" ", Link(preparation, address(DOCUMENTS, example))]
+    entries = []
+    for place in places:
+        row = address("rows", place.stage, place.row)
+        link = Link(f"row {place.row} of {place.stage}", row)
+        tokens = f"{place.tokens:,} tokens"
+        entries.append(Entry(link, [Span(place.beginning)], tokens))
+    links = [
+        step_link(step.stage, step.step, step.use) for step in traced.steps[:MOST_SHOWN]
+    ]
     if len(traced.steps) > MOST_SHOWN:
         links.append(Span(f"and {len(traced.steps) - MOST_SHOWN:,} more"))
-    unread = Note(
-        "None is known to read it: its training has not begun, or leaves it out.",
-        "plain",
-    )
-    steps: list[Part] = [Links(links) if links else unread]
+    unread = "None is known to read it: its training has not begun, or leaves it out."
     checkpoints = ", ".join(
         f"{saved.stage} {saved.step}" for saved in traced.checkpoints_after
     )
-    steps += [Note(f"Checkpoints that know it: {checkpoints}")] if checkpoints else []
+    steps = flatten(
+        [
+            Links(links) if links else Note(unread, "plain"),
+            f"Checkpoints that know it: {checkpoints}" if checkpoints else None,
+        ]
+    )
+    sections = [Section("Rows that hold it", [Listing("", entries)])] if places else []
     sections.append(Section("Steps", steps))
-    record = _record(run, example)
-    if record is not None:
-        sections.append(Section("What it was made from", [Text([Span(record)])]))
-    return Page(f"Example {example[:16]}", sections, [Note(note)])
-
-
-def _record(run: BrowsedRun, example: str) -> str | None:
-    """The record that a preference was made from, as JSON."""
     for stage in run.packed_sets():
         path = run.folder(stage).data / EXAMPLES
         if path.exists():
-            records = read_table(path, ["id", "record"])
-            is_hit = pc.equal(records["id"], example)
-            hits = records.filter(is_hit)["record"].to_pylist()
-            if hits:
-                return json.dumps(json.loads(hits[0]), indent=1, ensure_ascii=False)
-    return None
+            is_example = pc.field("id") == example
+            for record in read_table(path, ["id", "record"]).filter(is_example)[
+                "record"
+            ]:
+                text = json.dumps(
+                    json.loads(record.as_py()), indent=1, ensure_ascii=False
+                )
+                sections.append(Section("What it was made from", [Text([Span(text)])]))
+    return Page(f"Example {example[:16]}", sections, [Note(note)])

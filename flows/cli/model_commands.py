@@ -425,7 +425,7 @@ def rate(
             fail(
                 "no prompts: give --prompts FILE, or --results to summarize the ratings"
             )
-        from gristmill.flows.rating.rate_models import serve_pairs
+        from gristmill.flows.rating.rating_server import serve_pairs
 
         other_session = None if other is None else open_or_exit(other, None, store)
         sampling = (temperature, top_p, seed)

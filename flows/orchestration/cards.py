@@ -27,7 +27,7 @@ from gristmill.flows.report.mixture import (
 from gristmill.flows.report.report_facts import (
     Facts,
     gather_facts,
-    reading_notes,
+    reading_note,
     skipped_note,
     top_reasons,
     training,
@@ -133,7 +133,7 @@ def document_lines(facts: Facts) -> list[str]:
                 for row in facts.funnel
             ],
         ),
-        *filter(None, (*reading_notes(facts), skipped_note(facts))),
+        *filter(None, (reading_note(facts), skipped_note(facts))),
     ]
     reasons = [
         [row.stage, rule, f"{count:,}", f"{count / max(row.read, 1):.2%}"]

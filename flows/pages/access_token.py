@@ -16,6 +16,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse
 
 TOKEN_BYTES = 32
@@ -80,14 +81,15 @@ class AccessToken:
         """Return the path and query without the token, or None if the query does not
         have the right token.
         """
-        parameters = parse_qsl(query, keep_blank_values=True)
-        if not any(
-            name == PARAMETER and self.matches(value) for name, value in parameters
-        ):
+        tokens, others = [], []
+        for name, value in parse_qsl(query, keep_blank_values=True):
+            if name == PARAMETER:
+                tokens.append(value)
+            else:
+                others.append((name, value))
+        if not any(map(self.matches, tokens)):
             return None
-        remaining = urlencode(
-            [(name, value) for name, value in parameters if name != PARAMETER]
-        )
+        remaining = urlencode(others)
         # Browsers read two slashes, or a backslash, as the name of another host.
         local_path = "/" + path.lstrip("/\\")
         return f"{local_path}?{remaining}" if remaining else local_path
@@ -110,20 +112,16 @@ class SignIn:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope.get("headers", ()))
-        cookies = headers.get(b"cookie", b"").decode("latin-1")
-        authorization = headers.get(b"authorization", b"").decode("latin-1")
-        query = scope.get("query_string", b"").decode("latin-1")
-        path = self._token.signed_in_path(scope["raw_path"].decode("latin-1"), query)
+        request, token, answer = HTTPConnection(scope), self._token, self._app
+        given = (request.headers.get(name, "") for name in ("cookie", "authorization"))
+        raw_path = scope["raw_path"].decode("latin-1")
+        path = token.signed_in_path(raw_path, request.url.query)
         if path is not None and scope.get("method") == "GET":
             headers = {
-                "set-cookie": self._token.set_cookie,
+                "set-cookie": token.set_cookie,
                 "referrer-policy": "no-referrer",
             }
-            await RedirectResponse(path, HTTPStatus.SEE_OTHER, headers)(
-                scope, receive, send
-            )
-        elif self._token.admits(cookies, authorization):
-            await self._app(scope, receive, send)
-        else:
-            await PlainTextResponse(REFUSAL, HTTPStatus.FORBIDDEN)(scope, receive, send)
+            answer = RedirectResponse(path, HTTPStatus.SEE_OTHER, headers)
+        elif not token.admits(*given):
+            answer = PlainTextResponse(REFUSAL, HTTPStatus.FORBIDDEN)
+        await answer(scope, receive, send)

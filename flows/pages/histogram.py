@@ -4,7 +4,9 @@ threshold among them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gristmill.flows.pages.page_elements import Bar, Histogram
 
@@ -14,9 +16,18 @@ SHORTEST_BAR = 1.0
 MOST_LABELS = 6
 
 
+@dataclass(frozen=True)
+class Binned:
+    """Numbers of values below the first edge, between edges, and from the last one
+    on.
+    """
+
+    edges: Sequence[float]
+    counts: Sequence[int]
+
+
 def draw_histogram(
-    edges: Sequence[float],
-    counts: Sequence[int],
+    values: Binned,
     cut: float | None,
     caption: str,
     link: Callable[[float | None, float | None], str] = lambda low, high: "",
@@ -24,37 +35,33 @@ def draw_histogram(
     """Draw the bins from the first to the last filled one, and those around `cut`.
 
     Args:
-        edges: of the bins.
-        counts: of values below the first edge, between edges, and from the last one on:
-            one more than edges.
+        values: that are drawn.
         cut: a threshold, marked by a line.
         caption: of the picture.
         link: address for the ends of a bin; None for an open end.
     """
+    edges, counts = values.edges, values.counts
     used = [bin_ for bin_, count in enumerate(counts) if count]
     if cut is not None:
         nearest = min(range(len(edges)), key=lambda edge: abs(edges[edge] - cut))
         used += [max(nearest - 1, 0), min(nearest + 2, len(counts) - 1)]
     first, last = min(used, default=0), max(used, default=len(counts) - 1)
     width = WIDTH / (last - first + 1)
-    highest = max(counts, default=0) or 1
+    scale = TALLEST_BAR / max(*counts, 1)
     bars = []
+    ends = [None, *edges, None]
     for bin_ in range(first, last + 1):
-        low = edges[bin_ - 1] if bin_ else None
-        high = edges[bin_] if bin_ < len(edges) else None
-        height = (
-            max(TALLEST_BAR * counts[bin_] / highest, SHORTEST_BAR)
-            if counts[bin_]
-            else 0.0
-        )
-        title = f"{describe_bin(low, high)}: {counts[bin_]:,}"
-        x = round((bin_ - first) * width, 2)
+        low, high = ends[bin_ : bin_ + 2]
+        count = counts[bin_]
+        height = max(scale * count, SHORTEST_BAR) if count else 0.0
+        sizes = (round(width * 0.92, 2), round(height, 2))
+        title = f"{describe_bin(low, high)}: {count:,}"
         bars.append(
-            Bar(x, round(width * 0.92, 2), round(height, 2), title, link(low, high))
+            Bar(round((bin_ - first) * width, 2), *sizes, title, link(low, high))
         )
-    step = -(-(last - first + 1) // MOST_LABELS)
+    step = -(-len(bars) // MOST_LABELS)
     labels = [
-        (round((bin_ - first) * width, 2), f"{edges[bin_ - 1]:g}")
+        (bars[bin_ - first].x, f"{edges[bin_ - 1]:g}")
         for bin_ in range(max(first, 1), last + 1, step)
     ]
     line = (
@@ -74,12 +81,10 @@ def place_on_bins(value: float, edges: Sequence[float]) -> float:
     """The place of a value on an axis whose unit is a bin; bin i + 1 begins at edge
     i.
     """
-    above = next(
-        (index for index, edge in enumerate(edges) if edge > value), len(edges)
-    )
+    above = bisect_right(edges, value)
     if above == 0:
         return 0.0
     if above == len(edges):
         return above + 1.0
-    low, high = edges[above - 1], edges[above]
+    low, high = edges[above - 1 : above + 1]
     return above + (value - low) / (high - low)

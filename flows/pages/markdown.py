@@ -5,8 +5,7 @@ only a server has.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from gristmill.flows.pages.page_elements import (
     Details,
@@ -45,8 +44,40 @@ def markdown(part: Part) -> str:
     """One part; empty for a picture, whose numbers stand in the table beside it, and
     for a table without rows.
     """
-    write = _WRITERS.get(type(part))
-    return "" if write is None else write(part)
+    match part:
+        case Note():
+            return plain(part.text)
+        case Heading():
+            return f"### {plain(part.text)}"
+        case Table(header, rows) if rows:
+            sides = [
+                "---:" if column in part.numeric else "---"
+                for column in range(len(header))
+            ]
+            lines = [list(map(plain, row)) for row in (header, *rows)]
+            lines.insert(1, sides)
+            return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        case Listing(title, entries) if entries:
+            entries_text = [
+                f"- **{plain(entry.title)}**: {plain(entry.text)}" for entry in entries
+            ]
+            return "\n".join([f"**{plain(title)}**", "", *entries_text])
+        case Text(spans):
+            text = "".join(span.text for span in spans)
+            runs = (len(ticks) for ticks in re.findall(r"`{3,}", text))
+            fence = "`" * (max(runs, default=2) + 1)
+            return f"{fence}\n{text.rstrip()}\n{fence}"
+        case Sides(columns):
+            return "\n\n".join(
+                f"**{plain(title)}**\n\n{_blocks(parts)}" for title, parts in columns
+            )
+        case Details(summary, parts, long) if not long:
+            return f"**{plain(summary)}**\n\n{_blocks(parts)}".rstrip()
+        case Fields(fields):
+            return "\n".join(
+                f"- {plain(name)}: {plain(value)}" for name, value in fields
+            )
+    return ""
 
 
 def plain(value: Inline) -> str:
@@ -64,59 +95,3 @@ def plain(value: Inline) -> str:
 
 def _blocks(parts: Sequence[Part]) -> str:
     return "\n\n".join(filter(None, map(markdown, parts)))
-
-
-def _table(part: Table) -> str:
-    if not part.rows:
-        return ""
-    sides = [
-        "---:" if column in part.numeric else "---"
-        for column in range(len(part.header))
-    ]
-    rows = [list(map(plain, part.header)), sides]
-    rows += [list(map(plain, row)) for row in part.rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _listing(part: Listing) -> str:
-    lines = [
-        f"- **{plain(entry.title)}**: {plain(entry.text)}" for entry in part.entries
-    ]
-    return "\n".join([f"**{plain(part.title)}**", "", *lines]) if lines else ""
-
-
-def _text(part: Text) -> str:
-    text = "".join(piece.text for piece in part.spans)
-    longest = max((len(ticks) for ticks in re.findall(r"`{3,}", text)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}\n{text.rstrip()}\n{fence}"
-
-
-def _sides(part: Sides) -> str:
-    return "\n\n".join(
-        f"**{plain(title)}**\n\n{_blocks(parts)}" for title, parts in part.columns
-    )
-
-
-def _details(part: Details) -> str:
-    return (
-        ""
-        if part.long
-        else f"**{plain(part.summary)}**\n\n{_blocks(part.parts)}".rstrip()
-    )
-
-
-def _fields(part: Fields) -> str:
-    return "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in part.rows)
-
-
-_WRITERS: dict[type, Callable[[Any], str]] = {
-    Note: lambda part: plain(part.text),
-    Heading: lambda part: f"### {plain(part.text)}",
-    Table: _table,
-    Listing: _listing,
-    Text: _text,
-    Sides: _sides,
-    Details: _details,
-    Fields: _fields,
-}

@@ -8,12 +8,14 @@ value, so that no element can bring tags of its own, except the pictures of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from gristmill.flows.pages.column_glossary import MEANINGS
 
+Value = TypeVar("Value")
+ByName: TypeAlias = Mapping[str, Value]
 Mark: TypeAlias = Literal[
     "",
     "strong",
@@ -103,7 +105,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[Inline]]
     numeric: Collection[int] = ()
-    meanings: Mapping[str, str] = field(default_factory=dict)
+    meanings: ByName[str] = field(default_factory=dict)
     """Meanings of columns that differ from `column_glossary.py`."""
 
     def meaning(self, column: str) -> str:
@@ -276,7 +278,7 @@ class Choice:
 
     name: str
     label: str
-    groups: Mapping[str, Sequence[str]]
+    groups: ByName[Sequence[str]]
     value: str = ""
     any_label: str = "any"
 
@@ -318,7 +320,7 @@ class Form:
     action: str
     fields: Sequence[Field | Choice]
     buttons: Sequence[Button]
-    hidden: Mapping[str, str] = field(default_factory=dict)
+    hidden: ByName[str] = field(default_factory=dict)
     layout: Literal["", "filters", "find", "choices"] = ""
     method: Literal["get", "post"] = "get"
     after: Inline = ""
@@ -350,6 +352,10 @@ class Section:
     parts: Sequence[Part]
 
 
+MaybeSection: TypeAlias = Section | None
+"""A section; None without content."""
+
+
 @dataclass(frozen=True)
 class Page:
     """A page.
@@ -375,20 +381,24 @@ class Page:
     site: str = "gristmill"
 
 
-Parts = Part | Iterable[Part] | None
-"""A part, several, or None for one that is left out."""
+Parts: TypeAlias = "Part | str | Iterable[Parts] | None"
+"""A part, the text of a note, or several; None and an empty text are left out."""
 
 
 def flatten(parts: Iterable[Parts]) -> list[Part]:
     """All parts in one list."""
     flat: list[Part] = []
     for part in parts:
-        if part is not None:
-            flat += [part] if isinstance(part, Part) else part
+        if isinstance(part, str):
+            flat += [Note(part)] if part else []
+        elif isinstance(part, Part):
+            flat.append(part)
+        else:
+            flat += flatten(part or ())
     return flat
 
 
-def section_of(title: str, *parts: Parts) -> Section | None:
+def section_of(title: str, *parts: Parts) -> MaybeSection:
     """A section of the parts that have content: no empty tables, and no headings above
     nothing.
 
@@ -431,9 +441,9 @@ class Measure:
 
 
 def table(
-    columns: Mapping[str, str],
+    columns: ByName[str],
     rows: Iterable[Iterable[object]],
-    meanings: Mapping[str, str] | None = None,
+    meanings: ByName[str] | None = None,
 ) -> Table:
     """A table of values.
 
@@ -445,18 +455,18 @@ def table(
         meanings: of columns that differ from `column_glossary.py`.
     """
     formats = list(columns.values())
+
+    def cell(value: object, form: str) -> Inline:
+        if isinstance(value, str | Span | Link | ShareBar | SeriesKey | list):
+            return value
+        return "" if value is None else format(value, form)
+
     cells = [
-        [_cell(value, form) for value, form in zip(row, formats, strict=True)]
+        [cell(value, form) for value, form in zip(row, formats, strict=True)]
         for row in rows
     ]
     numeric = {number for number, form in enumerate(formats) if form}
     return Table(list(columns), cells, numeric, meanings or {})
-
-
-def _cell(value: object, form: str) -> Inline:
-    if isinstance(value, str | Span | Link | ShareBar | SeriesKey | list):
-        return value
-    return "" if value is None else format(value, form)
 
 
 def inline_text(value: Inline) -> str:
@@ -470,32 +480,18 @@ def inline_text(value: Inline) -> str:
     return "".join(map(inline_text, value))
 
 
-def column_definitions(sections: Sequence[Section]) -> Section | None:
+def column_definitions(sections: Sequence[Section]) -> MaybeSection:
     """A list of the columns of all tables with their meanings, for readers without a
     pointer.
     """
     rows = set()
-    for section in sections:
-        for table in _tables(section.parts):
-            rows |= {
-                (name, table.meaning(name))
-                for name in table.header
-                if table.meaning(name)
-            }
-    definitions = Table(["column", "holds"], sorted(rows))
-    return (
-        Section(
-            "What the columns hold",
-            [Details("All columns of these tables", [definitions])],
-        )
-        if rows
-        else None
-    )
-
-
-def _tables(parts: Sequence[Part]) -> Iterator[Table]:
+    parts = [part for section in sections for part in section.parts]
     for part in parts:
-        if isinstance(part, Table) and part.rows:
-            yield part
-        elif isinstance(part, Details):
-            yield from _tables(part.parts)
+        if isinstance(part, Details):
+            parts += part.parts
+        elif isinstance(part, Table) and part.rows:
+            rows |= {(name, part.meaning(name)) for name in part.header}
+    rows = {row for row in rows if row[1]}
+    definitions = Table(["column", "holds"], sorted(rows))
+    details = Details("All columns of these tables", [definitions])
+    return Section("What the columns hold", [details]) if rows else None

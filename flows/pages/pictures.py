@@ -13,9 +13,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, Concatenate, ParamSpec
+
+import numpy as np
 
 P = ParamSpec("P")
+Series = Mapping[str, Sequence[tuple[float, float]]]
+"""Name -> points (x, y)."""
 MOST_LEVEL = 5
 """Names of steps that have room beside each other; more of them are written aslant."""
 COLOURS = (
@@ -57,8 +61,11 @@ MOST_DRAWN = 64
 _drawn: dict[str, str] = {}
 
 
-def drawn_once(draw: Callable[P, str]) -> Callable[P, str]:
-    """Keep pictures, and return the kept one for the same arguments."""
+def picture(draw: Callable[Concatenate[Any, P], None]) -> Callable[P, str]:
+    """A picture of what `draw` puts into axes, with the names of several series beneath
+    it, where no curve can run through them. Kept ones are returned for the same
+    arguments.
+    """
 
     @wraps(draw)
     def draw_or_find(*args: P.args, **kwargs: P.kwargs) -> str:
@@ -68,14 +75,21 @@ def drawn_once(draw: Callable[P, str]) -> Callable[P, str]:
         if key not in _drawn:
             while len(_drawn) >= MOST_DRAWN:
                 _drawn.pop(next(iter(_drawn)))
-            _drawn[key] = draw(*args, **kwargs)
+            figure = _figure()
+            axes = figure.add_subplot()
+            draw(axes, *args, **kwargs)
+            _, names = axes.get_legend_handles_labels()
+            if len(names) > 1:
+                figure.legend(ncols=min(4, len(names)), loc="outside lower center")
+            _drawn[key] = _svg(figure)
         return _drawn[key]
 
     return draw_or_find
 
 
-def _figure() -> tuple[Any, Any]:
+def _figure() -> Any:
     import matplotlib as mpl
+    from cycler import cycler
 
     mpl.use("svg")
     mpl.rcParams.update(
@@ -84,6 +98,7 @@ def _figure() -> tuple[Any, Any]:
             "svg.hashsalt": "gristmill",
             "font.family": "sans-serif",
             "font.size": 8,
+            "axes.prop_cycle": cycler(color=COLOURS),
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
@@ -91,6 +106,8 @@ def _figure() -> tuple[Any, Any]:
             "axes.edgecolor": EDGE,
             "axes.axisbelow": True,
             "legend.frameon": False,
+            "lines.linewidth": 1.6,
+            "lines.markersize": 3,
             "text.color": INK,
             "axes.labelcolor": INK,
             "xtick.color": INK,
@@ -101,189 +118,123 @@ def _figure() -> tuple[Any, Any]:
     )
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
-    return figure, figure.add_subplot()
+    return Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
 
 
 def _svg(figure: Any) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
+    def variable(colour: re.Match[str]) -> str:
+        return f"var(--{VARIABLES[colour[0]]}, {colour[0]})"
+
     buffer = io.StringIO()
     # `savefig` draws each picture twice, once to know how large it is.
     FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
-    return re.sub("|".join(VARIABLES), _as_variable, text[text.index("<svg") :])
+    return re.sub("|".join(VARIABLES), variable, text[text.index("<svg") :])
 
 
-def _as_variable(colour: re.Match[str]) -> str:
-    return f"var(--{VARIABLES[colour[0]]}, {colour[0]})"
+@picture
+def curves(axes: Any, series: Series, x_label: str, y_label: str) -> None:
+    """Lines over a common axis."""
+    for name, points in series.items():
+        marker = "o" if len(points) < 12 else ""
+        axes.plot(*zip(*points, strict=True), label=name, marker=marker)
+    axes.set(xlabel=x_label, ylabel=y_label)
 
 
-def _legend(figure: Any, names: Sequence[str]) -> None:
-    """Name the series under the picture, where no curve can run through their names."""
-    if len(names) > 1:
-        figure.legend(ncols=min(4, len(names)), loc="outside lower center")
-
-
-@drawn_once
-def curves(
-    series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str
-) -> str:
-    """Lines over a common axis: name -> points."""
-    figure, axes = _figure()
-    for (name, points), colour in zip(series.items(), COLOURS * 4, strict=False):
-        axes.plot(
-            [x for x, _ in points],
-            [y for _, y in points],
-            label=name,
-            color=colour,
-            linewidth=1.6,
-            marker="o" if len(points) < 12 else "",
-            markersize=3,
-        )
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    _legend(figure, list(series))
-    return _svg(figure)
-
-
-@drawn_once
+@picture
 def steps(
-    series: Mapping[str, Sequence[float]], names: Sequence[str], y_label: str
-) -> str:
+    axes: Any,
+    series: Mapping[str, Sequence[float]],
+    names: Sequence[str],
+    y_label: str,
+) -> None:
     """Shares that remain of each series from step to step: series -> one share (0 to 1)
     for each of `names`.
     """
-    figure, axes = _figure()
-    for (name, shares), colour in zip(series.items(), COLOURS * 4, strict=False):
-        axes.plot(
-            range(len(names)),
-            shares,
-            label=name,
-            color=colour,
-            linewidth=1.6,
-            marker="o",
-            markersize=3,
-        )
+    for name, shares in series.items():
+        axes.plot(shares, label=name, marker="o")
+    is_aslant = len(names) > MOST_LEVEL
     axes.set_xticks(
         range(len(names)),
         names,
-        rotation=30 if len(names) > MOST_LEVEL else 0,
-        ha="right" if len(names) > MOST_LEVEL else "center",
+        rotation=30 if is_aslant else 0,
+        ha="right" if is_aslant else "center",
     )
-    axes.set_ylim(0, 1.03)
+    axes.set(ylim=(0, 1.03), ylabel=y_label)
     axes.yaxis.set_major_formatter("{x:.0%}")
-    axes.set_ylabel(y_label)
-    _legend(figure, list(series))
-    return _svg(figure)
 
 
-@drawn_once
-def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], x_label: str) -> str:
+@picture
+def stacked_bars(
+    axes: Any, rows: Sequence[tuple[str, Mapping[str, float]]], x_label: str
+) -> None:
     """Horizontal bars, one per row, cut into named parts; the first row is on top."""
-    figure, axes = _figure()
-    figure.set_figheight(0.42 * len(rows) + 1.0)
-    names = list(dict.fromkeys(name for _, parts in rows for name in parts))
-    left = [0.0] * len(rows)
-    for name, colour in zip(names, COLOURS * 4, strict=False):
-        widths = [parts.get(name, 0.0) for _, parts in rows]
-        axes.barh(
-            [label for label, _ in rows],
-            widths,
-            left=left,
-            label=name,
-            color=colour,
-            height=0.62,
-        )
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.figure.set_figheight(0.42 * len(rows) + 1.0)
+    labels = [label for label, _ in rows]
+    left = np.zeros(len(rows))
+    for name in dict.fromkeys(name for _, parts in rows for name in parts):
+        widths = np.array([parts.get(name, 0.0) for _, parts in rows])
+        axes.barh(labels, widths, left=left, label=name, height=0.62)
+        left = left + widths
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(x_label)
-    _legend(figure, names)
-    return _svg(figure)
+    axes.set(xlabel=x_label)
 
 
-@drawn_once
+@picture
 def histogram(
-    series: Mapping[str, Sequence[float]], edges: Sequence[float], x_label: str
-) -> str:
+    axes: Any,
+    series: Mapping[str, Sequence[float]],
+    edges: Sequence[float],
+    x_label: str,
+) -> None:
     """Shares per bin as steps, one line per name; `edges` has one entry more than each
     series.
     """
-    figure, axes = _figure()
-    for (name, counts), colour in zip(series.items(), COLOURS * 4, strict=False):
-        total = sum(counts) or 1
-        axes.stairs(
-            [count / total for count in counts],
-            edges,
-            label=name,
-            color=colour,
-            linewidth=1.6,
-        )
-    axes.set_xlabel(x_label)
-    axes.set_ylabel("share of documents")
-    _legend(figure, list(series))
-    return _svg(figure)
+    for name, counts in series.items():
+        shares = np.array(counts) / (sum(counts) or 1)
+        axes.stairs(shares, edges, label=name, linewidth=1.6)
+    axes.set(xlabel=x_label, ylabel="share of documents")
 
 
-@drawn_once
-def reliability(bins: Sequence[tuple[float, float, int]]) -> str:
+@picture
+def reliability(axes: Any, bins: Sequence[tuple[float, float, int]]) -> None:
     """Accuracy over confidence, and the line of perfect calibration.
 
     Args:
         bins: confidence, accuracy and number of items, which is the area of a point.
     """
-    figure, axes = _figure()
     # As wide as every picture: a narrower one would be drawn larger, its letters too.
     axes.set_box_aspect(1)
-    figure.set_figheight(HEIGHT_INCHES * 1.2)
-    total = sum(items for *_, items in bins) or 1
+    axes.figure.set_figheight(HEIGHT_INCHES * 1.2)
+    confidences, accuracies, items = np.array(bins, np.float64).reshape(-1, 3).T
+    sizes = 20 + 400 * items / (items.sum() or 1)
     axes.plot([0, 1], [0, 1], color=EDGE, linewidth=1.0, linestyle="--")
-    axes.scatter(
-        [confidence for confidence, *_ in bins],
-        [accuracy for _, accuracy, _ in bins],
-        [20 + 400 * items / total for *_, items in bins],
-        color=COLOURS[0],
-        alpha=0.75,
-        linewidths=0,
-        clip_on=False,
-    )
-    axes.set_xlim(0, 1.02)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("confidence")
-    axes.set_ylabel("accuracy")
-    return _svg(figure)
+    dots = {"color": COLOURS[0], "alpha": 0.75, "linewidths": 0, "clip_on": False}
+    axes.scatter(confidences, accuracies, sizes, **dots)
+    axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02), xlabel="confidence", ylabel="accuracy")
 
 
-@drawn_once
+@picture
 def predicted_and_measured(
-    points: Sequence[tuple[float, float, float]], label: str
-) -> str:
+    axes: Any, points: Sequence[tuple[float, float, float]], label: str
+) -> None:
     """Points (measured, predicted, spread of the measurement) and the line on which
     both are equal.
     """
-    figure, axes = _figure()
-    measured, predicted, spreads = (
-        [point[index] for point in points] for index in range(3)
-    )
-    axes.errorbar(
-        measured,
-        predicted,
-        xerr=spreads,
-        fmt="o",
-        color=COLOURS[0],
-        ecolor=EDGE,
-        markersize=4,
-    )
-    ends = [min((*measured, *predicted)), max((*measured, *predicted))]
+    measured, predicted, spreads = zip(*points, strict=True)
+    axes.errorbar(measured, predicted, xerr=spreads, fmt="o", ecolor=EDGE, markersize=4)
+    values = (*measured, *predicted)
+    ends = [min(values), max(values)]
     axes.plot(ends, ends, color=COLOURS[3], linewidth=1.0)
-    axes.set_xlabel(f"measured {label}")
-    axes.set_ylabel(f"predicted {label}")
-    return _svg(figure)
+    axes.set(xlabel=f"measured {label}", ylabel=f"predicted {label}")
 
 
-@drawn_once
+@picture
 def laws(
+    axes: Any,
     series: Mapping[
         str, tuple[Sequence[tuple[float, float]], Sequence[tuple[float, float]]]
     ],
@@ -291,7 +242,7 @@ def laws(
     measured: float | None,
     x_label: str,
     y_label: str,
-) -> str:
+) -> None:
     """Measured points with the curves of a law through them, and its prediction beyond
     them.
 
@@ -300,42 +251,15 @@ def laws(
         predicted: x, y, and the ends of its interval.
         measured: y at that x; None if it was not measured.
     """
-    figure, axes = _figure()
-    for (name, (points, curve)), colour in zip(
-        series.items(), COLOURS * 4, strict=False
-    ):
-        axes.plot(
-            [x for x, _ in curve],
-            [y for _, y in curve],
-            color=colour,
-            linewidth=1.0,
-            alpha=0.6,
-        )
-        axes.plot(
-            [x for x, _ in points],
-            [y for _, y in points],
-            "o",
-            color=colour,
-            markersize=4,
-            label=name,
-        )
+    for name, (points, curve) in series.items():
+        (line,) = axes.plot(*zip(*curve, strict=True), linewidth=1.0, alpha=0.6)
+        dots = {"color": line.get_color(), "markersize": 4, "label": name}
+        axes.plot(*zip(*points, strict=True), "o", **dots)
     x, y, low, high = predicted
-    axes.errorbar(
-        [x],
-        [y],
-        yerr=[[max(y - low, 0.0)], [max(high - y, 0.0)]],
-        fmt="D",
-        color=INK,
-        ecolor=EDGE,
-        markersize=4,
-        label="predicted",
-    )
+    spread = [[max(y - low, 0.0)], [max(high - y, 0.0)]]
+    mark = {"color": INK, "ecolor": EDGE, "markersize": 4, "label": "predicted"}
+    axes.errorbar([x], [y], yerr=spread, fmt="D", **mark)
     if measured is not None:
-        axes.plot(
-            [x], [measured], "x", color=COLOURS[3], markersize=6, label="measured"
-        )
-    axes.set_xscale("log")
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    _legend(figure, [*series, "predicted"])
-    return _svg(figure)
+        cross = {"color": COLOURS[3], "markersize": 6, "label": "measured"}
+        axes.plot([x], [measured], "x", **cross)
+    axes.set(xscale="log", xlabel=x_label, ylabel=y_label)

@@ -45,6 +45,7 @@ def print_table(
     lines = plain_table(
         *((name, column in table.numeric) for column, name in enumerate(table.header))
     )
+    lines.show_header = any(table.header)
     for row in table.rows:
         cells = []
         for cell in map(inline_text, row):

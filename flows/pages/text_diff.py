@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import takewhile
+from operator import eq
 
 UNIT = re.compile(r"[^\n.!?]*(?:[\n.!?]+\s*|$)")
 """A line or a sentence, with its end."""
@@ -15,8 +18,8 @@ the time grows with it.
 """
 Piece = tuple[str, bool]
 """A part of a text, and whether it differs."""
-Run = tuple[int, int, int, int, bool]
-"""Begin and end in either sequence, and whether they differ there."""
+Run = tuple[str, str, bool]
+"""Parts of both texts, and whether they differ."""
 
 
 def differences(before: str, after: str) -> tuple[list[Piece], list[Piece]]:
@@ -26,82 +29,46 @@ def differences(before: str, after: str) -> tuple[list[Piece], list[Piece]]:
     Lines and sentences are compared first, then the words of those that differ.
     """
     pieces: tuple[list[Piece], list[Piece]] = ([], [])
-    units, other_units = _split(UNIT, before), _split(UNIT, after)
-    for begin, end, other_begin, other_end, differs in _runs(units, other_units):
-        text, other_text = (
-            "".join(units[begin:end]),
-            "".join(other_units[other_begin:other_end]),
-        )
-        if differs and text and other_text:
-            _compare_words(text, other_text, pieces)
-        else:
-            _add(pieces, text, other_text, differs)
+    for unit in _runs(UNIT, math.inf, before, after):
+        text, other_text, is_changed = unit
+        runs: Iterable[Run] = [unit]
+        if is_changed and text and other_text:
+            runs = _runs(WORD, MOST_COMPARED, text, other_text)
+        for own, other, differs in runs:
+            for side, addition in zip(pieces, (own, other), strict=True):
+                is_marked = differs and not addition.isspace()
+                if addition and side and side[-1][1] == is_marked:
+                    side[-1] = (side[-1][0] + addition, is_marked)
+                elif addition:
+                    side.append((addition, is_marked))
     return pieces
 
 
-def _compare_words(
-    text: str, other_text: str, pieces: tuple[list[Piece], list[Piece]]
-) -> None:
-    words, other_words = _split(WORD, text), _split(WORD, other_text)
-    for begin, end, other_begin, other_end, differs in _runs(
-        words, other_words, MOST_COMPARED
-    ):
-        _add(
-            pieces,
-            "".join(words[begin:end]),
-            "".join(other_words[other_begin:other_end]),
-            differs,
-        )
-
-
-def _split(pattern: re.Pattern[str], text: str) -> list[str]:
-    return [part for part in pattern.findall(text) if part]
-
-
-def _runs(
-    parts: Sequence[str], other_parts: Sequence[str], most: int | None = None
-) -> Iterator[Run]:
-    """Runs of two sequences that agree or differ, in order; together these are all of
-    both.
+def _runs(pattern: re.Pattern[str], most: float, *texts: str) -> Iterator[Run]:
+    """Runs of two texts that agree or differ, in order; together these are all of both.
 
     Args:
-        parts, other_parts: compared apart from white space.
-        most: product of lengths beyond which they differ as a whole.
+        pattern: parts that are compared, apart from white space.
+        most: product of the numbers of parts beyond which the texts differ as a whole.
+        texts: both.
     """
-    ours = [" ".join(part.split()) for part in parts]
-    theirs = [" ".join(part.split()) for part in other_parts]
-    shorter = min(len(ours), len(theirs))
+    parts, other_parts = (list(filter(None, pattern.findall(text))) for text in texts)
+    ours, theirs = (
+        [" ".join(part.split()) for part in side] for side in (parts, other_parts)
+    )
     # Equal ends need no search, and nearly equal texts are little else.
-    first = next(
-        (index for index in range(shorter) if ours[index] != theirs[index]), shorter
-    )
-    last = next(
-        (
-            index
-            for index in range(shorter - first)
-            if ours[-1 - index] != theirs[-1 - index]
-        ),
-        shorter - first,
-    )
-    end, other_end = len(ours) - last, len(theirs) - last
-    yield 0, first, 0, first, False
-    if most is not None and (end - first) * (other_end - first) > most:
-        yield first, end, first, other_end, True
-    else:
-        matcher = SequenceMatcher(None, ours[first:end], theirs[first:other_end])
-        for kind, *bounds in matcher.get_opcodes():
-            begin, stop, other_begin, other_stop = (bound + first for bound in bounds)
-            yield begin, stop, other_begin, other_stop, kind != "equal"
-    yield end, len(ours), other_end, len(theirs), False
-
-
-def _add(
-    pieces: tuple[list[Piece], list[Piece]], text: str, other_text: str, differs: bool
-) -> None:
-    """Add a text to each side; it joins the last piece of the same kind."""
-    for side, addition in zip(pieces, (text, other_text), strict=True):
-        is_marked = differs and not addition.isspace()
-        if addition and side and side[-1][1] == is_marked:
-            side[-1] = (side[-1][0] + addition, is_marked)
-        elif addition:
-            side.append((addition, is_marked))
+    first = len(list(takewhile(bool, map(eq, ours, theirs))))
+    ends = (reversed(side[first:]) for side in (ours, theirs))
+    last = len(list(takewhile(bool, map(eq, *ends))))
+    ours, theirs = ours[first : len(ours) - last], theirs[first : len(theirs) - last]
+    changes: Sequence[tuple[str, int, int, int, int]]
+    changes = [("replace", 0, len(ours), 0, len(theirs))]
+    if len(ours) * len(theirs) <= most:
+        changes = SequenceMatcher(None, ours, theirs).get_opcodes()
+    yield "".join(parts[:first]), "".join(other_parts[:first]), False
+    for kind, *bounds in changes:
+        begin, end, other_begin, other_end = (bound + first for bound in bounds)
+        text, other_text = parts[begin:end], other_parts[other_begin:other_end]
+        yield "".join(text), "".join(other_text), kind != "equal"
+    end, other_end = first + len(ours), first + len(theirs)
+    yield "".join(parts[end:]), "".join(other_parts[other_end:]), False

@@ -100,55 +100,48 @@ def models_to_rate(
     Raises:
         ModelNotFoundError: a stage makes no model, or has not made it yet.
     """
-    trained = _stages_with_model(session)
     if other is not None:
-        first_stage = first or _last(session, trained)
-        second_stage = second or _last(other, _stages_with_model(other))
         return [
-            _rated_model(
-                session, first_stage, f"{session.manifest.name}/{first_stage}"
-            ),
-            _rated_model(other, second_stage, f"{other.manifest.name}/{second_stage}"),
+            _rated_model(side, stage, f"{side.manifest.name}/")
+            for side, stage in ((session, first), (other, second))
         ]
+    trained = _stages_with_model(session, committed=True)
     if (first is None or second is None) and len(trained) < 2:
         raise ModelNotFoundError(
             f"{session.manifest_file} has made "
             f"{' and '.join(trained) or 'no model yet'}; two models are compared: run "
             "the stages that train them, or give another manifest with --other"
         )
-    second_stage = second or next(name for name in reversed(trained) if name != first)
-    first_stage = first or next(
-        name for name in reversed(trained) if name != second_stage
-    )
-    if first_stage == second_stage:
+    latest = trained[::-1]
+    second = second or next(name for name in latest if name != first)
+    first = first or next(name for name in latest if name != second)
+    if first == second:
         raise ModelNotFoundError(
-            f"both models are {first_stage}; name two different "
-            "stages with --first and --second"
+            f"both models are {first}; name two different stages with --first and "
+            "--second"
         )
-    return [_rated_model(session, name, name) for name in (first_stage, second_stage)]
+    return [_rated_model(session, name) for name in (first, second)]
 
 
-def _stages_with_model(session: Session) -> list[str]:
+def _stages_with_model(session: Session, committed: bool = False) -> list[str]:
     return [
         name
         for name, node in session.plan.items()
-        if node.stage.output == "model" and session.committed(name) is not None
+        if node.stage.output == "model"
+        and not (committed and session.committed(name) is None)
     ]
 
 
-def _last(session: Session, trained: Sequence[str]) -> str:
-    if not trained:
-        raise ModelNotFoundError(
-            f"{session.manifest_file}: no model is trained yet; "
-            f"run: {session.command('run')}"
-        )
-    return trained[-1]
-
-
-def _rated_model(session: Session, stage: str, label: str) -> RatedModel:
-    makers = [
-        name for name, node in session.plan.items() if node.stage.output == "model"
-    ]
+def _rated_model(session: Session, stage: str | None, prefix: str = "") -> RatedModel:
+    makers = _stages_with_model(session)
+    if stage is None:
+        trained = _stages_with_model(session, committed=True)
+        if not trained:
+            raise ModelNotFoundError(
+                f"{session.manifest_file}: no model is trained yet; run: "
+                f"{session.command('run')}"
+            )
+        stage = trained[-1]
     if stage not in makers:
         raise ModelNotFoundError(
             f"{session.manifest_file}: {stage!r} makes no model; those that do are "
@@ -162,9 +155,8 @@ def _rated_model(session: Session, stage: str, label: str) -> RatedModel:
         )
     node = session.plan[stage]
     is_chat = node.stage.row_kind != "documents"  # pre-training makes a model of texts
-    return RatedModel(
-        label, node.identity, folder.data / "model", tokenizer.data, is_chat
-    )
+    weights = folder.data / "model"
+    return RatedModel(prefix + stage, node.identity, weights, tokenizer.data, is_chat)
 
 
 def make_pairs(
@@ -192,17 +184,36 @@ def make_pairs(
     }
     key = hashlib.sha256(canonical_json(settings)).hexdigest()
     stored = read_json(kept) if kept.exists() else {}
+    labels = [model.label for model in models]
     if stored.get("key") != key:
-        first, second = (
+        by_model = [
             _answers(model, prompts, sampling, max_new_tokens) for model in models
-        )
-        stored = {
-            "key": key,
-            "models": [model.label for model in models],
-            "answers": [list(answers) for answers in zip(first, second, strict=True)],
-        }
+        ]
+        answers = [list(pair) for pair in zip(*by_model, strict=True)]
+        stored = {"key": key, "models": labels, "answers": answers}
         write_json(kept, stored)
-    return _pair_answers(models, prompts, stored["answers"])
+    fingerprints = [model.fingerprint for model in models]
+    pairs, same, failed = {}, 0, {}
+    for (number, prompt), answers in zip(
+        prompts.items(), stored["answers"], strict=True
+    ):
+        errors = [
+            f"{label}: {answer['error']}"
+            for label, answer in zip(labels, answers, strict=True)
+            if "error" in answer
+        ]
+        if errors:
+            failed[number] = errors[0]
+            continue
+        first, second = (answer["text"] for answer in answers)
+        if first.strip() == second.strip():
+            same += 1
+            continue
+        question = prompt["prompt"] if "prompt" in prompt else prompt["messages"]
+        text = canonical_json(question).decode()
+        id_ = _digest("pair", *fingerprints, text, first, second).hex()
+        pairs[id_] = AnswerPair(id_, question, labels[0], labels[1], (first, second))
+    return AnswerPairs(list(pairs.values()), same, failed)
 
 
 def _answers(
@@ -217,52 +228,18 @@ def _answers(
     if model.chat and language.chat is not None:
         for number, prompt in prompts.items():
             if "prompt" in prompt:
-                requests[number] = {
-                    "messages": [{"role": "user", "content": prompt["prompt"]}]
-                }
-    completions = generate_lines(
-        language, Scheduler(language.model, BATCH), requests, sampling, max_new_tokens
-    ).completions
-    del language
+                message: Message = {"role": "user", "content": prompt["prompt"]}
+                requests[number] = {"messages": [message]}
+    scheduler = Scheduler(language.model, BATCH)
+    generated = generate_lines(language, scheduler, requests, sampling, max_new_tokens)
+    del language, scheduler
     gc.collect()  # one model at a time
     return [
         {"text": completion.text}
         if completion.error is None
         else {"error": completion.error}
-        for completion in completions
+        for completion in generated.completions
     ]
-
-
-def _pair_answers(
-    models: Sequence[RatedModel],
-    prompts: Mapping[int, Prompt],
-    answers: Sequence[Sequence[Mapping[str, str]]],
-) -> AnswerPairs:
-    first, second = models
-    pairs, same, failed = {}, 0, {}
-    for (number, prompt), both_answers in zip(prompts.items(), answers, strict=True):
-        errors = [
-            f"{model.label}: {answer['error']}"
-            for model, answer in zip(models, both_answers, strict=True)
-            if "error" in answer
-        ]
-        if errors:
-            failed[number] = errors[0]
-            continue
-        texts = both_answers[0]["text"], both_answers[1]["text"]
-        if texts[0].strip() == texts[1].strip():
-            same += 1
-            continue
-        question = prompt["prompt"] if "prompt" in prompt else prompt["messages"]
-        id_ = _digest(
-            "pair",
-            first.fingerprint,
-            second.fingerprint,
-            canonical_json(question).decode(),
-            *texts,
-        ).hex()
-        pairs[id_] = AnswerPair(id_, question, first.label, second.label, texts)
-    return AnswerPairs(list(pairs.values()), same, failed)
 
 
 def _digest(*parts: str) -> bytes:

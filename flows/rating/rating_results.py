@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from gristmill.dataprep.llm.agreement import agreement, count_pairs
-from gristmill.flows.pages.terminal_tables import plain_table
+from gristmill.flows.pages.page_elements import Table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.rating.ratings import VERDICTS, Rating, Verdict
 from gristmill.flows.running.terminal import plain_console
 from gristmill.train.evaluation.intervals import (
@@ -23,8 +24,6 @@ SCORES = {"first": 0.0, "second": 1.0, "tie": 0.5, "both_bad": 0.5}
 """Score of the second model for each verdict."""
 BOOTSTRAP_SAMPLES = 1000
 SEED = 0
-Verdicts = dict[str, dict[str, Verdict]]
-"""Pair -> rater -> verdict."""
 
 
 @dataclass(frozen=True)
@@ -72,52 +71,52 @@ class RatingResult:
     kappas: list[Kappa]
 
 
-def results_of(ratings: Sequence[Rating]) -> list[RatingResult]:
+def results_of(ratings: Iterable[Rating]) -> list[RatingResult]:
     """Counts, win rate and agreement for each two models."""
     groups: dict[tuple[str, str], list[Rating]] = {}
     for rating in ratings:
         groups.setdefault((rating["first"], rating["second"]), []).append(rating)
-    return [_result(first, second, group) for (first, second), group in groups.items()]
-
-
-def _result(first: str, second: str, ratings: Sequence[Rating]) -> RatingResult:
-    verdicts: Verdicts = {}
-    for rating in ratings:
-        verdicts.setdefault(rating["pair"], {})[rating["rater"]] = rating["verdict"]
-    scores = [[SCORES[name] for name in pair.values()] for pair in verdicts.values()]
-    means = np.array([np.mean(of_pair) for of_pair in scores])
-    raters = Counter(rating["rater"] for rating in ratings)
-    counts = Counter(rating["verdict"] for rating in ratings)
-    wins = [
-        rating["verdict"] == rating["left"]
-        for rating in ratings
-        if rating["verdict"] in ("first", "second")
-    ]
-    return RatingResult(
-        first,
-        second,
-        len(verdicts),
-        len(ratings),
-        dict(raters),
-        {verdict: counts[verdict] for verdict in VERDICTS},
-        mean_with_interval(means, SEED, BOOTSTRAP_SAMPLES),
-        share_with_interval(means[means != 0.5] > 0.5),
-        share_with_interval(np.array(wins)),
-        krippendorff_alpha([list(pair.values()) for pair in verdicts.values()]),
-        [_kappa(*pair, verdicts) for pair in combinations(raters, 2)],
-    )
-
-
-def _kappa(rater: str, other: str, verdicts: Verdicts) -> Kappa:
-    shared = [
-        (VERDICTS.index(pair[rater]), VERDICTS.index(pair[other]))
-        for pair in verdicts.values()
-        if rater in pair and other in pair
-    ]
-    codes = np.array(shared, np.float64).reshape(-1, 2)
-    statistics = agreement(count_pairs(codes[:, 0], codes[:, 1]))
-    same, kappa = statistics["same"], statistics["kappa"]
-    return Kappa((rater, other), len(shared), same, kappa)
+    results = []
+    for (first, second), group in groups.items():
+        verdicts: dict[str, dict[str, Verdict]] = {}
+        for rating in group:
+            by_rater = verdicts.setdefault(rating["pair"], {})
+            by_rater[rating["rater"]] = rating["verdict"]
+        units = [list(by_rater.values()) for by_rater in verdicts.values()]
+        means = np.array([np.mean([SCORES[name] for name in unit]) for unit in units])
+        raters = Counter(rating["rater"] for rating in group)
+        counts = Counter(rating["verdict"] for rating in group)
+        wins = [
+            rating["verdict"] == rating["left"]
+            for rating in group
+            if rating["verdict"] in ("first", "second")
+        ]
+        kappas = []
+        for pair in combinations(raters, 2):
+            shared = [
+                [VERDICTS.index(by_rater[rater]) for rater in pair]
+                for by_rater in verdicts.values()
+                if by_rater.keys() >= {*pair}
+            ]
+            codes = np.array(shared, np.float64).reshape(-1, 2)
+            both = agreement(count_pairs(*codes.T))
+            kappas.append(Kappa(pair, len(shared), both["same"], both["kappa"]))
+        results.append(
+            RatingResult(
+                first,
+                second,
+                len(verdicts),
+                len(group),
+                dict(raters),
+                {verdict: counts[verdict] for verdict in VERDICTS},
+                mean_with_interval(means, SEED, BOOTSTRAP_SAMPLES),
+                share_with_interval(means[means != 0.5] > 0.5),
+                share_with_interval(np.array(wins)),
+                krippendorff_alpha(units),
+                kappas,
+            )
+        )
+    return results
 
 
 def krippendorff_alpha(units: Sequence[Sequence[str]]) -> float | None:
@@ -147,7 +146,7 @@ def krippendorff_alpha(units: Sequence[Sequence[str]]) -> float | None:
     return 1.0 - (n - 1) * observed / expected
 
 
-def print_results(results: Sequence[RatingResult]) -> None:
+def print_results(results: Iterable[RatingResult]) -> None:
     """Print the results for people."""
     for result in results:
         first, second, counts = result.first, result.second, result.verdicts
@@ -155,7 +154,7 @@ def print_results(results: Sequence[RatingResult]) -> None:
         order: list[Verdict] = ["second", "first", "tie", "both_bad"]
         verdicts = ", ".join(f"{counts[verdict]:,}" for verdict in order)
         wins = f"{_share(result.win_rate)}, ties as halves"
-        lines = [
+        rows = [
             [f"{second} wins against {first}", wins],
             ["where raters are of one mind or a majority", _share(result.decided)],
             ["pairs, ratings", f"{result.pairs:,}, {result.ratings:,}"],
@@ -166,12 +165,8 @@ def print_results(results: Sequence[RatingResult]) -> None:
         ]
         for kappa in result.kappas:
             value = f"{_number(kappa.kappa)} on {kappa.pairs:,} pairs"
-            lines.append([f"Cohen's kappa, {' and '.join(kappa.raters)}", value])
-        table = plain_table(("", False), ("", False))
-        table.show_header = False
-        for line in lines:
-            table.add_row(*line)
-        plain_console().print(table)
+            rows.append([f"Cohen's kappa, {' and '.join(kappa.raters)}", value])
+        print_table(plain_console(), Table(["", ""], rows))
 
 
 def _share(value: Estimate | None) -> str:

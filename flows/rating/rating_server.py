@@ -10,17 +10,20 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from gristmill.flows.models.find_model import ModelNotFoundError
+from gristmill.flows.models.generate import PromptsError, read_prompts
 from gristmill.flows.pages.page_elements import (
     Button,
     Field,
@@ -38,14 +41,25 @@ from gristmill.flows.pages.page_elements import (
     Text,
     page_of,
 )
-from gristmill.flows.pages.page_server import GuardedApp, page_app, page_response
-from gristmill.flows.rating.answer_pairs import AnswerPair
+from gristmill.flows.pages.page_server import (
+    GuardedApp,
+    PortError,
+    listen_locally,
+    page_app,
+    page_response,
+    serve_pages,
+)
+from gristmill.flows.rating.answer_pairs import AnswerPair, make_pairs, models_to_rate
 from gristmill.flows.rating.ratings import (
+    VERDICTS,
+    RatingFiles,
     Verdict,
     add_rating,
     read_ratings,
     write_settled,
 )
+from gristmill.flows.running.session import Session
+from gristmill.train.generation.sampling import Sampling, SamplingError
 
 RATER = re.compile(r"[\w .@+-]{1,60}")
 """Allowed names of raters."""
@@ -103,14 +117,22 @@ class RatingPages:
         order = sorted(self._pairs.values(), key=lambda pair: pair.place(rater))
         unrated = next((pair for pair in order if pair.id not in verdicts), None)
         pair = self._pairs.get(request.query_params.get("pair", "")) or unrated
+        end = len(order)
         if pair is None:
             thanks = "Thank you. Each rating is on disk. What they come to prints:"
             results = Text([Span(self._results)])
             page = page_of("All rated", Note(thanks, "plain"), results)
         else:
-            pressed = choice_of(pair, rater, verdicts.get(pair.id))
-            page = self._pair_page(pair, rater, pressed)
-        header = _header(rater, order, verdicts, pair)
+            end = order.index(pair)
+            page = self._pair_page(pair, rater, verdicts.get(pair.id))
+        rated = [entry.id for entry in order[:end] if entry.id in verdicts]
+        done = sum(entry.id in verdicts for entry in order)
+        links: list[Inline] = [Link("Another rater", "/")]
+        if rated:
+            before = _rater_page(rater, pair=rated[-1])
+            links.insert(0, Link("Back to the one before", before, keys="u Backspace"))
+        text = f"{rater}: {done:,} of {len(order):,} rated"
+        header: list[Part] = [Progress(text, done, len(order)), Links(links)]
         return page_response(replace(page, header=header), has_keys=True)
 
     def _ask_rater(self, is_wrong: bool) -> Response:
@@ -120,24 +142,22 @@ class RatingPages:
         )
         rule = "A name has letters, digits, blanks and . _ @ + -, 60 at the most."
         name = Field("rater", "Your name", most=60, is_required=True, is_focused=True)
+        raters = [Link(rater, _rater_page(rater)) for rater in sorted(self._verdicts)]
         page = page_of(
             "Who rates?",
             Note(intro, "plain"),
             Note(rule, "warning") if is_wrong else None,
             Form("/", [name], [Button("Begin")]),
-            Links(
-                [Link(rater, _rater_page(rater)) for rater in sorted(self._verdicts)],
-                "Go on as",
-            ),
+            Links(raters, "Go on as"),
         )
         status = HTTPStatus.BAD_REQUEST if is_wrong else HTTPStatus.OK
         return page_response(page, status, has_keys=True)
 
-    def _pair_page(self, pair: AnswerPair, rater: str, pressed: str | None) -> Page:
-        """A prompt, its two answers, and the buttons; `pressed` is the choice of an
-        earlier rating.
+    def _pair_page(self, pair: AnswerPair, rater: str, verdict: Verdict | None) -> Page:
+        """A prompt, its two answers, and the buttons; `verdict` is that of an earlier
+        rating.
         """
-        again = Note("You have rated this one; what you say now counts instead.")
+        again = "You have rated this one; what you say now counts instead."
         turns: list[Part] = []
         if isinstance(pair.prompt, str):
             turns.append(Text([Span(pair.prompt)], "prompt"))
@@ -145,21 +165,22 @@ class RatingPages:
             for turn in pair.prompt:
                 text = Text([Span(turn["content"])], "prompt")
                 turns += [Heading(turn["role"]), text]
-        answers = pair.answers[::-1] if pair.is_swapped(rater) else pair.answers
-        left, right = (
-            [Text([Span(answer.strip() or "(nothing)")], "answer")]
-            for answer in answers
-        )
-        buttons = [
-            Button(text, "choice", choice, keys, hint, choice == pressed)
-            for choice, (text, keys, hint) in CHOICES.items()
+        is_swapped = pair.is_swapped(rater)
+        answers = pair.answers[::-1] if is_swapped else pair.answers
+        sides = [
+            (side, [Text([Span(answer.strip() or "(nothing)")], "answer")])
+            for side, answer in zip(("Left", "Right"), answers, strict=True)
         ]
+        buttons = []
+        for choice, (label, keys, hint) in CHOICES.items():
+            is_pressed = verdict_of(pair, rater, choice) == verdict
+            buttons.append(Button(label, "choice", choice, keys, hint, is_pressed))
         hidden = {"token": self._form_token, "pair": pair.id, "rater": rater}
         return page_of(
             "Which answer is better?",
-            again if pressed else None,
+            again if verdict else None,
             turns,
-            Sides([("Left", left), ("Right", right)]),
+            Sides(sides),
             Form("/rate", [], buttons, hidden, "choices", "post"),
         )
 
@@ -172,10 +193,7 @@ class RatingPages:
                 return PlainTextResponse(
                     "too much", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
                 )
-        form = {
-            name: values[0]
-            for name, values in parse_qs(body.decode("utf-8", "replace")).items()
-        }
+        form = dict(parse_qsl(body.decode("utf-8", "replace")))
         if not hmac.compare_digest(
             form.get("token", "").encode(), self._form_token.encode()
         ):
@@ -202,38 +220,76 @@ def _rater_page(rater: str, **parameters: str) -> str:
     return "/?" + urlencode({"rater": rater, **parameters})
 
 
-def _header(
-    rater: str,
-    order: Sequence[AnswerPair],
-    verdicts: Mapping[str, Verdict],
-    pair: AnswerPair | None,
-) -> list[Part]:
-    """The rater's progress, and a link to the rated pair before this one in the rater's
-    order.
-    """
-    end = len(order) if pair is None else order.index(pair)
-    before = [entry for entry in order[:end] if entry.id in verdicts]
-    done = sum(entry.id in verdicts for entry in order)
-    links: list[Inline] = [Link("Another rater", "/")]
-    if before:
-        page = _rater_page(rater, pair=before[-1].id)
-        links.insert(0, Link("Back to the one before", page, keys="u Backspace"))
-    text = f"{rater}: {done:,} of {len(order):,} rated"
-    return [Progress(text, done, len(order)), Links(links)]
-
-
 def verdict_of(pair: AnswerPair, rater: str, choice: str) -> Verdict:
     """The verdict on the two models of a choice of a side."""
-    if choice == "tie":
-        return "tie"
-    if choice == "both_bad":
-        return "both_bad"
+    for verdict in VERDICTS:
+        if choice == verdict:
+            return verdict
     return "second" if (choice == "left") == pair.is_swapped(rater) else "first"
 
 
-def choice_of(pair: AnswerPair, rater: str, verdict: Verdict | None) -> str | None:
-    """The choice that led to a verdict."""
-    return next(
-        (choice for choice in CHOICES if verdict_of(pair, rater, choice) == verdict),
-        None,
+class RateProblemError(ValueError):
+    """There is nothing to rate, or no page to rate it in."""
+
+
+def serve_pairs(
+    session: Session,
+    other: Session | None,
+    first: str | None,
+    second: str | None,
+    prompts: Path,
+    files: RatingFiles,
+    sampling: tuple[float, float, int],
+    max_new_tokens: int,
+    port: int,
+) -> None:
+    """Serve the pages until Ctrl-C.
+
+    Args:
+        session, other, first, second: the compared models; see `models_to_rate`.
+        prompts: the file of prompts.
+        files: of the ratings.
+        sampling: temperature, top_p and seed of the answers.
+        max_new_tokens: longest answer.
+        port: of the loopback address.
+
+    Raises:
+        RateProblemError: with what to do.
+        RatingsError: the file of ratings cannot be read.
+    """
+    read_ratings(files.ratings)
+    try:
+        prompts_by_line, answer_sampling = read_prompts(prompts), Sampling(*sampling)
+        models = models_to_rate(session, other, first, second)
+        listening = listen_locally(port)
+    except (PromptsError, SamplingError, ModelNotFoundError, PortError) as error:
+        raise RateProblemError(str(error)) from error
+    try:
+        answer_pairs = make_pairs(
+            models, prompts_by_line, answer_sampling, max_new_tokens, files.answers
+        )
+    except (FileNotFoundError, ValueError) as error:
+        raise RateProblemError(str(error)) from error
+    for number, cause in answer_pairs.failed.items():
+        print(f"{prompts}, line {number} is left out: {cause}", file=sys.stderr)
+    if answer_pairs.same:
+        print(
+            f"{answer_pairs.same:,} prompts are left out: both models answer them alike",
+            file=sys.stderr,
+        )
+    if not answer_pairs.pairs:
+        raise RateProblemError(
+            f"no prompt of {prompts} has two answers that differ; "
+            "there is nothing to rate"
+        )
+    write_settled(read_ratings(files.ratings), files.settled)
+    pages = RatingPages(
+        answer_pairs.pairs,
+        files.ratings,
+        files.settled,
+        session.command("rate", "--results"),
     )
+    purpose = (
+        f"asks about {len(answer_pairs.pairs):,} pairs; ratings go to {files.ratings}"
+    )
+    serve_pages(pages.app(), listening, purpose)

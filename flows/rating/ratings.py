@@ -13,11 +13,11 @@ import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from gristmill.core.files import write_text
 from gristmill.dataprep.examples.conversations import Message
@@ -115,21 +115,12 @@ def add_rating(path: Path, pair: AnswerPair, rater: str, verdict: Verdict) -> No
         rating["answers"] = list(pair.answers)
     with path.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        _cut_torn_end(file)
+        file.seek(0)
+        # A torn last line is of an ended process, whose rater was told nothing.
+        file.truncate(file.read().rfind(b"\n") + 1)
         file.write(json.dumps(rating, ensure_ascii=False).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def _cut_torn_end(file: IO[bytes]) -> None:
-    """Remove the beginning of a line that an ended process left: its rater was not told
-    that it is on disk.
-    """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    complete_size = file.read().rfind(b"\n") + 1
-    if complete_size < size:
-        file.truncate(complete_size)
 
 
 def read_ratings(path: Path) -> list[Rating]:
@@ -141,38 +132,28 @@ def read_ratings(path: Path) -> list[Rating]:
             is left out.
     """
     ratings: dict[tuple[str, str], Rating] = {}
-    for number, line in _lines(path):
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             rating = json.loads(line)
-            ratings[rating["pair"], rating["rater"]] = rating
-            is_rating = (
-                rating["verdict"] in VERDICTS
-                and "first" in rating
-                and "second" in rating
-            )
+            key = rating["pair"], rating["rater"]
+            if rating["verdict"] not in VERDICTS or not {"first", "second"} <= {
+                *rating
+            }:
+                raise ValueError(
+                    f"verdict {rating['verdict']!r}, keys {', '.join(rating)}"
+                )
+            ratings[key] = rating
         except (ValueError, KeyError, TypeError) as error:
             raise RatingsError(
                 f"{path}, line {number}: not a rating: {type(error).__name__}: {error}"
             ) from error
-        if not is_rating:
-            keys = ", ".join(rating)
-            raise RatingsError(
-                f"{path}, line {number}: not a rating: verdict "
-                f"{rating['verdict']!r}, keys {keys}"
-            )
     return list(ratings.values())
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    complete, _, _ = (
-        path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
-    )
-    for number, line in enumerate(complete.split(b"\n"), start=1):
-        if line.strip():
-            yield number, line
-
-
-def settled_pairs(ratings: Sequence[Rating]) -> list[SettledPair]:
+def settled_pairs(ratings: Iterable[Rating]) -> list[SettledPair]:
     """The preferences of pairs of which more raters prefer one answer."""
     by_pair: dict[str, list[Rating]] = {}
     for rating in ratings:
@@ -180,28 +161,27 @@ def settled_pairs(ratings: Sequence[Rating]) -> list[SettledPair]:
     settled: list[SettledPair] = []
     for pair, ratings_of_pair in by_pair.items():
         votes = Counter(rating["verdict"] for rating in ratings_of_pair)
-        if votes["first"] == votes["second"]:
-            continue
-        winner: Verdict = "first" if votes["first"] > votes["second"] else "second"
-        example = next(
-            rating for rating in ratings_of_pair if rating["verdict"] == winner
-        )
-        settled.append(
-            {
-                "prompt": example["prompt"],
-                "chosen": example["chosen"],
-                "rejected": example["rejected"],
-                "pair": pair,
-                "for": votes[winner],
-                "against": min(votes["first"], votes["second"]),
-            }
-        )
+        lead = votes["first"] - votes["second"]
+        winner = "first" if lead > 0 else "second"
+        if lead:
+            example = next(
+                rating for rating in ratings_of_pair if rating["verdict"] == winner
+            )
+            settled.append(
+                {
+                    "prompt": example["prompt"],
+                    "chosen": example["chosen"],
+                    "rejected": example["rejected"],
+                    "pair": pair,
+                    "for": max(votes["first"], votes["second"]),
+                    "against": min(votes["first"], votes["second"]),
+                }
+            )
     return settled
 
 
-def write_settled(ratings: Sequence[Rating], path: Path) -> None:
+def write_settled(ratings: Iterable[Rating], path: Path) -> None:
     """Write the settled pairs as JSON lines, whole or not at all."""
-    lines = [
-        json.dumps(pair, ensure_ascii=False) + "\n" for pair in settled_pairs(ratings)
-    ]
+    pairs = settled_pairs(ratings)
+    lines = [json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs]
     write_text(path, "".join(lines))

@@ -43,7 +43,7 @@ def tables(comparison: RunComparison) -> list[tuple[str, Table]]:
             "the same"
             if row.same
             else pair(row.fingerprint, lambda text: str(text)[:8]),
-            pair(row.seconds, lambda seconds: f"{seconds:.1f}"),
+            pair(row.seconds, "{:.1f}".format),
         ]
         for row in comparison.stages
     ]
@@ -68,9 +68,9 @@ TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
         "Documents",
         ["stage"],
         [
-            ("kept", "kept", lambda count: f"{count:,}"),
+            ("kept", "kept", "{:,}".format),
             ("MB kept", "bytes_kept", lambda size: f"{size / 1e6:.1f}"),
-            ("tokens", "tokens_kept", lambda count: f"{count:,.0f}"),
+            ("tokens", "tokens_kept", "{:,.0f}".format),
         ],
     ),
     (
@@ -78,9 +78,9 @@ TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
         "Mixture",
         ["source"],
         [
-            ("tokens", "tokens", lambda count: f"{count:,}"),
-            ("share", "share", lambda share: f"{share:.2%}"),
-            ("epochs", "epochs", lambda epochs: f"{epochs:.2f}"),
+            ("tokens", "tokens", "{:,}".format),
+            ("share", "share", "{:.2%}".format),
+            ("epochs", "epochs", "{:.2f}".format),
         ],
     ),
     (
@@ -88,9 +88,9 @@ TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
         "Training",
         ["stage"],
         [
-            ("steps", "steps", lambda steps: f"{steps:,}"),
-            ("first loss", "first", lambda loss: f"{loss:.4f}"),
-            ("last loss", "last", lambda loss: f"{loss:.4f}"),
+            ("steps", "steps", "{:,}".format),
+            ("first loss", "first", "{:.4f}".format),
+            ("last loss", "last", "{:.4f}".format),
         ],
     ),
     (
@@ -98,9 +98,9 @@ TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
         "Held-out text",
         ["model", "source"],
         [
-            ("bits/byte", "bits_per_byte", lambda bits: f"{bits:.4f}"),
-            ("perplexity", "perplexity", lambda perplexity: f"{perplexity:.1f}"),
-            ("token accuracy", "token_accuracy", lambda share: f"{share:.1%}"),
+            ("bits/byte", "bits_per_byte", "{:.4f}".format),
+            ("perplexity", "perplexity", "{:.1f}".format),
+            ("token accuracy", "token_accuracy", "{:.1%}".format),
         ],
     ),
 ]

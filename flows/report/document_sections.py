@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import shorten
 
 from gristmill.dataprep.whatif_thresholds import short_name
@@ -17,6 +17,7 @@ from gristmill.flows.pages.page_elements import (
     Link,
     Listing,
     Mark,
+    MaybeSection,
     Note,
     Part,
     Section,
@@ -25,15 +26,13 @@ from gristmill.flows.pages.page_elements import (
     Span,
     Table,
     Text,
+    flatten,
     section_of,
     table,
 )
 from gristmill.flows.pages.text_diff import Piece, differences
-from gristmill.flows.questions.document_samples import DocumentGroup, ShownDocument
-from gristmill.flows.questions.threshold_samples import Cut, CutSample
 from gristmill.flows.report.report_facts import (
     Facts,
-    PairOfTexts,
     eaten_sources,
     ranked,
     top_reasons,
@@ -59,18 +58,15 @@ TITLE_CHARS = 80
 """Beginning of a document, shown before it is opened."""
 
 
-def document_sections(facts: Facts) -> list[Section | None]:
+def document_sections(facts: Facts) -> list[MaybeSection]:
     """The sections about all steps together; None for those without content."""
     return [
-        funnel(facts),
-        reasons(facts),
-        cuts(facts),
-        whole_documents(facts),
-        quarantine(facts),
+        section(facts)
+        for section in (funnel, reasons, cuts, whole_documents, quarantine)
     ]
 
 
-def funnel(facts: Facts) -> Section | None:
+def funnel(facts: Facts) -> MaybeSection:
     """Documents, bytes and tokens after each stage, as a picture and a table."""
     if not facts.funnel:
         return None
@@ -86,27 +82,29 @@ def funnel(facts: Facts) -> Section | None:
         for row in facts.funnel
     ]
     columns = {"read": ",", "kept": ",", "gone": ",", "MB kept": ".2f"}
-    estimate = Note(
-        "Tokens before the last stage are estimated from the bytes per "
-        "token of each source."
+    estimate = (
+        "Tokens before the last stage are estimated from the bytes per token of each "
+        "source."
     )
     return section_of(
         "Documents",
         Figure(funnel_picture(facts), "Text kept after each stage."),
         table({"stage": "", **columns, "tokens kept": ">"}, rows),
-        estimate if facts.funnel[0].tokens_kept is not None else None,
-        [Note(f"{sentence}.") for sentence in eaten_sources(facts.funnel)],
+        None if facts.funnel[0].tokens_kept is None else estimate,
+        [f"{sentence}." for sentence in eaten_sources(facts.funnel)],
         by_source(facts),
     )
 
 
 def funnel_picture(facts: Facts) -> str:
     """Megabytes of text after each stage, by source."""
-    bars = []
-    for row in facts.funnel:
-        sources = sorted(row.sources.items())
-        sizes = {name: counts.bytes_kept / 1e6 for name, counts in sources}
-        bars.append((row.stage, sizes))
+    bars = [
+        (
+            row.stage,
+            {name: row.sources[name].bytes_kept / 1e6 for name in sorted(row.sources)},
+        )
+        for row in facts.funnel
+    ]
     return pictures.stacked_bars(bars, "MB of text kept, by source")
 
 
@@ -115,32 +113,27 @@ def by_source(facts: Facts) -> list[Part]:
     table; empty for a single source.
     """
     first, *later = facts.funnel
-    read = {
-        name: counts.read
-        for name, counts in sorted(first.sources.items())
-        if counts.read
-    }
     # A first stage that lost nothing would be drawn twice.
-    drawn = later if first.kept == first.read else facts.funnel
-    if len(read) < 2 or not drawn:
+    drawn = [row.stage for row in (later if first.kept == first.read else facts.funnel)]
+    names = sorted(name for name, counts in first.sources.items() if counts.read)
+    if len(names) < 2 or not drawn:
         return []
     rows: list[Sequence[object]] = []
-    shares = {}
-    for name, number in read.items():
-        kept_of_stage = [row.sources.get(name, Counts()).kept for row in drawn]
-        shares[name] = [1.0, *(kept / number for kept in kept_of_stage)]
+    shares: dict[str, list[float]] = {}
+    for name in names:
+        shares[name] = [1.0]
         for row in facts.funnel:
             counts = row.sources.get(name, Counts())
+            share = counts.kept / first.sources[name].read
+            shares[name] += [share] if row.stage in drawn else []
             size, tokens = counts.bytes_kept / 1e6, tokens_kept(counts, row)
-            share = counts.kept / number
             rows.append([name, row.stage, counts.kept, share, size, tokens])
     columns = {"kept": ",", "left": ".1%", "MB kept": ".2f", "tokens kept": ">"}
     meaning = "kept after the stage, of all documents of the source that were read"
-    stages = ["read", *(row.stage for row in drawn)]
     return [
         Heading("Each source"),
         Figure(
-            pictures.steps(shares, stages, "of a source's documents"),
+            pictures.steps(shares, ["read", *drawn], "of a source's documents"),
             "Share of each source's documents kept after each stage.",
         ),
         table({"source": "", "after": "", **columns}, rows, {"left": meaning}),
@@ -156,7 +149,7 @@ def tokens_kept(counts: Counts, row: StageCounts) -> str:
     return f"{'' if row.tokens_exact else '≈ '}{counts.tokens_kept:,.0f}"
 
 
-def reasons(facts: Facts) -> Section | None:
+def reasons(facts: Facts) -> MaybeSection:
     """Documents that each rule dropped, and those that no other rule drops."""
     rows = []
     for row in facts.funnel:
@@ -167,13 +160,11 @@ def reasons(facts: Facts) -> Section | None:
     if not rows:
         return None
     columns = {"documents": ",", "of those read": ".2%", "by it alone": ","}
+    rules = table({"stage": "", "rule": "", **columns}, rows)
     return section_of(
         "Why documents were dropped",
         Figure(reasons_picture(facts), "Documents by the first rule that they failed."),
-        Details(
-            f"All {len(rows)} rules that dropped any",
-            [table({"stage": "", "rule": "", **columns}, rows)],
-        ),
+        Details(f"All {len(rows)} rules that dropped any", [rules]),
     )
 
 
@@ -187,93 +178,74 @@ def reasons_picture(facts: Facts) -> str:
     return count_bars(ranked(counts)[:MOST_BARS], "documents")
 
 
-def count_bars(counts: Sequence[tuple[str, int]], label: str) -> str:
+def count_bars(counts: Iterable[tuple[str, int]], label: str) -> str:
     """A bar for each name, as long as its count."""
     bars = [(name, {label: float(count)}) for name, count in counts]
     return pictures.stacked_bars(bars, label)
 
 
-def cuts(facts: Facts) -> Section | None:
+def cuts(facts: Facts) -> MaybeSection:
     """The cut of every rule that dropped most among the measured values, and the texts
     next to it on both sides.
     """
-    details = [
-        Details(
-            f"{cut.rule} = {cut.bound:g}: {cut.dropped:,} documents", both_sides(cut)
-        )
-        for cut in facts.cuts
-    ]
-    return section_of("Both sides of each cut", details)
-
-
-def both_sides(cut: Cut) -> list[Part]:
-    """The histogram of the values that a cut bounds, if they were counted, and the
-    texts next to the cut.
-    """
-    parts: list[Part] = []
-    if cut.histogram is not None:
+    details = []
+    for cut in facts.cuts:
+        title = f"{cut.rule} = {cut.bound:g}: {cut.dropped:,} documents"
         caption = (
             f"Documents by {cut.statistic}. The cut of {cut.key} lies at {cut.bound:g}."
         )
-        edges, counts = cut.histogram.edges, cut.histogram.counts
-        parts.append(draw_histogram(edges, counts, cut.bound, caption))
-    return [
-        *parts,
-        _samples("dropped, next to the cut", cut.failing),
-        _samples("passed, next to the cut", cut.passing),
-    ]
+        parts: list[Part] = []
+        if cut.histogram is not None:
+            parts.append(draw_histogram(cut.histogram, cut.bound, caption))
+        for side, samples in (("dropped", cut.failing), ("passed", cut.passing)):
+            entries = []
+            for sample in samples:
+                value = Span(f"{sample.value:.4g}", "strong")
+                place = f" {sample.source} {sample.locator}"
+                entries.append(Entry([value, place], sample.excerpt))
+            parts.append(Listing(f"{side}, next to the cut", entries))
+        details.append(Details(title, parts))
+    return section_of("Both sides of each cut", details)
 
 
-def _samples(title: str, samples: Sequence[CutSample]) -> Listing:
-    return Listing(
-        title,
-        [
-            Entry(
-                [
-                    Span(f"{sample.value:.4g}", "strong"),
-                    f" {sample.source} {sample.locator}",
-                ],
-                sample.excerpt,
-            )
-            for sample in samples
-        ],
-    )
-
-
-def whole_documents(facts: Facts) -> Section | None:
+def whole_documents(facts: Facts) -> MaybeSection:
     """Whole documents, kept and dropped ones, chosen by chance."""
     parts: list[Part] = []
     for group in facts.shown_documents:
-        parts.append(Heading(f"{_group_title(group)} ({group.documents:,})"))
-        parts += [_whole_document(document) for document in group.shown]
+        rule = f"Dropped by {group.step}: {group.rule}"
+        title = "Kept" if group.step is None else rule
+        parts.append(Heading(f"{title} ({group.documents:,})"))
+        for document in group.shown:
+            spans = [Span(piece.text, piece.edit or "") for piece in document.pieces]
+            original = "".join(span.text for span in spans if span.mark != "added")
+            characters = f"{document.characters:,}"
+            cut = (
+                f"The first {len(original):,} of {characters} characters; `gristmill "
+                f"explain MANIFEST {document.id} --text` shows all."
+            )
+            beginning = shorten(
+                original[: 8 * TITLE_CHARS], TITLE_CHARS, placeholder=" ..."
+            )
+            place = f"{document.source} {document.locator}"
+            shown = flatten(
+                [
+                    document.verdict,
+                    Text(spans),
+                    cut if len(original) < document.characters else None,
+                    f"Its id is `{document.id}`.",
+                ]
+            )
+            title = f"{place}, {characters} characters: {beginning}"
+            parts.append(Details(title, shown, long=True))
     note = (
         "Some of each, by chance and the same in every report of this data: a click "
         "opens one. What steps took out of a text is struck out and red, what they put "
         "in is green."
     )
-    return section_of("Whole documents", Note(note), parts)
+    return section_of("Whole documents", note, parts)
 
 
-def _group_title(group: DocumentGroup) -> str:
-    return "Kept" if group.step is None else f"Dropped by {group.step}: {group.rule}"
-
-
-def _whole_document(document: ShownDocument) -> Details:
-    spans = [Span(piece.text, piece.edit or "") for piece in document.pieces]
-    original = "".join(span.text for span in spans if span.mark != "added")
-    characters = f"{document.characters:,}"
-    parts: list[Part] = [*map(Note, document.verdict), Text(spans)]
-    if len(original) < document.characters:
-        command = f"`gristmill explain MANIFEST {document.id} --text`"
-        text = f"The first {len(original):,} of {characters} characters"
-        parts.append(Note(f"{text}; {command} shows all."))
-    beginning = shorten(original[: 8 * TITLE_CHARS], TITLE_CHARS, placeholder=" ...")
-    place = f"{document.source} {document.locator}"
-    title = f"{place}, {characters} characters: {beginning}"
-    return Details(title, [*parts, Note(f"Its id is `{document.id}`.")], long=True)
-
-
-def lengths(facts: Facts, name: str = "filter") -> Section | None:
+def lengths(facts: Facts, name: str = "filter") -> MaybeSection:
     """Number of words of the documents that the filter read."""
     caption = "Documents that the filter has read, by their number of words."
     return section_of("Lengths", _histogram(facts.step(name), "words", caption))
@@ -281,12 +253,10 @@ def lengths(facts: Facts, name: str = "filter") -> Section | None:
 
 def _histogram(summary: StepSummary, column: str, caption: str) -> Part | None:
     values = summary.histograms.get(column)
-    if values is None:
-        return None
-    return draw_histogram(values.edges, values.counts, None, caption)
+    return None if values is None else draw_histogram(values, None, caption)
 
 
-def rules_by_language(facts: Facts, name: str = "filter") -> Section | None:
+def rules_by_language(facts: Facts, name: str = "filter") -> MaybeSection:
     """Documents that the rules of each language kept."""
     by_language = facts.step(name).by_language
     most_read = ranked({language: row.read for language, row in by_language.items()})
@@ -306,7 +276,7 @@ def _kept_rows(
     ]
 
 
-def languages(facts: Facts, name: str = "langid") -> Section | None:
+def languages(facts: Facts, name: str = "langid") -> MaybeSection:
     """The languages of documents, and the confidence of the model."""
     summary = facts.step(name)
     number = len(summary.languages)
@@ -318,7 +288,7 @@ def languages(facts: Facts, name: str = "langid") -> Section | None:
     kept = summary.languages_kept
     return section_of(
         "Languages",
-        Note(f"{number} language{'s' if number > 1 else ''}{suffix}"),
+        f"{number} language{'s' if number > 1 else ''}{suffix}",
         Figure(languages_picture(summary), "Documents by their likeliest language."),
         None if kept is None else table(columns, _kept_rows(most, kept)),
         _histogram(summary, "language_score", "Confidence of the model."),
@@ -330,32 +300,31 @@ def languages_picture(summary: StepSummary) -> str:
     return count_bars(ranked(summary.languages)[:MOST_LANGUAGES], "documents")
 
 
-def quality(facts: Facts, name: str = "quality") -> Section | None:
+def quality(facts: Facts, name: str = "quality") -> MaybeSection:
     """Scores by source, and how well the classifier separates held-out documents."""
     summary = facts.step(name)
     if summary.histogram is None:
         return None
-    parts: list[Part] = []
+    auc = ""
     if summary.auc is not None:
         auc = f"AUC {summary.auc:.4f} on {summary.held_out:,} held-out documents"
         if summary.length_auc is not None:
             auc += f"; by their length alone {summary.length_auc:.4f}"
-        parts.append(Note(f"{auc}."))
-    if summary.distilled is not None:
-        parts += agreement(summary.distilled)
+        auc += "."
     picture = quality_picture(summary)
-    if picture:
-        parts.append(Figure(picture, "Quality scores by source."))
+    parts = flatten(
+        [
+            auc,
+            None if summary.distilled is None else agreement(summary.distilled),
+            Figure(picture, "Quality scores by source.") if picture else None,
+        ]
+    )
     return Section("Quality", parts)
 
 
 def agreement(distilled: Distilled) -> list[Part]:
     """Agreement of a classifier with the judge that it learnt from."""
     cut, counts, best = distilled.at_cut, distilled.confusion, distilled.best
-    calibration = [
-        [f"from {row.from_:.1f}", row.documents, row.score, row.good]
-        for row in distilled.calibration
-    ]
     note = Note(
         f"Learnt from {distilled.learnt:,} of {distilled.sample:,} judged documents, "
         f"{distilled.good:,} of them good. On {distilled.held_out:,} held out: AUC "
@@ -363,24 +332,19 @@ def agreement(distilled: Distilled) -> list[Part]:
         f"{cut.precision:.3f}, recall {cut.recall:.3f}; best F1 {best.f1:.3f} at "
         f"{best.cut:.3g}."
     )
+    confusion = [
+        ["judge: good", counts.good_kept, counts.good_dropped],
+        ["otherwise", counts.other_kept, counts.other_dropped],
+    ]
+    columns = {"documents": ",", "mean score": ".3f", "good by the judge": ".1%"}
+    calibration = [
+        [f"from {row.from_:.1f}", row.documents, row.score, row.good]
+        for row in distilled.calibration
+    ]
     return [
         note,
-        table(
-            {"": "", "classifier: good": ",", "otherwise": ","},
-            [
-                ["judge: good", counts.good_kept, counts.good_dropped],
-                ["otherwise", counts.other_kept, counts.other_dropped],
-            ],
-        ),
-        table(
-            {
-                "score": "",
-                "documents": ",",
-                "mean score": ".3f",
-                "good by the judge": ".1%",
-            },
-            calibration,
-        ),
+        table({"": "", "classifier: good": ",", "otherwise": ","}, confusion),
+        table({"score": "", **columns}, calibration),
     ]
 
 
@@ -394,7 +358,7 @@ def quality_picture(summary: StepSummary) -> str:
     return pictures.histogram(series, edges, "quality score")
 
 
-def duplicates(facts: Facts, name: str = "dedup") -> Section | None:
+def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
     """Sizes of clusters of duplicates, the largest clusters, and near duplicates side
     by side.
     """
@@ -411,35 +375,28 @@ def duplicates(facts: Facts, name: str = "dedup") -> Section | None:
         "`clusters: survivors` drops {survivors:,} documents, each similar to a kept "
         "one; `clusters: connected` drops {connected:,}, all but one of each chain."
     )
+    sizes = count_bars(clusters.sizes.items(), "clusters")
+    pairs = []
+    for pair in clusters.beside:
+        texts = differences(pair.dropped.text, pair.kept.text)
+        columns = [
+            (f"dropped: {pair.dropped.locator}", [Text(folded(texts[0], "removed"))]),
+            (f"kept: {pair.kept.locator}", [Text(folded(texts[1], "added"))]),
+        ]
+        places = f"{pair.dropped.locator}, dropped, and {pair.kept.locator}, kept in"
+        title = f"{pair.measure} {pair.similarity:.2f}: {places} its place"
+        pairs.append(Details(title, [Sides(columns)]))
     return section_of(
         "Duplicates",
-        Note(f"{summary.clusters:,} clusters of two or more documents."),
-        Note(by_rule.format(**dropped)) if dropped else None,
-        Figure(
-            count_bars(list(clusters.sizes.items()), "clusters"),
-            "Clusters by their number of documents.",
-        )
+        f"{summary.clusters:,} clusters of two or more documents.",
+        by_rule.format(**dropped) if dropped else None,
+        Figure(sizes, "Clusters by their number of documents.")
         if clusters.sizes
         else None,
         table({"survivor of the largest": "", "id": "", "documents": "d"}, rows),
         Heading("Near duplicates side by side, the least similar first"),
-        map(_near_duplicate, clusters.beside),
+        pairs,
     )
-
-
-def _near_duplicate(pair: PairOfTexts) -> Details:
-    """A dropped document and the kept one, with their differences marked."""
-    dropped, kept = differences(pair.dropped.text, pair.kept.text)
-    places = (
-        f"{pair.dropped.locator}, dropped, and {pair.kept.locator}, kept in its place"
-    )
-    columns = Sides(
-        [
-            (f"dropped: {pair.dropped.locator}", [Text(folded(dropped, "removed"))]),
-            (f"kept: {pair.kept.locator}", [Text(folded(kept, "added"))]),
-        ]
-    )
-    return Details(f"{pair.measure} {pair.similarity:.2f}: {places}", [columns])
 
 
 def folded(pieces: Sequence[Piece], mark: Mark) -> list[Span]:
@@ -460,30 +417,31 @@ def folded(pieces: Sequence[Piece], mark: Mark) -> list[Span]:
     return spans
 
 
-def edits(facts: Facts, name: str = "clean") -> Section | None:
+def edits(facts: Facts, name: str = "clean") -> MaybeSection:
     """Edits of a cleaning step, by rule."""
     rows = [
-        [rule, tally.documents, tally.times, tally.bytes]
+        [rule, tally["documents"], tally["times"], tally["bytes"]]
         for rule, tally in facts.step(name).edits.items()
-        if tally.times
+        if tally["times"]
     ]
     meanings = {
         "documents": "in which it changed something",
         "times": "passages that it changed",
         "bytes": "of UTF-8 that it took out",
     }
-    columns = {"rule": "", "documents": ",", "times": ",", "bytes": ","}
-    return section_of("Edits", table(columns, rows, meanings))
+    return section_of(
+        "Edits", table({"rule": "", **dict.fromkeys(meanings, ",")}, rows, meanings)
+    )
 
 
-def own_code(facts: Facts, name: str) -> Section | None:
+def own_code(facts: Facts, name: str) -> MaybeSection:
     """The user's code that a step ran, and whether its calls differed."""
     summary = facts.step(name)
     notes = [Note(f"{text}.") for text in (summary.code, summary.differs) if text]
     return Section(f"Code of {name}", notes) if notes else None
 
 
-def domains(facts: Facts, name: str = "cluster") -> Section | None:
+def domains(facts: Facts, name: str = "cluster") -> MaybeSection:
     """Clusters of documents about the same subject, with their names, and a map of
     them.
     """
@@ -525,17 +483,17 @@ def domain_table(
     return table(columns, rows, {"share": share})
 
 
-def reader(facts: Facts, name: str) -> Section | None:
+def reader(facts: Facts, name: str) -> MaybeSection:
     """The model that scored documents, and how much of them it read."""
     tally = facts.step(name).reader
-    if tally is None:
-        return None
-    columns = {"documents": ",", "windows": ",", "tokens": ",", "not read whole": ","}
-    rows = [[tally.model, tally.documents, tally.windows, tally.tokens, tally.cut]]
-    return section_of(f"Model of {name}", table({"model": "", **columns}, rows))
+    columns = ("documents", "windows", "tokens", "not read whole")
+    rows = [] if tally is None else [vars(tally).values()]
+    return section_of(
+        f"Model of {name}", table({"model": "", **dict.fromkeys(columns, ",")}, rows)
+    )
 
 
-def repeated_lines(facts: Facts, name: str = "dedup_lines") -> Section | None:
+def repeated_lines(facts: Facts, name: str = "dedup_lines") -> MaybeSection:
     """Lines that repeated so often that they were cut."""
     rows = [
         [row.documents, _shorten(row.text)]
@@ -546,7 +504,7 @@ def repeated_lines(facts: Facts, name: str = "dedup_lines") -> Section | None:
     return section_of("Repeated lines", table(columns, rows, meanings))
 
 
-def repeated_passages(facts: Facts, name: str = "dedup_substrings") -> Section | None:
+def repeated_passages(facts: Facts, name: str = "dedup_substrings") -> MaybeSection:
     """Passages that repeated so often that they were cut."""
     rows = [
         [row.copies, row.words, _shorten(row.text)]
@@ -556,13 +514,10 @@ def repeated_passages(facts: Facts, name: str = "dedup_substrings") -> Section |
     return section_of("Repeated passages", table(columns, rows))
 
 
-def contamination(facts: Facts, name: str = "decontaminate") -> Section | None:
+def contamination(facts: Facts, name: str = "decontaminate") -> MaybeSection:
     """Items of each evaluation set that documents hold, and these documents."""
     summary = facts.summary(name, Leaks)
-    sets = [
-        [name_, row.items, row.checked, row.contaminated, row.contaminated_share]
-        for name_, row in summary.sets.items()
-    ]
+    sets = [[name_, *vars(row).values()] for name_, row in summary.sets.items()]
     columns = {"items": ",", "checked": ",", "found": ",", "share": ".2%"}
     meanings = {"share": "found, of all that it has"}
     return section_of(
@@ -593,7 +548,7 @@ def leaked_items(items: Sequence[LeakedItem], set_column: str, holder: str) -> T
     return table({set_column: "", **columns, holder: ""}, rows)
 
 
-def quarantine(facts: Facts) -> Section | None:
+def quarantine(facts: Facts) -> MaybeSection:
     """Records that could not be processed, by stage, and the first records that could
     not be read.
     """
@@ -603,7 +558,7 @@ def quarantine(facts: Facts) -> Section | None:
         if row.quarantined
     ]
     rows = [
-        [row.file, row.record, row.error]
+        [row["file"], row["record"], row["error"]]
         for row in facts.step(INGEST).quarantined[:MOST_REASONS]
     ]
     return section_of(
@@ -613,7 +568,7 @@ def quarantine(facts: Facts) -> Section | None:
     )
 
 
-def damaged_files(facts: Facts, name: str = INGEST) -> Section | None:
+def damaged_files(facts: Facts, name: str = INGEST) -> MaybeSection:
     """Files that could not be read to their end, and their lost records."""
     rows = [
         [row.source, row.file, row.records, row.lost, row.error]
@@ -622,16 +577,16 @@ def damaged_files(facts: Facts, name: str = INGEST) -> Section | None:
     columns = {"records read": ",", "lost, about": ",", "why": ""}
     return section_of(
         "Files that could not be read to their end",
-        Note("What they lost is estimated from their bytes and from the other files."),
+        "What they lost is estimated from their bytes and from the other files.",
         table({"source": "", "file": "", **columns}, rows),
     )
 
 
-def skipped_records(facts: Facts, name: str = INGEST) -> Section | None:
+def skipped_records(facts: Facts, name: str = INGEST) -> MaybeSection:
     """Records of the sources that are not documents."""
     return section_of(
         "No documents",
-        Note("What the sources hold besides documents."),
+        "What the sources hold besides documents.",
         table({"what": "", "records": ","}, ranked(facts.step(name).skipped)),
     )
 

@@ -4,16 +4,14 @@ memory, leaks, samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from gristmill.flows.pages.page_elements import (
     Figure,
     Heading,
+    MaybeSection,
     Measure,
-    Note,
     Part,
-    Section,
     Span,
     Table,
     Text,
@@ -24,12 +22,12 @@ from gristmill.flows.pages.pictures import reliability
 from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.stage_summaries import (
     Calibration,
+    Difference,
     Interval,
     ModelMeasures,
     Sample,
     SourceMeasures,
     SuiteResult,
-    measure_of,
     read_as,
 )
 from gristmill.flows.stages.registry import STAGES
@@ -40,28 +38,26 @@ BOOTSTRAP_NOTE = "In brackets: 95 % bootstrap intervals over documents."
 MODEL = {"model": "", "source": ""}
 
 
-@dataclass(frozen=True)
 class HeldOutRow(SourceMeasures):
     """Measures of a model on held-out text of a source."""
 
-    model: str = ""
-    source: str = ""
+    model: str
+    source: str
 
 
-def held_out(facts: Facts, name: str = "evaluate") -> Section | None:
+def held_out(facts: Facts, name: str = "evaluate") -> MaybeSection:
     """Measurements on held-out text and pairs."""
     accuracies = [
-        f"{model}: "
-        f"{measure_of(measured.reward_accuracy, measured.reward_accuracy_interval):.1%}"
+        f"{model}: {measured.reward_accuracy_interval:.1%}"
         for model, measured in evaluated_models(facts)
-        if measured.reward_accuracy is not None
+        if measured.reward_accuracy_interval is not None
     ]
     pairs = f"Reward accuracy on held-out pairs: {', '.join(accuracies)}"
     return section_of(
         "Held-out text",
         held_out_tables(facts),
-        Note(BOOTSTRAP_NOTE),
-        Note(pairs) if accuracies else None,
+        BOOTSTRAP_NOTE,
+        pairs if accuracies else None,
     )
 
 
@@ -71,15 +67,17 @@ def held_out_tables(facts: Facts) -> list[Table]:
     """
     next_tokens, masked, spans = [], [], []
     for row in held_out_rows(facts):
-        line, measures = [row.model, row.source], _bits_and_perplexity(row)
+        place = row.model, row.source
+        bits, perplexity = _bits_and_perplexity(row)
         if row.perplexity is not None:
-            next_tokens.append([*line, *measures, row.token_accuracy, row.documents])
+            accuracy = row.token_accuracy
+            next_tokens.append([*place, bits, perplexity, accuracy, row.documents])
         if row.pseudo_perplexity is not None:
-            accuracy = measure_of(row.masked_accuracy, row.masked_accuracy_interval)
-            masked.append([*line, measures[-1], accuracy, row.documents])
+            shares = _measure(row, "masked_accuracy"), row.documents
+            masked.append([*place, perplexity, *shares])
         if row.span_loss is not None:
-            accuracy = measure_of(row.span_accuracy, row.span_accuracy_interval)
-            spans.append([*line, row.span_loss, accuracy, row.documents])
+            shares = _measure(row, "span_accuracy"), row.documents
+            spans.append([*place, row.span_loss, *shares])
     texts = {"bits per byte": ".4f", "perplexity": ".2f", "token accuracy": ".2%"}
     masks = {"pseudo-perplexity": ".2f", "masked accuracy": ".2%"}
     losses = {"loss of hidden spans": ".4f", "accuracy": ".2%"}
@@ -89,18 +87,22 @@ def held_out_tables(facts: Facts) -> list[Table]:
     ]
 
 
+def _measure(measures: SourceMeasures, name: str) -> Measure | None:
+    """A value with its interval; None without a value."""
+    value = getattr(measures, name)
+    if value is None:
+        return None
+    return Measure(value, **(getattr(measures, f"{name}_interval") or {}))
+
+
 def _bits_and_perplexity(values: SourceMeasures) -> list[Measure | None]:
     """Bits per byte, and the perplexity: of masked tokens if it is an encoder's."""
-    bits = measure_of(values.bits_per_byte, values.bits_per_byte_interval)
-    if values.perplexity is not None:
-        return [bits, measure_of(values.perplexity, values.perplexity_interval)]
-    return [
-        bits,
-        measure_of(values.pseudo_perplexity, values.pseudo_perplexity_interval),
-    ]
+    is_encoder = values.perplexity is None
+    perplexity = "pseudo_perplexity" if is_encoder else "perplexity"
+    return [_measure(values, "bits_per_byte"), _measure(values, perplexity)]
 
 
-def merged(facts: Facts, name: str) -> Section | None:
+def merged(facts: Facts, name: str) -> MaybeSection:
     """Held-out measurements of merged checkpoints, of each of them, and of the end of
     the training.
     """
@@ -109,20 +111,15 @@ def merged(facts: Facts, name: str) -> Section | None:
         for model in facts.merged.models
         for source, values in model.sources.items()
     ]
-    columns = {
-        "share": ".1%",
-        "source": "",
-        "bits per byte": ".4f",
-        "perplexity": ".2f",
-    }
+    columns = {"source": "", "bits per byte": ".4f", "perplexity": ".2f"}
     return section_of(
         "Merged checkpoints",
-        table({"model": "", **columns}, rows),
-        Note(f"{BOOTSTRAP_NOTE} Of an encoder the perplexity is of masked tokens."),
+        table({"model": "", "share": ".1%", **columns}, rows),
+        f"{BOOTSTRAP_NOTE} Of an encoder the perplexity is of masked tokens.",
     )
 
 
-def tasks(facts: Facts, name: str = "evaluate") -> Section | None:
+def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
     """Every task's metrics for every model, differences between models, and reliability
     plots.
     """
@@ -148,13 +145,7 @@ def tasks(facts: Facts, name: str = "evaluate") -> Section | None:
     if not rows:
         return None
     changes = [
-        [
-            change.task,
-            change.metric,
-            f"{change.from_} to {change.to}",
-            change,
-            "yes" if change.significant else "within noise",
-        ]
+        [change.task, change.metric, *change_cells(change, change)]
         for change in facts.evaluation.differences
     ]
     names = {"task": "", "model": "", "metric": ""}
@@ -168,7 +159,13 @@ def tasks(facts: Facts, name: str = "evaluate") -> Section | None:
     )
 
 
-def suites(facts: Facts, name: str = "evaluate") -> Section | None:
+def change_cells(change: Difference, value: object) -> list[object]:
+    """The models of a difference, its value, and whether it is certain."""
+    certain = "yes" if change.significant else "within noise"
+    return [f"{change.from_} to {change.to}", value, certain]
+
+
+def suites(facts: Facts, name: str = "evaluate") -> MaybeSection:
     """Every suite: the centred scores of this run's models and of published ones, and
     each task.
     """
@@ -177,63 +174,51 @@ def suites(facts: Facts, name: str = "evaluate") -> Section | None:
         for suite, result in measured.suites.items():
             results.setdefault(suite, {})[model] = result
     parts: list[Part] = []
+    columns = {"accuracy": ".4f", "chance": ".3f", "centred": ".4f", "items": ","}
     for suite, by_model in results.items():
-        parts += _suite(suite, by_model)
-    note = Note(
-        "0 is chance, 1 is every item right; in brackets: 95 % bootstrap "
-        "intervals over items."
+        scores, rows = [], []
+        for model, result in by_model.items():
+            scores.append([model, result.score, "this run"])
+            rows += [
+                [
+                    task,
+                    measures.shots,
+                    model,
+                    measures.accuracy,
+                    measures.baseline,
+                    measures.centred,
+                    measures.items,
+                ]
+                for task, measures in result.tasks.items()
+            ]
+        scores += [[row.model, row.score, row.source] for row in result.references]
+        most = f", at most {result.limit or 0:,} items of each task"
+        limit = "" if result.limit is None else most
+        parts += [
+            Heading(f"{suite}: {result.title}{limit}"),
+            table({"model": "", "centred score": ".4f", "source": ""}, scores),
+            table({"task": "", "shots": "d", "model": "", **columns}, rows),
+        ]
+    note = (
+        "0 is chance, 1 is every item right; in brackets: 95 % bootstrap intervals "
+        "over items."
     )
     return section_of("Suites", parts, note)
 
 
-def _suite(suite: str, by_model: Mapping[str, SuiteResult]) -> list[Part]:
-    first = next(iter(by_model.values()))
-    limit = (
-        "" if first.limit is None else f", at most {first.limit:,} items of each task"
-    )
-    scores: list[Sequence[object]] = [
-        [model, result.score, "this run"] for model, result in by_model.items()
-    ]
-    scores += [[row.model, row.score, row.source] for row in first.references]
-    rows = [
-        [
-            task,
-            measured.shots,
-            model,
-            measured.accuracy,
-            measured.baseline,
-            measured.centred,
-            measured.items,
-        ]
-        for model, result in by_model.items()
-        for task, measured in result.tasks.items()
-    ]
-    columns = {"accuracy": ".4f", "chance": ".3f", "centred": ".4f", "items": ","}
-    return [
-        Heading(f"{suite}: {first.title}{limit}"),
-        table({"model": "", "centred score": ".4f", "source": ""}, scores),
-        table({"task": "", "shots": "d", "model": "", **columns}, rows),
-    ]
-
-
-def memorisation(facts: Facts, name: str = "evaluate") -> Section | None:
+def memorisation(facts: Facts, name: str = "evaluate") -> MaybeSection:
     """Documents that a model continues word for word, by copies in the training set."""
     rows = [
         [model, copies, group.documents, group.memorised, group.mean_right_tokens]
         for model, measured in evaluated_models(facts)
         for copies, group in measured.memorisation.items()
     ]
-    columns = {
-        "model": "",
-        "in the training set": "",
-        "documents": "d",
-        "continued exactly": ".1%",
-        "right tokens, mean": ".1f",
-    }
+    shares = {"continued exactly": ".1%", "right tokens, mean": ".1f"}
+    columns = {"model": "", "in the training set": "", "documents": "d", **shares}
     return section_of("Memorisation", table(columns, rows))
 
 
-def leaks(facts: Facts, name: str = "evaluate") -> Section | None:
+def leaks(facts: Facts, name: str = "evaluate") -> MaybeSection:
     """Items of the tasks that the training set holds, and the metrics with and without
     them.
     """
@@ -258,7 +243,7 @@ def leaks(facts: Facts, name: str = "evaluate") -> Section | None:
     )
 
 
-def samples(facts: Facts, name: str = "evaluate") -> Section | None:
+def samples(facts: Facts, name: str = "evaluate") -> MaybeSection:
     """Generated texts: the pre-trained model continues a prompt, a tuned one answers
     it.
     """
@@ -284,7 +269,7 @@ def evaluated_models(facts: Facts) -> list[tuple[str, ModelMeasures]]:
 def held_out_rows(facts: Facts) -> list[HeldOutRow]:
     """Rows of all models by source."""
     return [
-        HeldOutRow(**vars(measures), model=model, source=source)
+        HeldOutRow(**dict(measures), model=model, source=source)
         for model, measured in evaluated_models(facts)
         for source, measures in measured.sources.items()
     ]

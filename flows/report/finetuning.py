@@ -6,18 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gristmill.dataprep.examples.kept_examples import NearDuplicate
+from gristmill.dataprep.examples.kept_examples import PreparedSet
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages.page_elements import (
     Details,
     Figure,
     Heading,
+    MaybeSection,
     Note,
     Part,
     Section,
     Span,
     Table,
     Text,
+    flatten,
     section_of,
     table,
 )
@@ -27,17 +29,15 @@ from gristmill.flows.report.llm_sections import requests_table
 from gristmill.flows.report.report_facts import Facts, top_reasons
 from gristmill.flows.report.stage_summaries import (
     Exported,
-    Interval,
+    HeldOut,
+    LeakedItem,
     Margins,
     PreparedExamples,
-    PreparedSet,
     PreparedStep,
     Record,
     TeacherSummary,
-    TrainingSummary,
     TuningData,
     WorstMargin,
-    measure_of,
 )
 from gristmill.flows.report.training import number_at, points_of
 
@@ -52,31 +52,40 @@ VIEWS = {
 }
 """Views of examples that a step may judge, in words; others are words."""
 ANSWERS = ("chosen", "rejected")
+RECORD_COUNTS = ("records", "quarantined", "dropped before")
 
 
-def preparation(facts: Facts, name: str) -> Section | None:
+def preparation(facts: Facts, name: str) -> MaybeSection:
     """Examples that the preparation dropped: sets, steps, items of evaluation sets, and
     near-duplicates.
     """
     summary = facts.summary(name, PreparedExamples)
     sets = [[part.name, *set_numbers(part)] for part in summary.sets]
-    steps = [
-        [
-            step.stage,
-            VIEWS.get(step.judges, step.judges),
-            step.counts.read,
-            step.counts.kept,
-            _reasons_text(top_reasons(step.counts.dropped, step.counts.quarantined)),
+    steps, leaks = [], []
+    matches: list[LeakedItem] = []
+    for step in summary.steps:
+        counts = step.counts
+        reasons = _reasons_text(top_reasons(counts.dropped, counts.quarantined))
+        judged = VIEWS.get(step.judges, step.judges)
+        steps.append([step.stage, judged, counts.read, counts.kept, reasons])
+        leaks += [
+            [set_name, leaked.items, leaked.checked, leaked.contaminated]
+            for set_name, leaked in step.sets.items()
         ]
-        for step in summary.steps
+        matches += step.matches[:MOST_SHOWN]
+    leaked_table = leaked_items(matches, "evaluation set", "example")
+    pairs = [
+        [
+            f"{pair.jaccard:.2f}",
+            pair.dropped,
+            pair.dropped_text,
+            pair.kept,
+            pair.kept_text,
+        ]
+        for pair in facts.near_duplicates.get(name, ())
     ]
-    leaks = [
-        [set_name, counts.items, counts.checked, counts.contaminated]
-        for step in summary.steps
-        for set_name, counts in step.sets.items()
-    ]
-    matches = [match for step in summary.steps for match in step.matches[:MOST_SHOWN]]
-    leaked = leaked_items(matches, "evaluation set", "example")
+    header = ["likeness", "dropped", "its text", "kept", "its text"]
+    title = "Near-duplicates, the least similar first"
     numbers = ("records", "quarantined", "beyond the limit", "dropped", "kept")
     leak_columns = {"items": ",", "long enough": ",", "found in examples": ","}
     step_columns = {"read": ",", "kept": ",", "dropped most by": ""}
@@ -85,9 +94,11 @@ def preparation(facts: Facts, name: str) -> Section | None:
         table({"set": "", **dict.fromkeys(numbers, ",")}, sets),
         table({"step": "", "judges": "", **step_columns}, steps),
         table({"evaluation set": "", **leak_columns}, leaks),
-        [part for step in summary.steps for part in comparisons(step)],
-        Details("Items of evaluation sets in examples", [leaked]) if matches else None,
-        near_duplicates(facts.near_duplicates.get(name, ())),
+        map(comparisons, summary.steps),
+        Details("Items of evaluation sets in examples", [leaked_table])
+        if matches
+        else None,
+        Details(title, [Table(header, pairs, {0})]) if pairs else None,
     )
 
 
@@ -99,13 +110,13 @@ def comparisons(step: PreparedStep) -> list[Part]:
         return []
     rows = [
         [
-            bias.model,
-            bias.pairs,
-            bias.decided,
-            bias.confirmed,
-            bias.first_taken,
-            bias.longer_taken,
-            bias.longer_chosen,
+            bias["model"],
+            bias["pairs"],
+            bias["decided"],
+            bias["confirmed"],
+            bias["first_taken"],
+            bias["longer_taken"],
+            bias["longer_chosen"],
         ]
         for bias in step.biases
     ]
@@ -116,39 +127,22 @@ def comparisons(step: PreparedStep) -> list[Part]:
         "longer preferred",
         "longer chosen",
     )
-    parts: list[Part] = [
-        Heading("Answers compared in both orders"),
-        table({"judge": "", "pairs": ",", **dict.fromkeys(shares, ".1%")}, rows),
-        Note(
+    agreement, both = step.agreement, ""
+    if agreement is not None and agreement["same"] is not None:
+        kappa = agreement["kappa"]
+        both = f"Both judges say the same of {agreement['same']:.1%}"
+        both += "." if kappa is None else f"; Cohen's kappa {kappa:.3f}."
+    return flatten(
+        [
+            Heading("Answers compared in both orders"),
+            table({"judge": "", "pairs": ",", **dict.fromkeys(shares, ".1%")}, rows),
             "Decided: both orders say the same. First taken: 50 % has no bias of "
             "place. Longer preferred, beside the share in which it was the chosen one: "
-            "of decided pairs."
-        ),
-    ]
-    agreement = step.agreement
-    if agreement is not None and agreement.same is not None:
-        kappa = (
-            "" if agreement.kappa is None else f"; Cohen's kappa {agreement.kappa:.3f}"
-        )
-        parts.append(Note(f"Both judges say the same of {agreement.same:.1%}{kappa}."))
-    return [*parts, requests_table(step.asked)]
-
-
-def near_duplicates(pairs: Sequence[NearDuplicate]) -> Details | None:
-    """Dropped examples with the kept ones, the least similar first."""
-    rows = [
-        [
-            f"{pair.jaccard:.2f}",
-            pair.dropped,
-            pair.dropped_text,
-            pair.kept,
-            pair.kept_text,
+            "of decided pairs.",
+            both,
+            requests_table(step.asked),
         ]
-        for pair in pairs
-    ]
-    header = ["likeness", "dropped", "its text", "kept", "its text"]
-    title = "Near-duplicates, the least similar first"
-    return Details(title, [Table(header, rows, {0})]) if rows else None
+    )
 
 
 def set_numbers(part: PreparedSet) -> list[int]:
@@ -176,16 +170,8 @@ def prepared_table(facts: Facts) -> Table:
                 ("over the limit", beyond_limit),
                 *top_reasons(part.dropped, part.quarantined),
             ]
-            rows.append(
-                [
-                    f"{name}: {part.name}",
-                    records,
-                    quarantined,
-                    beyond_limit + dropped,
-                    kept,
-                    _reasons_text(reasons),
-                ]
-            )
+            numbers = records, quarantined, beyond_limit + dropped, kept
+            rows.append([f"{name}: {part.name}", *numbers, _reasons_text(reasons)])
     counts = dict.fromkeys(("records", "quarantined", "dropped", "kept"), ",")
     return table({"set": "", **counts, "dropped most by": ""}, rows)
 
@@ -196,7 +182,7 @@ def _reasons_text(reasons: Sequence[tuple[str, int]]) -> str:
     )
 
 
-def masks(facts: Facts, name: str = "sft_data") -> Section | None:
+def masks(facts: Facts, name: str = "sft_data") -> MaybeSection:
     """Tokens that supervised fine-tuning trains on: counts per set, and decoded
     examples.
     """
@@ -219,19 +205,9 @@ def masks(facts: Facts, name: str = "sft_data") -> Section | None:
         ]
         for part in summary.sets
     ]
-    columns = {
-        "set": "",
-        "records": ",",
-        "quarantined": ",",
-        "dropped before": ",",
-        "not rendered": ",",
-        "too long": ",",
-        "cut": ",",
-        "used": ",",
-        "share of trained tokens": ".1%",
-        "tokens trained": ".1%",
-        "ends of turn trained": ".2%",
-    }
+    counts = (*RECORD_COUNTS, "not rendered", "too long", "cut", "used")
+    shares = ("share of trained tokens", "tokens trained", "ends of turn trained")
+    columns = {**dict.fromkeys(counts, ","), **dict.fromkeys(shares, ".1%")}
     parts: list[Part] = []
     for sample in summary.samples:
         spans = [
@@ -243,7 +219,9 @@ def masks(facts: Facts, name: str = "sft_data") -> Section | None:
         f"{describe_rows(facts, summary)}. Marked text is trained on; the rest is "
         "context."
     )
-    return section_of("Fine-tuning data", table(columns, rows), Note(note), parts)
+    return section_of(
+        "Fine-tuning data", table({"set": "", **columns}, rows), note, parts
+    )
 
 
 def describe_rows(facts: Facts, summary: TuningData) -> str:
@@ -274,7 +252,7 @@ def describe_rows(facts: Facts, summary: TuningData) -> str:
     return text
 
 
-def preferences(facts: Facts, name: str = "dpo_data") -> Section | None:
+def preferences(facts: Facts, name: str = "dpo_data") -> MaybeSection:
     """Defects of the preference data, set by set; the outcome of every record, and how
     often each set is trained on.
     """
@@ -300,26 +278,16 @@ def preferences(facts: Facts, name: str = "dpo_data") -> Section | None:
             ]
         )
         leaks += [
-            [part.name, set_name, leak.items, leak.leaked, leak.texts]
+            [part.name, set_name, leak["items"], leak["leaked"], leak["texts"]]
             for set_name, leak in (audit.leaks or {}).items()
         ]
         use: list[object] = [None, None, None]
         if drawn is not None:
             use = [drawn.held_out, drawn.drawn, drawn.drawn_share]
-        used.append(
-            [
-                part.name,
-                part.unrenderable,
-                part.dropped,
-                part.truncated,
-                part.used,
-                *use,
-            ]
-        )
+        counts = part.unrenderable, part.dropped, part.truncated, part.used
+        used.append([part.name, *counts, *use])
     defects = (
-        "records",
-        "quarantined",
-        "dropped before",
+        *RECORD_COUNTS,
         "pairs",
         "prompts",
         "duplicates",
@@ -327,33 +295,19 @@ def preferences(facts: Facts, name: str = "dpo_data") -> Section | None:
         "nearly the same answer",
         "the same answer",
     )
-    uses = (
-        "not rendered",
-        "too long",
-        "cut",
-        "used",
-        "held out",
-        "drawn in an epoch",
-    )
+    columns = {"set": "", **dict.fromkeys(defects, ",")}
+    uses = ("not rendered", "too long", "cut", "used", "held out", "drawn in an epoch")
+    use_columns = {"set": "", **dict.fromkeys(uses, ",")}
     leak_columns = {"items": ",", "leaked": ",", "pairs that hold one": ","}
     return section_of(
         "Preference data",
-        table(
-            {
-                "set": "",
-                **dict.fromkeys(defects, ","),
-                "longer answer preferred": ".1%",
-            },
-            rows,
-        ),
+        table({**columns, "longer answer preferred": ".1%"}, rows),
         table({"set": "", "evaluation set": "", **leak_columns}, leaks),
-        table(
-            {"set": "", **dict.fromkeys(uses, ","), "share of the pairs": ".1%"}, used
-        ),
+        table({**use_columns, "share of the pairs": ".1%"}, used),
     )
 
 
-def distillation(facts: Facts, name: str = "teacher") -> Section | None:
+def distillation(facts: Facts, name: str = "teacher") -> MaybeSection:
     """The teacher's kept predictions, and how near the student came to it."""
     if name not in facts.summaries:
         return None
@@ -375,7 +329,7 @@ def distillation(facts: Facts, name: str = "teacher") -> Section | None:
     return section_of(
         "Distillation",
         table({"measured": "", "value": ">"}, rows),
-        Note("Losses and divergences are nats per trained token."),
+        "Losses and divergences are nats per trained token.",
         _curves(
             lines,
             {"divergence": "divergence"},
@@ -394,7 +348,7 @@ def _curves(
     return Figure(curves(series, "step", label), caption) if has_curve else None
 
 
-def reward_model(facts: Facts, name: str = "reward") -> Section | None:
+def reward_model(facts: Facts, name: str = "reward") -> MaybeSection:
     """Ranking of unseen pairs by a reward model, and the correlation of its scores with
     the length of answers.
     """
@@ -402,27 +356,29 @@ def reward_model(facts: Facts, name: str = "reward") -> Section | None:
     measured = summary.held_out
     if measured is None:
         return None
-    scores = [measured.mean, measured.deviation]
+    scores = ", ".join(
+        "" if score is None else f"{score:.3f}"
+        for score in (measured.mean, measured.deviation)
+    )
+    higher, longer = (
+        "" if share is None else f"{share:.1%} of {share.units:,}"
+        for share in (measured.accuracy, measured.longer_chosen)
+    )
     rows: list[Sequence[object]] = [
         ["pairs trained on", f"{summary.training_pairs:,}"],
         ["pairs held out", f"{summary.held_out_pairs:,}"],
         ["pairs too long", f"{summary.too_long_pairs:,}"],
-        ["chosen answer scores higher, held out", share(measured.accuracy)],
-        ["chosen answer is the longer one, held out", share(measured.longer_chosen)],
+        ["chosen answer scores higher, held out", higher],
+        ["chosen answer is the longer one, held out", longer],
         ["mean difference of scores, held out", measured.margin],
         ["correlation of score and length", measured.length_correlation],
-        [
-            "mean and deviation of scores",
-            ", ".join("" if score is None else f"{score:.3f}" for score in scores),
-        ],
+        ["mean and deviation of scores", scores],
     ]
     return section_of(
         "Reward model",
         table({"measured": "", "value": ".3f"}, rows),
-        Note(
-            "In brackets: Wilson's 95 % intervals over pairs. A model that ranks no "
-            "better than the length of answers does has learnt their length."
-        ),
+        "In brackets: Wilson's 95 % intervals over pairs. A model that ranks no better "
+        "than the length of answers does has learnt their length.",
         _curves(
             facts.training.get("reward", ()),
             {f"scores/{answer}": answer for answer in ANSWERS},
@@ -433,7 +389,7 @@ def reward_model(facts: Facts, name: str = "reward") -> Section | None:
     )
 
 
-def preference_effects(facts: Facts, name: str = "dpo") -> Section | None:
+def preference_effects(facts: Facts, name: str = "dpo") -> MaybeSection:
     """Origin of preference optimisation's margin: answers against the reference, and
     the alarm if it rang.
     """
@@ -456,14 +412,33 @@ def preference_effects(facts: Facts, name: str = "dpo") -> Section | None:
         "nats per token against it": "+.4f",
         "reward": "+.4f",
     }
-    note = (
-        f"Loss {summary.objective}; means over pairs at the last logged step. "
-        f"{_effect_note(summary)}"
+    sentences = [f"Loss {summary.objective}; means over pairs at the last logged step."]
+    alarm, held_out = summary.chosen_decline.alarm_step, summary.held_out or HeldOut()
+    sentences.append(
+        "Chosen answers did not keep becoming less likely."
+        if alarm is None
+        else f"Alarm at step {alarm}: the margin grew although most chosen answers "
+        "became less likely."
     )
+    accuracy, right = held_out.reward_accuracy_interval, held_out.ranked_right_interval
+    if accuracy is not None:
+        sentences.append(
+            f"On {summary.held_out_pairs:,} held-out pairs the chosen answer gained "
+            f"more in {accuracy:.1%}, and is the likelier one in "
+            f"{held_out.chosen_more_likely_interval:.1%}, "
+            f"{held_out.chosen_more_likely_before:.1%} before."
+        )
+    if right is not None:
+        counts = summary.held_out_answers
+        sentences.append(
+            f"Of {counts['desirable']:,} desirable and {counts['undesirable']:,} other "
+            "held-out answers a desirable one gained more than another in "
+            f"{right:.1%} of all cases."
+        )
     return section_of(
         "Preference optimisation",
         table(columns, rows),
-        Note(note),
+        " ".join(sentences),
         _curves(
             lines,
             {f"log_ratio/{answer}": answer for answer in ANSWERS},
@@ -472,37 +447,6 @@ def preference_effects(facts: Facts, name: str = "dpo") -> Section | None:
         ),
         unlearned(summary.margins),
     )
-
-
-def _effect_note(summary: TrainingSummary) -> str:
-    alarm, held_out = summary.chosen_decline.alarm_step, summary.held_out
-    sentences = ["Chosen answers did not keep becoming less likely."]
-    if alarm is not None:
-        sentences = [
-            f"Alarm at step {alarm}: the margin grew although most chosen answers "
-            "became less likely."
-        ]
-    if held_out is not None and held_out.reward_accuracy is not None:
-        accuracy = measure_of(
-            held_out.reward_accuracy, held_out.reward_accuracy_interval
-        )
-        likelier = measure_of(
-            held_out.chosen_more_likely, held_out.chosen_more_likely_interval
-        )
-        sentences.append(
-            f"On {summary.held_out_pairs:,} held-out pairs the chosen answer gained "
-            f"more in {accuracy:.1%}, and is the likelier one in {likelier:.1%}, "
-            f"{held_out.chosen_more_likely_before:.1%} before."
-        )
-    if held_out is not None and held_out.ranked_right is not None:
-        counts = summary.held_out_answers
-        right = measure_of(held_out.ranked_right, held_out.ranked_right_interval)
-        sentences.append(
-            f"Of {counts['desirable']:,} desirable and {counts['undesirable']:,} other "
-            "held-out answers a desirable one gained more than another in "
-            f"{right:.1%} of all cases."
-        )
-    return " ".join(sentences)
 
 
 def unlearned(margins: Margins | None) -> list[Part]:
@@ -517,33 +461,25 @@ def unlearned(margins: Margins | None) -> list[Part]:
         for pairs, values in (("held out", part.held_out), ("trained", part.trained))
         if values is not None
     ]
-    worst = [
-        [
-            pair.id[:16],
-            pair.set,
-            "held out" if pair.held_out else "trained",
-            pair.margin,
-            pair.prompt_text,
-            *answers_of(pair),
-        ]
-        for pair in margins.worst
-    ]
+    worst = []
+    for pair in margins.worst:
+        use = "held out" if pair.held_out else "trained"
+        place = pair.id[:16], pair.set, use, pair.margin, pair.prompt_text
+        worst.append([*place, *answers_of(pair)])
     note = (
         "Pairs that are still ranked wrong are mislabelled, contradict other pairs, or "
         "are hard. `gristmill trace --document ID` says which steps read it, and "
         "`margins.parquet` has all that were measured."
     )
     columns = {"measured": ",", "margin not positive": ".1%", "median margin": "+.3f"}
-    worst_columns = {
-        "margin": "+.3f",
-        "prompt": "",
-        "preferred": "",
-        "not preferred": "",
-    }
-    worst_table = table({"id": "", "set": "", "": "", **worst_columns}, worst)
+    texts = dict.fromkeys(("prompt", "preferred", "not preferred"), "")
+    worst_columns = {"id": "", "set": "", "": "", "margin": "+.3f", **texts}
     return [
         table({"set": "", "pairs": "", **columns}, sets),
-        Details("The worst margins after training", [worst_table, Note(note)]),
+        Details(
+            "The worst margins after training",
+            [table(worst_columns, worst), Note(note)],
+        ),
     ]
 
 
@@ -557,7 +493,7 @@ def answers_of(pair: WorstMargin) -> list[str]:
     return [pair.completion_text, ""] if is_preferred else ["", pair.completion_text]
 
 
-def rounding(facts: Facts, name: str = "export") -> Section | None:
+def rounding(facts: Facts, name: str = "export") -> MaybeSection:
     """Loss of quality by rounding the exported matrices to 8 bits."""
     cost = facts.summary(name, Exported).int8
     if cost is None:
@@ -566,16 +502,7 @@ def rounding(facts: Facts, name: str = "export") -> Section | None:
     if cost.growth is None:
         text = "The mixture holds no rows out, so what rounding costs is not measured."
         return Section(title, [Note(text)])
-    columns = {
-        "held-out rows": ",",
-        "perplexity before": ".4f",
-        "perplexity rounded": ".4f",
-        "growth": "+.3%",
-    }
+    perplexities = dict.fromkeys(("perplexity before", "perplexity rounded"), ".4f")
+    columns = {"held-out rows": ",", **perplexities, "growth": "+.3%"}
     row = [cost.rows, cost.perplexity_before, cost.perplexity, cost.growth]
     return section_of(title, table(columns, [row]))
-
-
-def share(value: Interval | None) -> str:
-    """A share of pairs with its interval, as `91.2% [84.0%, 95.4%] of 96`."""
-    return "" if value is None else f"{value:.1%} of {value.units:,}"

@@ -4,23 +4,18 @@ generated documents and examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Iterable
 
 from gristmill.flows.pages.page_elements import (
+    ByName,
     Heading,
-    Note,
-    Section,
+    MaybeSection,
     Table,
     section_of,
     table,
 )
 from gristmill.flows.report.report_facts import Facts
-from gristmill.flows.report.stage_summaries import (
-    Diversity,
-    MadeExamples,
-    RequestTally,
-)
+from gristmill.flows.report.stage_summaries import Diversity, MadeExamples, Row
 
 DIVERSITY = {
     "characters (10 %, half, 90 %)": ">",
@@ -37,19 +32,19 @@ SAMPLED = (
 )
 
 
-def judges(facts: Facts, name: str = "judge") -> Section | None:
+def judges(facts: Facts, name: str = "judge") -> MaybeSection:
     """Requests of judges, and the agreement of two judges."""
     summary = facts.step(name)
     unusable = f"{summary.unusable:,} documents have no usable answer."
     rows = [
         [
             score,
-            agreement.documents,
-            agreement.same,
-            agreement.kappa,
-            agreement.weighted_kappa,
-            agreement.correlation,
-            agreement.difference,
+            agreement["documents"],
+            agreement["same"],
+            agreement["kappa"],
+            agreement["weighted_kappa"],
+            agreement["correlation"],
+            agreement["difference"],
         ]
         for score, agreement in (summary.agreement or {}).items()
     ]
@@ -64,13 +59,13 @@ def judges(facts: Facts, name: str = "judge") -> Section | None:
     return section_of(
         f"Answers of {name}",
         requests_table(summary.asked),
-        Note(unusable) if summary.unusable else None,
+        unusable if summary.unusable else None,
         Heading("Agreement of both judges"),
         table(columns, rows),
     )
 
 
-def generated(facts: Facts, name: str = "generate") -> Section | None:
+def generated(facts: Facts, name: str = "generate") -> MaybeSection:
     """Yield of each generated source, the diversity of its texts, and its share of the
     mixture.
     """
@@ -108,18 +103,17 @@ def generated(facts: Facts, name: str = "generate") -> Section | None:
         for source, counts in sources.items()
         if counts.texts.sampled
     ]
-    tallies = [counts.asked for counts in sources.values() if counts.asked.model]
     return section_of(
         "Generated documents",
         table(columns, rows),
         Heading("How diverse they are") if diversity else None,
         table({"source": "", **DIVERSITY}, diversity),
-        Note(SAMPLED),
-        requests_table(tallies),
+        SAMPLED,
+        requests_table(counts.asked for counts in sources.values() if counts.asked),
     )
 
 
-def made_examples(facts: Facts, name: str) -> Section | None:
+def made_examples(facts: Facts, name: str) -> MaybeSection:
     """Yield of a set of examples, the lengths and diversity of its answers, and their
     rewards.
     """
@@ -161,16 +155,16 @@ def made_examples(facts: Facts, name: str) -> Section | None:
         Heading("Rewards"),
         table({"answers": "", "number": ",", **spread}, reward_rows),
         Heading("Principles"),
-        table({"principle": "", "examples": ","}, (summary.principles or {}).items()),
+        table({"principle": "", "examples": ","}, summary.principles.items()),
         Heading("How diverse the answers are") if diversity else None,
         table(DIVERSITY, diversity),
-        Note(SAMPLED) if diversity else None,
-        Note(licences) if summary.licences else None,
+        SAMPLED if diversity else None,
+        licences if summary.licences else None,
         requests_table(summary.asked),
     )
 
 
-def _counts_text(counts: Mapping[str, int]) -> str:
+def _counts_text(counts: ByName[int]) -> str:
     return ", ".join(f"{reason} {number:,}" for reason, number in counts.items())
 
 
@@ -185,16 +179,17 @@ def _diversity(texts: Diversity) -> list[object]:
     ]
 
 
-def requests_table(tallies: Sequence[RequestTally]) -> Table:
+def requests_table(tallies: Iterable[Row]) -> Table:
     """Requests, tokens and money by model."""
-    counts = (
-        "asked",
-        "kept before",
-        "sent again",
-        "repaired",
-        "unusable",
-        "prompt tokens",
-        "answer tokens",
-    )
-    columns = {"model": "", **dict.fromkeys(counts, ","), "money": ",.2f"}
-    return table(columns, map(astuple, tallies))
+    keys = {
+        "asked": "asked",
+        "kept": "kept before",
+        "retried": "sent again",
+        "repaired": "repaired",
+        "unusable": "unusable",
+        "prompt_tokens": "prompt tokens",
+        "answer_tokens": "answer tokens",
+    }
+    columns = {"model": "", **dict.fromkeys(keys.values(), ","), "money": ",.2f"}
+    rows = [[tally.get(key) for key in ("model", *keys, "money")] for tally in tallies]
+    return table(columns, rows)

@@ -7,15 +7,15 @@ The terminal and Prefect's cards show the same tables.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from gristmill.flows.pages.page_elements import (
     Details,
     Figure,
     Heading,
+    MaybeSection,
     Note,
     Part,
-    Section,
     Table,
     section_of,
     table,
@@ -25,6 +25,7 @@ from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.stage_summaries import (
     LearntTokenizer,
     MixSummary,
+    Packed,
     PackingCosts,
     TokenGroup,
     Tokenized,
@@ -99,7 +100,7 @@ class PackingRow:
     waste: Waste
 
 
-def tokenizer_section(facts: Facts, name: str = "tokenize") -> Section | None:
+def tokenizer_section(facts: Facts, name: str = "tokenize") -> MaybeSection:
     """Bytes per token and tokens per word of each source and language, and the use of
     the vocabulary.
     """
@@ -115,41 +116,28 @@ def tokenizer_section(facts: Facts, name: str = "tokenize") -> Section | None:
     origin = (
         f"Learnt here, with tokenizer.model {learnt.model}. " if learnt.model else ""
     )
-    languages = summary.languages or {}
-    left_out = Note(
+    languages = group_rows(summary.languages or {})
+    left_out = (
         f"The {MOST_LANGUAGES} languages with most tokens of {len(languages)}; all are "
         "in the stage's report.json."
     )
-    all_documents = (
-        "Over all documents that are left, those too that the vocabulary was learnt "
-        "from."
-    )
-    tokens = {
-        "The most frequent tokens": vocabulary.most_frequent,
-        "The longest tokens that occur": vocabulary.longest,
-    }
     token_columns = {"token": "", "bytes": "d", "times": ","}
+    details = []
+    for title, counts in (
+        ("The most frequent tokens", vocabulary.most_frequent),
+        ("The longest tokens that occur", vocabulary.longest),
+    ):
+        tokens = [[repr(row.text), row.bytes, row.count] for row in counts]
+        details.append(Details(title, [table(token_columns, tokens)]))
     return section_of(
         "Tokenizer",
-        Note(f"{origin}{describe_vocabulary(vocabulary, summary.encoder)}"),
-        Note(all_documents),
+        f"{origin}{describe_vocabulary(vocabulary, summary.encoder)}",
+        "Over all documents that are left, those too that the vocabulary was learnt "
+        "from.",
         table(columns, rows),
-        table(
-            {"language": "", **GROUP_COLUMNS}, group_rows(languages)[:MOST_LANGUAGES]
-        ),
+        table({"language": "", **GROUP_COLUMNS}, languages[:MOST_LANGUAGES]),
         left_out if len(languages) > MOST_LANGUAGES else None,
-        [
-            Details(
-                title,
-                [
-                    table(
-                        token_columns,
-                        [[repr(row.text), row.bytes, row.count] for row in counts],
-                    )
-                ],
-            )
-            for title, counts in tokens.items()
-        ],
+        details,
     )
 
 
@@ -186,17 +174,17 @@ def group_rows(groups: Mapping[str, TokenGroup]) -> list[Sequence[object]]:
     ]
 
 
-def mixture_section(facts: Facts, name: str = "mix") -> Section | None:
+def mixture_section(facts: Facts, name: str = "mix") -> MaybeSection:
     """Requested and packed shares, source by source, and the cost of packing."""
     if facts.packed is None:
         return None
     size = facts.packed.tokenizer.vocab_size
     return section_of(
         "Mixture",
-        Note(f"Vocabulary of {size:,}. Rows of {facts.packed.sequence_length} tokens."),
+        f"Vocabulary of {size:,}. Rows of {facts.packed.sequence_length} tokens.",
         Figure(mixture_picture(facts), "Shares of tokens, requested and realised."),
         mixture_tables(facts, 3),
-        map(Note, mixture_notes(facts)),
+        mixture_notes(facts),
         packing(facts),
     )
 
@@ -219,10 +207,7 @@ def packing(facts: Facts) -> list[Part]:
         [
             f"{row.packing} (used)" if row.is_used else row.packing,
             row.rows,
-            row.waste.split,
-            row.waste.in_split,
-            row.waste.dropped,
-            row.waste.padding,
+            *astuple(row.waste),
         ]
         for row in packing_rows(facts)
     ]
@@ -238,9 +223,7 @@ def packing(facts: Facts) -> list[Part]:
 
 def mixture_rows(facts: Facts) -> list[MixtureRow]:
     """A row per source of the packed set; none before it is packed."""
-    packed = facts.packed
-    if packed is None:
-        return []
+    packed = facts.packed or Packed()
     rows = []
     for name in packed.sources:
         realised, requested = packed.realised[name], packed.requested[name]
@@ -262,36 +245,20 @@ def mixture_tables(facts: Facts, digits: int = 2) -> list[Table]:
     """Tokens and shares of every source, with moved tokens if there are any; and of
     every source in every phase, if there are several.
     """
-    rows = mixture_rows(facts)
-    has_moved = any(row.moved for row in rows)
+    rows = [list(astuple(row)) for row in mixture_rows(facts)]
     share = f".{digits}%"
-    columns = {
-        "source": "",
-        "tokens": ",",
-        "share": share,
-        "requested": share,
-        **({"moved": "+,"} if has_moved else {}),
-        "epochs": ".2f",
-        "at most": "g",
-    }
-    cells = [
-        [
-            row.source,
-            row.tokens,
-            row.share,
-            row.requested,
-            *([row.moved or None] if has_moved else []),
-            row.epochs,
-            row.max_epochs,
-        ]
-        for row in rows
-    ]
-    return [table(columns, cells, MIXTURE_MEANINGS), *_phase_table(facts, share)]
-
-
-def _phase_table(facts: Facts, share: str) -> list[Table]:
-    phases = [] if facts.packed is None else facts.packed.shares
-    rows: list[Sequence[object]] = []
+    shares = {"tokens": ",", "share": share, "requested": share}
+    columns = {"source": "", **shares, "moved": "+,", "epochs": ".2f", "at most": "g"}
+    moved = list(columns).index("moved")
+    for row in rows:
+        row[moved] = row[moved] or None
+    if not any(row[moved] for row in rows):
+        del columns["moved"]
+        for row in rows:
+            del row[moved]
+    tables = [table(columns, rows, MIXTURE_MEANINGS)]
+    phases = (facts.packed or Packed()).shares
+    lines: list[Sequence[object]] = []
     begin = 0.0
     for phase in phases:
         part = f"{begin:.0%} to {phase.until:.0%}"
@@ -299,36 +266,38 @@ def _phase_table(facts: Facts, share: str) -> list[Table]:
             realised = phase.realised[name]
             if requested or realised:
                 tokens = round(realised * phase.tokens)
-                rows.append([part, name, tokens, realised, requested])
+                lines.append([part, name, tokens, realised, requested])
                 part = ""
         begin = phase.until
-    columns = {"tokens": ",", "share": share, "requested": share}
-    phase_table = table({"part": "", "source": "", **columns}, rows, MIXTURE_MEANINGS)
-    return [phase_table] if len(phases) > 1 else []
+    if len(phases) > 1:
+        tables.append(
+            table({"part": "", "source": "", **shares}, lines, MIXTURE_MEANINGS)
+        )
+    return tables
 
 
 def mixture_notes(facts: Facts) -> list[str]:
     """Limits and repeats of sources, unless there are none but `max_epochs`; and the
     distance of prefixes of the training order from the mixture, if it was measured.
     """
-    limits, drifts = [], []
-    requests = {} if facts.packed is None else facts.packed.requested
-    for name, requested in requests.items():
-        clauses = [
-            f"{key} {tokens:,} tokens"
-            for key, tokens in (
-                ("min", requested.min_tokens),
-                ("max", requested.max_tokens),
-            )
-            if tokens is not None
-        ]
-        clauses += [f"epochs {requested.epochs}"] if requested.epochs else []
+    limits, notes = [], []
+    for name, requested in (facts.packed or Packed()).requested.items():
+        least, most, epochs = (
+            requested.min_tokens,
+            requested.max_tokens,
+            requested.epochs,
+        )
+        clauses = [] if least is None else [f"min {least:,} tokens"]
+        clauses += [] if most is None else [f"max {most:,} tokens"]
+        clauses += [f"epochs {epochs}"] if epochs else []
         limits += [f"{name}: {', '.join(clauses)}"] if clauses else []
-    for name, drift in facts.summary("mix", MixSummary).prefixes.items():
-        if drift.bound_rows:
-            bound = f"(bound {drift.bound_rows:.2f})"
-            drifts.append(f"{name} {drift.largest_drift_rows:.2f} rows {bound}")
-    notes = ["; ".join(limits)] if limits else []
+    drifts = [
+        f"{name} {drift.largest_drift_rows:.2f} rows (bound {drift.bound_rows:.2f})"
+        for name, drift in facts.summary("mix", MixSummary).prefixes.items()
+        if drift.bound_rows
+    ]
+    if limits:
+        notes.append("; ".join(limits))
     if drifts:
         notes.append(
             "The mixture holds in every prefix of the training order, within: "
@@ -339,9 +308,7 @@ def mixture_notes(facts: Facts) -> list[str]:
 
 def packing_rows(facts: Facts) -> list[PackingRow]:
     """A row per packing of the same documents."""
-    packed = facts.packed
-    if packed is None:
-        return []
+    packed = facts.packed or Packed()
     return [
         PackingRow(name, name == packed.packing, costs.rows, waste_of(costs))
         for name, costs in packed.packings.items()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
 from gristmill.dataprep.documents import column_names, read_annotations, shard_names
 from gristmill.dataprep.examples.kept_examples import NearDuplicate, least_alike
+from gristmill.flows.pages.page_elements import ByName
 from gristmill.flows.questions.document_samples import DocumentGroup, shown_documents
 from gristmill.flows.questions.find_documents import committed_inputs, documents_of
 from gristmill.flows.questions.spike_documents import spike_reports, with_origins
@@ -33,12 +34,12 @@ from gristmill.flows.report.stage_summaries import (
     Record,
     StageCounts,
     StepSummary,
+    Summary,
     Tokenized,
     TrainingSummary,
     read_as,
 )
 from gristmill.flows.running.session import Session
-from gristmill.flows.stages.plan import Node
 from gristmill.flows.stages.registry import MIX, TOKENIZE
 from gristmill.flows.stages.stage import Stage, imported
 from gristmill.mixtures.sources import INGEST
@@ -99,17 +100,7 @@ class StageFacts:
     version: int = 0
     kept_version: int | None = None
     inputs: Sequence[str] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class DuplicatePair:
-    """A near duplicate and the kept document, as ids or as texts with their places."""
-
-    measure: str
-    similarity: float
-    dropped: bytes
-    kept: bytes
+    versions: ByName[str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,7 +126,7 @@ class Duplicates:
     """The largest clusters of a step, clusters by size, and near duplicates."""
 
     largest: Sequence[Cluster]
-    sizes: Mapping[str, int]
+    sizes: ByName[int]
     beside: Sequence[PairOfTexts] = ()
 
 
@@ -146,7 +137,7 @@ class SpikeReport:
     step: int
     loss: float | None
     suspects: Sequence[str]
-    documents: Sequence[Mapping[str, object]]
+    documents: Sequence[ByName[object]]
     mean: float | None = None
 
 
@@ -175,7 +166,7 @@ class Facts:
     name: str = ""
     store: str = ""
     stages: Sequence[StageFacts] = ()
-    summaries: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    summaries: ByName[ByName[object]] = field(default_factory=dict)
     funnel: Sequence[StageCounts] = ()
     training: dict[str, Record] = field(default_factory=dict)
     spikes: dict[str, Sequence[SpikeReport]] = field(default_factory=dict)
@@ -207,7 +198,7 @@ class _Gathered:
     """Facts with the commits that they were gathered from."""
 
     session: Session | None = None
-    commits: Mapping[str, str] = field(default_factory=dict)
+    commits: ByName[str] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
     has_documents: bool = False
 
@@ -245,73 +236,67 @@ def committed_folders(session: Session) -> dict[str, StageFolder]:
     return {name: folder for name, folder in folders.items() if folder is not None}
 
 
-def commits_of(folders: Mapping[str, StageFolder]) -> dict[str, str]:
+def commits_of(folders: ByName[StageFolder]) -> dict[str, str]:
     """Stage -> text that differs between two of its commits."""
     return {
         name: (folder.path / "_SUCCESS").read_text() for name, folder in folders.items()
     }
 
 
-def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -> Facts:
-    manifests = {name: folder.manifest() for name, folder in folders.items()}
-    summaries = {name: manifest["summary"] for name, manifest in manifests.items()}
+def _gather(session: Session, folders: ByName[StageFolder], whole: bool) -> Facts:
+    summaries: dict[str, ByName[object]] = {}
+    stages = []
+    for name, node in session.plan.items():
+        stage = StageFacts(
+            name,
+            fingerprint=node.fingerprint[:16],
+            identity=node.alias[:16],
+            kept_version=node.kept_version,
+            version=node.stage.version,
+            inputs=list(node.inputs),
+        )
+        if name in folders:
+            manifest = folders[name].manifest()
+            summaries[name] = manifest["summary"]
+            stage = replace(
+                stage,
+                seconds=manifest["seconds"],
+                bytes=sum(file["bytes"] for file in manifest["files"].values()),
+                cost=read_as(Cost, manifest["cost"]) if "cost" in manifest else None,
+                versions=manifest["versions"],
+            )
+        stages.append(stage)
     facts = Facts(
         session.manifest.name,
         mask_text(str(session.store.root)),
-        [
-            _describe_stage(name, node, manifests.get(name))
-            for name, node in session.plan.items()
-        ],
+        stages,
         summaries,
+        funnel(summaries, session.manifest.steps),
     )
-    facts.funnel = funnel(summaries, session.manifest.steps)
-    for name, folder in folders.items():
-        stage = session.plan[name].stage
-        if stage.training is not None:
-            facts.training[name] = training(folder)
-            facts.spikes[name] = read_as(list[SpikeReport], spike_reports(folder))
-        if stage.output == "examples":
-            facts.near_duplicates[name] = least_alike(folder.data)
     if INGEST in folders and whole:
         documents = _document_facts(session, folders, summaries)
         facts.cuts = documents.cuts
         facts.shown_documents = documents.shown_documents
     for name, folder in folders.items():
-        stage = session.plan[name].stage
-        add_topics(facts, stage, folder)
-        display = stage.display
+        kind = session.plan[name].stage
+        if kind.training is not None:
+            facts.training[name] = training(folder)
+            facts.spikes[name] = read_as(list[SpikeReport], spike_reports(folder))
+        if kind.output == "examples":
+            facts.near_duplicates[name] = least_alike(folder.data)
+        add_topics(facts, kind, folder)
+    for name, folder in folders.items():
+        display = session.plan[name].stage.display
         for path in (display.facts, display.report_facts if whole else None):
             if path is not None:
                 imported(path)(session, name, folder, facts)
     return facts
 
 
-def _describe_stage(
-    name: str, node: Node, manifest: Mapping[str, Any] | None
-) -> StageFacts:
-    planned = StageFacts(
-        name,
-        fingerprint=node.fingerprint[:16],
-        identity=node.alias[:16],
-        kept_version=node.kept_version,
-        version=node.stage.version,
-        inputs=list(node.inputs),
-    )
-    if manifest is None:
-        return planned
-    return replace(
-        planned,
-        seconds=manifest["seconds"],
-        bytes=sum(file["bytes"] for file in manifest["files"].values()),
-        cost=read_as(Cost, manifest["cost"]) if "cost" in manifest else None,
-        versions=manifest["versions"],
-    )
-
-
 def _document_facts(
     session: Session,
-    folders: Mapping[str, StageFolder],
-    summaries: Mapping[str, Mapping[str, Any]],
+    folders: ByName[StageFolder],
+    summaries: ByName[ByName[Any]],
 ) -> Facts:
     """Facts from the documents' own texts: the last ones, unless documents were read or
     judged since.
@@ -331,7 +316,11 @@ def _document_facts(
     return _last_documents.facts
 
 
-TOPICS = {"packed": Packed, "evaluation": Evaluation, "merged": MergedModels}
+TOPICS: dict[str, type[Summary]] = {
+    "packed": Packed,
+    "evaluation": Evaluation,
+    "merged": MergedModels,
+}
 """Topic that a stage writes for every reader (`Display.topics`) -> its type."""
 
 
@@ -377,37 +366,29 @@ def clusters_found(
     clusters = facts.step(name).largest_clusters
     sizes, pairs = duplicates_found(inputs, name)
     ids = {bytes.fromhex(cluster.survivor) for cluster in clusters}
-    for pair in pairs:
-        ids |= {pair.dropped, pair.kept}
-    documents = {
-        id_.hex(): PlacedText(row["locator"], row["text"][:COMPARED_CHARACTERS])
+    ids.update(*(documents for *_, documents in pairs))
+    texts = {
+        id_: PlacedText(row["locator"], row["text"][:COMPARED_CHARACTERS])
         for id_, row in documents_of(inputs, ids, ["locator", "text"]).items()
     }
-    unknown = PlacedText("", "")  # a survivor may be of another run
-    facts.clusters[name] = Duplicates(
-        [
-            replace(cluster, locator=documents.get(cluster.survivor, unknown).locator)
-            for cluster in clusters
-        ],
-        sizes,
-        [
-            PairOfTexts(
-                pair.measure,
-                pair.similarity,
-                documents[pair.dropped.hex()],
-                documents[pair.kept.hex()],
-            )
-            for pair in pairs
-            if {pair.dropped.hex(), pair.kept.hex()} <= documents.keys()
-        ],
-    )
+    largest = []
+    for cluster in clusters:
+        # a survivor may be of another run
+        text = texts.get(bytes.fromhex(cluster.survivor), PlacedText("", ""))
+        largest.append(replace(cluster, locator=text.locator))
+    beside = [
+        PairOfTexts(measure, similarity, texts[dropped], texts[kept])
+        for measure, similarity, (dropped, kept) in pairs
+        if dropped in texts and kept in texts
+    ]
+    facts.clusters[name] = Duplicates(largest, sizes, beside)
 
 
 def duplicates_found(
-    inputs: Mapping[str, Path], step: str
-) -> tuple[dict[str, int], list[DuplicatePair]]:
+    inputs: ByName[Path], step: str
+) -> tuple[dict[str, int], list[tuple[str, float, tuple[bytes, bytes]]]]:
     """Clusters of duplicates by size, and the SHOWN_PAIRS least similar near
-    duplicates.
+    duplicates: measure, similarity, ids of the dropped and of the kept document.
     """
     least = list(CLUSTER_SIZES.values())
     counts, nearest = np.zeros(len(least), np.int64), list[tuple[float, bytes, bytes]]()
@@ -425,15 +406,15 @@ def duplicates_found(
         near = table.filter(pc.less(table[measure], 1.0))
         values = (near[name].to_pylist() for name in (measure, "id", "duplicate_of"))
         nearest = sorted([*nearest, *zip(*values, strict=True)])[:SHOWN_PAIRS]
-    sizes_found = zip(CLUSTER_SIZES, counts.tolist(), strict=True)
-    return (
-        {name: count for name, count in sizes_found if count},
-        [DuplicatePair(measure, *pair) for pair in nearest],
-    )
+    by_size = zip(CLUSTER_SIZES, counts.tolist(), strict=True)
+    pairs = [
+        (measure, similarity, (dropped, kept)) for similarity, dropped, kept in nearest
+    ]
+    return {name: count for name, count in by_size if count}, pairs
 
 
 def funnel(
-    summaries: Mapping[str, Mapping[str, object]], steps: Iterable[str]
+    summaries: ByName[ByName[object]], steps: Iterable[str]
 ) -> list[StageCounts]:
     """A row per stage that read documents, with tokens: counted after the last stage,
     estimated by source before it.
@@ -458,19 +439,19 @@ def with_tokens(rows: Sequence[StageCounts], tokenized: Tokenized) -> list[Stage
     """
     tokens, kept_bytes = tokenized.tokens_per_source, tokenized.counts.sources
     average = sum(tokens.values()) / max(tokenized.counts.bytes_kept, 1)
-    per_byte = {
-        name: tokens.get(name, 0) / max(counts.bytes_kept, 1)
-        for name, counts in kept_bytes.items()
-    }
     rows_with_tokens = []
     for row in rows:
         is_last = row is rows[-1]
-        sources = {}
+        total, sources = 0.0, {}
         for name, counts in row.sources.items():
-            estimate = counts.bytes_kept * per_byte.get(name, average)
-            kept = tokens.get(name, 0) if is_last else estimate
+            kept: float = tokens.get(name, 0)
+            if not is_last:
+                per_byte = average
+                if name in kept_bytes:
+                    per_byte = kept / max(kept_bytes[name].bytes_kept, 1)
+                kept = counts.bytes_kept * per_byte
             sources[name] = replace(counts, tokens_kept=kept)
-        total = sum(counts.tokens_kept or 0.0 for counts in sources.values())
+            total += kept
         rows_with_tokens.append(
             replace(row, tokens_exact=is_last, tokens_kept=total, sources=sources)
         )
@@ -497,44 +478,44 @@ def eaten_sources(rows: Iterable[StageCounts]) -> list[str]:
 
 
 def top_reasons(
-    dropped: Mapping[str, int], quarantined: int = 0, most: int = 3
+    dropped: ByName[int], quarantined: int = 0, most: int = 3
 ) -> list[tuple[str, int]]:
     """The rules that dropped most, quarantine among them."""
     reasons = {**dropped, "quarantined": quarantined} if quarantined else dropped
     return ranked(reasons)[:most]
 
 
-def ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+def ranked(counts: ByName[int]) -> list[tuple[str, int]]:
     """Names with their counts, the largest first."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def reading_notes(facts: Facts, most: int = 3) -> list[str]:
-    """Sentences about the records of the sources: lost ones of files that could not be
-    read to their end.
+def reading_note(facts: Facts, most: int = 3) -> str:
+    """A sentence about lost records of files that could not be read to their end; empty
+    without any.
     """
     ingested = facts.step(INGEST)
     damaged = ingested.damaged
     if not damaged:
-        return []
+        return ""
     files = ", ".join(f"{file.file} (about {file.lost:,})" for file in damaged[:most])
     more = f" and {len(damaged) - most} more" if len(damaged) > most else ""
-    return [
+    return (
         "files that could not be read to their end lost about "
         f"{ingested.lost:,} records: {files}{more}"
-    ]
+    )
 
 
 def skipped_note(facts: Facts, most: int = 5) -> str:
     """Records of the sources that are not documents, by kind; empty without any."""
-    skipped = ranked(facts.step(INGEST).skipped)
+    skipped = facts.step(INGEST).skipped
     if not skipped:
         return ""
-    kinds = [f"{kind} {count:,}" for kind, count in skipped[:most]]
-    others = sum(count for _, count in skipped[most:])
-    kinds += [f"others {others:,}"] if others else []
-    total = sum(count for _, count in skipped)
-    return f"ingest skipped {total:,} records: {', '.join(kinds)}"
+    kinds = ranked(skipped)
+    others = sum(count for _, count in kinds[most:])
+    kinds[most:] = [("others", others)] if others else []
+    counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds)
+    return f"ingest skipped {sum(skipped.values()):,} records: {counts}"
 
 
 def training(folder: StageFolder) -> list[MetricsLine]:

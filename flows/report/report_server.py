@@ -14,7 +14,7 @@ import hmac
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -96,52 +96,38 @@ class ReportHandler(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
-        """Send a report, 403 without its signature, or 404."""
+        """Send a report or the metrics, 403 without their signature, or 404."""
         # Other host names that lead to this address belong to pages of other sites.
-        if (self.headers.get("Host") or "").partition(":")[0] not in (
-            "127.0.0.1",
-            "localhost",
-        ):
+        host = (self.headers.get("Host") or "").partition(":")[0]
+        if host not in ("127.0.0.1", "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN)
             return
         signed, _, quoted = urlsplit(self.path).path.removeprefix("/").partition("/")
         path = unquote(quoted)
-        if not hmac.compare_digest(
-            signed.encode(), signature(path, self._password).encode()
-        ):
-            self.send_error(
-                HTTPStatus.FORBIDDEN,
-                "follow the link to a report from the page of its run",
-            )
-        elif path == METRICS:
-            self._send_metrics()
-        else:
-            content = read_report(path)
-            if content is None:
-                self.send_error(HTTPStatus.NOT_FOUND, "no such report")
-                return
-            policy = f"{file_policy()}; frame-ancestors 'none'"
-            self._send(
-                "text/html; charset=utf-8",
-                content,
-                {**HEADERS, "content-security-policy": policy},
-            )
-
-    def _send_metrics(self) -> None:
-        try:
-            content = self._metrics()
-        except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-            log.warning("no metrics: %s", error)
-            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "the store cannot be read")
+        expected = signature(path, self._password)
+        if not hmac.compare_digest(signed.encode(), expected.encode()):
+            hint = "follow the link to a report from the page of its run"
+            self.send_error(HTTPStatus.FORBIDDEN, hint)
             return
-        self._send(METRICS_TYPE, content, {})
-
-    def _send(
-        self, media_type: str, content: bytes, headers: Mapping[str, str]
-    ) -> None:
+        if path == METRICS:
+            headers = {"content-type": METRICS_TYPE}
+            try:
+                content: bytes | None = self._metrics()
+            except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+                log.warning("no metrics: %s", error)
+                status = HTTPStatus.SERVICE_UNAVAILABLE
+                self.send_error(status, "the store cannot be read")
+                return
+        else:
+            policy = f"{file_policy()}; frame-ancestors 'none'"
+            headers = {**HEADERS, "content-security-policy": policy}
+            headers["content-type"] = "text/html; charset=utf-8"
+            content = read_report(path)
+        if content is None:
+            self.send_error(HTTPStatus.NOT_FOUND, "no such report")
+            return
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", media_type)
-        self.send_header("Content-Length", str(len(content)))
+        headers["content-length"] = str(len(content))
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
@@ -154,10 +140,7 @@ class ReportHandler(BaseHTTPRequestHandler):
 def read_report(location: str) -> bytes | None:
     """The bytes of a run's report; None for every other file."""
     path = as_path(location)
-    if (
-        path.name != "report.html"
-        or ".." in path.parts
-        or not (path.parent / "run.json").exists()
-    ):
+    if path.name != "report.html" or ".." in path.parts:
         return None
-    return path.read_bytes() if path.exists() else None
+    is_of_run = (path.parent / "run.json").exists() and path.exists()
+    return path.read_bytes() if is_of_run else None

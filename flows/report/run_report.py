@@ -8,7 +8,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +22,10 @@ import gristmill.flows.questions as questions
 from gristmill.core.files import canonical_json, write_text
 from gristmill.core.secrets import mask_known, mask_secrets
 from gristmill.flows.pages.page_elements import (
+    ByName,
     Details,
     Figure,
-    Note,
+    MaybeSection,
     Page,
     Section,
     Span,
@@ -80,18 +81,26 @@ def write_report(session: Session, record: RunRecord) -> Path:
     """
     path = record.folder / REPORT
     mark = f"<!-- {_ingredients(session, record.content)} -->\n"
-    earlier = _earlier_report(record, mark)
-    if earlier is None:
+    runs = sorted(
+        (run for run in path.parent.parent.iterdir() if run.name < path.parent.name),
+        reverse=True,
+    )
+    reports = (run / REPORT for run in runs[:EARLIER_RUNS])
+    texts = (
+        report.read_text(encoding="utf-8") for report in reports if report.exists()
+    )
+    text = next((text for text in texts if text.endswith(mark)), None)
+    if text is None:
         with _rendering:
             text = render_report(session, record.content) + mark
     else:
         note = str(escape(run_note(record.content)))
-        text = NOTE.sub(lambda match: match[1] + note + match[2], earlier, count=1)
+        text = NOTE.sub(lambda match: match[1] + note + match[2], text, count=1)
     write_text(path, mask_known(text))
     return path
 
 
-def _ingredients(session: Session, record: Mapping[str, Any]) -> str:
+def _ingredients(session: Session, record: ByName[Any]) -> str:
     """A hash of everything that a report depends on, except the time and the state of
     its run.
     """
@@ -112,24 +121,9 @@ def _ingredients(session: Session, record: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
-def _earlier_report(record: RunRecord, mark: str) -> str | None:
-    """The report of a recent run with the same ingredients."""
-    runs = [
-        path
-        for path in record.folder.parent.iterdir()
-        if path.name < record.folder.name
-    ]
-    for run in sorted(runs, reverse=True)[:EARLIER_RUNS]:
-        path = run / REPORT
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        if text.endswith(mark):
-            return text
-    return None
-
-
 def render_report(
     session: Session,
-    record: Mapping[str, Any] | None,
+    record: ByName[Any] | None,
     write: Callable[[Page], str] = html_file,
 ) -> str:
     """All committed outputs of a manifest as a page, written as HTML or by `write`."""
@@ -163,7 +157,7 @@ def render_report(
     )
 
 
-def run_note(record: Mapping[str, Any]) -> str:
+def run_note(record: ByName[Any]) -> str:
     """A line about the run of a report."""
     return (
         f"gristmill run of {time.strftime(MINUTE, time.localtime(record['started']))}, "
@@ -171,7 +165,7 @@ def run_note(record: Mapping[str, Any]) -> str:
     )
 
 
-def stage_sections(facts: Facts, stages: Mapping[str, Stage]) -> Iterator[Section]:
+def stage_sections(facts: Facts, stages: ByName[Stage]) -> Iterator[Section]:
     """The sections that the description of each stage names.
 
     Args:
@@ -181,7 +175,7 @@ def stage_sections(facts: Facts, stages: Mapping[str, Stage]) -> Iterator[Sectio
     """
     for name, stage in stages.items():
         for path in stage.display.report:
-            section: Section | None = imported(path)(facts, name)
+            section: MaybeSection = imported(path)(facts, name)
             if section is not None:
                 yield (
                     section
@@ -192,7 +186,6 @@ def stage_sections(facts: Facts, stages: Mapping[str, Stage]) -> Iterator[Sectio
 
 def cards(facts: Facts) -> list[tuple[str, str]]:
     """The four numbers that people ask for first, and the time."""
-    seconds = sum(stage.seconds or 0 for stage in facts.stages)
     numbers = []
     if facts.funnel:
         numbers += [
@@ -204,16 +197,17 @@ def cards(facts: Facts) -> list[tuple[str, str]]:
         numbers.append(("training tokens", f"{tokens:,}"))
     for row in loss_rows(facts)[:1]:
         numbers.append(("pre-training loss", f"{row.last:.3f}"))
+    seconds = sum(stage.seconds or 0 for stage in facts.stages)
     return [*numbers, ("time of all stages", duration(seconds))]
 
 
-def costs(facts: Facts) -> Section | None:
+def costs(facts: Facts) -> MaybeSection:
     """Time, processor time, memory and disk of every stage."""
     rows: list[list[object]] = []
     bars = []
     for stage in facts.stages:
         if stage.seconds is not None and stage.bytes is not None:
-            cost: list[float] | list[None] = [None, None]
+            cost: list[float | None] = [None, None]
             if stage.cost is not None:
                 cost = [stage.cost.cpu_seconds, stage.cost.peak_memory_bytes / 1e6]
             rows.append([stage.stage, stage.seconds, stage.bytes / 1e6, *cost])
@@ -227,14 +221,9 @@ def costs(facts: Facts) -> Section | None:
         "CPU seconds": ",.1f",
         "MB of memory": ",.0f",
     }
-    return section_of(
-        "Time and cost",
-        Figure(
-            stacked_bars(bars, "seconds"),
-            "Time of every stage when it was run, also where this run reused it.",
-        ),
-        table(columns, rows),
-    )
+    caption = "Time of every stage when it was run, also where this run reused it."
+    figure = Figure(stacked_bars(bars, "seconds"), caption)
+    return section_of("Time and cost", figure, table(columns, rows))
 
 
 def provenance(stage: StageFacts) -> str:
@@ -252,29 +241,22 @@ def provenance(stage: StageFacts) -> str:
     return "; ".join(remarks)
 
 
-def lineage(facts: Facts, manifest: object) -> Section | None:
+def lineage(facts: Facts, manifest: object) -> MaybeSection:
     """Every stage's output and its inputs; versions; the resolved manifest, unless it
     is None.
     """
-    rows = [
-        [
-            stage.stage,
-            stage.fingerprint,
-            ", ".join(stage.inputs) or "the sources",
-            provenance(stage),
-        ]
-        for stage in facts.stages
-    ]
+    rows = []
+    for stage in facts.stages:
+        inputs = ", ".join(stage.inputs) or "the sources"
+        rows.append([stage.stage, stage.fingerprint, inputs, provenance(stage)])
     versions = next((s.versions for s in reversed(facts.stages) if s.versions), {})
-    text = yaml.safe_dump(
-        name_code(mask_secrets(manifest)), sort_keys=False, allow_unicode=True
-    )
+    masked = name_code(mask_secrets(manifest))
+    text = Span(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True))
+    resolved = Details("The manifest, with every default", [Text([text], "columns")])
     return section_of(
         "Lineage",
         table({"stage": "", "fingerprint": "", "made from": "", "": ""}, rows),
-        Note(", ".join(f"{name} {version}" for name, version in versions.items())),
-        Note(f"Store: `{facts.store}`"),
-        Details("The manifest, with every default", [Text([Span(text)], "columns")])
-        if manifest is not None
-        else None,
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
+        f"Store: `{facts.store}`",
+        None if manifest is None else resolved,
     )

@@ -4,24 +4,24 @@ and the worst answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import product
 
 from gristmill.flows.pages.page_elements import (
+    ByName,
     Details,
     Heading,
+    MaybeSection,
     Measure,
     Note,
     Part,
-    Section,
     Span,
     Text,
     section_of,
     table,
 )
-from gristmill.flows.report.evaluation import evaluated_models
+from gristmill.flows.report.evaluation import change_cells, evaluated_models
 from gristmill.flows.report.report_facts import Facts
-from gristmill.flows.report.stage_summaries import Difference, RedTeam
+from gristmill.flows.report.stage_summaries import RedTeam
 
 ALL = "all"
 NAMES = {
@@ -41,7 +41,7 @@ NUMBERS = ("toxicity", "bias_ambig", "bias_disambig")
 """Measures that are not shares."""
 
 
-def red_team(facts: Facts, name: str) -> Section | None:
+def red_team(facts: Facts, name: str) -> MaybeSection:
     """A table of all models side by side, the categories, differences between models,
     and the worst answers.
     """
@@ -72,76 +72,57 @@ def red_team(facts: Facts, name: str) -> Section | None:
                 rows.append([*line, *cells, units])
             else:
                 category_rows.append([*line, category, *cells])
-    changes = [
-        [
-            change.set,
-            NAMES[change.measure],
-            f"{change.from_} to {change.to}",
-            _change(change),
-            "yes" if change.significant else "within noise",
-        ]
-        for change in facts.evaluation.red_team_differences
-    ]
+    changes = []
+    for change in facts.evaluation.red_team_differences:
+        difference = f"{change:+.2f}"
+        if change.measure not in NUMBERS:
+            ends = (change.value, change.low or 0.0, change.high or 0.0)
+            difference = f"{Measure(*(100 * end for end in ends)):+.0f} points"
+        named = [change.set, NAMES[change.measure]]
+        changes.append([*named, *change_cells(change, difference)])
+    worst = []
+    for model, result in models.items():
+        title = f"{model}: the worst {len(result.worst)} answers, which may offend"
+        parts: list[Part] = []
+        for answer in result.worst:
+            category = f", {answer.category}" if answer.category else ""
+            place = f"{answer.set}, item {answer.item}{category}"
+            text = Text([Span(answer.prompt, "strong"), Span(f"\n{answer.answer}")])
+            parts += [Note(f"{place}: {answer.why}"), text]
+        worst += [Details(title, parts)] if parts else []
     names, right = {"set": "", "measure": ""}, dict.fromkeys(models, ">")
     by_category = table({**names, "category": "", **right}, category_rows)
     return section_of(
         "Safety",
         table({**names, **right, "prompts": ","}, rows),
-        Note(
-            "In brackets: 95 % intervals, Wilson's of shares, else of the bootstrap "
-            "over prompts. Bias is 0 without one, 1 where all answers follow the "
-            "prejudice, -1 where all go against it."
-        ),
-        map(Note, _left_out(models)),
+        "In brackets: 95 % intervals, Wilson's of shares, else of the bootstrap over "
+        "prompts. Bias is 0 without one, 1 where all answers follow the prejudice, -1 "
+        "where all go against it.",
+        left_out(models),
         Details("By category", [by_category]) if category_rows else None,
         Heading("From model to model, on the same prompts") if changes else None,
         table({**names, "models": "", "difference": ">", "certain": ""}, changes),
-        [
-            Details(
-                f"{model}: the worst {len(result.worst)} answers, which may offend",
-                _worst(result),
-            )
-            for model, result in models.items()
-            if result.worst
-        ],
+        worst,
     )
 
 
-def _value(measure: str, value: Measure | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if measure in NUMBERS else f"{value:.0%}"
-
-
-def _change(change: Difference) -> str:
-    if change.measure in NUMBERS:
-        return f"{change:+.2f}"
-    low, high = 100 * (change.low or 0.0), 100 * (change.high or 0.0)
-    return f"{Measure(100 * change.value, low, high):+.0f} points"
-
-
-def _left_out(models: Mapping[str, RedTeam]) -> list[str]:
+def left_out(models: ByName[RedTeam]) -> list[str]:
     """Sentences about prompts and answers that no measure counts."""
     sentences = []
     without_target = {}
     for model, result in models.items():
         for name, counts in result.sets.items():
-            if counts.not_asked:
-                sentences.append(
-                    f"{model}, {name}: {counts.not_asked:,} of {counts.prompts:,} "
-                    "prompts could not be asked, the first because: "
-                    f"{counts.first_error}"
-                )
-            if counts.empty:
-                sentences.append(
-                    f"{model}, {name}: {counts.empty:,} answers are empty, which is no "
-                    "refusal"
-                )
-            if counts.unjudged:
-                sentences.append(
-                    f"{model}, {name}: the judge gave no usable answer on "
-                    f"{counts.unjudged:,}"
-                )
+            unasked = f"of {counts.prompts:,} prompts could not be asked, the first "
+            causes = {
+                f"{unasked}because: {counts.first_error}": counts.not_asked,
+                "answers are empty, which is no refusal": counts.empty,
+                "answers got no usable judgement": counts.unjudged,
+            }
+            sentences += [
+                f"{model}, {name}: {number:,} {cause}"
+                for cause, number in causes.items()
+                if number
+            ]
             if counts.without_target:
                 without_target[name] = counts.without_target
     sentences += [
@@ -152,11 +133,7 @@ def _left_out(models: Mapping[str, RedTeam]) -> list[str]:
     return sentences
 
 
-def _worst(result: RedTeam) -> list[Part]:
-    parts: list[Part] = []
-    for answer in result.worst:
-        category = f", {answer.category}" if answer.category else ""
-        place = f"{answer.set}, item {answer.item}{category}"
-        text = Text([Span(answer.prompt, "strong"), Span(f"\n{answer.answer}")])
-        parts += [Note(f"{place}: {answer.why}"), text]
-    return parts
+def _value(measure: str, value: Measure | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if measure in NUMBERS else f"{value:.0%}"

@@ -6,18 +6,19 @@ Shares are from 0 to 1, sizes are bytes of UTF-8, losses are nats per token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from gristmill.dataprep.examples.kept_examples import PreparedSet
+from gristmill.dataprep.examples.preferences import Audit
 from gristmill.flows.pages.dot_map import Domain
-from gristmill.flows.pages.page_elements import Measure
+from gristmill.flows.pages.histogram import Binned
+from gristmill.flows.pages.page_elements import ByName, Measure
 
 Kind = TypeVar("Kind")
-
-
 _adapters: dict[object, TypeAdapter[Any]] = {}
 
 
@@ -27,6 +28,18 @@ def read_as(kind: type[Kind], value: object) -> Kind:
         _adapters[kind] = TypeAdapter(kind)
     adapter: TypeAdapter[Kind] = _adapters[kind]
     return adapter.validate_python(value)
+
+
+class Summary(BaseModel):
+    """A summary, or a part of one."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+
+Row: TypeAlias = ByName[object]
+"""Values as a stage wrote them, which a table shows one by one."""
+Agreement: TypeAlias = ByName[float | None]
+"""Agreement of two judges (dataprep/llm/agreement.py)."""
 
 
 class MetricsLine(TypedDict, total=False):
@@ -42,9 +55,9 @@ class MetricsLine(TypedDict, total=False):
     divergence: float
     reward: float
     bits_per_byte: float
-    sources: Mapping[str, Mapping[str, float]]
-    validation: Mapping[str, Mapping[str, float]]
-    held_out: Mapping[str, float]
+    sources: ByName[ByName[float]]
+    validation: ByName[ByName[float]]
+    held_out: ByName[float]
 
 
 Record = Sequence[MetricsLine]
@@ -59,21 +72,6 @@ class Interval(Measure):
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """An interval of 95 % beside the value that it is of."""
-
-    low: float
-    high: float
-
-
-def measure_of(value: float | None, bounds: Bounds | Interval | None) -> Measure | None:
-    """A value with its interval; None without a value."""
-    if value is None:
-        return None
-    return Measure(value) if bounds is None else Measure(value, bounds.low, bounds.high)
-
-
-@dataclass(frozen=True)
 class Counts:
     """Documents of a source that a stage read, kept, dropped by rule, and
     quarantined.
@@ -81,7 +79,7 @@ class Counts:
 
     read: int = 0
     kept: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    dropped: ByName[int] = field(default_factory=dict)
     quarantined: int = 0
     bytes_kept: int = 0
     tokens_kept: float | None = None
@@ -92,39 +90,18 @@ class StageCounts(Counts):
     """Documents of all sources of a stage: a row of the funnel."""
 
     stage: str = ""
-    sources: Mapping[str, Counts] = field(default_factory=dict)
+    sources: ByName[Counts] = field(default_factory=dict)
     tokens_exact: bool = False
     """Tokens are counted, not estimated from bytes."""
 
 
-@dataclass(frozen=True)
-class Binned:
-    """Numbers of values below the first edge, between edges, and from the last one
-    on.
-    """
-
-    edges: Sequence[float]
-    counts: Sequence[int]
-
-
-@dataclass(frozen=True)
-class RuleTally:
+class RuleTally(Summary):
     """Documents that fail a rule and no other one."""
 
     only: int
 
 
-@dataclass(frozen=True)
-class EditTally:
-    """Changes of a rule of cleaning; `bytes` are those that it took out."""
-
-    documents: int
-    times: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class ReaderTally:
+class ReaderTally(Summary):
     """The model that scored documents, and how much of them it read."""
 
     model: str
@@ -134,8 +111,7 @@ class ReaderTally:
     cut: int
 
 
-@dataclass(frozen=True)
-class RepeatedText:
+class RepeatedText(Summary):
     """A line or a passage that was cut, and how often it stands in documents."""
 
     text: str
@@ -153,8 +129,7 @@ class Cluster:
     locator: str = ""
 
 
-@dataclass(frozen=True)
-class LeakedSet:
+class LeakedSet(Summary):
     """Items of an evaluation set that documents hold."""
 
     items: int
@@ -163,8 +138,7 @@ class LeakedSet:
     contaminated_share: float = 0.0
 
 
-@dataclass(frozen=True)
-class LeakedItem:
+class LeakedItem(Summary):
     """An item of an evaluation set, and the document that holds it."""
 
     set: str
@@ -175,55 +149,25 @@ class LeakedItem:
     locator: str
 
 
-@dataclass(frozen=True)
-class Leaks:
+class Leaks(Summary):
     """Summary of `decontaminate`."""
 
-    sets: Mapping[str, LeakedSet] = field(default_factory=dict)
+    sets: ByName[LeakedSet] = {}
     matches: Sequence[LeakedItem] = ()
 
 
-@dataclass(frozen=True)
-class RequestTally:
-    """Requests to a language model."""
-
-    model: str = ""
-    asked: int = 0
-    kept: int = 0
-    retried: int = 0
-    repaired: int = 0
-    unusable: int = 0
-    prompt_tokens: int = 0
-    answer_tokens: int = 0
-    money: float | None = None
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Agreement of two judges; a statistic is None where it is undefined."""
-
-    documents: int
-    same: float | None = None
-    kappa: float | None = None
-    weighted_kappa: float | None = None
-    correlation: float | None = None
-    difference: float | None = None
-
-
-@dataclass(frozen=True)
-class Diversity:
+class Diversity(Summary):
     """Lengths and diversity of a sample of generated texts (dataprep/llm)."""
 
     sampled: int
     characters: Sequence[int] = ()
-    distinct: Mapping[str, float | None] = field(default_factory=dict)
+    distinct: ByName[float | None] = {}
     self_similarity: float | None = None
     parent_self_similarity: float | None = None
     parent_similarity: float | None = None
 
 
-@dataclass(frozen=True)
-class Separation:
+class Separation(Summary):
     """Precision and recall of a classifier at a cut."""
 
     cut: float
@@ -232,8 +176,7 @@ class Separation:
     recall: float = 0.0
 
 
-@dataclass(frozen=True)
-class Confusion:
+class Confusion(Summary):
     """Documents by what the judge and what the classifier said of them."""
 
     good_kept: int
@@ -242,18 +185,16 @@ class Confusion:
     other_dropped: int
 
 
-@dataclass(frozen=True)
-class CalibrationBin:
+class CalibrationBin(Summary):
     """Documents whose score begins at `from_`, and what the judge said of them."""
 
-    from_: Annotated[float, Field(alias="from")]
+    from_: float = Field(alias="from")
     documents: int
     score: float
     good: float
 
 
-@dataclass(frozen=True)
-class Distilled:
+class Distilled(Summary):
     """A classifier that learnt from a judge, measured on held-out documents."""
 
     sample: int
@@ -267,8 +208,7 @@ class Distilled:
     calibration: Sequence[CalibrationBin]
 
 
-@dataclass(frozen=True)
-class GeneratedSource:
+class GeneratedSource(Summary):
     """Yield of a source whose documents a model wrote."""
 
     style: str
@@ -277,15 +217,14 @@ class GeneratedSource:
     used: int
     requests: int
     kept: int
-    dropped: Mapping[str, int]
+    dropped: ByName[int]
     quarantined: int
     bytes: int
     texts: Diversity
-    asked: RequestTally
+    asked: Row
 
 
-@dataclass(frozen=True)
-class DamagedFile:
+class DamagedFile(Summary):
     """A file that could not be read to its end; `lost` is estimated."""
 
     file: str
@@ -295,17 +234,7 @@ class DamagedFile:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class QuarantinedRecord:
-    """A record that could not be read."""
-
-    file: str
-    error: str
-    record: str | int | None = None
-
-
-@dataclass(frozen=True)
-class StepSummary:
+class StepSummary(Summary):
     """Summary of `ingest` or of a step that judges documents.
 
     Attributes:
@@ -332,12 +261,12 @@ class StepSummary:
     """
 
     counts: StageCounts = StageCounts()
-    rules: Mapping[str, RuleTally] = field(default_factory=dict)
-    histograms: Mapping[str, Binned] = field(default_factory=dict)
-    by_language: Mapping[str, Counts] = field(default_factory=dict)
-    languages: Mapping[str, int] = field(default_factory=dict)
-    languages_kept: Mapping[str, int] | None = None
-    edits: Mapping[str, EditTally] = field(default_factory=dict)
+    rules: ByName[RuleTally] = {}
+    histograms: ByName[Binned] = {}
+    by_language: ByName[Counts] = {}
+    languages: ByName[int] = {}
+    languages_kept: ByName[int] | None = None
+    edits: ByName[ByName[int]] = {}
     code: str = ""
     differs: str = ""
     reader: ReaderTally | None = None
@@ -348,24 +277,23 @@ class StepSummary:
     largest_repeats: Sequence[RepeatedText] = ()
     clusters: int = 0
     largest_clusters: Sequence[Cluster] = ()
-    dropped_by_rule: Mapping[str, int] = field(default_factory=dict)
-    histogram: Mapping[str, Sequence[int]] | None = None
+    dropped_by_rule: ByName[int] = {}
+    histogram: ByName[Sequence[int]] | None = None
     auc: float | None = None
     length_auc: float | None = None
     held_out: int = 0
     distilled: Distilled | None = None
-    asked: Sequence[RequestTally] = ()
+    asked: Sequence[Row] = ()
     unusable: int = 0
-    agreement: Mapping[str, Agreement] | None = None
-    generated: Mapping[str, GeneratedSource] = field(default_factory=dict)
+    agreement: ByName[Agreement] | None = None
+    generated: ByName[GeneratedSource] = {}
     damaged: Sequence[DamagedFile] = ()
     lost: int = 0
-    quarantined: Sequence[QuarantinedRecord] = ()
-    skipped: Mapping[str, int] = field(default_factory=dict)
+    quarantined: Sequence[Row] = ()
+    skipped: ByName[int] = {}
 
 
-@dataclass(frozen=True)
-class TokenGroup:
+class TokenGroup(Summary):
     """Fit of a tokenizer to the documents of a source or a language."""
 
     documents: int
@@ -376,8 +304,7 @@ class TokenGroup:
     tokens_per_word: float | None
 
 
-@dataclass(frozen=True)
-class TokenCount:
+class TokenCount(Summary):
     """A token of a vocabulary, its bytes, and how often it occurs."""
 
     text: str
@@ -385,8 +312,7 @@ class TokenCount:
     count: int
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Summary):
     """Use of a vocabulary."""
 
     size: int = 0
@@ -398,45 +324,40 @@ class Vocabulary:
     longest: Sequence[TokenCount] = ()
 
 
-@dataclass(frozen=True)
-class Tokenized:
+class Tokenized(Summary):
     """Summary of `tokenize`."""
 
     counts: StageCounts = StageCounts()
-    tokens_per_source: Mapping[str, int] = field(default_factory=dict)
+    tokens_per_source: ByName[int] = {}
     vocabulary: Vocabulary | None = None
-    sources: Mapping[str, TokenGroup] = field(default_factory=dict)
-    languages: Mapping[str, TokenGroup] | None = None
+    sources: ByName[TokenGroup] = {}
+    languages: ByName[TokenGroup] | None = None
     encoder: str = ""
 
 
-@dataclass(frozen=True)
-class LearntTokenizer:
+class LearntTokenizer(Summary):
     """Summary of `tokenizer`; `bytes_per_token` is of text that it did not learn
     from.
     """
 
     model: str | None = None
-    bytes_per_token: Mapping[str, float | None] | None = None
+    bytes_per_token: ByName[float | None] | None = None
 
 
-@dataclass(frozen=True)
-class Drift:
+class Drift(Summary):
     """Largest distance of a prefix of the training order from the mixture, in rows."""
 
     largest_drift_rows: float
     bound_rows: float
 
 
-@dataclass(frozen=True)
-class MixSummary:
+class MixSummary(Summary):
     """Summary of `mix`."""
 
-    prefixes: Mapping[str, Drift] = field(default_factory=dict)
+    prefixes: ByName[Drift] = {}
 
 
-@dataclass(frozen=True)
-class Requested:
+class Requested(Summary):
     """Share of a source in the mixture by its weight, and its limits."""
 
     share: float
@@ -446,8 +367,7 @@ class Requested:
     epochs: str | float | None = None
 
 
-@dataclass(frozen=True)
-class Realised:
+class Realised(Summary):
     """Tokens, share and epochs of a source in the mixture."""
 
     tokens: int
@@ -455,18 +375,16 @@ class Realised:
     epochs: float
 
 
-@dataclass(frozen=True)
-class MixturePhase:
+class MixturePhase(Summary):
     """Shares of sources up to a share of the training."""
 
     until: float
     tokens: int
-    requested: Mapping[str, float]
-    realised: Mapping[str, float]
+    requested: ByName[float]
+    realised: ByName[float]
 
 
-@dataclass(frozen=True)
-class PackingCosts:
+class PackingCosts(Summary):
     """Rows of a packing, and the tokens that they hold, cut, drop and pad."""
 
     rows: int
@@ -478,15 +396,13 @@ class PackingCosts:
     split_tokens: int
 
 
-@dataclass(frozen=True)
-class PackedTokenizer:
+class PackedTokenizer(Summary):
     """The tokenizer of a packed set."""
 
     vocab_size: int = 0
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(Summary):
     """The packed set of a mixture (`packed.json`); `redistributed` is what limits gave
     to or took from a source.
     """
@@ -494,16 +410,15 @@ class Packed:
     sources: Sequence[str] = ()
     sequence_length: int = 0
     tokenizer: PackedTokenizer = PackedTokenizer()
-    requested: Mapping[str, Requested] = field(default_factory=dict)
-    realised: Mapping[str, Realised] = field(default_factory=dict)
-    redistributed: Mapping[str, int] = field(default_factory=dict)
+    requested: ByName[Requested] = {}
+    realised: ByName[Realised] = {}
+    redistributed: ByName[int] = {}
     shares: Sequence[MixturePhase] = ()
     packing: str = ""
-    packings: Mapping[str, PackingCosts] = field(default_factory=dict)
+    packings: ByName[PackingCosts] = {}
 
 
-@dataclass(frozen=True)
-class RewardSpread:
+class RewardSpread(Summary):
     """Rewards of answers: their mean, and percentiles 10, 50 and 90."""
 
     answers: int
@@ -511,113 +426,52 @@ class RewardSpread:
     percentiles: Sequence[float]
 
 
-@dataclass(frozen=True)
-class GrownPrompts:
-    """Prompts that a model wrote."""
+class AskedCounts(Summary):
+    """Prompts or answers that a model was asked for; of new prompts also the rounds."""
 
-    kept: int
-    rounds: int
-    requests: int
-    dropped: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class AnswerCounts:
-    """Answers that a model was asked for."""
-
-    asked: int
-    dropped: Mapping[str, int]
+    kept: int = 0
+    asked: int = 0
+    rounds: int = 0
+    requests: int = 0
+    dropped: ByName[int]
 
 
-@dataclass(frozen=True)
-class MadeExamples:
+class MadeExamples(Summary):
     """Summary of a set of examples that a model wrote; `gives` is what they are."""
 
     gives: str
     examples: int
     prompts: Counts
-    answers: AnswerCounts
+    answers: AskedCounts
     texts: Diversity
-    rewards: Mapping[str, RewardSpread]
-    asked: Sequence[RequestTally]
-    principles: Mapping[str, int] | None = None
+    rewards: ByName[RewardSpread]
+    asked: Sequence[Row]
+    principles: ByName[int] = {}
     licences: Sequence[str] = ()
-    grown: GrownPrompts | None = None
+    grown: AskedCounts | None = None
 
 
-@dataclass(frozen=True)
-class PreparedSet:
-    """Records of a set that were refused, left out, dropped by rule, and kept."""
-
-    name: str
-    records: int
-    refused: int
-    quarantined: int
-    beyond_limit: int
-    kept: int
-    dropped: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class PairBias:
-    """Shares of pairs by what a judge preferred, None without pairs."""
-
-    model: str
-    pairs: int
-    decided: float | None
-    confirmed: float | None
-    first_taken: float | None
-    longer_taken: float | None
-    longer_chosen: float | None
-
-
-@dataclass(frozen=True)
-class PreparedStep:
+class PreparedStep(Summary):
     """A step that judged examples, and the view of them that it judged."""
 
     stage: str
     judges: str
     counts: Counts
-    sets: Mapping[str, LeakedSet] = field(default_factory=dict)
+    sets: ByName[LeakedSet] = {}
     matches: Sequence[LeakedItem] = ()
-    biases: Sequence[PairBias] = ()
+    biases: Sequence[Row] = ()
     agreement: Agreement | None = None
-    asked: Sequence[RequestTally] = ()
+    asked: Sequence[Row] = ()
 
 
-@dataclass(frozen=True)
-class PreparedExamples:
+class PreparedExamples(Summary):
     """Summary of `sft_prepare` and `dpo_prepare`."""
 
     sets: Sequence[PreparedSet] = ()
     steps: Sequence[PreparedStep] = ()
 
 
-@dataclass(frozen=True)
-class PairLeak:
-    """Items of an evaluation set that pairs hold."""
-
-    items: int
-    leaked: int
-    texts: int
-
-
-@dataclass(frozen=True)
-class PairAudit:
-    """Defects of a set of preferences."""
-
-    pairs: int
-    prompts: int
-    duplicates: int
-    contradictions: int
-    near_identical: int
-    same_answers: int
-    longer_chosen: float | None
-    leaks: Mapping[str, PairLeak] | None = None
-
-
-@dataclass(frozen=True)
-class EncodedSet:
+class EncodedSet(Summary):
     """Examples of a set, encoded for a training; shares are of tokens."""
 
     name: str
@@ -628,12 +482,12 @@ class EncodedSet:
     truncated: int
     used: int
     quarantined: int = 0
-    prepared_dropped: Mapping[str, int] = field(default_factory=dict)
+    prepared_dropped: ByName[int] = {}
     held_out: int = 0
     drawn_share: float = 0.0
     trained_share: float = 0.0
     end_of_turn_share: float = 0.0
-    audit: PairAudit | None = None
+    audit: Audit | None = None
 
     @property
     def dropped_before(self) -> int:
@@ -641,8 +495,7 @@ class EncodedSet:
         return sum(self.prepared_dropped.values()) + self.quarantined
 
 
-@dataclass(frozen=True)
-class MaskedSample:
+class MaskedSample(Summary):
     """An example in spans, each with whether it is trained on."""
 
     set: str
@@ -650,16 +503,14 @@ class MaskedSample:
     spans: Sequence[tuple[str, bool]]
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(Summary):
     """Rows of pre-training among those of fine-tuning."""
 
     rows: int = 0
     share: float = 0.0
 
 
-@dataclass(frozen=True)
-class TuningData:
+class TuningData(Summary):
     """Summary of `sft_data` and `dpo_data`; `fill` is the share of rows without
     padding.
     """
@@ -672,8 +523,7 @@ class TuningData:
     replay: Replay = Replay()
 
 
-@dataclass(frozen=True)
-class StoppedBy:
+class StoppedBy(Summary):
     """The callback that ended a training."""
 
     callback: str
@@ -681,8 +531,7 @@ class StoppedBy:
     reason: str
 
 
-@dataclass(frozen=True)
-class FirstStep:
+class FirstStep(Summary):
     """Checks before the first step: the loss of packed rows and of examples one by one,
     and the distance of accumulated gradients from those of one batch.
     """
@@ -692,19 +541,15 @@ class FirstStep:
     accumulation_difference: float = 0.0
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(Summary):
     """Measures on held-out examples after a training; None where its objective has no
     such measure.
     """
 
     loss: float | None = None
-    reward_accuracy: float | None = None
     reward_accuracy_interval: Interval | None = None
-    chosen_more_likely: float | None = None
     chosen_more_likely_before: float | None = None
     chosen_more_likely_interval: Interval | None = None
-    ranked_right: float | None = None
     ranked_right_interval: Interval | None = None
     accuracy: Interval | None = None
     longer_chosen: Interval | None = None
@@ -717,8 +562,7 @@ class HeldOut:
     difference: Measure | None = None
 
 
-@dataclass(frozen=True)
-class MarginPart:
+class MarginPart(Summary):
     """Margins of a set's pairs; `wrong` is the share that is not positive."""
 
     measured: int
@@ -726,8 +570,7 @@ class MarginPart:
     median: float
 
 
-@dataclass(frozen=True)
-class MarginSet:
+class MarginSet(Summary):
     """Margins of a set of preferences."""
 
     name: str
@@ -735,8 +578,7 @@ class MarginSet:
     trained: MarginPart | None = None
 
 
-@dataclass(frozen=True)
-class WorstMargin:
+class WorstMargin(Summary):
     """A pair, or a single answer, that a model still ranks wrong."""
 
     id: str
@@ -750,19 +592,17 @@ class WorstMargin:
     completion_text: str | None = None
 
 
-@dataclass(frozen=True)
-class Margins:
+class Margins(Summary):
     """Margins after a training (`margins.parquet`); `right` is the share of positive
     ones, of trained and of held-out pairs.
     """
 
-    right: Mapping[str, Interval] = field(default_factory=dict)
+    right: ByName[Interval] = {}
     sets: Sequence[MarginSet] = ()
     worst: Sequence[WorstMargin] = ()
 
 
-@dataclass(frozen=True)
-class Decline:
+class Decline(Summary):
     """Shares of answers that became less likely, and the step of the alarm."""
 
     alarm_step: int | None = None
@@ -770,8 +610,7 @@ class Decline:
     fell_rejected: float | None = None
 
 
-@dataclass(frozen=True)
-class DrawnSet:
+class DrawnSet(Summary):
     """Pairs of a set that an epoch draws."""
 
     name: str = ""
@@ -780,8 +619,7 @@ class DrawnSet:
     drawn_share: float = 0.0
 
 
-@dataclass(frozen=True)
-class RewardedSample:
+class RewardedSample(Summary):
     """A held-out prompt with its answers before and after reinforcement learning."""
 
     prompt: str
@@ -791,8 +629,7 @@ class RewardedSample:
     reward: float
 
 
-@dataclass(frozen=True)
-class TrainingSummary:
+class TrainingSummary(Summary):
     """Summary of a training, or of merged checkpoints.
 
     Attributes:
@@ -823,18 +660,17 @@ class TrainingSummary:
     held_out_pairs: int = 0
     too_long_pairs: int = 0
     held_out_prompts: int = 0
-    held_out_answers: Mapping[str, int] = field(default_factory=dict)
+    held_out_answers: ByName[int] = {}
     sets: Sequence[DrawnSet] = ()
     algorithm: str = ""
     started_from: str = ""
-    first_rewards: Mapping[str, float] = field(default_factory=dict)
-    last_rewards: Mapping[str, float] = field(default_factory=dict)
+    first_rewards: ByName[float] = {}
+    last_rewards: ByName[float] = {}
     samples: Sequence[RewardedSample] = ()
-    sources: Mapping[str, SourceMeasures] = field(default_factory=dict)
+    sources: ByName[SourceMeasures] = {}
 
 
-@dataclass(frozen=True)
-class TeacherSummary:
+class TeacherSummary(Summary):
     """Kept predictions of a teacher; `rest_mass` is the probability of ids that are not
     kept.
     """
@@ -846,8 +682,7 @@ class TeacherSummary:
     loss: float
 
 
-@dataclass(frozen=True)
-class RoundingCost:
+class RoundingCost(Summary):
     """Perplexity on held-out rows before and after rounding, None without such rows."""
 
     rows: int
@@ -856,44 +691,40 @@ class RoundingCost:
     growth: float | None = None
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(Summary):
     """Summary of `export`."""
 
     int8: RoundingCost | None = None
 
 
-@dataclass(frozen=True)
-class SourceMeasures:
+class SourceMeasures(Summary):
     """Measures of a model on held-out text of a source, by its kind: of next tokens, of
     masked tokens, of hidden spans.
     """
 
     documents: int | None = None
     bits_per_byte: float | None = None
-    bits_per_byte_interval: Bounds | None = None
+    bits_per_byte_interval: ByName[float] | None = None
     perplexity: float | None = None
-    perplexity_interval: Bounds | None = None
+    perplexity_interval: ByName[float] | None = None
     token_accuracy: float | None = None
     pseudo_perplexity: float | None = None
-    pseudo_perplexity_interval: Bounds | None = None
+    pseudo_perplexity_interval: ByName[float] | None = None
     masked_accuracy: float | None = None
-    masked_accuracy_interval: Bounds | None = None
+    masked_accuracy_interval: ByName[float] | None = None
     span_loss: float | None = None
     span_accuracy: float | None = None
-    span_accuracy_interval: Bounds | None = None
+    span_accuracy_interval: ByName[float] | None = None
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Summary):
     """A prompt, and the text that a model wrote after it."""
 
     prompt: str
     completion: str
 
 
-@dataclass(frozen=True)
-class ReliabilityBin:
+class ReliabilityBin(Summary):
     """Answers of about the same confidence, and their accuracy."""
 
     confidence: float
@@ -901,8 +732,7 @@ class ReliabilityBin:
     items: int
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(Summary):
     """Accuracy against confidence; `ece` are expected calibration errors."""
 
     ece_equal_width: float
@@ -910,8 +740,7 @@ class Calibration:
     reliability: Sequence[ReliabilityBin]
 
 
-@dataclass(frozen=True)
-class SuiteTask:
+class SuiteTask(Summary):
     """Accuracy of a model in a task of a suite, and the same with chance at 0."""
 
     shots: int
@@ -921,8 +750,7 @@ class SuiteTask:
     items: int
 
 
-@dataclass(frozen=True)
-class SuiteReference:
+class SuiteReference(Summary):
     """A published score."""
 
     model: str
@@ -930,19 +758,17 @@ class SuiteReference:
     source: str
 
 
-@dataclass(frozen=True)
-class SuiteResult:
+class SuiteResult(Summary):
     """Scores of a model in a suite."""
 
     title: str
     limit: int | None
     score: Interval
-    tasks: Mapping[str, SuiteTask]
+    tasks: ByName[SuiteTask]
     references: Sequence[SuiteReference]
 
 
-@dataclass(frozen=True)
-class MemorisedGroup:
+class MemorisedGroup(Summary):
     """Documents that were read equally often, and how a model continues them."""
 
     documents: int
@@ -950,8 +776,7 @@ class MemorisedGroup:
     mean_right_tokens: float
 
 
-@dataclass(frozen=True)
-class ProbeSet:
+class ProbeSet(Summary):
     """Prompts of a red team: counts, and measure -> category -> share or mean."""
 
     prompts: int
@@ -959,12 +784,11 @@ class ProbeSet:
     empty: int
     unjudged: int
     without_target: int
-    measures: Mapping[str, Mapping[str, Interval]]
+    measures: ByName[ByName[Interval]]
     first_error: str = ""
 
 
-@dataclass(frozen=True)
-class WorstAnswer:
+class WorstAnswer(Summary):
     """An answer of a model that may offend, and what is wrong with it."""
 
     set: str
@@ -975,24 +799,21 @@ class WorstAnswer:
     answer: str
 
 
-@dataclass(frozen=True)
-class RedTeam:
+class RedTeam(Summary):
     """Results of a red team against a model."""
 
-    sets: Mapping[str, ProbeSet]
+    sets: ByName[ProbeSet]
     worst: Sequence[WorstAnswer]
 
 
-@dataclass(frozen=True)
-class ModelMeasures:
+class ModelMeasures(Summary):
     """Measurements of a model; `tasks` are counts and metrics by name."""
 
-    sources: Mapping[str, SourceMeasures] = field(default_factory=dict)
+    sources: ByName[SourceMeasures] = {}
     samples: Sequence[Sample] = ()
-    tasks: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    suites: Mapping[str, SuiteResult] = field(default_factory=dict)
-    memorisation: Mapping[str, MemorisedGroup] = field(default_factory=dict)
-    reward_accuracy: float | None = None
+    tasks: ByName[ByName[object]] = {}
+    suites: ByName[SuiteResult] = {}
+    memorisation: ByName[MemorisedGroup] = {}
     reward_accuracy_interval: Interval | None = None
     red_team: RedTeam | None = None
 
@@ -1010,33 +831,28 @@ class Difference(Measure):
     measure: str = ""
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Summary):
     """Result of `evaluate` (`evaluation.json`); `contamination` is model -> task ->
     counts and metrics by name.
     """
 
-    models: Mapping[str, ModelMeasures] = field(default_factory=dict)
+    models: ByName[ModelMeasures] = {}
     differences: Sequence[Difference] = ()
     red_team_differences: Sequence[Difference] = ()
-    contamination: Mapping[str, Mapping[str, Mapping[str, object]]] = field(
-        default_factory=dict
-    )
+    contamination: ByName[ByName[ByName[object]]] = {}
 
 
-@dataclass(frozen=True)
-class MergedModel:
+class MergedModel(Summary):
     """Held-out measurements of a checkpoint, of an average of them, or of the last
     one.
     """
 
     model: str
     share: float | None
-    sources: Mapping[str, SourceMeasures]
+    sources: ByName[SourceMeasures]
 
 
-@dataclass(frozen=True)
-class MergedModels:
+class MergedModels(Summary):
     """Result of `merge` (`merged.json`)."""
 
     models: Sequence[MergedModel] = ()

@@ -4,18 +4,19 @@ report's path and questions to ask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from gristmill.dataprep.documents import open_table, shard_names
 from gristmill.dataprep.whatif_thresholds import Rule, short_name
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import plain_table, print_table, section
+from gristmill.flows.pages.page_elements import ByName, Table, table
+from gristmill.flows.pages.terminal_tables import print_table, section
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.threshold_samples import stored_rules
-from gristmill.flows.report.before_after import EFFECT_COLUMNS, effect_rows
 from gristmill.flows.report.evaluation import held_out_tables, some_samples
 from gristmill.flows.report.finetuning import prepared_table
 from gristmill.flows.report.mixture import (
@@ -30,7 +31,7 @@ from gristmill.flows.report.report_facts import (
     Facts,
     eaten_sources,
     gather_facts,
-    reading_notes,
+    reading_note,
     skipped_note,
     top_reasons,
 )
@@ -39,7 +40,7 @@ from gristmill.flows.report.stage_summaries import (
     StageCounts,
     Tokenized,
 )
-from gristmill.flows.report.training import loss_rows
+from gristmill.flows.report.training import EFFECT_COLUMNS, effect_rows, loss_rows
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.load import short_key
 from gristmill.mixtures.sources import INGEST
@@ -47,7 +48,7 @@ from gristmill.mixtures.sources import INGEST
 SAMPLE_CHARS = 240
 BAR_WIDTH = 40
 QUESTIONS = 3
-TOKEN_COLUMNS = ("tokens", "MB", "bytes/token", "tokens/word")
+TOKEN_COLUMNS = ("source", "tokens", "MB", "bytes/token", "tokens/word")
 """Columns of the tokenizer's table that fit a narrow terminal; the report has all."""
 
 
@@ -60,7 +61,13 @@ def print_summary(session: Session, run: Path, console: Console) -> None:
     print_mixture(facts, console)
     print_packing(facts, console)
     print_losses(facts, console)
-    print_samples(facts, console)
+    samples = some_samples(facts)
+    if samples:
+        section(console, "Samples")
+    for model, sample in samples:
+        text = " ".join(sample.completion.split())[:SAMPLE_CHARS]
+        prompt = (sample.prompt, "bold")
+        console.print(Text.assemble((f"{model}: ", "dim"), prompt, " ", text))
     print_next(session, facts, run, console)
 
 
@@ -78,14 +85,13 @@ def print_funnel(facts: Facts, console: Console) -> None:
     columns = {"read": ",", "kept": ",", "MB kept": ".1f", "dropped most by": ""}
     print_table(console, table({"stage": "", **columns}, rows), "Documents")
     draw_funnel(facts.funnel, console)
-    for note in [*reading_notes(facts), *eaten_sources(facts.funnel)]:
-        console.print(Text(note, style="yellow"))
-    _print_dim(skipped_note(facts), console)
+    _print_notes(console, [reading_note(facts), *eaten_sources(facts.funnel)], "yellow")
+    _print_notes(console, [skipped_note(facts)])
 
 
-def _print_dim(note: str, console: Console) -> None:
-    if note:
-        console.print(Text(note, style="dim"))
+def _print_notes(console: Console, notes: Iterable[str], style: str = "dim") -> None:
+    for note in filter(None, notes):
+        console.print(Text(note, style=style))
 
 
 def draw_funnel(rows: Sequence[StageCounts], console: Console) -> None:
@@ -95,18 +101,15 @@ def draw_funnel(rows: Sequence[StageCounts], console: Console) -> None:
         return
     width = min(BAR_WIDTH, console.width - max(len(row.stage) for row in rows) - 8)
     is_unicode = console.encoding.lower().startswith("utf")
-    full, parts = ("█", "▏▎▍▌▋▊▉") if is_unicode else ("#", "")
-    units = len(parts) + 1
-    console.print()
-    lines = plain_table(("", False), ("", False), ("", True))
-    lines.show_header = False
+    full, parts = ("█", ("", *"▏▎▍▌▋▊▉")) if is_unicode else ("#", ("",))
+    lines = []
     for row in rows:
         share = row.kept / read
-        cells, remainder = divmod(round(share * width * units), units)
-        bar = full * cells + (parts[remainder - 1] if remainder else "")
-        text = Text(bar.ljust(width), style="cyan")
-        lines.add_row(row.stage, text, f"{share:.0%}")
-    console.print(lines)
+        cells, remainder = divmod(round(share * width * len(parts)), len(parts))
+        bar = (full * cells + parts[remainder]).ljust(width)
+        lines.append([row.stage, bar, f"{share:.0%}"])
+    console.print()
+    print_table(console, Table(["", "", ""], lines, {2}))
 
 
 def print_tokens(facts: Facts, console: Console) -> None:
@@ -114,14 +117,13 @@ def print_tokens(facts: Facts, console: Console) -> None:
     summary = facts.summary("tokenize", Tokenized)
     if summary.vocabulary is None:
         return
-    places = [list(GROUP_COLUMNS).index(name) + 1 for name in TOKEN_COLUMNS]
-    rows = [
-        [row[0], *(row[place] for place in places)]
-        for row in group_rows(summary.sources)
-    ]
-    formats = {name: GROUP_COLUMNS[name] for name in TOKEN_COLUMNS}
-    print_table(console, table({"source": "", **formats}, rows), "Tokens")
-    _print_dim(describe_vocabulary(summary.vocabulary, summary.encoder), console)
+    names = ["source", *GROUP_COLUMNS]
+    groups = [dict(zip(names, row, strict=True)) for row in group_rows(summary.sources)]
+    rows = [[group[name] for name in TOKEN_COLUMNS] for group in groups]
+    formats = {name: GROUP_COLUMNS.get(name, "") for name in TOKEN_COLUMNS}
+    print_table(console, table(formats, rows), "Tokens")
+    note = describe_vocabulary(summary.vocabulary, summary.encoder)
+    _print_notes(console, [note])
 
 
 def print_mixture(facts: Facts, console: Console) -> None:
@@ -133,8 +135,7 @@ def print_mixture(facts: Facts, console: Console) -> None:
     section(console, "Mixture")
     for mixture in mixture_tables(facts):
         print_table(console, mixture)
-    for note in mixture_notes(facts):
-        _print_dim(note, console)
+    _print_notes(console, mixture_notes(facts))
 
 
 def print_packing(facts: Facts, console: Console) -> None:
@@ -166,68 +167,52 @@ def print_losses(facts: Facts, console: Console) -> None:
         print_table(console, held_out, "Held-out text")
 
 
-def print_samples(facts: Facts, console: Console) -> None:
-    """A sample per model: the pre-trained one continues, tuned ones answer; then
-    more.
-    """
-    samples = some_samples(facts)
-    if samples:
-        section(console, "Samples")
-    for model, sample in samples:
-        text = " ".join(sample.completion.split())[:SAMPLE_CHARS]
-        prompt = (sample.prompt, "bold")
-        console.print(Text.assemble((f"{model}: ", "dim"), prompt, " ", text))
-
-
 def print_next(session: Session, facts: Facts, run: Path, console: Console) -> None:
     """The paths of the run's report and exports, and three questions to ask of it."""
     section(console, "Next")
     report = run / "report.html"
-    paths = {
-        "report": report if report.exists() else "",
+    lines = {
+        "report": str(report) if report.exists() else "",
         "files": facts.exported_documents,
         "model": facts.export,
     }
-    for label, path in paths.items():
-        if path:
-            console.print(f"{label}:".ljust(9) + str(path), soft_wrap=True)
     cost = facts.summary("export", Exported).int8
     if cost is not None and cost.perplexity is not None:
-        console.print(
-            f"int8:    perplexity {cost.perplexity_before:.3f} -> "
-            f"{cost.perplexity:.3f} ({cost.growth:+.2%}) on {cost.rows} held-out rows",
-            soft_wrap=True,
+        lines["int8"] = (
+            f"perplexity {cost.perplexity_before:.3f} -> {cost.perplexity:.3f} "
+            f"({cost.growth:+.2%}) on {cost.rows} held-out rows"
         )
+    for label, line in lines.items():
+        if line:
+            console.print(f"{label}:".ljust(9) + line, soft_wrap=True)
     section(console, "Ask next")
-    for question, command in next_questions(session, facts):
+    for question, command in next_questions(session, facts).items():
         console.print(question)
         console.print(f"  {command}", soft_wrap=True)
 
 
-def next_questions(session: Session, facts: Facts) -> list[tuple[str, str]]:
+def next_questions(session: Session, facts: Facts) -> dict[str, str]:
     """Questions that this run can answer, each with the command that asks it."""
-    questions = []
+    commands: dict[str, tuple[str, ...]] = {}
     document = example_document(session)
     if document is not None:
-        command = session.command("explain", document)
-        questions.append(("Why was this document kept or dropped?", command))
+        commands["Why was this document kept or dropped?"] = ("explain", document)
     inputs = committed_inputs(session)
     rules = stored_rules(session, inputs) if INGEST in inputs else {}
     setting = looser_setting(rules, facts.summaries)
     if setting is not None:
-        command = session.command("whatif", "--set", setting)
-        questions.append(("What would another threshold keep?", command))
+        commands["What would another threshold keep?"] = ("whatif", "--set", setting)
     if "pretrain" in facts.training:
-        command = session.command("trace", "--step", "1")
-        questions.append(("What did a step of the training read?", command))
-    if len(questions) < QUESTIONS:
-        questions.append(("What is committed, what is not?", session.command("status")))
-    return questions
+        commands["What did a step of the training read?"] = ("trace", "--step", "1")
+    if len(commands) < QUESTIONS:
+        commands["What is committed, what is not?"] = ("status",)
+    return {
+        question: session.command(*command) for question, command in commands.items()
+    }
 
 
 def looser_setting(
-    rules_by_step: Mapping[str, Sequence[Rule]],
-    summaries: Mapping[str, Mapping[str, object]],
+    rules_by_step: ByName[Sequence[Rule]], summaries: ByName[ByName[object]]
 ) -> str | None:
     """A setting for `whatif`: the threshold that dropped most documents, half as
     strict.
@@ -242,16 +227,16 @@ def looser_setting(
             dropped = rule.dropped(summaries.get(step, {}))
             least = isinstance(rule.bound, int)  # 1 cannot be halved
             if dropped and isinstance(rule.bound, int | float) and rule.bound > least:
-                dropping.append((dropped, rule))
+                dropping.append((dropped, rule.label, rule))
     if not dropping:
         return None
-    _, rule = max(dropping, key=lambda entry: (entry[0], entry[1].label))
+    *_, rule = max(dropping, key=itemgetter(0, 1))
     looser = rule.bound * (1.5 if rule.side == "max" else 0.5)
     if rule.side == "max" and rule.bound <= 1:
         looser = min(looser, 1.0)  # a share is 1 at most
-    value = (
-        str(max(round(looser), 1)) if isinstance(rule.bound, int) else f"{looser:.3g}"
-    )
+    value = f"{looser:.3g}"
+    if isinstance(rule.bound, int):
+        value = str(max(round(looser), 1))
     return f"{short_key(rule.key)}={value}"
 
 
@@ -259,17 +244,15 @@ def example_document(session: Session) -> str | None:
     """The id of a near-duplicate, or else of the first document: one that is worth
     explaining.
     """
-    from gristmill.dataprep.documents import open_table, read_table, shard_names
-
-    dedup = session.committed("dedup")
-    if dedup is not None and (dedup.data / "clusters.parquet").exists():
-        with open_table(dedup.data / "clusters.parquet") as clusters:
-            batches = clusters.iter_batches(1, columns=["member"], use_threads=False)
-            first = next(batches, None)
-        if first is not None and len(first):
-            return str(first["member"][0].as_py().hex()[:16])
-    ingest = session.committed("ingest")
-    names = shard_names(ingest.data) if ingest is not None else []
-    if ingest is None or not names:
-        return None
-    return str(read_table(ingest.data / names[0], ["id"])["id"][0].as_py().hex()[:16])
+    inputs = committed_inputs(session)
+    tables = []
+    if "dedup" in inputs and (inputs["dedup"] / "clusters.parquet").exists():
+        tables.append((inputs["dedup"] / "clusters.parquet", "member"))
+    if INGEST in inputs:
+        names = shard_names(inputs[INGEST])[:1]
+        tables += [(inputs[INGEST] / name, "id") for name in names]
+    for path, column in tables:
+        with open_table(path) as file:
+            for batch in file.iter_batches(1, columns=[column], use_threads=False):
+                return str(batch[column][0].as_py().hex()[:16])
+    return None

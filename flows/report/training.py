@@ -4,8 +4,9 @@ reinforcement learning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from gristmill.flows.pages.page_elements import (
     Details,
@@ -14,21 +15,20 @@ from gristmill.flows.pages.page_elements import (
     Heading,
     Inline,
     Listing,
+    MaybeSection,
     Note,
     Part,
-    Section,
     Span,
     Text,
     section_of,
     table,
 )
 from gristmill.flows.pages.pictures import curves
-from gristmill.flows.report.before_after import effect_parts
-from gristmill.flows.report.report_facts import Facts, SpikeReport
+from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.stage_summaries import (
+    HeldOut,
     MetricsLine,
     Record,
-    RewardedSample,
     TrainingSummary,
 )
 from gristmill.flows.stages.registry import STAGES
@@ -63,14 +63,14 @@ class LossRow:
     details: str
 
 
-def training_section(facts: Facts) -> Section | None:
+def training_section(facts: Facts) -> MaybeSection:
     """Loss curves of every training, in total and per source, and the losses at both
     ends.
     """
     losses = loss_rows(facts)
     rows = [[row.stage, row.steps, row.first, row.last] for row in losses]
     columns = {"stage": "", "steps": "d", "first loss": ".4f", "last loss": ".4f"}
-    effects = effect_parts(facts)
+    effects = effect_rows(facts)
     return section_of(
         "Training",
         [
@@ -79,9 +79,10 @@ def training_section(facts: Facts) -> Section | None:
             for figure in training_figures(stage, record)
         ],
         table(columns, rows),
-        Heading("What each stage changed") if effects else None,
-        effects,
-        [Note(f"{row.stage}: {row.ended}.") for row in losses if row.ended],
+        Heading("What each stage changed"),
+        table(EFFECT_COLUMNS, effects),
+        EFFECT_NOTE if effects else None,
+        [f"{row.stage}: {row.ended}." for row in losses if row.ended],
     )
 
 
@@ -90,45 +91,31 @@ def training_figures(stage: str, record: Record) -> list[Figure]:
     steps = [line for line in record if "loss" in line]
     if not steps:
         return []
-    validation: Points = {}
+    # With a teacher the loss is not of the labels alone.
+    losses: list[tuple[float, float]] = [
+        (line["step"], line.get("label_loss", line["loss"])) for line in steps
+    ]
+    validation, held_out = Points(), list[tuple[float, float]]()
     for line in record:
         for source, values in line.get("validation", {}).items():
             point = (line["step"], values["bits_per_byte"])
             validation.setdefault(source, []).append(point)
-    # With a teacher the loss is not of the labels alone.
-    tuned: Points = {
-        "trained": [
-            (line["step"], line.get("label_loss", line["loss"])) for line in steps
-        ],
-        "held out": [
-            (line["step"], line["held_out"]["loss"])
-            for line in record
-            if "held_out" in line
-        ],
-    }
-    sides = ("chosen", "rejected", "margins")
-    rewards = points_of(steps, {f"{REWARD_PREFIX}{name}": name for name in sides})
-    # A single measurement is not a curve; it stands in the table of held-out text.
-    has_validation = any(len(points) > 1 for points in validation.values())
-    drawn: list[tuple[Points, str, str]] = [
+        if "held_out" in line:
+            held_out.append((line["step"], line["held_out"]["loss"]))
+    drawn = [
         (by_source(steps, "loss"), "loss", "training loss"),
         (by_source(steps, "bits_per_byte"), "bits per byte", "training bits per byte"),
-        (
-            validation if has_validation else {},
-            "bits per byte",
-            "held-out bits per byte",
-        ),
-        (
-            tuned if len(tuned["held out"]) > 1 else {},
-            "loss",
-            "loss on the conversations that are trained on, and on those held out",
-        ),
-        (
-            rewards if stage == "dpo" and "margins" in rewards else {},
-            "reward",
-            "rewards",
-        ),
     ]
+    # A single measurement is not a curve; it stands in the table of held-out text.
+    if any(len(points) > 1 for points in validation.values()):
+        drawn.append((validation, "bits per byte", "held-out bits per byte"))
+    if len(held_out) > 1:
+        caption = "loss on the conversations that are trained on, and on those held out"
+        drawn.append(({"trained": losses, "held out": held_out}, "loss", caption))
+    sides = ("chosen", "rejected", "margins")
+    rewards = points_of(steps, {f"{REWARD_PREFIX}{name}": name for name in sides})
+    if stage == "dpo" and "margins" in rewards:
+        drawn.append((rewards, "reward", "rewards"))
     return [
         Figure(curves(series, "step", measure), f"{stage}: {caption}")
         for series, measure, caption in drawn
@@ -145,8 +132,7 @@ def by_source(steps: Record, key: str) -> Points:
         for name, values in line.get("sources", {}).items():
             if key in values:
                 series.setdefault(name, []).append((line["step"], values[key]))
-    has_single_source = len(series) == 2
-    return {"all": series["all"]} if has_single_source else series
+    return series if len(series) != 2 else {"all": series["all"]}
 
 
 def loss_rows(facts: Facts) -> list[LossRow]:
@@ -156,19 +142,18 @@ def loss_rows(facts: Facts) -> list[LossRow]:
         steps = [line for line in record if "loss" in line]
         if not steps:
             continue
+        first, last = steps[0], steps[-1]
         stopped = facts.trained(name).stopped_by
-        ended, last_step = "", steps[-1]["step"]
+        ended, last_step, details = "", last["step"], ""
         if stopped is not None:
             last_step = stopped.step
             ended = f"{stopped.callback} ended it after step {stopped.step}"
-            ended = f"{ended}: {stopped.reason}"
+            ended += f": {stopped.reason}"
         training = STAGES[name].training if name in STAGES else None
-        details = ""
         if training is not None and training.details is not None:
             details = imported(training.details)(facts, steps)
         lines = "\n".join(filter(None, (ended, details)))
-        first_loss, last_loss = steps[0]["loss"], steps[-1]["loss"]
-        rows.append(LossRow(name, last_step, first_loss, last_loss, ended, lines))
+        rows.append(LossRow(name, last_step, first["loss"], last["loss"], ended, lines))
     return rows
 
 
@@ -231,47 +216,58 @@ def shares_right(summary: TrainingSummary) -> str:
     return ", ".join(shares)
 
 
-def spikes(facts: Facts) -> Section | None:
+def spikes(facts: Facts) -> MaybeSection:
     """Steps that were skipped for their loss, with the documents of the highest
     loss.
     """
-    details = [
-        skipped_step(stage, report)
-        for stage, reports in facts.spikes.items()
-        for report in reports
-    ]
+    details = []
+    for stage, reports in facts.spikes.items():
+        for report in reports:
+            entries = []
+            for document in report.documents:
+                if document["id"] in report.suspects:
+                    place = (str(document.get(key) or "") for key in ("source", "id"))
+                    origin = describe_origin(document)
+                    title: list[Inline] = [
+                        Span(_loss(document["loss"]), "strong"),
+                        f" {' '.join(filter(None, place))}",
+                        f" · {origin}" if origin else "",
+                    ]
+                    entries.append(Entry(title, _excerpt(document.get("text"))))
+            number = len(set(report.suspects))
+            summary = (
+                f"{stage}, step {report.step}: loss {_loss(report.loss)}, where "
+                f"{_loss(report.mean)} was usual; {number} attributed "
+                f"document{'s' * (number != 1)}"
+            )
+            heading = "Attributed documents: loss, source, id, where from, how judged"
+            listing = Listing(heading, entries[:MOST_ATTRIBUTED])
+            details.append(Details(summary, [listing]))
     return section_of("Loss spikes", details)
 
 
-def skipped_step(stage: str, report: SpikeReport) -> Part:
-    """A skipped step with its attributed documents."""
-    entries = []
-    for document in report.documents:
-        if document["id"] in report.suspects:
-            place = (str(document.get(key) or "") for key in ("source", "id"))
-            origin = describe_origin(document)
-            title: list[Inline] = [
-                Span(_loss(document["loss"]), "strong"),
-                f" {' '.join(filter(None, place))}",
-                f" · {origin}" if origin else "",
-            ]
-            excerpt = " ".join(str(document.get("text") or "").split())[:EXCERPT]
-            entries.append(Entry(title, excerpt))
-    number = len(set(report.suspects))
-    title_of_step = (
-        f"{stage}, step {report.step}: loss {_loss(report.loss)}, where "
-        f"{_loss(report.mean)} was usual; {number} attributed "
-        f"document{'s' * (number != 1)}"
-    )
-    heading = "Attributed documents: loss, source, id, where from, how judged"
-    return Details(title_of_step, [Listing(heading, entries[:MOST_ATTRIBUTED])])
+def _excerpt(text: object) -> str:
+    return " ".join(str(text or "").split())[:EXCERPT]
 
 
 def _loss(value: object) -> str:
     return "NaN or Inf" if value is None else f"{value:.3f}"
 
 
-SHARES = (
+FIGURES = (
+    (
+        "nats per token",
+        "How far the policy moved, and how free its choice is.",
+        {
+            "kl": "divergence from the start, nats per token",
+            "entropy": "entropy, nats per token",
+        },
+    ),
+    (
+        "tokens",
+        "Length of answers.",
+        {"completions/mean_length": "tokens per answer"},
+    ),
     (
         "share of answers",
         "Answers whose group has one and the same reward teach nothing.",
@@ -302,31 +298,15 @@ the record with their names.
 """
 
 
-def reinforcement(facts: Facts, name: str = "rl") -> Section | None:
+def reinforcement(facts: Facts, name: str = "rl") -> MaybeSection:
     """Rewards, the distance from the start, and answers before and after."""
     summary, record = facts.trained("rl"), facts.training.get("rl", ())
     rewards = reward_points(record)
     if "rl" not in facts.summaries or not rewards:
         return None
-    drift = {
-        "kl": "divergence from the start, nats per token",
-        "entropy": "entropy, nats per token",
-    }
-    lengths = {"completions/mean_length": "tokens per answer"}
-    figures = [
-        Figure(
-            curves(rewards, "step", "reward"),
-            "Mean rewards of the answers of each logged step.",
-        ),
-        Figure(
-            curves(points_of(record, drift), "step", "nats per token"),
-            "How far the policy moved, and how free its choice is.",
-        ),
-        Figure(
-            curves(points_of(record, lengths), "step", "tokens"), "Length of answers."
-        ),
-    ]
-    for label, caption, keys in SHARES:
+    caption = "Mean rewards of the answers of each logged step."
+    figures = [Figure(curves(rewards, "step", "reward"), caption)]
+    for label, caption, keys in FIGURES:
         points = points_of(record, keys)
         if points:
             figures.append(Figure(curves(points, "step", label), caption))
@@ -338,13 +318,22 @@ def reinforcement(facts: Facts, name: str = "rl") -> Section | None:
         ]
         for key, value in summary.first_rewards.items()
     ]
+    samples = []
+    for sample in summary.samples:
+        parts: list[Part] = [
+            Note(f"before: reward {sample.reward_before:.3f}"),
+            Text([Span(sample.before[:EXCERPT])]),
+            Note(f"after: reward {sample.reward:.3f}"),
+            Text([Span(sample.after[:EXCERPT])]),
+        ]
+        samples.append(Details(_excerpt(sample.prompt), parts))
     columns = {"reward": "", "first step": ".3f", "last step": ".3f"}
     return section_of(
         "Reinforcement learning",
         table(columns, rows),
-        Note(held_out_note(summary)),
+        held_out_note(summary),
         figures,
-        map(sample_of, summary.samples),
+        samples,
     )
 
 
@@ -391,17 +380,6 @@ def held_out_note(summary: TrainingSummary) -> str:
     )
 
 
-def sample_of(sample: RewardedSample) -> Part:
-    """A held-out prompt with its answers before and after."""
-    parts: list[Part] = [
-        Note(f"before: reward {sample.reward_before:.3f}"),
-        Text([Span(sample.before[:EXCERPT])]),
-        Note(f"after: reward {sample.reward:.3f}"),
-        Text([Span(sample.after[:EXCERPT])]),
-    ]
-    return Details(" ".join(sample.prompt.split())[:EXCERPT], parts)
-
-
 def reinforcement_details(facts: Facts, steps: Record) -> str:
     """Rewards at both ends, in training and on held-out prompts, for a line of the
     summary.
@@ -413,3 +391,81 @@ def reinforcement_details(facts: Facts, steps: Record) -> str:
         before, after = held_out.reward_before, held_out.reward
         lines.append(f"held out {before:.3f} -> {after:.3f}")
     return "\n".join(lines)
+
+
+EFFECT_COLUMNS = {"stage": "", "held out": "", "before": ">", "after": ">", "": ""}
+Effect: TypeAlias = tuple[str, str, str, str, str]
+"""Cells below EFFECT_COLUMNS: the training, the held-out data, both values, and a
+verdict.
+"""
+EFFECT_NOTE = (
+    "Text: bits per byte, before training those of the first batch. Answers: loss per "
+    "token of held-out conversations. Pairs: how often the chosen answer gains more "
+    "than the rejected one, where a coin has 50 %, with its 95 % interval."
+)
+
+
+def effect_rows(facts: Facts) -> list[Effect]:
+    """The effects of all trainings of a run."""
+    record = facts.training.get("pretrain", ())
+    validations = (
+        line["validation"] for line in reversed(record) if "validation" in line
+    )
+    validation = {
+        source: values["bits_per_byte"]
+        for source, values in next(validations, {}).items()
+        if "bits_per_byte" in values
+    }
+    first = next((line for line in record if "loss" in line), MetricsLine())
+    sources, averages = first.get("sources", {}), facts.trained("merge").sources
+    rows, merges = list[Effect](), list[Effect]()
+    for source, value in validation.items():
+        batch = sources.get(source, first).get("bits_per_byte")
+        rows += _loss_effect("pretrain", f"text of {source}", batch, value)
+        # An average of checkpoints replaces the end, also if it is worse.
+        if source in averages:
+            average = averages[source].bits_per_byte
+            merges += _loss_effect("merge", f"text of {source}", value, average)
+    rows += merges
+    for stage in ("sft", "reward", "dpo", "rl"):
+        if stage in facts.training:
+            rows += _tuning(stage, facts.trained(stage))
+    return rows
+
+
+def _loss_effect(
+    stage: str, held_out: str, before: float | None, after: float | None
+) -> Iterator[Effect]:
+    """A loss before and after; lower is better."""
+    if before is not None and after is not None:
+        change = "better" if after < before else "worse"
+        verdict = "the same" if after == before else change
+        yield stage, held_out, f"{before:.3f}", f"{after:.3f}", verdict
+
+
+def _tuning(stage: str, summary: TrainingSummary) -> Iterator[Effect]:
+    before = summary.held_out_before or HeldOut()
+    held_out = summary.held_out or HeldOut()
+    if stage == "sft":
+        yield from _loss_effect(stage, "answers", before.loss, held_out.loss)
+    accuracy = held_out.reward_accuracy_interval
+    if stage == "reward":
+        accuracy = summary.margins.right.get("held_out") if summary.margins else None
+    if accuracy is not None and stage in ("reward", "dpo"):
+        low, high = accuracy.low or 0.0, accuracy.high or 1.0
+        verdict = "not to be told from chance"
+        if low > 0.5 or high < 0.5:
+            verdict = "above chance" if low > 0.5 else "below chance"
+        pairs = f"{accuracy.units:,} pairs"
+        bounds = f"{verdict} ({low:.0%} to {high:.0%})"
+        yield stage, pairs, "50%", f"{accuracy.value:.0%}", bounds
+    gain = held_out.difference
+    if gain is not None and gain.low is not None and gain.high is not None:
+        verdict = f"within noise ({gain.low:+.3f} to {gain.high:+.3f})"
+        if gain.low == gain.high == 0:
+            verdict = "the same"
+        elif gain.low > 0 or gain.high < 0:
+            verdict = "better" if gain.low > 0 else "worse"
+        prompts = f"rewards of {summary.held_out_prompts:,} prompts"
+        rewards = f"{held_out.reward_before:.3f}", f"{held_out.reward:.3f}"
+        yield stage, prompts, *rewards, verdict

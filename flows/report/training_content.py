@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gristmill.flows.pages.page_elements import (
     Heading,
@@ -105,18 +106,27 @@ def training_content(session: Session) -> Page:
 
 
 def _general(session: Session, facts: Facts, groups: Sequence[Group]) -> Section:
+    manifest = session.manifest
     size = NOT_RECORDED
     if facts.packed is not None:
         tokens = sum(row.tokens for row in mixture_rows(facts))
         ranges = (name for most, name in SIZES if tokens < most)
         range_ = next(ranges, "more than 10 trillion tokens")
         size = f"{range_}: {tokens:,} in the mixture"
+    writers = [source.generate.model for source in manifest.generated_sources.values()]
+    writers += [examples.model for examples in manifest.examples.values()]
+    models = []
+    if manifest.model is not None and manifest.model.path:
+        models.append(f"continues {manifest.model.path}")
+    if writers:
+        names = sorted({str(model.model or model.folder) for model in writers})
+        models.append(f"text written by {', '.join(names)}")
     committed = [stage for stage in facts.stages if stage.seconds is not None]
     rows = [
         ["provider, authorised representative", OPEN],
-        ["model", session.manifest.name],
+        ["model", manifest.name],
         ["version", f"fingerprint {committed[-1].fingerprint} of its last stage"],
-        ["models that it depends on", _models(session)],
+        ["models that it depends on", "; ".join(models) or "none"],
         ["date of placement on the market", OPEN],
         ["modality", "text"],
         ["size of the training data", size],
@@ -125,58 +135,49 @@ def _general(session: Session, facts: Facts, groups: Sequence[Group]) -> Section
         read = facts.trained(name).tokens
         if read is not None:
             rows.append([f"tokens read by {name}", f"{read:,}"])
-    languages = [(group.language, group.bytes) for group in groups]
     rows += [
         ["documents kept", f"{sum(group.documents for group in groups):,}"],
-        ["languages", _most_frequent(languages)],
+        ["languages", _most_frequent("language", groups)],
         ["latest date of acquisition", OPEN],
         ["linguistic and demographic characteristics", OPEN],
     ]
     return Section("1. General information", [table({"": "", "value": ""}, rows)])
 
 
-def _models(session: Session) -> str:
-    """The models that the model continues, and those that wrote its texts."""
-    manifest = session.manifest
-    writers = [source.generate.model for source in manifest.generated_sources.values()]
-    writers += [examples.model for examples in manifest.examples.values()]
-    clauses = []
-    if manifest.model is not None and manifest.model.path:
-        clauses.append(f"continues {manifest.model.path}")
-    if writers:
-        names = sorted({str(model.model or model.folder) for model in writers})
-        clauses.append(f"text written by {', '.join(names)}")
-    return "; ".join(clauses) or "none"
-
-
 def _sources(session: Session, facts: Facts, groups: Sequence[Group]) -> list[Section]:
     manifest = session.manifest
     mixed = {row.source: [row.tokens, row.share] for row in mixture_rows(facts)}
     unmixed = [None, None]
-    crawled: list[str] = []
-    rows: dict[str, Sequence[object]] = {}
+    kinds: dict[str, list[Sequence[object]]] = {"set": [], "crawl": [], "model": []}
+    crawled = []
     for name in manifest.text_sources:
         own = [group for group in groups if group.source == name]
+        kind = "set"
         if name in manifest.document_sources:
             path = str(manifest.document_sources[name].path)
         else:
             parents = manifest.generated_sources[name].generate.parents
             path = f"from {', '.join(parents)}"
-        if name not in manifest.generated_sources and own:
-            is_crawled = all(group.addressed == group.documents for group in own)
-            crawled += [name] if is_crawled else []
-        rows[name] = [
-            name,
-            path,
-            sum(group.documents for group in own),
-            sum(group.bytes for group in own) / 1e6,
-            *mixed.get(name, unmixed),
-            _most_frequent([(group.language, group.bytes) for group in own]),
-            _most_frequent([(group.licence, group.bytes) for group in own]),
-        ]
+        if name in manifest.generated_sources:
+            kind = "model"
+        elif own and all(group.addressed == group.documents for group in own):
+            kind = "crawl"
+            crawled.append(name)
+        kinds[kind].append(
+            [
+                name,
+                path,
+                sum(group.documents for group in own),
+                sum(group.bytes for group in own) / 1e6,
+                *mixed.get(name, unmixed),
+                _most_frequent("language", own),
+                _most_frequent("licence", own),
+            ]
+        )
     for name, source in manifest.token_sources.items():
         use = [None, None, *mixed.get(name, unmixed), NOT_RECORDED]
-        rows[name] = [name, source.tokens, *use, source.licence or NOT_RECORDED]
+        licence = source.licence or NOT_RECORDED
+        kinds["set"].append([name, source.tokens, *use, licence])
     examples = [
         [
             name,
@@ -185,29 +186,21 @@ def _sources(session: Session, facts: Facts, groups: Sequence[Group]) -> list[Se
         ]
         for name, section in manifest.examples.items()
     ]
-    generated = [rows[name] for name in rows if name in manifest.generated_sources]
-    others = {*crawled, *manifest.generated_sources}
+    nothing = "Nothing that this manifest reads is written by a model."
     parts = flatten(
         [
             Heading("2.1 and 2.2 Data sets, public and private"),
-            table(
-                SOURCE_COLUMNS,
-                [row for name, row in rows.items() if name not in others],
-            ),
-            Note(
-                f"Whether each is public, who gave it, and under which terms: {OPEN}."
-            ),
+            table(SOURCE_COLUMNS, kinds["set"]),
+            f"Whether each is public, who gave it, and under which terms: {OPEN}.",
             Heading("2.3 Data crawled and scraped from online sources"),
-            table(SOURCE_COLUMNS, [rows[name] for name in crawled]),
+            table(SOURCE_COLUMNS, kinds["crawl"]),
             _domains(session, crawled),
             Heading("2.4 User data"),
-            Note(f"{OPEN.capitalize()}: gristmill has no such kind of source."),
+            f"{OPEN.capitalize()}: gristmill has no such kind of source.",
             Heading("2.5 Synthetic data"),
-            table(SOURCE_COLUMNS, generated),
+            table(SOURCE_COLUMNS, kinds["model"]),
             table({"examples for tuning": "", "written after": "", "by": ""}, examples),
-            None
-            if generated or examples
-            else Note("Nothing that this manifest reads is written by a model."),
+            None if kinds["model"] or examples else nothing,
         ]
     )
     # Examples of fine-tuning and preferences, and prompts, are training content too.
@@ -260,27 +253,29 @@ def _processing(session: Session, facts: Facts) -> Section:
             f"the list `{mix.exclude}`."
         )
     columns = {"read": ",", "kept": ",", "rules that dropped documents": ""}
-    parts: list[Part] = [
-        Heading("3.1 Reservations of rights (text and data mining opt-outs)"),
-        Note(taken_down),
-        Note(
+    parts = flatten(
+        [
+            Heading("3.1 Reservations of rights (text and data mining opt-outs)"),
+            taken_down,
             "How reservations of rights were found and respected when the data was "
-            f"collected: {OPEN}."
-        ),
-        Heading("3.2 Removal of illegal content, and all other steps"),
-        table({"stage": "", **columns}, rows),
-        Note(f"Measures against illegal content beyond these steps: {OPEN}."),
-    ]
+            f"collected: {OPEN}.",
+            Heading("3.2 Removal of illegal content, and all other steps"),
+            table({"stage": "", **columns}, rows),
+            f"Measures against illegal content beyond these steps: {OPEN}.",
+        ]
+    )
     return Section("3. Aspects of data processing", parts)
 
 
-def _most_frequent(sizes: Sequence[tuple[str | None, int]]) -> str:
+def _most_frequent(
+    column: Literal["language", "licence"], groups: Sequence[Group]
+) -> str:
     """Values with their share of the bytes, the most frequent first."""
-    by_value = Counter[str]()
-    for value, size in sizes:
-        by_value[NOT_RECORDED if value is None else value] += size
-    total = by_value.total() or 1
-    values = [f"{value} {size / total:.1%}" for value, size in ranked(by_value)]
+    sizes = Counter[str]()
+    for group in groups:
+        sizes[getattr(group, column) or NOT_RECORDED] += group.bytes
+    total = sizes.total() or 1
+    values = [f"{value} {size / total:.1%}" for value, size in ranked(sizes)]
     others = len(values) - MOST_LANGUAGES
     if others > 0:
         values[MOST_LANGUAGES:] = [f"and {others} more"]

@@ -18,7 +18,7 @@ import pytest
 from jinja2 import StrictUndefined
 
 from gristmill.flows.pages.column_glossary import MEANINGS
-from gristmill.flows.pages.histogram import draw_histogram, place_on_bins
+from gristmill.flows.pages.histogram import Binned, draw_histogram, place_on_bins
 from gristmill.flows.pages.markdown import markdown_page
 from gristmill.flows.pages.page_elements import (
     Bar,
@@ -66,7 +66,10 @@ def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
         place_on_bins(value, [0, 10, 20]) for value in (-1, 0, 5, 10, 15, 20, 99)
     ] == [0, 1, 1.5, 2, 2.5, 4, 4]
     drawn = draw_histogram(
-        [0, 10, 20], [0, 4, 2, 0], 12, "words", lambda low, high: f"/{low}-{high}"
+        Binned([0, 10, 20], [0, 4, 2, 0]),
+        12,
+        "words",
+        lambda low, high: f"/{low}-{high}",
     )
     assert drawn.cut == pytest.approx(600 * 2.2 / 4), (
         "12 lies a fifth into the third of four bins"
@@ -78,7 +81,7 @@ def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
         ("from 20: 0", 0, "/20-None"),
     ]
     assert drawn.labels == [(150, "0"), (300, "10"), (450, "20")]
-    assert draw_histogram([0, 10], [3, 0, 0], None, "words").bars == [
+    assert draw_histogram(Binned([0, 10], [3, 0, 0]), None, "words").bars == [
         Bar(0, 552, 140, "below 0: 3")
     ]
 

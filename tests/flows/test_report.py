@@ -23,6 +23,7 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.flows.orchestration.cards import document_lines, picture
+from gristmill.flows.pages.histogram import Binned
 from gristmill.flows.pages.page_elements import Note, Section
 from gristmill.flows.questions.find_documents import documents_of
 from gristmill.flows.questions.threshold_samples import Cut, CutSample
@@ -36,7 +37,6 @@ from gristmill.flows.report.document_sections import (
 from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.report_facts import (
-    DuplicatePair,
     Facts,
     duplicates_found,
     eaten_sources,
@@ -45,7 +45,6 @@ from gristmill.flows.report.report_facts import (
 )
 from gristmill.flows.report.run_report import costs, stage_sections
 from gristmill.flows.report.stage_summaries import (
-    Binned,
     StageCounts,
     Tokenized,
     read_as,
@@ -339,8 +338,8 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
     sizes, pairs = duplicates_found(inputs, "dedup")
     assert sizes == {"2": 1, "3-4": 1}
     assert pairs == [
-        DuplicatePair("jaccard", 0.7, dropped=ids[4], kept=ids[2]),
-        DuplicatePair("jaccard", 0.8, dropped=ids[3], kept=ids[2]),
+        ("jaccard", 0.7, (ids[4], ids[2])),
+        ("jaccard", 0.8, (ids[3], ids[2])),
     ], "neither equal texts nor uncompared ones are pairs"
     assert documents_of(inputs, [ids[4], ids[2], b"?" * 16], ["locator"]) == {
         ids[2]: {"id": ids[2], "locator": "2"},

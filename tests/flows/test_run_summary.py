@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from gristmill.dataprep.whatif_thresholds import Rule
-from gristmill.flows.report.before_after import EFFECT_COLUMNS, effect_rows
 from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.stage_summaries import StageCounts, read_as
 from gristmill.flows.report.terminal_summary import (
@@ -20,6 +19,7 @@ from gristmill.flows.report.terminal_summary import (
     looser_setting,
     print_losses,
 )
+from gristmill.flows.report.training import EFFECT_COLUMNS, effect_rows
 from tests.flows.rendered import facts_of
 
 SHARES = {"units": 60, "value": 0.7, "low": 0.57, "high": 0.8}

@@ -77,8 +77,6 @@ ALLOWED = {
     "whose summary it reads",
     "flows/report/document_sections.py": "each section of the page is about one "
     "stage, whose summary it reads",
-    "flows/report/before_after.py": "each line of its table is about one training, "
-    "whose summary it reads",
     "flows/report/evaluation.py": "each section of the page is about one stage, "
     "whose summary it reads",
     "flows/report/mixture.py": "each section of the page is about one stage, whose "
