@@ -4,7 +4,7 @@ model folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -171,7 +171,15 @@ def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     tasks = {name: summary for name, summary in summaries.items() if name != RED_TEAM}
     team = summaries.get(RED_TEAM, {"sets": {}, "worst": ()})
     rows, notes = [], []
-    for task, summary in _with_suite_tasks(tasks):
+    measured: dict[str, Mapping[str, Any]] = {}
+    for name, summary in tasks.items():
+        if "score" in summary:
+            of_suite = summary["tasks"]
+            measured |= of_suite
+            items = sum(task["items"] for task in of_suite.values())
+            summary = {"score": summary["score"], "items": items}
+        measured[name] = summary
+    for task, summary in measured.items():
         items = summary["items"]
         for metric, value in metric_values(summary):
             interval = None
@@ -217,16 +225,3 @@ def printed(value: float) -> str:
     perplexity of an untrained model.
     """
     return f"{value:.4f}" if abs(value) < LARGE else f"{value:.5g}"
-
-
-def _with_suite_tasks(
-    summaries: Mapping[str, Mapping[str, Any]],
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Name and metrics of each task, including tasks of suites, and of each suite."""
-    for name, summary in summaries.items():
-        if "score" in summary:
-            tasks = summary["tasks"]
-            yield from tasks.items()
-            items = sum(task["items"] for task in tasks.values())
-            summary = {"score": summary["score"], "items": items}
-        yield name, summary

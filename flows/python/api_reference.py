@@ -102,8 +102,17 @@ def _class(module: str, name: str, kind: type) -> Iterator[str]:
             else {}
         )
         yield _prose(kind.__doc__, types)
-    for attribute, annotation, text in _attributes(kind):
-        yield f"#### `{attribute}: {annotation}`\n\n{text}\n"
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    for statement, following in zip(tree.body, tree.body[1:], strict=False):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            text = inspect.cleandoc(str(following.value.value))
+            attribute = ast.unparse(statement).partition(" = ")[0]
+            yield f"#### `{attribute}`\n\n{text}\n"
     for member, value in _members(kind):
         yield from _function(member, value, "####")
 
@@ -117,23 +126,6 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
             or hasattr(value, "func")
         ):
             yield name, value
-
-
-def _attributes(kind: type) -> Iterator[tuple[str, str, str]]:
-    """Yield the attributes of a class that have a docstring."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(tree, ast.ClassDef)
-    for statement, following in zip(tree.body, tree.body[1:], strict=False):
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(following, ast.Expr)
-            and isinstance(following.value, ast.Constant)
-        ):
-            yield (
-                ast.unparse(statement.target),
-                ast.unparse(statement.annotation),
-                inspect.cleandoc(str(following.value.value)),
-            )
 
 
 def _function(name: str, value: Any, level: str) -> Iterator[str]:

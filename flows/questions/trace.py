@@ -5,13 +5,14 @@ difference of two trainings.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from gristmill.core.store import read_runs
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.llm.lineage import descendants, parents
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import (
@@ -116,7 +117,7 @@ def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, i
 
 
 def documents_of_rows(
-    packed: PackedSet, inputs: Mapping[str, Path], rows: np.ndarray
+    packed: PackedSet, inputs: Inputs, rows: np.ndarray
 ) -> list[RowDocument]:
     """Describe the documents in some rows, most tokens first."""
     pieces = packed.pieces(rows)

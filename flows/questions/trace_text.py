@@ -10,13 +10,13 @@ maximal passages, longest first.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gristmill.dataprep.documents import Inputs
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.trace import describe_reading
 from gristmill.flows.questions.trace_tables import (
@@ -131,7 +131,7 @@ def find_spans(index: OpenIndex, tokenizer: Any, text: str) -> list[Span]:
 def _describe_places(
     session: Session,
     packed: PackedSet,
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     places: Sequence[int],
 ) -> dict[int, TextPlace]:
     """Return place -> its document as far as known, and the steps that read the row."""

@@ -336,7 +336,20 @@ def differences(manifest: OutputManifest, node: Node) -> dict[str, list[str]]:
         if changed_code := _changed_code(old, new):
             code += changed_code
         elif last == "listing":
-            listing = _changed_files(old, new)
+            old_files, new_files = (
+                {file["path"]: (file["size"], file["stamp"]) for file in side}
+                if isinstance(side, list)
+                else {}
+                for side in (old, new)
+            )
+            common = old_files.keys() & new_files.keys()
+            counts = {
+                "new": len(new_files) - len(common),
+                "gone": len(old_files) - len(common),
+                "changed": sum(old_files[path] != new_files[path] for path in common),
+            }
+            changes = [f"{count} {kind}" for kind, count in counts.items() if count]
+            listing = ", ".join(changes) or "in another order"
             files.append(f"{section} ({listing})")
         else:
             config.append(describe_change(key, old, new))
@@ -410,21 +423,3 @@ def describe_change(key: str, old: Any, new: Any) -> str:
     if is_long or isinstance(old if before else new, Mapping | list):
         return text
     return f"{text}: {before or after}"
-
-
-def _changed_files(old: Any, new: Any) -> str:
-    """Summarize the difference of two listings: `2 new, 1 gone, 3 changed`."""
-    before, after = (
-        {file["path"]: (file["size"], file["stamp"]) for file in files}
-        if isinstance(files, list)
-        else {}
-        for files in (old, new)
-    )
-    common = before.keys() & after.keys()
-    counts = {
-        "new": len(after) - len(common),
-        "gone": len(before) - len(common),
-        "changed": sum(before[path] != after[path] for path in common),
-    }
-    changes = [f"{count} {kind}" for kind, count in counts.items() if count]
-    return ", ".join(changes) or "in another order"

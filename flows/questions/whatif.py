@@ -330,7 +330,15 @@ def thresholds(session: Session) -> list[Threshold]:
         for shard in shard_names(inputs[INGEST]):
             verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
             for count, rule in zip(counts, rules, strict=True):
-                count += _count_failures(rule, verdicts)
+                tally, failed = verdicts.tallies[rule.label], verdicts.failed
+                # Documents dropped for a reason other than a threshold stay dropped.
+                judged = verdicts.keep | np.any(list(failed.values()), axis=0)
+                judged &= ~failed[rule.of_step(rule.unless)] if rule.unless else True
+                count[:3] += len(verdicts.rows), tally.failing, tally.only
+                for place, bound in enumerate(_neighbours(rule), 3):
+                    values = verdicts.columns[rule.statistic]
+                    fails = values > bound if rule.side == "max" else values < bound
+                    count[place] += (fails & judged).sum()
         for rule, (seen, failing, only, *beside) in zip(
             rules, counts.tolist(), strict=True
         ):
@@ -359,22 +367,6 @@ def _neighbours(rule: Rule) -> tuple[float, ...]:
     step = max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
     bounds = round(rule.bound - step, 10), round(rule.bound + step, 10)
     return bounds if rule.side == "min" else bounds[::-1]
-
-
-def _count_failures(rule: Rule, verdicts: Verdicts) -> list[int]:
-    """Count the documents of a shard that the stage saw, that fail the rule, that fail
-    it alone, and that fail its looser and its stricter neighbour.
-    """
-    tally, failed = verdicts.tallies[rule.label], verdicts.failed
-    # Documents dropped for a reason other than a threshold stay dropped.
-    judged = verdicts.keep | np.any(list(failed.values()), axis=0)
-    judged &= ~failed[rule.of_step(rule.unless)] if rule.unless else True
-    counts = [len(verdicts.rows), tally.failing, tally.only]
-    for bound in _neighbours(rule):
-        values = verdicts.columns[rule.statistic]
-        fails = values > bound if rule.side == "max" else values < bound
-        counts.append(int((fails & judged).sum()))
-    return counts if len(counts) > 3 else [*counts, 0, 0]
 
 
 def _replayable(

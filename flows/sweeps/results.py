@@ -339,7 +339,27 @@ def analyse(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> SweepResults:
             "a bug: please report it"
         )
     target = sweep.target
-    mixtures = [_summarise(outcome, target) for outcome in trained]
+    mixtures = []
+    for outcome in trained:
+        seed_values = [
+            {**proxy.bits_per_byte, **proxy.tasks} for proxy in outcome.proxies
+        ]
+        objectives = [
+            sum(share * values[name] for name, share in target.items() if share)
+            for values in seed_values
+        ]
+        mixtures.append(
+            MeasuredMixture(
+                outcome.mixture,
+                outcome.weights,
+                outcome.proxies,
+                {
+                    name: _spread([values[name] for values in seed_values])
+                    for name in seed_values[0]
+                },
+                _spread(objectives),
+            )
+        )
     results = SweepResults(
         sweep.seeds,
         sweep.overrides,
@@ -385,24 +405,6 @@ def limits_of(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> Weights:
         if sweep.tokens and name in supply:
             limits[name] = min(1.0, supply[name] / sweep.tokens)
     return limits
-
-
-def _summarise(outcome: MixtureOutcome, target: Weights) -> MeasuredMixture:
-    seed_values = [{**proxy.bits_per_byte, **proxy.tasks} for proxy in outcome.proxies]
-    objectives = [
-        sum(share * values[name] for name, share in target.items() if share)
-        for values in seed_values
-    ]
-    return MeasuredMixture(
-        outcome.mixture,
-        outcome.weights,
-        outcome.proxies,
-        {
-            name: _spread([values[name] for values in seed_values])
-            for name in seed_values[0]
-        },
-        _spread(objectives),
-    )
 
 
 def _spread(values: Sequence[float]) -> Spread:
