@@ -264,7 +264,16 @@ def _models_at(location: Location) -> list[Any]:
         else:
             # A part that is not a key is the kind that pydantic names for one of
             # several models.
-            models = [model for model in models if part in _kinds_of(model)] or models
+            kinds = [
+                model
+                for model in models
+                if part == getattr(model, "TAG", None)
+                or (
+                    "kind" in model.model_fields
+                    and part in get_args(model.model_fields["kind"].annotation)
+                )
+            ]
+            models = kinds or models
     return models
 
 
@@ -275,8 +284,3 @@ def models_in(annotation: Any) -> list[Any]:
     if get_origin(annotation) is None:
         return []
     return [model for inner in get_args(annotation) for model in models_in(inner)]
-
-
-def _kinds_of(model: Any) -> tuple[Any, ...]:
-    kind = model.model_fields.get("kind")
-    return (getattr(model, "TAG", None),) if kind is None else get_args(kind.annotation)

@@ -25,11 +25,8 @@ from gristmill.flows.cli.completion import complete_manifest
 
 if TYPE_CHECKING:
     from gristmill.flows.authoring.try_function import (
-        CountedColumn,
-        NumberColumn,
         ReaderTrial,
         StepTrial,
-        Whole,
     )
 
 SHOWN_CHARACTERS = 200
@@ -182,6 +179,7 @@ def try_(
 def show(trial: StepTrial | ReaderTrial, workers: int) -> None:
     """Print the effect of a function, in lines that fit a narrow terminal."""
     from gristmill.flows.authoring.try_function import ReaderTrial
+    from gristmill.flows.questions.status import duration
     from gristmill.flows.running.terminal import plain_console
 
     if isinstance(trial, ReaderTrial):
@@ -200,16 +198,35 @@ def show(trial: StepTrial | ReaderTrial, workers: int) -> None:
     if count:
         rate = count / max(trial.seconds, 1e-9)
         console.print(f"\n{rate:,.0f} {unit} per second in one process")
-        console.print(_time_of_all(trial.whole, unit, workers))
+        whole = trial.whole
+        if whole.seconds is None:
+            console.print(f"the total number of {unit} is unknown")
+            return
+        time = "less than a second"
+        if whole.seconds >= 1:
+            time = duration(whole.seconds)
+            if workers > 1:
+                time += f", with {workers} workers {duration(whole.seconds / workers)}"
+        about = "" if whole.is_exact else "about "
+        console.print(f"all {about}{whole.documents:,} would take {time}")
 
 
 def _step_lines(trial: StepTrial) -> Iterator[str]:
     from gristmill.flows.authoring.try_function import NumberColumn
 
     for name, column in trial.columns.items():
-        yield f"\ncolumn {name}: {_distribution(column)}"
+        missing = f", {column.missing:,} missing" if column.missing else ""
         if isinstance(column, NumberColumn):
+            yield (
+                f"\ncolumn {name}: {_value(column.min)} to {_value(column.max)}, median "
+                f"{_value(column.median)}{missing}"
+            )
             yield f"  {column.bars}"
+            continue
+        counts = [f"{_value(value)} {n:,}" for value, n in column.values.items()]
+        if column.others:
+            counts.append(f"others {column.others:,}")
+        yield f"\ncolumn {name}: {', '.join(counts)}{missing}"
     edits = trial.edits
     if edits is not None:
         yield (
@@ -254,22 +271,6 @@ def _reader_lines(trial: ReaderTrial) -> Iterator[str]:
         yield f"  record {failure.record}: {failure.error}"
 
 
-def _distribution(column: CountedColumn | NumberColumn) -> str:
-    from gristmill.flows.authoring.try_function import CountedColumn
-
-    missing = f", {column.missing:,} missing" if column.missing else ""
-    if isinstance(column, CountedColumn):
-        counts = ", ".join(
-            f"{_value(value)} {number:,}" for value, number in column.values.items()
-        )
-        other_values = f", others {column.others:,}" if column.others else ""
-        return counts + other_values + missing
-    return (
-        f"{_value(column.min)} to {_value(column.max)}, median "
-        f"{_value(column.median)}{missing}"
-    )
-
-
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -280,18 +281,3 @@ def _short(text: str, limit: int = SHOWN_CHARACTERS) -> str:
     """Return the beginning of a text, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[:limit]}..."
-
-
-def _time_of_all(whole: Whole, unit: str, workers: int) -> str:
-    from gristmill.flows.questions.status import duration
-
-    if whole.seconds is None:
-        return f"the total number of {unit} is unknown"
-    about = "" if whole.is_exact else "about "
-    if whole.seconds < 1:
-        time = "less than a second"
-    else:
-        time = duration(whole.seconds)
-        if workers > 1:
-            time += f", with {workers} workers {duration(whole.seconds / workers)}"
-    return f"all {about}{whole.documents:,} would take {time}"

@@ -11,7 +11,6 @@ from gristmill.core.secrets import mask_text
 from gristmill.flows.orchestration.cards import run_card
 from gristmill.flows.orchestration.parameters import (
     RefusedError,
-    SecretParameterError,
     without_secrets,
 )
 from gristmill.flows.report.report_server import report_link
@@ -47,7 +46,8 @@ def publishing_refusal(manifest: str) -> Iterator[None]:
         yield
     except Exception as error:
         refusal = without_secrets(error)
-        if isinstance(error, _user_errors()):
+        is_ours = type(error).__module__.startswith("gristmill.")
+        if is_ours or isinstance(error, FileNotFoundError):  # as on the command line
             refusal = RefusedError(str(refusal))
         try:
             card = (
@@ -78,25 +78,6 @@ def _is_not_of_failed_run(record: logging.LogRecord) -> bool:
     from prefect.exceptions import FailedRun
 
     return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    """Errors in opening a manifest that the user can fix, as on the command line."""
-    from gristmill.core.store import StoreLocationError
-    from gristmill.dataprep.reading.sources import SourceError
-    from gristmill.flows.stages.plan import UnknownStageError
-    from gristmill.flows.sweeps.grid import SweepError
-    from gristmill.mixtures.load import ManifestError
-
-    return (
-        ManifestError,
-        SourceError,
-        UnknownStageError,
-        StoreLocationError,
-        SweepError,
-        SecretParameterError,
-        FileNotFoundError,
-    )
 
 
 def publish_run(session: Session, event: RunEvent) -> None:

@@ -46,6 +46,7 @@ def recipe_of(manifest: Manifest, section: Documents) -> Recipe:
     import yaml
 
     from gristmill.core.secrets import mask_secrets
+    from gristmill.mixtures.base import outside_paths
     from gristmill.mixtures.user_code import own_functions
 
     sections = manifest.model_dump(
@@ -56,7 +57,21 @@ def recipe_of(manifest: Manifest, section: Documents) -> Recipe:
         for name, step in manifest.steps.items()
     ]
     code: dict[str, str] = {}
-    replacements = dict(_relative_paths(manifest))
+    # Local paths are relative to their common folder: a card does not reveal the
+    # machine, and a recipe does not change with the folder.
+    replacements = {
+        location: str(path)
+        for location, path in outside_paths(manifest)
+        if location[0] in SHAPING
+    }
+    local = {
+        location: path
+        for location, path in replacements.items()
+        if Path(path).is_absolute()
+    }
+    common = os.path.commonpath([Path(path).parent for path in local.values()] or "/")
+    for location, path in local.items():
+        replacements[location] = os.path.relpath(path, common)
     for location, function in own_functions(manifest):
         replacements[location] = (
             f"./{function.file}:{function.name}"
@@ -94,31 +109,6 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, name)
         elif value not in (None, [], {}):
             yield name, value
-
-
-def _relative_paths(manifest: Manifest) -> Problems:
-    """Yield the outside paths of the shaping sections; local ones are relative to their
-    common folder.
-
-    Therefore a card does not reveal the machine, and a recipe does not change with the
-    folder.
-    """
-    from gristmill.mixtures.base import outside_paths
-
-    paths = [
-        (location, str(path))
-        for location, path in outside_paths(manifest)
-        if location[0] in SHAPING
-    ]
-    local_folders = [
-        str(Path(path).parent) for _, path in paths if Path(path).is_absolute()
-    ]
-    common_folder = os.path.commonpath(local_folders) if local_folders else ""
-    for location, path in paths:
-        yield (
-            location,
-            os.path.relpath(path, common_folder) if Path(path).is_absolute() else path,
-        )
 
 
 def _put(value: Any, location: Sequence[str | int], new: Any) -> None:

@@ -10,7 +10,7 @@ paths) are not in any fingerprint.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -228,9 +228,25 @@ def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str]) -> str:
 
 def _placed(manifest: Manifest) -> list[_Placed]:
     """Return all stages, each after those that it needs, and otherwise in the order of
-    the registry.
+    the registry, with the steps of `prepare` in the manifest's order after ingest.
     """
-    waiting = list(_listed(manifest))
+    waiting: list[_Placed] = []
+    for stage in STAGES.values():
+        if stage.step is not None:
+            continue
+        parts = {stage.name: manifest}
+        if stage.instances is not None:
+            parts = dict(stage.instances(manifest))
+        waiting += [
+            _Placed(name, stage, stage.needs(part), partial(stage.configure, part))
+            for name, part in parts.items()
+        ]
+        before = [INGEST]
+        for name, step in manifest.steps.items() if stage.name == INGEST else ():
+            kind, section = STAGES[step.stage], step.config
+            configure = partial(step_recipe, kind, section, manifest)
+            waiting.append(_Placed(name, kind, tuple(before), configure, section))
+            before.append(name)
     placed: list[_Placed] = []
     while waiting:
         names = {entry.name for entry in waiting}
@@ -242,34 +258,3 @@ def _placed(manifest: Manifest) -> list[_Placed]:
         waiting.remove(ready)
         placed.append(ready)
     return placed
-
-
-def _listed(manifest: Manifest) -> Iterator[_Placed]:
-    """Yield all stages in the order of the registry, with the steps of `prepare` in the
-    manifest's order after ingest.
-    """
-    for stage in STAGES.values():
-        if stage.step is not None:
-            continue
-        instances = (
-            {stage.name: manifest}
-            if stage.instances is None
-            else stage.instances(manifest)
-        )
-        for name, part in instances.items():
-            yield _Placed(
-                name, stage, stage.needs(part), partial(stage.configure, part)
-            )
-        if stage.name != INGEST:
-            continue
-        before = [INGEST]
-        for name, step in manifest.steps.items():
-            step_stage = STAGES[step.stage]
-            yield _Placed(
-                name,
-                step_stage,
-                tuple(before),
-                partial(step_recipe, step_stage, step.config, manifest),
-                step.config,
-            )
-            before.append(name)
