@@ -242,7 +242,7 @@ def measure_sample(
     duplicates = None
     if DUPLICATES in ready:
         duplicates = find_duplicates(rows["text"].combine_chunks())
-    shown = rows.take(evenly_spaced(range(len(rows)), SHOWN_DOCUMENTS)).to_pylist()
+    examples = rows.take(evenly_spaced(range(len(rows)), SHOWN_DOCUMENTS)).to_pylist()
     return MeasuredSample(
         SampleSize(
             len(rows),
@@ -270,7 +270,7 @@ def measure_sample(
                 len(row["text"]),
                 row["text"][:SHOWN_CHARACTERS],
             )
-            for row in shown
+            for row in examples
         ],
         time.monotonic() - started,
     )

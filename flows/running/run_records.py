@@ -141,10 +141,10 @@ class RunRecord:
             match event:
                 case StageFinished(outcome=outcome):
                     # Later stages may have new identities.
-                    begun = {"how", "started", "error"}
+                    state_keys = {"how", "started", "error"}
                     stages = self.content["stages"]
                     for name, later in self.plan.items():
-                        if begun.isdisjoint(stages[name]):
+                        if state_keys.isdisjoint(stages[name]):
                             stages[name] = _names_of(later)
                     entry = _names_of(self.plan[outcome.stage])
                     entry |= {
