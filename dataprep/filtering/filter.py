@@ -8,9 +8,10 @@ has its own name, `de/gopher_quality/min_words`; general rules keep theirs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NotRequired
 
@@ -174,7 +175,19 @@ def filter_shard(
         histograms_by_source=histograms_by_source,
     )
     if section.by_language:
-        result["by_language"] = _count_by_entry(judged_documents)
+        entries = [entry or UNLISTED for entry in judged_documents.entries]
+        outcomes = zip(
+            entries, judged_documents.reasons, judged_documents.errors, strict=True
+        )
+        kept = Counter(
+            entry
+            for entry, reason, error in outcomes
+            if reason is None and error is None
+        )
+        result["by_language"] = {
+            entry: {"read": number, "kept": kept[entry]}
+            for entry, number in Counter(entries).items()
+        }
     return Done([out / task.name], result)
 
 
@@ -277,35 +290,15 @@ def entries_of(rows: pa.Table, section: Filter) -> np.ndarray:
         str(parse_label(language)): language for language in section.by_language
     }
     fallback = GENERAL_RULES if section.unlisted == "general" else None
-    entry_of_language: dict[tuple[str | None, str | None], str | None] = {}
-    entries = np.full(len(rows), None, object)
-    for row, language in enumerate(
-        zip(rows["language"].to_pylist(), rows["script"].to_pylist(), strict=True)
-    ):
-        if language not in entry_of_language:
-            code, script = language
-            match = (
-                None
-                if code is None
-                else best_match(Language(code, script or ""), entry_of_label)
-            )
-            entry_of_language[language] = fallback if match is None else match
-        entries[row] = entry_of_language[language]
-    return entries
 
+    @cache
+    def entry_of(code: str | None, script: str | None) -> str | None:
+        if code is None:
+            return fallback
+        return best_match(Language(code, script or ""), entry_of_label) or fallback
 
-def _count_by_entry(judged: Judged) -> dict[str, dict[str, int]]:
-    """Return the number of documents that each entry's rules read and kept."""
-    counts_by_entry: dict[str, dict[str, int]] = {}
-    for entry, reason, error in zip(
-        judged.entries, judged.reasons, judged.errors, strict=True
-    ):
-        entry_counts = counts_by_entry.setdefault(
-            entry or UNLISTED, {"read": 0, "kept": 0}
-        )
-        entry_counts["read"] += 1
-        entry_counts["kept"] += reason is None and error is None
-    return counts_by_entry
+    languages = map(entry_of, rows["language"].to_pylist(), rows["script"].to_pylist())
+    return np.array(list(languages), object)
 
 
 def rules(

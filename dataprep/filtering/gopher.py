@@ -30,7 +30,7 @@ every threshold (`thresholds.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
@@ -44,11 +44,10 @@ from gristmill.dataprep.filtering import (
     gopher_dolma,
     gopher_redpajama,
 )
-from gristmill.dataprep.filtering.gopher_words import Texts, cut_words, stop_words_of
+from gristmill.dataprep.filtering.gopher_words import cut_words, stop_words_of
 from gristmill.dataprep.filtering.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
 from gristmill.dataprep.filtering.rule_sets import RuleSet
 from gristmill.dataprep.text.kernels import text_buffers
-from gristmill.dataprep.text.unicode_tables import code_point_flags, lower_case
 from gristmill.dataprep.words.language_words import language_names, language_words
 from gristmill.mixtures.steps.rules import (
     Dialect,
@@ -110,15 +109,19 @@ def measure(rows: pa.Table, *sections: GopherQuality | GopherRepetition) -> Colu
         statistic -> int64 or float64 of shape (n,).
     """
     passes = [list(sections)]
-    if not counted_alike(sections[0], sections[-1]):
+    if any(
+        getattr(sections[0], name) != getattr(sections[-1], name)
+        for name in GopherRules.model_fields
+    ):
         passes = [[section] for section in sections]
     columns: Columns = {}
     for counted in passes:
         quality = [item for item in counted if isinstance(item, GopherQuality)]
+        by_script = counted[0].words == "language"
         columns |= statistics(
             rows["text"],
             counted[0],
-            _languages(rows, counted[0]),
+            language_names(rows) if by_script else rows["language"].to_pylist(),
             quality=bool(quality),
             repetition=len(counted) > len(quality),
             stop_words=quality[0].stop_words if quality else None,
@@ -127,21 +130,6 @@ def measure(rows: pa.Table, *sections: GopherQuality | GopherRepetition) -> Colu
 
 
 RULE_SET = RuleSet(measure, ("language", "script"), {"mean_word_length": LENGTH_EDGES})
-
-
-def _languages(rows: pa.Table, counting: GopherRules) -> list[str | None]:
-    codes: list[str | None] = rows["language"].to_pylist()
-    return language_names(rows) if counting.words == "language" else codes
-
-
-def counted_alike(first: GopherRules, second: GopherRules) -> bool:
-    """Return True if two rule sets need the same counting, so that one pass serves
-    both.
-    """
-    return all(
-        getattr(first, name) == getattr(second, name)
-        for name in GopherRules.model_fields
-    )
 
 
 def statistics(
@@ -172,8 +160,6 @@ def statistics(
             without what it needs.
     """
     data, offsets = text_buffers(texts)
-    if counting.dialect == "dclm" and stop_words is not None:  # DCLM ignores case
-        stop_words = tuple(word.lower() for word in stop_words)
     num_texts = len(offsets) - 1
     text_languages = (
         [counting.language] * num_texts
@@ -184,76 +170,32 @@ def statistics(
     repetition_values = np.zeros(
         (num_texts if repetition else 0, len(REPETITION_STATISTICS))
     )
-    for rows in _batches(offsets):
-        _measure(
-            data,
-            offsets[rows.start : rows.stop + 1],
-            counting,
-            text_languages[rows],
-            quality_values[rows],
-            repetition_values[rows],
-            stop_words,
-        )
+    without_list, unspaced = np.zeros((2, num_texts), bool)
+    begin = 0
+    while begin < num_texts:
+        last = np.searchsorted(offsets, offsets[begin] + BATCH_BYTES, side="right") - 1
+        rows = slice(begin, min(max(int(last), begin + 1), num_texts))
+        bounds, codes = offsets[begin : rows.stop + 1], text_languages[rows]
+        values = quality_values[rows], repetition_values[rows]
+        begin = rows.stop
+        if counting.words == "language":
+            words = language_words(data, bounds, codes)
+        else:
+            words = cut_words(data, bounds, counting, codes)
+        # DCLM ignores case
+        listed = stop_words_of(codes, stop_words, counting.dialect == "dclm")
+        if counting.dialect in _MEASURES_OF_TWO_CUTS:
+            measure_texts = _MEASURES_OF_TWO_CUTS[counting.dialect]
+            measure_texts(words, counting, codes, listed, *values)
+        else:
+            _MEASURES[counting.dialect](words, listed, *values)
+        without_list[rows], unspaced[rows] = listed.languages < 0, words.per_word > 1
     columns: Columns = {}
     if quality:
         columns |= zip(QUALITY_STATISTICS, quality_values.T.copy())
         columns["words"] = columns["words"].astype(np.int64)
+        columns["stop_words"][without_list] = np.nan
+        columns["mean_word_length"][unspaced] = np.nan
     if repetition:
         columns |= zip(REPETITION_STATISTICS, repetition_values.T.copy())
     return columns
-
-
-def _batches(offsets: np.ndarray) -> Iterator[slice]:
-    begin, number = 0, len(offsets) - 1
-    while begin < number:
-        end = (
-            int(np.searchsorted(offsets, offsets[begin] + BATCH_BYTES, side="right"))
-            - 1
-        )
-        end = min(max(end, begin + 1), number)
-        yield slice(begin, end)
-        begin = end
-
-
-def _measure(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    counting: GopherRules,
-    languages: Sequence[str | None],
-    quality: np.ndarray,
-    repetition: np.ndarray,
-    custom_stop_words: tuple[str, ...] | None,
-) -> None:
-    """Write the rows of a batch; an array of length 0 is not written."""
-    if counting.words == "language":
-        segmented = language_words(data, offsets, languages)
-        texts = Texts(
-            segmented.data,
-            segmented.offsets,
-            code_point_flags(),
-            segmented.words,
-            segmented.places,
-            np.ones(len(languages), np.uint8),
-        )
-    else:
-        texts = Texts(
-            data,
-            offsets,
-            code_point_flags(),
-            *cut_words(data, offsets, counting, languages),
-        )
-    stop_words = stop_words_of(languages, custom_stop_words)
-    if counting.dialect in _MEASURES_OF_TWO_CUTS:
-        measure = _MEASURES_OF_TWO_CUTS[counting.dialect]
-        measure(texts, counting, languages, stop_words, quality, repetition)
-    else:
-        _MEASURES[counting.dialect](
-            texts, stop_words, lower_case(), quality, repetition
-        )
-    if len(quality):
-        quality[stop_words.languages < 0, QUALITY_STATISTICS.index("stop_words")] = (
-            np.nan
-        )
-        quality[texts.per_word > 1, QUALITY_STATISTICS.index("mean_word_length")] = (
-            np.nan
-        )

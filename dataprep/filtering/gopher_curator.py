@@ -30,7 +30,6 @@ import numpy as np
 
 from gristmill.dataprep.filtering.gopher_words import (
     StopWords,
-    Texts,
     count_flag,
     find_stop_words,
     share,
@@ -56,6 +55,7 @@ from gristmill.dataprep.text.hashing import first_bytes, load64
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import count_code_points, strip
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC_PROPERTY
+from gristmill.dataprep.words.tokenise_words import CutTexts
 
 BULLETS = np.array([ord(mark) for mark in "•‣⁃⁌⁍∙○●◘◦⦾⦿"], np.uint32)
 ELLIPSES = ("...", "[...]", "…", "(...)", "[…]", "-»", "read more..", "read more")
@@ -65,9 +65,8 @@ _MARK_ENDS = np.cumsum([0, *(len(mark.encode()) for mark in ELLIPSES)]).astype(n
 
 @kernel
 def measure(
-    texts: Texts,
+    texts: CutTexts,
     stop_words: StopWords,
-    lower: np.ndarray,
     quality: np.ndarray,
     repetition: np.ndarray,
 ) -> None:
@@ -80,9 +79,6 @@ def measure(
         lines, line_ends = drop_blank(data, lines, line_ends, texts.flags, False)
         if len(quality):
             row = quality[text]
-            occurrences, _ = find_stop_words(
-                data, starts, ends, chars, stop_words, text, lower[:0]
-            )
             symbols, bullets, ellipses = 0, 0, 0
             for word in range(len(starts)):
                 symbols += _is_symbol(data, starts[word], ends[word], chars[word])
@@ -98,7 +94,7 @@ def measure(
             row[5] = share(
                 count_flag(word_flags, ALPHABETIC_PROPERTY), len(starts), 0.0
             )
-            row[6] = occurrences
+            row[6], _ = find_stop_words(texts, text, stop_words)
         if len(repetition):
             row = repetition[text]
             row[0], row[1] = _later_copies(data, lines, line_ends)
@@ -106,9 +102,7 @@ def measure(
                 data, begin, end, EACH_TWO_NEWLINES
             )
             row[2], row[3] = _later_copies(data, paragraphs, paragraph_ends)
-            _ngram_shares(
-                data, begin, end, starts, ends, chars, texts.per_word[text], row[4:]
-            )
+            _ngram_shares(texts, text, row[4:])
 
 
 @kernel
@@ -155,16 +149,10 @@ def _later_copies(
 
 
 @kernel
-def _ngram_shares(
-    data: np.ndarray,
-    begin: int,
-    end: int,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    chars: np.ndarray,
-    per_word: int,
-    shares: np.ndarray,
-) -> None:
+def _ngram_shares(texts: CutTexts, text: int, shares: np.ndarray) -> None:
+    data, per_word = texts.data, texts.per_word[text]
+    begin, end = texts.offsets[text], texts.offsets[text + 1]
+    starts, ends, chars, _ = text_words(texts, text)
     total = count_code_points(data, begin, end)
     at, group, copies = repeated_words(data, starts, ends)
     size, spaces = 1, 1 if per_word == 1 else 0
@@ -183,8 +171,17 @@ def _ngram_shares(
                 data, starts[top : top + size], ends[top : top + size], spaces
             )
             shares[n - 2] = length * count_occurrences(data, begin, end, joined) / total
-        else:
-            shares[n - 2] = _duplicate_chars(at, group, chars, size, spaces) / total
+            continue
+        duplicated, last, next_group = 0, -size, 0
+        for step in range(len(at)):
+            if group[step] == next_group:  # the first copy
+                next_group += 1
+                continue
+            overlap = max(size - (at[step] - last), 0)
+            duplicated += chars[at[step] + overlap : at[step] + size].sum()
+            duplicated += spaces * min(size - overlap, size - 1)
+            last = at[step]
+        shares[n - 2] = duplicated / total
 
 
 @kernel
@@ -245,20 +242,3 @@ def count_occurrences(
         if matched == len(pattern):
             count, matched = count + 1, 0
     return count
-
-
-@kernel
-def _duplicate_chars(
-    at: np.ndarray, group: np.ndarray, chars: np.ndarray, n: int, spaces: int
-) -> int:
-    total, last, next_group = 0, -n, 0
-    for step in range(len(at)):
-        if group[step] == next_group:  # the first copy
-            next_group += 1
-            continue
-        overlap = max(n - (at[step] - last), 0)
-        total += chars[at[step] + overlap : at[step] + n].sum() + spaces * min(
-            n - overlap, n - 1
-        )
-        last = at[step]
-    return total

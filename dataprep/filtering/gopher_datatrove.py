@@ -36,11 +36,13 @@ from __future__ import annotations
 import numpy as np
 
 from gristmill.dataprep.filtering.gopher_words import (
+    DOTS,
+    ELLIPSIS,
+    HASH,
     StopWords,
-    Texts,
     count_ellipses,
     count_flag,
-    count_hashes,
+    count_marked_lines,
     find_stop_words,
     share,
     text_words,
@@ -48,10 +50,8 @@ from gristmill.dataprep.filtering.gopher_words import (
 from gristmill.dataprep.filtering.lines_and_sentences import (
     NEWLINE_RUNS,
     TWO_NEWLINE_RUNS,
-    ends_with,
     split_lines,
     split_segments,
-    starts_with,
 )
 from gristmill.dataprep.filtering.repetition import (
     DUPLICATE_NGRAMS,
@@ -67,96 +67,58 @@ from gristmill.dataprep.filtering.repetition import (
 )
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import count_code_points, strip
+from gristmill.dataprep.text.swar import count_byte
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, CONTENT
+from gristmill.dataprep.words.tokenise_words import CutTexts
 
 BULLETS = np.array([ord(mark) for mark in "•-"], np.uint32)
-DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), np.uint8)
 
 
 @kernel
 def measure(
-    texts: Texts,
+    texts: CutTexts,
     stop_words: StopWords,
-    lower: np.ndarray,
     quality: np.ndarray,
     repetition: np.ndarray,
 ) -> None:
     """Measure n texts; the arguments are those of `gopher_dclm.measure`."""
+    data = texts.data
     for text in range(len(texts.offsets) - 1):
         begin, end = texts.offsets[text], texts.offsets[text + 1]
-        starts, ends, chars, word_flags = text_words(texts, text)
-        if len(quality):
-            _quality(
-                texts,
-                text,
-                starts,
-                ends,
-                chars,
-                word_flags,
-                stop_words,
-                lower,
-                quality[text],
-            )
         if len(repetition) and begin == end:
             repetition[text, :] = 1.0
         elif len(repetition):
-            _repetition(texts, text, starts, ends, chars, repetition[text])
-
-
-@kernel
-def _quality(
-    texts: Texts,
-    text: int,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    chars: np.ndarray,
-    word_flags: np.ndarray,
-    stop_words: StopWords,
-    lower: np.ndarray,
-    row: np.ndarray,
-) -> None:
-    data, begin, end = texts.data, texts.offsets[text], texts.offsets[text + 1]
-    words, length = 0, 0
-    for word in range(len(starts)):
-        is_content = word_flags[word] & CONTENT != 0
-        words += is_content
-        length += chars[word] * is_content
-    lines, line_ends = split_lines(data, begin, end)
-    bullets, ellipses = 0, 0
-    for line in range(len(lines)):
-        first, last = strip(data, lines[line], line_ends[line], texts.flags)
-        bullets += starts_with(data, first, last, BULLETS)
-        ellipses += ends_with(data, first, last, DOTS) or ends_with(
-            data, first, last, ELLIPSIS
+            _repetition(texts, text, repetition[text])
+        if len(quality) == 0:
+            continue
+        _, _, chars, word_flags = text_words(texts, text)
+        words, length = 0, 0
+        for word in range(len(chars)):
+            is_content = word_flags[word] & CONTENT != 0
+            words += is_content
+            length += chars[word] * is_content
+        lines, line_ends = split_lines(data, begin, end)
+        bullets, ellipses = count_marked_lines(
+            data, lines, line_ends, texts.flags, BULLETS, (DOTS, ELLIPSIS)
         )
-    _, different = find_stop_words(
-        data, starts, ends, chars, stop_words, text, lower[:0]
-    )
-    symbols = max(count_hashes(data, begin, end), count_ellipses(data, begin, end))
-    row[0] = words
-    row[1] = share(length, words, 0.0)
-    row[2] = share(symbols, len(starts), 0.0)
-    row[3] = share(bullets, len(lines), 0.0)
-    row[4] = share(ellipses, len(lines), 0.0)
-    row[5] = share(count_flag(word_flags, ALPHABETIC), len(starts), 0.0)
-    row[6] = different
+        symbols = max(
+            count_byte(data, begin, end, HASH), count_ellipses(data, begin, end)
+        )
+        row = quality[text]
+        row[0] = words
+        row[1] = share(length, words, 0.0)
+        row[2] = share(symbols, len(chars), 0.0)
+        row[3] = share(bullets, len(lines), 0.0)
+        row[4] = share(ellipses, len(lines), 0.0)
+        row[5] = share(count_flag(word_flags, ALPHABETIC), len(chars), 0.0)
+        _, row[6] = find_stop_words(texts, text, stop_words)
 
 
 @kernel
-def _repetition(
-    texts: Texts,
-    text: int,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    chars: np.ndarray,
-    row: np.ndarray,
-) -> None:
-    data, begin, end, per_word = (
-        texts.data,
-        texts.offsets[text],
-        texts.offsets[text + 1],
-        texts.per_word[text],
-    )
+def _repetition(texts: CutTexts, text: int, row: np.ndarray) -> None:
+    data, per_word = texts.data, texts.per_word[text]
+    begin, end = texts.offsets[text], texts.offsets[text + 1]
+    starts, ends, chars, _ = text_words(texts, text)
     total, spaces = count_code_points(data, begin, end), 1 if per_word == 1 else 0
     row[0], row[1] = _later_copies(data, begin, end, NEWLINE_RUNS, total)
     first, last = strip(data, begin, end, texts.flags)

@@ -38,11 +38,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from gristmill.dataprep.filtering.gopher_words import (
+    DOTS,
+    ELLIPSIS,
+    HASH,
     StopWords,
-    Texts,
     count_ellipses,
     count_flag,
-    count_hashes,
+    count_marked_lines,
     cut_words,
     find_stop_words,
     is_cut_by_characters,
@@ -56,7 +58,6 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
     ends_with,
     segment_chars,
     split_segments,
-    starts_with,
 )
 from gristmill.dataprep.filtering.repetition import (
     LONGEST_NGRAM,
@@ -68,15 +69,15 @@ from gristmill.dataprep.filtering.repetition import (
     top_ngram,
 )
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.dataprep.text.unicode_tables import ALPHABETIC, WORD, decode, lower_case
+from gristmill.dataprep.text.swar import count_byte, find_byte
+from gristmill.dataprep.text.unicode_tables import ALPHABETIC, WORD, byte_table, decode
+from gristmill.dataprep.words.tokenise_words import CutTexts
 from gristmill.dataprep.words.word_breaks import segmented_words
 from gristmill.mixtures.steps.rules import GopherRules
 
 BULLETS = np.array([ord(mark) for mark in "•●*-"], np.uint32)
-DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), np.uint8)
 SPACED_DOTS = np.frombuffer(b". . .", np.uint8)
-TOKEN_SEPARATORS = np.zeros(256, np.bool_)
-TOKEN_SEPARATORS[list(b" \n\r\t\v\f\0")] = True
+TOKEN_SEPARATORS = byte_table(" \n\r\t\v\f\0")
 """Bytes at which fastText's `Dictionary::readWord` cuts (src/dictionary.cc of fastText
 0.9).
 """
@@ -84,7 +85,7 @@ UNDERSCORE = 0x5F
 
 
 def measure_segmented(
-    texts: Texts,
+    texts: CutTexts,
     counting: GopherRules,
     languages: Sequence[str | None],
     stop_words: StopWords,
@@ -96,23 +97,21 @@ def measure_segmented(
     """
     segments = texts
     if len(repetition):
-        words, places, per_word = cut_words(
+        segments = cut_words(
             texts.data, texts.offsets, counting, languages, segmented_words
         )
-        segments = texts._replace(words=words, places=places, per_word=per_word)
     has_spaces = np.array(
         [not is_cut_by_characters(counting, language) for language in languages], bool
     )
-    measure(texts, segments, has_spaces, stop_words, lower_case(), quality, repetition)
+    measure(texts, segments, has_spaces, stop_words, quality, repetition)
 
 
 @kernel
 def measure(
-    texts: Texts,
-    segments: Texts,
+    texts: CutTexts,
+    segments: CutTexts,
     has_spaces: np.ndarray,
     stop_words: StopWords,
-    lower: np.ndarray,
     quality: np.ndarray,
     repetition: np.ndarray,
 ) -> None:
@@ -122,7 +121,6 @@ def measure(
         texts: the texts and their words.
         segments: the same texts and their segments.
         has_spaces: bool of shape (n,): True if tokens are counted instead of words.
-        lower: `unicode_tables.lower_case()`.
         quality: float64 of shape (n, 7) for `gopher.QUALITY_STATISTICS`, or (0, 7).
         repetition: float64 of shape (n, 13) for `gopher.REPETITION_STATISTICS`, or (0,
             13).
@@ -130,35 +128,39 @@ def measure(
     data = texts.data
     for text in range(len(texts.offsets) - 1):
         begin, end = texts.offsets[text], texts.offsets[text + 1]
-        starts, ends, chars, word_flags = text_words(texts, text)
+        _, _, chars, word_flags = text_words(texts, text)
         lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
         lines, line_ends = drop_blank(data, lines, line_ends, texts.flags, True)
         if len(quality):
             row = quality[text]
-            occurrences, _ = find_stop_words(
-                data, starts, ends, chars, stop_words, text, lower
+            symbols = count_byte(data, begin, end, HASH) + count_ellipses(
+                data, begin, end
             )
-            symbols = count_hashes(data, begin, end) + count_ellipses(data, begin, end)
-            symbols += count_spaced_dots(data, begin, end)
-            bullets, ellipses = 0, 0
-            for line in range(len(lines)):
-                first, last = lines[line], line_ends[line]
-                bullets += starts_with(data, first, last, BULLETS)
-                dots = ends_with(data, first, last, DOTS) or ends_with(
-                    data, first, last, SPACED_DOTS
-                )
-                ellipses += dots or ends_with(data, first, last, ELLIPSIS)
+            at = find_byte(data, begin, end, SPACED_DOTS[0])
+            while at + len(SPACED_DOTS) <= end:
+                stop = at + len(SPACED_DOTS)
+                has_dots = ends_with(data, at, stop, SPACED_DOTS)
+                symbols += has_dots
+                at = find_byte(data, stop if has_dots else at + 1, end, SPACED_DOTS[0])
+            bullets, ellipses = count_marked_lines(
+                data,
+                lines,
+                line_ends,
+                texts.flags[:0],
+                BULLETS,
+                (DOTS, SPACED_DOTS, ELLIPSIS),
+            )
             row[0] = (
                 count_tokens(data, begin, end, texts.flags)
                 if has_spaces[text]
-                else len(starts)
+                else len(chars)
             )
-            row[1] = share(chars.sum(), len(starts), 0.0)
-            row[2] = share(symbols, len(starts), 0.0)
+            row[1] = share(chars.sum(), len(chars), 0.0)
+            row[2] = share(symbols, len(chars), 0.0)
             row[3] = share(bullets, len(lines), 0.0)
             row[4] = share(ellipses, len(lines), 0.0)
-            row[5] = share(count_flag(word_flags, ALPHABETIC), len(starts), 0.0)
-            row[6] = occurrences
+            row[5] = share(count_flag(word_flags, ALPHABETIC), len(chars), 0.0)
+            row[6], _ = find_stop_words(texts, text, stop_words)
         if len(repetition):
             row = repetition[text]
             row[0], row[1] = _copies(data, lines, line_ends)
@@ -169,10 +171,7 @@ def measure(
                 data, paragraphs, paragraph_ends, texts.flags, True
             )
             row[2], row[3] = _copies(data, paragraphs, paragraph_ends)
-            starts, ends, chars, _ = text_words(segments, text)
-            ngram_shares(
-                data, starts, ends, chars, segments.per_word[text], True, row[4:]
-            )
+            ngram_shares(segments, text, True, row[4:])
 
 
 @kernel
@@ -189,22 +188,6 @@ def count_tokens(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> i
 
 
 @kernel
-def count_spaced_dots(data: np.ndarray, begin: int, end: int) -> int:
-    """Return the number of occurrences of `. . .`, from the left and not
-    overlapping.
-    """
-    count, at = 0, begin
-    while at + len(SPACED_DOTS) <= end:
-        if data[at] == SPACED_DOTS[0] and ends_with(
-            data, at, at + len(SPACED_DOTS), SPACED_DOTS
-        ):
-            count, at = count + 1, at + len(SPACED_DOTS)
-        else:
-            at += 1
-    return count
-
-
-@kernel
 def _copies(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[float, float]:
@@ -214,29 +197,21 @@ def _copies(
 
 
 @kernel
-def ngram_shares(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    chars: np.ndarray,
-    per_word: int,
-    longest: bool,
-    shares: np.ndarray,
-) -> None:
+def ngram_shares(texts: CutTexts, text: int, longest: bool, shares: np.ndarray) -> None:
     """Write the shares of top (2 to 4) and duplicate (5 to 10) n-grams of one text's
     words.
 
     Args:
-        per_word: number of these words that n-grams count as one word.
         longest: if several n-grams are equally frequent, take the longest as the top
             one instead of the first.
         shares: float64 of shape (9,), zeros; n-gram n goes to shares[n - 2].
     """
+    starts, ends, chars, _ = text_words(texts, text)
     total = chars.sum()
-    at, group, copies = repeated_words(data, starts, ends)
+    at, group, copies = repeated_words(texts.data, starts, ends)
     size = 1
     for n in range(2, LONGEST_NGRAM + 1):
-        while size < n * per_word:
+        while size < n * texts.per_word[text]:
             at, group, copies = extend_ngrams(at, group)
             size += 1
         if len(at) == 0:

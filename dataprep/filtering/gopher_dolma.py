@@ -27,18 +27,17 @@ from __future__ import annotations
 import numpy as np
 
 from gristmill.dataprep.filtering.gopher_words import (
+    ELLIPSIS,
     StopWords,
-    Texts,
     count_flag,
+    count_marked_lines,
     find_stop_words,
     share,
     text_words,
 )
 from gristmill.dataprep.filtering.lines_and_sentences import (
     EACH_NEWLINE,
-    ends_with,
     split_segments,
-    starts_with,
 )
 from gristmill.dataprep.filtering.repetition import (
     LONGEST_NGRAM,
@@ -50,17 +49,16 @@ from gristmill.dataprep.filtering.repetition import (
 )
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, SYMBOL
+from gristmill.dataprep.words.tokenise_words import CutTexts
 
 BULLETS = np.array([ord(mark) for mark in "*-"], np.uint32)
-ELLIPSIS = np.frombuffer("…".encode(), np.uint8)
 COUNTED_LENGTHS = 64
 
 
 @kernel
 def measure(
-    texts: Texts,
+    texts: CutTexts,
     stop_words: StopWords,
-    lower: np.ndarray,
     quality: np.ndarray,
     repetition: np.ndarray,
 ) -> None:
@@ -76,26 +74,45 @@ def measure(
         lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
         if len(quality):
             row = quality[text]
-            occurrences, _ = find_stop_words(
-                data, starts, ends, chars, stop_words, text, lower[:0]
+            bullets, ellipses = count_marked_lines(
+                data, lines, line_ends, texts.flags[:0], BULLETS, (ELLIPSIS,)
             )
-            bullets, ellipses = 0, 0
-            for line in range(len(lines)):
-                bullets += starts_with(data, lines[line], line_ends[line], BULLETS)
-                ellipses += ends_with(data, lines[line], line_ends[line], ELLIPSIS)
             row[0] = len(starts)
             row[1] = median_length(chars)
             row[2] = share(count_flag(word_flags, SYMBOL), len(starts), 0.0)
             row[3] = bullets / len(lines)
             row[4] = ellipses / len(lines)
             row[5] = share(count_flag(word_flags, ALPHABETIC), len(starts), 0.0)
-            row[6] = occurrences
-        if len(repetition):
-            row = repetition[text]
-            number, length = copied_segments(data, lines, line_ends, True)
-            row[0], row[1] = number / len(lines), length / max(chars.sum(), 1)
-            row[2] = row[3] = np.nan
-            _ngram_shares(data, starts, ends, chars, texts.per_word[text], row[4:])
+            row[6], _ = find_stop_words(texts, text, stop_words)
+        if len(repetition) == 0:
+            continue
+        row, total = repetition[text], chars.sum()
+        number, length = copied_segments(data, lines, line_ends, True)
+        row[0], row[1] = number / len(lines), length / max(total, 1)
+        row[2] = row[3] = np.nan
+        at, group, copies = repeated_words(data, starts, ends)
+        size = 1
+        for n in range(2, LONGEST_NGRAM + 1):
+            while size < n * texts.per_word[text]:
+                at, group, copies = extend_ngrams(at, group)
+                size += 1
+            if len(starts) < size:
+                break
+            if n <= LONGEST_TOP:
+                top, number = top_ngram(at, group, copies, chars, size, False)
+                if number == 0:
+                    top, number = 0, 1
+                row[n + 2] = number * chars[top : top + size].sum() / total
+            elif len(at) > 0:
+                repeated, mass = 0, 0
+                for start in at:
+                    repeated += chars[start : start + size].sum()
+                # times the number of n-grams that contain the word
+                for word in range(len(chars)):
+                    mass += chars[word] * min(
+                        size, word + 1, len(chars) - word, len(chars) - size + 1
+                    )
+                row[n + 2] = repeated / mass
 
 
 @kernel
@@ -118,38 +135,3 @@ def median_length(chars: np.ndarray) -> float:
         if total > upper:
             return (below + length) / 2
     return 0.0
-
-
-@kernel
-def _ngram_shares(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    chars: np.ndarray,
-    per_word: int,
-    shares: np.ndarray,
-) -> None:
-    total = chars.sum()
-    at, group, copies = repeated_words(data, starts, ends)
-    size = 1
-    for n in range(2, LONGEST_NGRAM + 1):
-        while size < n * per_word:
-            at, group, copies = extend_ngrams(at, group)
-            size += 1
-        if len(starts) < size:
-            return
-        if n <= LONGEST_TOP:
-            top, number = top_ngram(at, group, copies, chars, size, False)
-            if number == 0:
-                top, number = 0, 1
-            shares[n - 2] = number * chars[top : top + size].sum() / total
-        elif len(at) > 0:
-            repeated, mass = 0, 0
-            for start in at:
-                repeated += chars[start : start + size].sum()
-            # times the number of n-grams that contain the word
-            for word in range(len(chars)):
-                mass += chars[word] * min(
-                    size, word + 1, len(chars) - word, len(chars) - size + 1
-                )
-            shares[n - 2] = repeated / mass

@@ -35,11 +35,13 @@ import numpy as np
 
 from gristmill.dataprep.filtering.gopher_dclm import ngram_shares
 from gristmill.dataprep.filtering.gopher_words import (
+    DOTS,
+    ELLIPSIS,
+    HASH,
     StopWords,
-    Texts,
     count_ellipses,
     count_flag,
-    count_hashes,
+    count_marked_lines,
     cut_words,
     find_stop_words,
     share,
@@ -47,25 +49,22 @@ from gristmill.dataprep.filtering.gopher_words import (
 )
 from gristmill.dataprep.filtering.lines_and_sentences import (
     EACH_NEWLINE,
-    ends_with,
     split_segments,
-    starts_with,
 )
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.dataprep.text.spans import strip
-from gristmill.dataprep.text.unicode_tables import LATIN, lower_case
-from gristmill.dataprep.words.tokenise_words import whitespace_words
+from gristmill.dataprep.text.swar import count_byte
+from gristmill.dataprep.text.unicode_tables import LATIN
+from gristmill.dataprep.words.tokenise_words import CutTexts, whitespace_words
 from gristmill.mixtures.steps.rules import GopherRules
 
 BULLETS = np.array([ord(mark) for mark in "•‣▶◀◦■□▪▫–"], np.uint32)
-DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), np.uint8)
 DECIMALS = 8
 """`PRECISION` of core/constants.py."""
 _PUNCTUATION = string.punctuation.encode()
 
 
 def measure_normalized(
-    texts: Texts,
+    texts: CutTexts,
     counting: GopherRules,
     languages: Sequence[str | None],
     stop_words: StopWords,
@@ -76,9 +75,8 @@ def measure_normalized(
     `gopher_words.cut_words`.
     """
     data, offsets = normalize(texts.data, texts.offsets)
-    words = cut_words(data, offsets, counting, languages, whitespace_words)
-    normalized = Texts(data, offsets, texts.flags, *words)
-    measure(texts, normalized, stop_words, lower_case(), quality, repetition)
+    normalized = cut_words(data, offsets, counting, languages, whitespace_words)
+    measure(texts, normalized, stop_words, quality, repetition)
     for values in (quality, repetition):
         for row in values:
             row[:] = [round(value, DECIMALS) for value in row.tolist()]
@@ -101,10 +99,9 @@ def normalize(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.nda
 
 @kernel
 def measure(
-    texts: Texts,
-    normalized: Texts,
+    texts: CutTexts,
+    normalized: CutTexts,
     stop_words: StopWords,
-    lower: np.ndarray,
     quality: np.ndarray,
     repetition: np.ndarray,
 ) -> None:
@@ -115,51 +112,28 @@ def measure(
         texts: the texts and their raw words.
         normalized: the same texts, normalised.
     """
+    data = texts.data
     for text in range(len(texts.offsets) - 1):
-        starts, ends, chars, _ = text_words(normalized, text)
-        if len(quality):
-            row = quality[text]
-            row[0] = len(starts)
-            row[1] = share(chars.sum(), len(starts), np.nan)
-            _raw_quality(texts, text, stop_words, lower, row)
+        begin, end = texts.offsets[text], texts.offsets[text + 1]
         if len(repetition):
             repetition[text, :4] = np.nan
-            ngram_shares(
-                normalized.data,
-                starts,
-                ends,
-                chars,
-                normalized.per_word[text],
-                False,
-                repetition[text, 4:],
-            )
-
-
-@kernel
-def _raw_quality(
-    texts: Texts, text: int, stop_words: StopWords, lower: np.ndarray, row: np.ndarray
-) -> None:
-    data, begin, end = texts.data, texts.offsets[text], texts.offsets[text + 1]
-    starts, ends, chars, word_flags = text_words(texts, text)
-    lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
-    if lines[-1] == end:  # nothing after the last newline
-        lines, line_ends = lines[:-1], line_ends[:-1]
-    bullets, ellipses = 0, 0
-    for line in range(len(lines)):
-        first, last = strip(data, lines[line], line_ends[line], texts.flags)
-        bullets += starts_with(data, first, last, BULLETS)
-        ellipses += ends_with(data, first, last, DOTS) or ends_with(
-            data, first, last, ELLIPSIS
+            ngram_shares(normalized, text, False, repetition[text, 4:])
+        if len(quality) == 0:
+            continue
+        _, _, chars, _ = text_words(normalized, text)
+        _, _, _, word_flags = text_words(texts, text)
+        lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
+        if lines[-1] == end:  # nothing after the last newline
+            lines, line_ends = lines[:-1], line_ends[:-1]
+        bullets, ellipses = count_marked_lines(
+            data, lines, line_ends, texts.flags, BULLETS, (DOTS, ELLIPSIS)
         )
-    occurrences, _ = find_stop_words(
-        data, starts, ends, chars, stop_words, text, lower[:0]
-    )
-    row[2] = share(
-        count_hashes(data, begin, end) + count_ellipses(data, begin, end),
-        len(starts),
-        np.nan,
-    )
-    row[3] = share(bullets, len(lines), np.nan)
-    row[4] = share(ellipses, len(lines), np.nan)
-    row[5] = share(count_flag(word_flags, LATIN), len(starts), np.nan)
-    row[6] = occurrences
+        symbols = count_byte(data, begin, end, HASH) + count_ellipses(data, begin, end)
+        row = quality[text]
+        row[0] = len(chars)
+        row[1] = share(chars.sum(), len(chars), np.nan)
+        row[2] = share(symbols, len(word_flags), np.nan)
+        row[3] = share(bullets, len(lines), np.nan)
+        row[4] = share(ellipses, len(lines), np.nan)
+        row[5] = share(count_flag(word_flags, LATIN), len(word_flags), np.nan)
+        row[6], _ = find_stop_words(texts, text, stop_words)

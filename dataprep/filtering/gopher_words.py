@@ -17,21 +17,30 @@ Khmer and Burmese have no list: by that rule their function words are not words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from gristmill.dataprep.filtering.lines_and_sentences import ends_with, starts_with
 from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.hashing import first_bytes, load64
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.dataprep.text.swar import count_byte, equal_to
-from gristmill.dataprep.text.unicode_tables import code_point_flags, decode
+from gristmill.dataprep.text.simd import ones
+from gristmill.dataprep.text.spans import strip
+from gristmill.dataprep.text.swar import HIGH_BITS, equal_to, letters_of
+from gristmill.dataprep.text.unicode_tables import (
+    code_point_flags,
+    decode,
+    lower_case,
+)
 from gristmill.dataprep.words.punctuated_words import punctuated_words
 from gristmill.dataprep.words.tokenise_words import (
+    CutTexts,
     Words,
     characters_per_word,
+    join_parts,
     unspaced_words,
     whitespace_words,
     word_punct_words,
@@ -42,27 +51,6 @@ PLACES = 128
 """Slots of a language's table of short stop words: more than twice its number of such
 words.
 """
-_HIGH_BITS = np.uint64(0x8080808080808080)
-_BELOW_A, _BEYOND_Z = np.uint64(0x3F3F3F3F3F3F3F3F), np.uint64(0x2525252525252525)
-
-
-class Texts(NamedTuple):
-    """n texts and their words."""
-
-    data: np.ndarray
-    """uint8, the UTF-8 bytes of all texts."""
-    offsets: np.ndarray
-    """int64 of shape (n + 1,)."""
-    flags: np.ndarray
-    """`unicode_tables.code_point_flags()`."""
-    words: Words
-    """The words of all texts, in any order of the texts."""
-    places: np.ndarray
-    """int64 of shape (n,): the position of each text in `words`."""
-    per_word: np.ndarray
-    """uint8 of shape (n,): number of words that n-grams count as one; with more than
-    one they contain no spaces.
-    """
 
 
 class StopWords(NamedTuple):
@@ -70,6 +58,8 @@ class StopWords(NamedTuple):
 
     languages: np.ndarray
     """int32 of shape (n,): index of the text's language, or -1 without one."""
+    lower: np.ndarray
+    """uint32: `unicode_tables.lower_case()`, or empty to compare words as they are."""
     begins: np.ndarray
     """int32, one more than languages: the range of stop words of each language (at most
     63).
@@ -94,7 +84,7 @@ class StopWords(NamedTuple):
 
 @kernel
 def text_words(
-    texts: Texts, text: int
+    texts: CutTexts, text: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the words of a text: starts, ends (int64), chars (int32), flags (uint16);
     see `word_cuts.Words`.
@@ -111,19 +101,9 @@ def text_words(
 
 @kernel
 def find_stop_words(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    chars: np.ndarray,
-    stop_words: StopWords,
-    text: int,
-    lower: np.ndarray,
+    texts: CutTexts, text: int, stop_words: StopWords
 ) -> tuple[int, int]:
     """Count the stop words among the words of a text.
-
-    Args:
-        lower: the lower-case form of every code point, uint32; empty to compare words
-            as they are.
 
     Returns:
         occurrences, and the number of different stop words.
@@ -131,51 +111,36 @@ def find_stop_words(
     language = stop_words.languages[text]
     if language < 0:
         return 0, 0
+    data, lower = texts.data, stop_words.lower
+    starts, ends, chars, _ = text_words(texts, text)
+    keys, numbers = stop_words.keys[language], stop_words.numbers[language]
     count, distinct = 0, np.uint64(0)
     lengths, bit = stop_words.lengths[language], np.uint64(1)
     for word in range(len(starts)):
         start, size = starts[word], ends[word] - starts[word]
         key = first_bytes(data, start, size)
-        if size <= 8 and (len(lower) == 0 or key & _HIGH_BITS == 0):
-            number = _look_up(
-                lower_ascii(key) if len(lower) else key,
-                chars[word],
-                stop_words,
-                language,
-            )
+        if size <= 8 and (len(lower) == 0 or key & HIGH_BITS == 0):
+            key = lower_ascii(key) if len(lower) else key
+            place = table_place(key)
+            number = numbers[place]
+            while number >= 0 and keys[place] != key:
+                place = (place + np.uint64(1)) & np.uint64(PLACES - 1)
+                number = numbers[place]
+            # A word may end in zero bytes, which the key does not show.
+            if (
+                number >= 0
+                and stop_words.offsets[number + 1] - stop_words.offsets[number]
+                != chars[word]
+            ):
+                number = np.int32(-1)
         elif chars[word] > 63 or lengths >> np.uint64(chars[word]) & bit == 0:
             continue
         else:
-            number = _compare(data, start, chars[word], stop_words, language, lower)
+            number = _compare(data, start, chars[word], stop_words, language)
         if number >= 0:
             count += 1
             distinct |= bit << np.uint64(number - stop_words.begins[language])
-    different = 0
-    while distinct:
-        distinct &= distinct - bit
-        different += 1
-    return count, different
-
-
-@kernel
-def _look_up(key: np.uint64, chars: int, stop_words: StopWords, language: int) -> int:
-    """Return the number of the stop word with this key and number of code points; -1 if
-    there is none.
-    """
-    keys, numbers = stop_words.keys[language], stop_words.numbers[language]
-    place = table_place(key)
-    number = numbers[place]
-    while number >= 0 and keys[place] != key:
-        place = (place + np.uint64(1)) & np.uint64(PLACES - 1)
-        number = numbers[place]
-    if number < 0:
-        return -1
-    # A word may end in zero bytes, which the key does not show.
-    return (
-        number
-        if stop_words.offsets[number + 1] - stop_words.offsets[number] == chars
-        else -1
-    )
+    return count, int(np.int64(ones(distinct)))
 
 
 @kernel
@@ -187,53 +152,37 @@ def table_place(key: np.uint64) -> np.uint64:
 @kernel
 def lower_ascii(key: np.uint64) -> np.uint64:
     """Return eight bytes of ASCII in lower case."""
-    capitals = (key + _BELOW_A) & ~(key + _BEYOND_Z) & _HIGH_BITS
-    return key | capitals >> np.uint64(2)
+    return key | letters_of(key) >> np.uint64(2)
 
 
 @kernel
 def _compare(
-    data: np.ndarray,
-    start: int,
-    chars: int,
-    stop_words: StopWords,
-    language: int,
-    lower: np.ndarray,
+    data: np.ndarray, start: int, chars: int, stop_words: StopWords, language: int
 ) -> int:
     """Return the number of the stop word that a word with this number of code points
     spells; -1 if there is none.
     """
+    lower = stop_words.lower
     code, _ = decode(data, start)
     if len(lower):
         code = int(lower[code])
     if stop_words.initials[language] >> np.uint64(code & 63) & np.uint64(1) == 0:
         return -1
     for number in range(stop_words.begins[language], stop_words.begins[language + 1]):
-        first, last = stop_words.offsets[number], stop_words.offsets[number + 1]
-        if last - first == chars and _spells(
-            data, start, stop_words.codes, first, last, lower
-        ):
+        step, last = stop_words.offsets[number], stop_words.offsets[number + 1]
+        if last - step != chars:
+            continue
+        at = start
+        while step < last:
+            code, width = decode(data, at)
+            if len(lower):
+                code = int(lower[code])
+            if code != stop_words.codes[step]:
+                break
+            at, step = at + width, step + 1
+        if step == last:
             return number
     return -1
-
-
-@kernel
-def _spells(
-    data: np.ndarray,
-    at: int,
-    codes: np.ndarray,
-    first: int,
-    last: int,
-    lower: np.ndarray,
-) -> bool:
-    for step in range(first, last):
-        code, width = decode(data, at)
-        if len(lower):
-            code = int(lower[code])
-        if code != codes[step]:
-            return False
-        at += width
-    return True
 
 
 @kernel
@@ -245,10 +194,38 @@ def count_flag(word_flags: np.ndarray, flag: int) -> int:
     return count
 
 
+HASH = ord("#")
+DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), np.uint8)
+
+
 @kernel
-def count_hashes(data: np.ndarray, begin: int, end: int) -> int:
-    """Return the number of occurrences of `#`."""
-    return count_byte(data, begin, end, 0x23)
+def count_marked_lines(
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    flags: np.ndarray,
+    bullets: np.ndarray,
+    ellipses: tuple[np.ndarray, ...],
+) -> tuple[int, int]:
+    """Return the numbers of lines that begin with a bullet, and that end in an
+    ellipsis.
+
+    Args:
+        flags: `code_point_flags()` to strip the lines; empty to leave them as they are.
+        bullets: uint32 code points.
+        ellipses: uint8, the bytes of each.
+    """
+    num_bullets, num_ellipses = 0, 0
+    for line in range(len(starts)):
+        first, last = starts[line], ends[line]
+        if len(flags):
+            first, last = strip(data, first, last, flags)
+        num_bullets += starts_with(data, first, last, bullets)
+        has_ellipsis = False
+        for ellipsis in ellipses:
+            has_ellipsis |= ends_with(data, first, last, ellipsis)
+        num_ellipses += has_ellipsis
+    return num_bullets, num_ellipses
 
 
 @kernel
@@ -411,7 +388,7 @@ def is_cut_by_characters(counting: GopherRules, language: str | None) -> bool:
 
 
 def stop_words_of(
-    languages: Sequence[str | None], custom: tuple[str, ...] | None = None
+    languages: Sequence[str | None], custom: tuple[str, ...] | None, ignore_case: bool
 ) -> StopWords:
     """Return the stop words of n texts for the kernels.
 
@@ -419,10 +396,14 @@ def stop_words_of(
         languages: one code per text, None if unknown.
         custom: a list for all of them instead.
     """
-    if custom is not None:
-        return StopWords(np.zeros(len(languages), np.int32), *_tables((custom,)))
-    numbers = np.fromiter(map(language_index, languages), np.int32, len(languages))
-    return StopWords(numbers, *_tables(tuple(STOP_WORDS.values())))
+    numbers = np.zeros(len(languages), np.int32)
+    if custom is None:
+        numbers[:] = [language_index(language) for language in languages]
+    elif ignore_case:
+        custom = tuple(word.lower() for word in custom)
+    lists = tuple(STOP_WORDS.values()) if custom is None else (custom,)
+    lower = lower_case() if ignore_case else np.empty(0, np.uint32)
+    return StopWords(numbers, lower, *_tables(lists))
 
 
 _INDEX = {language: number for number, language in enumerate(STOP_WORDS)}
@@ -437,38 +418,25 @@ def _tables(of_languages: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, ...]
     codes = np.array(
         [ord(character) for word in words for character in word], np.uint32
     )
-    lengths = np.array([_bits(map(len, list_words)) for list_words in lists], np.uint64)
-    initials = np.array(
-        [_bits(ord(word[0]) & 63 for word in list_words) for list_words in lists],
-        np.uint64,
+    lengths = np.array(
+        [sum({1 << len(word) for word in part}) for part in lists], np.uint64
     )
-    return begins, offsets, codes, lengths, initials, *_short_words(words, begins)
-
-
-def _short_words(
-    words: Sequence[str], begins: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hash tables of `StopWords`: keys and numbers."""
-    keys = np.zeros((len(begins) - 1, PLACES), np.uint64)
-    numbers = np.full((len(begins) - 1, PLACES), -1, np.int32)
-    for language in range(len(begins) - 1):
-        for number in range(begins[language], begins[language + 1]):
-            encoded = words[number].encode()
-            if len(encoded) > 8:
-                continue
-            key = int.from_bytes(encoded, "little")
-            place = int(table_place(np.uint64(key)))
-            while numbers[language, place] >= 0:
-                place = (place + 1) % PLACES
-            keys[language, place], numbers[language, place] = key, number
-    return keys, numbers
-
-
-def _bits(numbers: Iterable[int]) -> int:
-    bits = 0
-    for number in numbers:
-        bits |= 1 << number
-    return bits
+    initials = np.array(
+        [sum({1 << (ord(word[0]) & 63) for word in part}) for part in lists], np.uint64
+    )
+    keys = np.zeros((len(lists), PLACES), np.uint64)
+    numbers = np.full((len(lists), PLACES), -1, np.int32)
+    for number, word in enumerate(words):
+        encoded = word.encode()
+        if len(encoded) > 8:
+            continue
+        language = np.searchsorted(begins, number, side="right") - 1
+        key = int.from_bytes(encoded, "little")
+        place = int(table_place(np.uint64(key)))
+        while numbers[language, place] >= 0:
+            place = (place + 1) % PLACES
+        keys[language, place], numbers[language, place] = key, number
+    return begins, offsets, codes, lengths, initials, keys, numbers
 
 
 Cut = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Words]
@@ -492,7 +460,7 @@ def cut_words(
     counting: GopherRules,
     languages: Sequence[str | None],
     cut: Cut | None = None,
-) -> tuple[Words, np.ndarray, np.ndarray]:
+) -> CutTexts:
     """Split n texts into words.
 
     Args:
@@ -501,30 +469,22 @@ def cut_words(
         languages: one code per text, None if unknown.
         cut: for texts in scripts with spaces, instead of the dialect's function.
 
-    Returns:
-        words; places: int64 of shape (n,), the position of each text in the words; and
-        per_word: uint8 of shape (n,),
-            the number of words that n-grams count as one (more than one in scripts
-            without spaces).
-
     Raises:
         gristmill.dataprep.words.spacy_words.NoSpacyError: `words: exact` without the
             package spacy.
     """
     num_texts, flags = len(offsets) - 1, code_point_flags()
+    per_word = np.ones(num_texts, np.uint8)
     if counting.words == "exact":
         from gristmill.dataprep.words.spacy_words import spacy_words
 
-        return (
-            spacy_words(data, offsets),
-            np.arange(num_texts),
-            np.ones(num_texts, np.uint8),
-        )
+        words = spacy_words(data, offsets)
+        return CutTexts(data, offsets, flags, words, np.arange(num_texts), per_word)
     unspaced = np.array(
         [is_cut_by_characters(counting, language) for language in languages], bool
     )
     spaced_texts, unspaced_texts = np.flatnonzero(~unspaced), np.flatnonzero(unspaced)
-    parts, per_word = [], np.ones(num_texts, np.uint8)
+    parts = []
     if len(spaced_texts):
         parts.append(
             (cut or CUTS[counting.dialect])(data, offsets, flags, spaced_texts)
@@ -536,18 +496,4 @@ def cut_words(
         )
     places = np.empty(num_texts, np.int64)
     places[np.concatenate([spaced_texts, unspaced_texts])] = np.arange(num_texts)
-    return _concatenate(parts), places, per_word
-
-
-def _concatenate(parts: Sequence[Words]) -> Words:
-    if len(parts) == 1:
-        return parts[0]
-    first, second = parts
-    offsets = np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]])
-    return Words(
-        offsets,
-        *(
-            np.concatenate(columns)
-            for columns in zip(first[1:], second[1:], strict=True)
-        ),
-    )
+    return CutTexts(data, offsets, flags, join_parts(parts), places, per_word)

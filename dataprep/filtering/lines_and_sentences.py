@@ -30,27 +30,26 @@ Punkt without training knows no abbreviations: 83 and 96 of 100
 
 from __future__ import annotations
 
-import unicodedata
 from functools import lru_cache
+from unicodedata import category
 
 import numpy as np
 
-from gristmill.dataprep.text.hashing import load64
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.dataprep.text.spans import NEWLINE, count_code_points, strip
-from gristmill.dataprep.text.swar import (
-    controls_of,
-    count_byte,
-    equal_to,
-    find_byte,
-    first_of,
-    number_of,
+from gristmill.dataprep.text.spans import (
+    NEWLINE,
+    count_code_points,
+    end_of_line,
+    strip,
 )
+from gristmill.dataprep.text.swar import count_byte, find_byte
 from gristmill.dataprep.text.unicode_tables import (
     UNSPACED_RANGES,
     decode,
     flag_code_points,
+    ranges,
     single,
+    skip_flagged,
 )
 
 SPACE = np.uint8(1)
@@ -76,90 +75,17 @@ ALONE = np.uint8(128)
 counts as a word.
 """
 
-TERMINAL_RANGES = (
-    (0x21, 0x21),
-    (0x2E, 0x2E),
-    (0x3F, 0x3F),
-    (0x589, 0x589),
-    (0x61D, 0x61F),
-    (0x6D4, 0x6D4),
-    (0x700, 0x702),
-    (0x7F9, 0x7F9),
-    (0x837, 0x837),
-    (0x839, 0x839),
-    (0x83D, 0x83E),
-    (0x964, 0x965),
-    (0x104A, 0x104B),
-    (0x1362, 0x1362),
-    (0x1367, 0x1368),
-    (0x166E, 0x166E),
-    (0x1735, 0x1736),
-    (0x17D4, 0x17D6),
-    (0x17D9, 0x17DA),
-    (0x1803, 0x1803),
-    (0x1809, 0x1809),
-    (0x1944, 0x1945),
-    (0x1AA8, 0x1AAB),
-    (0x1B5A, 0x1B5B),
-    (0x1B5E, 0x1B5F),
-    (0x1B7D, 0x1B7E),
-    (0x1C3B, 0x1C3C),
-    (0x1C7E, 0x1C7F),
-    (0x203C, 0x203D),
-    (0x2047, 0x2049),
-    (0x2E2E, 0x2E2E),
-    (0x2E3C, 0x2E3C),
-    (0x2E53, 0x2E54),
-    (0x3002, 0x3002),
-    (0xA4FF, 0xA4FF),
-    (0xA60E, 0xA60F),
-    (0xA6F3, 0xA6F3),
-    (0xA6F7, 0xA6F7),
-    (0xA876, 0xA877),
-    (0xA8CE, 0xA8CF),
-    (0xA92F, 0xA92F),
-    (0xA9C8, 0xA9C9),
-    (0xAA5D, 0xAA5F),
-    (0xAAF0, 0xAAF1),
-    (0xABEB, 0xABEB),
-    (0xFE52, 0xFE52),
-    (0xFE56, 0xFE57),
-    (0xFF01, 0xFF01),
-    (0xFF0E, 0xFF0E),
-    (0xFF1F, 0xFF1F),
-    (0xFF61, 0xFF61),
-    (0x10A56, 0x10A57),
-    (0x10F55, 0x10F59),
-    (0x10F86, 0x10F89),
-    (0x11047, 0x11048),
-    (0x110BE, 0x110C1),
-    (0x11141, 0x11143),
-    (0x111C5, 0x111C6),
-    (0x111CD, 0x111CD),
-    (0x111DE, 0x111DF),
-    (0x11238, 0x11239),
-    (0x1123B, 0x1123C),
-    (0x112A9, 0x112A9),
-    (0x1144B, 0x1144C),
-    (0x115C2, 0x115C3),
-    (0x115C9, 0x115D7),
-    (0x11641, 0x11642),
-    (0x1173C, 0x1173E),
-    (0x11944, 0x11944),
-    (0x11946, 0x11946),
-    (0x11A42, 0x11A43),
-    (0x11A9B, 0x11A9C),
-    (0x11C41, 0x11C42),
-    (0x11EF7, 0x11EF8),
-    (0x11F43, 0x11F44),
-    (0x16A6E, 0x16A6F),
-    (0x16AF5, 0x16AF5),
-    (0x16B37, 0x16B38),
-    (0x16B44, 0x16B44),
-    (0x16E98, 0x16E98),
-    (0x1BC9F, 0x1BC9F),
-    (0x1DA88, 0x1DA88),
-)
+TERMINAL_RANGES = """
+21 2E 3F 589 61D-61F 6D4 700-702 7F9 837 839 83D-83E 964-965 104A-104B 1362 1367-1368
+166E 1735-1736 17D4-17D6 17D9-17DA 1803 1809 1944-1945 1AA8-1AAB 1B5A-1B5B 1B5E-1B5F
+1B7D-1B7E 1C3B-1C3C 1C7E-1C7F 203C-203D 2047-2049 2E2E 2E3C 2E53-2E54 3002 A4FF
+A60E-A60F A6F3 A6F7 A876-A877 A8CE-A8CF A92F A9C8-A9C9 AA5D-AA5F AAF0-AAF1 ABEB FE52
+FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A57 10F55-10F59 10F86-10F89 11047-11048
+110BE-110C1 11141-11143 111C5-111C6 111CD 111DE-111DF 11238-11239 1123B-1123C 112A9
+1144B-1144C 115C2-115C3 115C9-115D7 11641-11642 1173C-1173E 11944 11946 11A42-11A43
+11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F 16AF5 16B37-16B38 16B44
+16E98 1BC9F 1DA88
+"""
 """Marks that end a sentence: FineWeb's set of 159 (datatrove, utils/text.py).
 
 It is Unicode's property Sentence_Terminal (PropList.txt, version 15.0), plus three
@@ -180,10 +106,12 @@ def text_classes() -> np.ndarray:
             (SPACE, str.isspace),
             (LOWER, str.islower),
             (LETTER, str.isalpha),
-            (WORD, _is_in_words),
+            (WORD, str.isalnum),
+            (WORD, lambda character: category(character) in ("Mn", "Mc", "Me", "Cf")),
         ),
         (
-            (TERMINAL, TERMINAL_RANGES),
+            (WORD, single("_")),
+            (TERMINAL, ranges(TERMINAL_RANGES)),
             (ALONE, UNSPACED_RANGES),
             (CLOSER, single(CLOSERS)),
         ),
@@ -192,14 +120,6 @@ def text_classes() -> np.ndarray:
         if len(f"a{chr(code)}b".splitlines()) == 2:
             flags[code] |= BREAK
     return flags
-
-
-def _is_in_words(character: str) -> bool:
-    return (
-        character == "_"
-        or character.isalnum()
-        or unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf")
-    )
 
 
 @kernel
@@ -226,21 +146,14 @@ def count_words(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> 
         elif (
             in_word
             and (code == 0x2E or code == 0x27 or code == 0x2019)
-            and _is_word(data, at + width, end, classes)
+            and at + width < end
+            and classes[decode(data, at + width)[0]] & (WORD | ALONE) == WORD
         ):
             mark = -1
         else:
             count, in_word, mark = count + (code != mark), False, code
         at += width
     return count
-
-
-@kernel
-def _is_word(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> bool:
-    if at >= end:
-        return False
-    code, _ = decode(data, at)
-    return classes[code] & (WORD | ALONE) == WORD
 
 
 EACH_NEWLINE, NEWLINE_RUNS, EACH_TWO_NEWLINES, TWO_NEWLINE_RUNS = 1, 2, 3, 4
@@ -292,77 +205,13 @@ def split_lines(
     Returns:
         starts, ends: int64 byte positions, including empty lines.
     """
-    most = _most_boundaries(data, begin, end) + 1
-    starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
+    starts, ends = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
     count, start = 0, begin
     while start < end:
-        at = _next_boundary(data, start, end)
-        starts[count], ends[count] = start, at
+        starts[count] = start
+        ends[count], start = end_of_line(data, start, end)
         count += 1
-        start = at + _boundary_bytes(data, at, end)
     return starts[:count], ends[:count]
-
-
-@kernel
-def _most_boundaries(data: np.ndarray, begin: int, end: int) -> int:
-    """Return an upper bound of the number of line boundaries."""
-    at, stop, count = np.uint64(begin), np.uint64(end), np.uint64(0)
-    while at + np.uint64(8) <= stop:
-        count += number_of(_likely_boundaries(load64(data, at)))
-        at += np.uint64(8)
-    return int(np.int64(count + stop - at))
-
-
-@kernel
-def _likely_boundaries(eight: np.uint64) -> np.uint64:
-    """Return the high bits of bytes that may begin a line boundary: controls, and the
-    lead bytes of U+0085 and U+2028.
-    """
-    return controls_of(eight) | equal_to(eight, 0xC2) | equal_to(eight, 0xE2)
-
-
-@kernel
-def _next_boundary(data: np.ndarray, at: int, end: int) -> int:
-    """Return the position of the next line boundary; `end` without one."""
-    while at + 8 <= end:
-        likely = _likely_boundaries(load64(data, at))
-        if likely == 0:
-            at += 8
-            continue
-        at += int(np.int64(first_of(likely)))
-        if _is_boundary(data, at, end):
-            return at
-        at += 1
-    while at < end and not _is_boundary(data, at, end):
-        at += 1
-    return at
-
-
-@kernel
-def _is_boundary(data: np.ndarray, at: int, end: int) -> bool:
-    byte = data[np.uint64(at)]
-    if byte < 0x20:
-        return byte >= 0x0A and (byte <= 0x0D or 0x1C <= byte <= 0x1E)
-    return byte >= 0xC2 and _boundary_bytes(data, at, end) > 0
-
-
-@kernel
-def _boundary_bytes(data: np.ndarray, at: int, end: int) -> int:
-    """Return the bytes of the line boundary here: LF, VT, FF, CR, CR LF, FS, GS, RS,
-    U+0085, U+2028, U+2029; or 0.
-    """
-    if at == end:
-        return 0
-    byte = data[at]
-    if byte == 0x0D:
-        return 2 if at + 1 < end and data[at + 1] == NEWLINE else 1
-    if byte < 0x20:
-        return 1
-    if byte == 0xC2:
-        return 2 if data[at + 1] == 0x85 else 0
-    if byte == 0xE2 and data[at + 1] == 0x80:
-        return 3 if data[at + 2] == 0xA8 or data[at + 2] == 0xA9 else 0
-    return 0
 
 
 @kernel
@@ -463,11 +312,20 @@ def count_sentences(data: np.ndarray, begin: int, end: int, classes: np.ndarray)
                 open_sentence = True
             at += width
             continue
-        run, open_sentence = at, True
-        at, dots, foreign = _skip_marks(data, run, end, classes)
+        run, dots, foreign, open_sentence = at, False, False, True
+        while flags & TERMINAL or code == _ELLIPSIS:
+            dots |= code == 0x2E or code == _ELLIPSIS
+            # scripts whose marks need no space after them
+            foreign |= code >= 0x80 and code != _ELLIPSIS
+            at += width
+            if at == end:
+                break
+            code, width = decode(data, at)
+            flags = classes[code]
         full_stop = at == run + 1 and data[run] == 0x2E
-        at = _skip_closers(data, at, end, classes)
-        if not (foreign or _space_follows(data, at, end, classes)):
+        at = skip_flagged(data, at, end, classes, CLOSER)
+        at_space = at == end or classes[decode(data, at)[0]] & SPACE != 0
+        if not (foreign or at_space):
             continue
         if full_stop and _is_abbreviation(data, word, run, classes):
             continue
@@ -475,42 +333,6 @@ def count_sentences(data: np.ndarray, begin: int, end: int, classes: np.ndarray)
             continue
         count, open_sentence = count + 1, False
     return count + open_sentence
-
-
-@kernel
-def _skip_marks(
-    data: np.ndarray, at: int, end: int, classes: np.ndarray
-) -> tuple[int, bool, bool]:
-    """Return the end of a run of marks, if it has `.` or `…`, and if it has others than
-    `.`, `?`, `!` and `…`.
-    """
-    dots, foreign = False, False
-    while at < end:
-        code, width = decode(data, at)
-        if classes[code] & TERMINAL == 0 and code != _ELLIPSIS:
-            break
-        dots |= code == 0x2E or code == _ELLIPSIS
-        foreign |= code >= 0x80 and code != _ELLIPSIS
-        at += width
-    return at, dots, foreign
-
-
-@kernel
-def _skip_closers(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> int:
-    while at < end:
-        code, width = decode(data, at)
-        if classes[code] & CLOSER == 0:
-            break
-        at += width
-    return at
-
-
-@kernel
-def _space_follows(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> bool:
-    if at >= end:
-        return True
-    code, _ = decode(data, at)
-    return classes[code] & (SPACE | BREAK) != 0
 
 
 @kernel

@@ -23,9 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.files import as_path
-from gristmill.dataprep.text.hashing import hash_bytes
+from gristmill.dataprep.text.hashing import hash_texts
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.unicode_tables import WORD, code_point_flags, decode
+from gristmill.dataprep.text.unicode_tables import (
+    WORD,
+    code_point_flags,
+    decode,
+    decode_before,
+)
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ def _count(
                 if (
                     not whole_words
                     or first == begin
-                    or flags[_code_before(data, first)] & WORD == 0
+                    or flags[decode_before(data, first)[0]] & WORD == 0
                 ):
                     places[text] += 1
                     covered[text] += at + 1 - max(covered_end, first)
@@ -148,14 +153,6 @@ def _count(
                     break
                 entry = shorter[entry]
     return places, covered
-
-
-@kernel
-def _code_before(data: np.ndarray, at: int) -> int:
-    at -= 1
-    while data[at] & 0xC0 == 0x80:
-        at -= 1
-    return decode(data, at)[0]
 
 
 RAREST_FIRST = "zqjxkvbpgwyfmculdhrsnioate"
@@ -216,28 +213,22 @@ def count_phrases(data: np.ndarray, begin: int, end: int, phrases: Phrases) -> i
         while phrase >= 0:
             first, last = phrases.offsets[phrase], phrases.offsets[phrase + 1]
             start = at - phrases.anchors[phrase]
-            if (
-                start >= begin
-                and start + last - first <= end
-                and _is_at(data, start, phrases.text, first, last)
-            ):
-                count += 1
+            if start >= begin and start + last - first <= end:
+                step = first
+                while step < last:
+                    byte = data[start + step - first]
+                    if 0x41 <= byte <= 0x5A:
+                        byte |= np.uint8(0x20)
+                    if byte != phrases.text[step]:
+                        break
+                    step += 1
+                count += step == last
             phrase = phrases.chain[phrase]
     return count
 
 
-@kernel
-def _is_at(
-    data: np.ndarray, start: int, text: np.ndarray, first: int, last: int
-) -> bool:
-    for step in range(last - first):
-        byte = data[start + step]
-        if 0x41 <= byte <= 0x5A:
-            byte |= np.uint8(0x20)
-        if byte != text[first + step]:
-            return False
-    return True
-
+PLACEHOLDER = prepare_phrases(["lorem ipsum"])
+"""Beginning of the text that fills a page in the place of a real one."""
 
 ENTRIES_AT_ONCE = 100_000
 COMMENT = "#"
@@ -296,7 +287,7 @@ def hashed_list(path: str, normalise: Callable[[str], str]) -> np.ndarray:
 def hash_strings(strings: list[str]) -> np.ndarray:
     """Return the 64-bit hashes of n strings: uint64 of shape (n,)."""
     data, offsets = text_buffers(pa.array(strings, pa.large_string()))
-    hashes: np.ndarray = _hash_strings(data, offsets)
+    hashes: np.ndarray = hash_texts(data, offsets)
     return hashes
 
 
@@ -307,11 +298,3 @@ def contained(hashes: np.ndarray, listed: np.ndarray) -> np.ndarray:
     places = np.minimum(np.searchsorted(listed, hashes), len(listed) - 1)
     is_listed: np.ndarray = listed[places] == hashes
     return is_listed
-
-
-@kernel
-def _hash_strings(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    hashes = np.empty(len(offsets) - 1, np.uint64)
-    for number in range(len(hashes)):
-        hashes[number] = hash_bytes(data, offsets[number], offsets[number + 1])
-    return hashes

@@ -22,10 +22,10 @@ from __future__ import annotations
 import numpy as np
 
 from gristmill.dataprep.text.hashing import (
+    equal_bytes,
     first_bytes,
     hash_bytes,
     load64,
-    same_bytes,
     store64,
 )
 from gristmill.dataprep.text.kernels import kernel
@@ -40,20 +40,14 @@ _OTHER_ODD = np.uint64(0xD6E8FEB86659FD93)
 
 
 @kernel
-def table_size(entries: int) -> int:
-    """Return the power of two of which this many entries fill at most half."""
-    size = 4
-    while size < 2 * entries:
-        size *= 2
-    return size
-
-
-@kernel
 def empty_table(entries: int) -> np.ndarray:
     """Return a hash table (open addressing, int32 entry numbers, -1 is free) of which
     the entries fill at most half.
     """
-    return np.full(table_size(entries), -1, np.int32)
+    size = 4
+    while size < 2 * entries:
+        size *= 2
+    return np.full(size, -1, np.int32)
 
 
 @kernel
@@ -86,6 +80,7 @@ def number_spans(
         # branch that half of the words of a text would take.
         keys[num_distinct], firsts[num_distinct] = key, span
         number = min(np.uint32(table[slot]), np.uint32(num_distinct))
+        # an earlier span with the key, or the span itself
         while keys[number] != key or not _is_copy(
             data, starts, ends, firsts[number], span
         ):
@@ -108,7 +103,7 @@ def _is_copy(
     start, first_start = starts[span], starts[np.uint32(first)]
     length = ends[span] - start
     same = ends[np.uint32(first)] - first_start == length
-    return same and (length <= 8 or same_bytes(data, first_start, start, length))
+    return same and (length <= 8 or equal_bytes(data, first_start, data, start, length))
 
 
 @kernel
@@ -152,7 +147,16 @@ def extend_ngrams(
     """Return the repeated (n+1)-grams from the repeated n-grams, where two overlap in
     all but one word.
     """
-    steps, keys = _likely_pairs(at, group)
+    steps, keys = np.empty(len(at), np.int32), np.empty(len(at), np.uint64)
+    count = 0
+    for step in range(len(at) - 1):  # without a branch, which would be unpredictable
+        steps[count], keys[count] = (
+            step,
+            np.uint64(group[step]) << np.uint64(32) | np.uint64(group[step + 1]),
+        )
+        count += at[step] + 1 == at[step + 1]
+    likely = likely_repeated(keys[:count] * _OTHER_ODD)
+    steps, keys = steps[likely], keys[likely]
     table = empty_table(len(steps))
     mask = np.uint64(len(table) - 1)
     longer_at, numbers = np.empty(len(steps), np.int32), np.empty(len(steps), np.int32)
@@ -171,38 +175,6 @@ def extend_ngrams(
         copies[number] += 1
         longer_at[pair], numbers[pair] = at[steps[pair]], number
     return keep_repeated(longer_at, numbers, copies[:num_groups])
-
-
-@kernel
-def _likely_pairs(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return n-grams that overlap with the next in all but one word and whose pair may
-    be repeated.
-
-    All repeated pairs are included. The loop has no branch that depends on the text,
-    since it would be unpredictable.
-
-    Returns:
-        steps: int32, indices of the first of two; keys: uint64, their two groups.
-    """
-    steps, keys = np.empty(len(at), np.int32), np.empty(len(at), np.uint64)
-    count = 0
-    for step in range(len(at) - 1):
-        steps[count], keys[count] = (
-            step,
-            np.uint64(group[step]) << np.uint64(32) | np.uint64(group[step + 1]),
-        )
-        count += at[step] + 1 == at[step + 1]
-    counts = np.zeros(table_size(4 * count), np.uint8)
-    mask = np.uint64(len(counts) - 1)
-    for pair in range(count):
-        slot = (keys[pair] * _OTHER_ODD >> np.uint64(32)) & mask
-        counts[slot] = min(counts[slot] + 1, 2)
-    likely = 0
-    for pair in range(count):
-        step, key = steps[pair], keys[pair]
-        steps[likely], keys[likely] = step, key
-        likely += counts[(key * _OTHER_ODD >> np.uint64(32)) & mask] > 1
-    return steps[:likely], keys[:likely]
 
 
 @kernel
@@ -257,7 +229,17 @@ def copied_segments(
     Args:
         first_counts: True if the first copy counts too.
     """
-    starts, ends = likely_copied(data, starts, ends)
+    # Most segments differ from all others by length, first or last eight bytes, so that
+    # the bytes between are not read.
+    values = np.empty(len(starts), np.uint64)
+    for segment in range(len(starts)):
+        start, size = starts[segment], ends[segment] - starts[segment]
+        last = load64(data, ends[segment] - 8) if size > 8 else np.uint64(0)
+        values[segment] = (
+            (first_bytes(data, start, size) ^ np.uint64(size)) * _ODD ^ last
+        ) * _OTHER_ODD
+    likely = likely_repeated(values)
+    starts, ends = starts[likely], ends[likely]
     numbers, copies = number_spans(data, starts, ends)
     count, length, next_number = 0, 0, 0
     for segment in range(len(numbers)):
@@ -268,37 +250,6 @@ def copied_segments(
             count += 1
             length += count_code_points(data, starts[segment], ends[segment])
     return count, length
-
-
-@kernel
-def likely_copied(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the spans that may equal another one, by length, first and last eight
-    bytes.
-
-    Every span that does equal another is included. Most spans differ from all others,
-    so the bytes between are not read.
-    """
-    table = np.zeros(table_size(4 * len(starts)), np.uint8)
-    mask = np.uint64(len(table) - 1)
-    slots = np.empty(len(starts), np.uint32)
-    for span in range(len(starts)):
-        start, length = starts[span], ends[span] - starts[span]
-        last = load64(data, ends[span] - 8) if length > 8 else np.uint64(0)
-        value = (
-            (first_bytes(data, start, length) ^ np.uint64(length)) * _ODD ^ last
-        ) * _OTHER_ODD
-        slot = (value ^ value >> np.uint64(32)) & mask
-        slots[span] = slot
-        table[slot] = min(table[slot] + 1, 2)
-    likely_starts, likely_ends = np.empty_like(starts), np.empty_like(ends)
-    count = 0
-    for span in range(len(starts)):
-        if table[slots[span]] > 1:
-            likely_starts[count], likely_ends[count] = starts[span], ends[span]
-            count += 1
-    return likely_starts[:count], likely_ends[:count]
 
 
 MOST_SHARED = 40
@@ -346,65 +297,45 @@ def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         never too few.
     """
     words = len(offsets) - 1
-    shift = np.uint64(_shift(words))
-    counts, values = np.zeros(1 << 64 - shift, np.uint8), np.empty(words, np.uint64)
+    values, shared = np.empty(words, np.uint64), np.zeros(words, np.uint8)
     for word in range(words):
-        value = (
+        values[word] = (
             load64(joined, offsets[word]) * _ODD ^ load64(joined, offsets[word] + 8)
         ) * _OTHER_ODD
-        values[word] = value
-        counts[value >> shift] = min(counts[value >> shift] + 1, 2)
-    shared, likely = np.zeros(words, np.uint8), np.empty(words, np.int32)
-    number = 0
-    for word in range(words):
-        likely[number] = word
-        number += counts[values[word] >> shift] > 1
-    likely = likely[:number]
+    repeated = likely_repeated(values)
+    likely, values = repeated, values[repeated]
     for length in range(24, MOST_SHARED + 1, 8):
         shared[likely] = length - 8
-        likely = _share_more(joined, offsets, likely, values, length)
+        for number in range(len(likely)):
+            value = values[number] ^ values[number] >> np.uint64(32)
+            more = load64(joined, offsets[likely[number]] + length - 8)
+            values[number] = (value ^ more) * _ODD
+        repeated = likely_repeated(values)
+        likely, values = likely[repeated], values[repeated]
     shared[likely] = MOST_SHARED
     return shared
 
 
 @kernel
-def _share_more(
-    joined: np.ndarray,
-    offsets: np.ndarray,
-    words: np.ndarray,
-    values: np.ndarray,
-    length: int,
-) -> np.ndarray:
-    """Return the words, sharing eight bytes less, that probably share `length` bytes;
-    `values` are their hashes.
-    """
-    shift = np.uint64(_shift(len(words)))
-    counts = np.zeros(1 << 64 - shift, np.uint8)
-    for word in words:
-        value = (
-            values[word]
-            ^ values[word] >> np.uint64(32)
-            ^ load64(joined, offsets[word] + length - 8)
-        )
-        values[word] = value * _ODD
-        counts[values[word] >> shift] = min(counts[values[word] >> shift] + 1, 2)
-    likely = np.empty(len(words), np.int32)
-    number = 0
-    for word in words:
-        likely[number] = word
-        number += counts[values[word] >> shift] > 1
-    return likely[:number]
+def likely_repeated(values: np.ndarray) -> np.ndarray:
+    """Return the indices of the hashes that others probably equal: int32, ascending,
+    including all that others do equal.
 
-
-@kernel
-def _shift(entries: int) -> int:
-    """Return the shift of a 64-bit hash for a table of at least eight slots per
-    entry.
+    Args:
+        values: uint64, whose highest bits depend on all of what was hashed.
     """
     bits = 6
-    while 1 << bits < 8 * entries:
+    while 1 << bits < 8 * len(values):
         bits += 1
-    return 64 - bits
+    shift = np.uint64(64 - bits)
+    counts, likely = np.zeros(1 << bits, np.uint8), np.empty(len(values), np.int32)
+    for value in values:
+        counts[value >> shift] = min(counts[value >> shift] + 1, 2)
+    number = 0
+    for index in range(len(values)):
+        likely[number] = index
+        number += counts[values[index] >> shift] > 1
+    return likely[:number]
 
 
 @kernel
@@ -435,36 +366,6 @@ def likely_copies(
 
 
 @kernel
-def _alike(
-    joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray, n: int
-) -> np.ndarray:
-    """Return positions of n-grams whose length and first bytes (at most sixteen)
-    probably equal another's.
-    """
-    shift = np.uint64(_shift(len(candidates)))
-    counts, values = (
-        np.zeros(1 << 64 - shift, np.uint8),
-        np.empty(len(candidates), np.uint64),
-    )
-    for number in range(len(candidates)):
-        start = offsets[candidates[number]]
-        length = offsets[candidates[number] + n] - start
-        beyond_8, beyond_16 = 8 - min(length, 8), 16 - max(min(length, 16), 8)
-        first = load64(joined, start) << np.uint64(8 * beyond_8)
-        # a number cannot be shifted by all of its 64 bits at once
-        half = np.uint64(4 * beyond_16)
-        second = load64(joined, start + 8) << half << half
-        value = ((first ^ np.uint64(length)) * _ODD ^ second) * _OTHER_ODD
-        values[number] = value
-        counts[value >> shift] = min(counts[value >> shift] + 1, 2)
-    alike, num_alike = np.empty(len(candidates), np.int32), 0
-    for number in range(len(candidates)):
-        alike[num_alike] = candidates[number]
-        num_alike += counts[values[number] >> shift] > 1
-    return alike[:num_alike]
-
-
-@kernel
 def copied_chars(
     joined: np.ndarray,
     offsets: np.ndarray,
@@ -479,7 +380,17 @@ def copied_chars(
         candidates: result of `likely_copies` for this n.
         chars: number of code points of every word.
     """
-    candidates = _alike(joined, offsets, candidates, n)
+    values = np.empty(len(candidates), np.uint64)
+    for number in range(len(candidates)):  # by length and first sixteen bytes
+        start = offsets[candidates[number]]
+        length = offsets[candidates[number] + n] - start
+        beyond_8, beyond_16 = 8 - min(length, 8), 16 - max(min(length, 16), 8)
+        first = load64(joined, start) << np.uint64(8 * beyond_8)
+        # a number cannot be shifted by all of its 64 bits at once
+        half = np.uint64(4 * beyond_16)
+        second = load64(joined, start + 8) << half << half
+        values[number] = ((first ^ np.uint64(length)) * _ODD ^ second) * _OTHER_ODD
+    candidates = candidates[likely_repeated(values)]
     if len(candidates) < 2:
         return 0
     table = empty_table(len(candidates))
@@ -500,7 +411,9 @@ def copied_chars(
                 hashes[table[slot]] == value
                 and offsets[earlier + n] - offsets[earlier] == end - start
             )
-            is_copy = same and same_bytes(joined, offsets[earlier], start, end - start)
+            is_copy = same and equal_bytes(
+                joined, offsets[earlier], joined, start, end - start
+            )
             slot = (slot + np.uint64(1)) & mask
         if is_copy:
             total += chars[word : word + n].sum()

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.conservation import COUNT_EDGES, SHARE_EDGES
+from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.mixtures.base import Section
 from gristmill.mixtures.steps.rules import Rules, columns_of
 
@@ -89,17 +90,11 @@ def measure(
         column -> int64 or float64 of shape (n,). A set with `rule_sources` has only
         float64, NaN for other sources.
     """
+    of_all_sources = dict(rules.sets)
     of_sources = {
-        name: section for name, section in rules.sets.items() if name in rule_sources
+        name: of_all_sources.pop(name) for name in rules.sets if name in rule_sources
     }
-    measured = _measure_all(
-        rows,
-        {
-            name: section
-            for name, section in rules.sets.items()
-            if name not in of_sources
-        },
-    )
+    measured = _measure_all(rows, of_all_sources)
     for name, section in of_sources.items():
         sources = pa.array(list(rule_sources[name]), pa.string())
         judged = pc.is_in(rows["source"].cast(pa.string()), value_set=sources)
@@ -121,6 +116,17 @@ def spread(columns: Columns, is_measured: np.ndarray) -> dict[str, np.ndarray]:
         spread_columns[name] = np.full(len(is_measured), np.nan)
         spread_columns[name][is_measured] = values
     return spread_columns
+
+
+def is_english(languages: Sequence[str | None]) -> np.ndarray:
+    """Return True for languages that are English or unknown: bool of shape (n,)."""
+    return np.array(
+        [
+            language is None or parse_label(language).code == "en"
+            for language in languages
+        ],
+        bool,
+    )
 
 
 def _measure_all(

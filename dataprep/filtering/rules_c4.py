@@ -22,16 +22,16 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
     text_classes,
 )
 from gristmill.dataprep.filtering.listed_words import (
+    PLACEHOLDER,
     Phrases,
     count_phrases,
-    prepare_phrases,
 )
 from gristmill.dataprep.filtering.rule_sets import RuleSet
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points
+from gristmill.dataprep.text.swar import count_byte
 
 C4_STATISTICS = ("document_characters", "sentences", "lorem_ipsum", "curly_brackets")
-_PLACEHOLDER = prepare_phrases(["lorem ipsum"])
 
 
 def c4_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarray]:
@@ -48,7 +48,7 @@ def c4_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarray]:
     """
     data, offsets = text_buffers(texts)
     values = np.zeros((len(offsets) - 1, len(C4_STATISTICS)), np.int64)
-    _measure_texts(data, offsets, text_classes(), _PLACEHOLDER, values)
+    _measure_texts(data, offsets, text_classes(), PLACEHOLDER, values)
     return dict(zip(C4_STATISTICS, values.T.copy()))
 
 
@@ -69,12 +69,4 @@ def _measure_texts(
         row[0] = count_code_points(data, begin, end)
         row[1] = count_sentences(data, begin, end, classes)
         row[2] = count_phrases(data, begin, end, placeholder)
-        row[3] = _count_byte(data, begin, end, 0x7B)
-
-
-@kernel
-def _count_byte(data: np.ndarray, begin: int, end: int, value: int) -> int:
-    count = 0
-    for byte in data[begin:end]:
-        count += byte == value
-    return count
+        row[3] = count_byte(data, begin, end, 0x7B)

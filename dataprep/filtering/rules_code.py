@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from string import ascii_letters, digits, hexdigits
 
 import numpy as np
 import pyarrow as pa
@@ -63,8 +64,11 @@ from gristmill.dataprep.text.unicode_tables import (
     ALPHABETIC,
     SPACE,
     WORD,
+    byte_table,
     code_point_flags,
     decode,
+    decode_before,
+    skip_flagged,
 )
 from gristmill.mixtures.steps.rules import Code
 
@@ -253,21 +257,20 @@ def _measure_texts(
         begin, end = offsets[text], offsets[text + 1]
         row = values[text]
         head = _measure_lines(data, begin, end, row)
-        characters = count_code_points(data, begin, end)
+        characters, alphanumeric, alphabetic = 0, 0, 0
+        at, opening = begin, end
+        while at < end:
+            code, width = decode(data, at)
+            alphanumeric += flags[code] & WORD != 0 and code != 0x5F
+            alphabetic += flags[code] & ALPHABETIC != 0
+            characters, at = characters + 1, at + width
+            if characters == FIRST_CHARACTERS:
+                opening = at
         row[9] = count_phrases(data, begin, head, generated)
-        row[10] = (
-            count_phrases(
-                data,
-                begin,
-                _skip_code_points(data, begin, end, FIRST_CHARACTERS),
-                xml_header,
-            )
-            > 0
-        )
+        row[10] = count_phrases(data, begin, opening, xml_header) > 0
         row[11], row[12] = count_words(data, begin, end, classes), characters
         if characters == 0:
             continue
-        alphanumeric, alphabetic = _count_letters(data, begin, end, flags)
         row[3], row[4] = alphanumeric / characters, alphabetic / characters
         row[5], encoded = encoded_characters(data, begin, end, flags)
         row[6] = encoded / characters
@@ -298,42 +301,13 @@ def _measure_lines(data: np.ndarray, begin: int, end: int, row: np.ndarray) -> i
     return head
 
 
-@kernel
-def _skip_code_points(data: np.ndarray, at: int, end: int, number: int) -> int:
-    while at < end and number > 0:
-        _, width = decode(data, at)
-        at, number = at + width, number - 1
-    return at
-
-
-@kernel
-def _count_letters(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray
-) -> tuple[int, int]:
-    """Return the numbers of code points that are letters or digits, and that are
-    letters.
-    """
-    alphanumeric, alphabetic, at = 0, 0, begin
-    while at < end:
-        code, width = decode(data, at)
-        alphanumeric += flags[code] & WORD != 0 and code != 0x5F
-        alphabetic += flags[code] & ALPHABETIC != 0
-        at += width
-    return alphanumeric, alphabetic
-
-
 LEAST_BASE64, LEAST_GROUPS = 64, 8
 
-_IS_BASE64 = np.array(
-    [
-        byte < 128 and (chr(byte).isalnum() or chr(byte) in "+/\n=")
-        for byte in range(256)
-    ]
-)
-_IS_WORD = np.array(
-    [byte < 128 and (chr(byte).isalnum() or chr(byte) == "_") for byte in range(256)]
-)
-_IS_HEX = np.array([chr(byte) in "0123456789abcdefABCDEF" for byte in range(256)])
+_IS_BASE64 = byte_table(ascii_letters + digits + "+/\n=")
+_IS_WORD = byte_table(ascii_letters + digits + "_")
+_IS_HEX = byte_table(hexdigits)
+_OPENS_TAG = byte_table(ascii_letters + "/!?")
+_IS_HTML_SPACE = byte_table(" \t\n\f\r")
 _SCRIPT, _STYLE = np.frombuffer(b"script", np.uint8), np.frombuffer(b"style", np.uint8)
 
 
@@ -344,7 +318,19 @@ def encoded_characters(
     """Return the code points of the longest match of the three patterns in
     `data[begin:end]`, and of all their matches.
     """
-    longest, total = _base64(data, begin, end)
+    longest, total, run = 0, 0, begin
+    # Base64 is searched from the far end of a run, so that most bytes are never read.
+    while run + LEAST_BASE64 <= end:
+        at = run + LEAST_BASE64 - 1
+        while at >= run and _IS_BASE64[data[at]]:
+            at -= 1
+        if at >= run:
+            run = at + 1
+            continue
+        stop = run + LEAST_BASE64
+        while stop < end and _IS_BASE64[data[stop]]:
+            stop += 1
+        longest, total, run = max(longest, stop - run), total + stop - run, stop + 1
     at = begin
     while at < end:
         stop = at
@@ -359,26 +345,6 @@ def encoded_characters(
             length = count_code_points(data, at, stop)
             longest, total = max(longest, length), total + length
         at = max(stop, at + 1)
-    return longest, total
-
-
-@kernel
-def _base64(data: np.ndarray, begin: int, end: int) -> tuple[int, int]:
-    """Return the same for the first pattern; runs are searched from their far end, so
-    that most bytes are never read.
-    """
-    longest, total, run = 0, 0, begin
-    while run + LEAST_BASE64 <= end:
-        at = run + LEAST_BASE64 - 1
-        while at >= run and _IS_BASE64[data[at]]:
-            at -= 1
-        if at >= run:
-            run = at + 1
-            continue
-        stop = run + LEAST_BASE64
-        while stop < end and _IS_BASE64[data[stop]]:
-            stop += 1
-        longest, total, run = max(longest, stop - run), total + stop - run, stop + 1
     return longest, total
 
 
@@ -407,7 +373,7 @@ def _end_of_hexadecimal(
         if behind < end and data[behind] == 0x2C:
             behind += 1
         elif _is_border(data, begin, behind, end, flags):
-            behind = _skip_spaces(data, behind, end, flags)
+            behind = skip_flagged(data, behind, end, flags, SPACE)
         else:
             break
         at, groups = behind, groups + 1
@@ -421,25 +387,10 @@ def _is_border(
     """Return True if `\\b` matches here."""
     before = after = False
     if at > begin:
-        last = at - 1
-        while data[last] & 0xC0 == 0x80:
-            last -= 1
-        code, _ = decode(data, last)
-        before = flags[code] & WORD != 0
+        before = flags[decode_before(data, at)[0]] & WORD != 0
     if at < end:
-        code, _ = decode(data, at)
-        after = flags[code] & WORD != 0
+        after = flags[decode(data, at)[0]] & WORD != 0
     return before != after
-
-
-@kernel
-def _skip_spaces(data: np.ndarray, at: int, end: int, flags: np.ndarray) -> int:
-    while at < end:
-        code, width = decode(data, at)
-        if flags[code] & SPACE == 0:
-            break
-        at += width
-    return at
 
 
 @kernel
@@ -463,7 +414,7 @@ def visible_characters(data: np.ndarray, begin: int, end: int) -> int:
     """
     count, at = 0, begin
     while at < end:
-        if data[at] != 0x3C or at + 1 == end or not _opens_tag(data[at + 1]):
+        if data[at] != 0x3C or at + 1 == end or not _OPENS_TAG[data[at + 1]]:
             count += data[at] & 0xC0 != 0x80
             at += 1
         elif (
@@ -472,7 +423,12 @@ def visible_characters(data: np.ndarray, begin: int, end: int) -> int:
             and data[at + 2] == 0x2D
             and data[at + 3] == 0x2D
         ):
-            at = _skip_past(data, at + 4, end, 0x2D, 0x2D)
+            at += 6  # after the two hyphens that may be part of `-->`
+            while at < end and not (
+                data[at] == 0x3E and data[at - 1] == data[at - 2] == 0x2D
+            ):
+                at += 1
+            at = min(at + 1, end)
         elif _is_element(data, at + 1, end, _SCRIPT):
             at = _skip_element(data, at, end, _SCRIPT)
         elif _is_element(data, at + 1, end, _STYLE):
@@ -480,26 +436,6 @@ def visible_characters(data: np.ndarray, begin: int, end: int) -> int:
         else:
             at = _skip_tag(data, at, end)
     return count
-
-
-@kernel
-def _opens_tag(byte: int) -> bool:
-    return 0x61 <= (byte | 0x20) <= 0x7A or byte == 0x2F or byte == 0x21 or byte == 0x3F
-
-
-@kernel
-def _skip_past(data: np.ndarray, at: int, end: int, first: int, second: int) -> int:
-    """Return the position after the next `>` that two given bytes precede, all from
-    `at` on; `end` if there is none.
-    """
-    for close in range(at + 2, end):
-        if (
-            data[close] == 0x3E
-            and data[close - 1] == second
-            and data[close - 2] == first
-        ):
-            return close + 1
-    return end
 
 
 @kernel
@@ -511,12 +447,7 @@ def _is_element(data: np.ndarray, at: int, end: int, name: np.ndarray) -> bool:
         if data[at + step] | 0x20 != name[step]:
             return False
     behind = data[at + len(name)]
-    return behind == 0x3E or behind == 0x2F or _is_html_space(behind)
-
-
-@kernel
-def _is_html_space(byte: int) -> bool:
-    return byte == 0x20 or byte == 0x09 or byte == 0x0A or byte == 0x0C or byte == 0x0D
+    return behind == 0x3E or behind == 0x2F or _IS_HTML_SPACE[behind]
 
 
 @kernel
@@ -548,6 +479,6 @@ def _skip_tag(data: np.ndarray, at: int, end: int) -> int:
                 at += 1
         elif byte == 0x3E:
             return at + 1
-        value = byte == 0x3D or (value and _is_html_space(byte))
+        value = byte == 0x3D or (value and _IS_HTML_SPACE[byte])
         at += 1
     return end

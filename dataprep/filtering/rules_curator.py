@@ -27,11 +27,14 @@ text without any code point, or line, the shares are 1, so that it is dropped.
 
 from __future__ import annotations
 
+from string import ascii_letters, digits, hexdigits
+
 import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.filtering.lines_and_sentences import SPACE, text_classes
 from gristmill.dataprep.filtering.listed_words import (
+    PLACEHOLDER,
     Phrases,
     count_phrases,
     prepare_phrases,
@@ -39,7 +42,7 @@ from gristmill.dataprep.filtering.listed_words import (
 from gristmill.dataprep.filtering.rule_sets import RuleSet
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines, strip
-from gristmill.dataprep.text.unicode_tables import decode
+from gristmill.dataprep.text.unicode_tables import byte_table, decode
 
 CURATOR_SHARES = (
     "non_alphanumeric_ratio",
@@ -67,33 +70,25 @@ BOILERPLATE = (
 )
 
 _BOILERPLATE = prepare_phrases(BOILERPLATE)
-_PLACEHOLDER = prepare_phrases(["lorem ipsum"])
-
 _ALPHANUMERIC, _DIGIT, _WHITESPACE, _BRACKET, _IN_URL = (
     np.uint8(1 << bit) for bit in range(5)
 )
 
 
-def _byte_classes() -> np.ndarray:
-    """Return the flags of every ASCII character: uint8 of shape (128,)."""
-    letters, digits = (
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
-        "0123456789",
-    )
-    classes = np.zeros(128, np.uint8)
-    for flag, members in (
-        (_ALPHANUMERIC, letters + digits + "\n?!,."),
-        (_DIGIT, digits),
-        (_WHITESPACE, " \t\n\r\b"),
-        (_BRACKET, "()[]{}"),
-        (_IN_URL, letters + digits + "$-_@.&+!*(),"),
-    ):
-        classes[[ord(member) for member in members]] |= flag
-    return classes
-
-
-_BYTE_CLASSES = _byte_classes()
-_IS_HEX = np.array([chr(byte) in "0123456789abcdefABCDEF" for byte in range(256)])
+_BYTE_CLASSES = np.bitwise_or.reduce(
+    [
+        flag * byte_table(members)
+        for flag, members in (
+            (_ALPHANUMERIC, ascii_letters + digits + "\n?!,."),
+            (_DIGIT, digits),
+            (_WHITESPACE, " \t\n\r\b"),
+            (_BRACKET, "()[]{}"),
+            (_IN_URL, ascii_letters + digits + "$-_@.&+!*(),"),
+        )
+    ]
+)
+"""Flags of every byte: uint8 of shape (256,)."""
+_IS_HEX, _IS_END = byte_table(hexdigits), byte_table(".?!\"'")
 
 
 def curator_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarray]:
@@ -112,7 +107,7 @@ def curator_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarra
     values = np.ones((len(offsets) - 1, len(CURATOR_SHARES)))
     longest = np.zeros(len(offsets) - 1, np.int64)
     _measure_texts(
-        data, offsets, text_classes(), _BOILERPLATE, _PLACEHOLDER, values, longest
+        data, offsets, text_classes(), _BOILERPLATE, PLACEHOLDER, values, longest
     )
     return {
         **dict(zip(CURATOR_SHARES, values.T.copy())),
@@ -139,8 +134,23 @@ def _measure_texts(
         if begin < end:
             longest[text] = _measure_characters(data, begin, end, classes, row)
         if count_phrases(data, begin, end, placeholder) == 0:
-            row[5] = _boilerplate_ratio(data, begin, end, boilerplate)
-        row[6] = _unended_ratio(data, begin, end, classes)
+            paragraphs, matching, at = 0, 0, begin
+            while at <= end:
+                stop = skip_to_newlines(data, at, end, 2)
+                paragraphs += 1
+                matching += count_phrases(data, at, stop, boilerplate) > 0
+                at = stop + 2
+            row[5] = matching / paragraphs
+        lines, unended, at = 0, 0, begin
+        while at < end:
+            stop = skip_to_newlines(data, at, end, 1)
+            first, last = strip(data, at, stop, classes)
+            if first < last:
+                lines += 1
+                unended += not _IS_END[data[last - 1]]
+            at = stop + 1
+        if lines:
+            row[6] = unended / lines
 
 
 @kernel
@@ -196,7 +206,7 @@ def _end_of_url(data: np.ndarray, at: int, end: int) -> int:
         return at
     first = stop = scheme + 3
     while stop < end:
-        if data[stop] < 0x80 and _BYTE_CLASSES[data[stop]] & _IN_URL:
+        if _BYTE_CLASSES[data[stop]] & _IN_URL:
             stop += 1
         elif (
             data[stop] == 0x25
@@ -208,38 +218,3 @@ def _end_of_url(data: np.ndarray, at: int, end: int) -> int:
         else:
             break
     return stop if stop > first else at
-
-
-@kernel
-def _boilerplate_ratio(
-    data: np.ndarray, begin: int, end: int, boilerplate: Phrases
-) -> float:
-    paragraphs, matching, paragraph = 0, 0, begin
-    while paragraph <= end:
-        stop = skip_to_newlines(data, paragraph, end, 2)
-        paragraphs += 1
-        matching += count_phrases(data, paragraph, stop, boilerplate) > 0
-        paragraph = stop + 2
-    return matching / paragraphs
-
-
-@kernel
-def _unended_ratio(
-    data: np.ndarray, begin: int, end: int, classes: np.ndarray
-) -> float:
-    lines, unended, line = 0, 0, begin
-    while line < end:
-        stop = skip_to_newlines(data, line, end, 1)
-        first, last = strip(data, line, stop, classes)
-        if first < last:
-            lines += 1
-            mark = data[last - 1]
-            unended += not (
-                mark == 0x2E
-                or mark == 0x3F
-                or mark == 0x21
-                or mark == 0x22
-                or mark == 0x27
-            )
-        line = stop + 1
-    return unended / lines if lines else 1.0

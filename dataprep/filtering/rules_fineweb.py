@@ -34,8 +34,14 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
 from gristmill.dataprep.filtering.repetition import copied_segments
 from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines, strip
-from gristmill.dataprep.text.unicode_tables import decode
+from gristmill.dataprep.text.spans import (
+    NEWLINE,
+    count_code_points,
+    skip_to_newlines,
+    strip,
+)
+from gristmill.dataprep.text.swar import count_byte
+from gristmill.dataprep.text.unicode_tables import decode_before
 from gristmill.dataprep.words.language_words import language_names, language_words
 from gristmill.mixtures.steps.rules import FineWeb
 
@@ -77,26 +83,14 @@ def fineweb_statistics(
     data, offsets = text_buffers(texts)
     values = np.zeros((len(offsets) - 1, len(FINEWEB_STATISTICS)))
     _measure_texts(data, offsets, text_classes(), short_line_characters, values)
-    if languages is not None:
-        _count_other_words(data, offsets, languages, values)
+    if languages:
+        segmented = language_words(data, offsets, languages)
+        counts = np.diff(segmented.words.offsets)[segmented.places]
+        for text in np.flatnonzero(values[:, 0]):
+            newlines = count_byte(data, offsets[text], offsets[text + 1], NEWLINE)
+            values[text, 4] = newlines / counts[text] if counts[text] else 0.0
     columns = dict(zip(FINEWEB_STATISTICS, values.T.copy()))
     return {**columns, "filled_lines": columns["filled_lines"].astype(np.int64)}
-
-
-def _count_other_words(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    languages: Sequence[str | None],
-    values: np.ndarray,
-) -> None:
-    """Write newlines per word of the language's tokenizer, for texts with a filled
-    line.
-    """
-    segmented = language_words(data, offsets, languages)
-    counts = np.diff(segmented.words.offsets)[segmented.places]
-    for text in np.flatnonzero(values[:, 0]):
-        newlines = _count_newlines(data, offsets[text], offsets[text + 1])
-        values[text, 4] = newlines / counts[text] if counts[text] else 0.0
 
 
 @kernel
@@ -109,7 +103,7 @@ def _measure_texts(
 ) -> None:
     for text in range(len(offsets) - 1):
         begin, end = offsets[text], offsets[text + 1]
-        newlines = _count_newlines(data, begin, end)
+        newlines = count_byte(data, begin, end, NEWLINE)
         starts, ends = (
             np.empty(newlines + 1, np.int64),
             np.empty(newlines + 1, np.int64),
@@ -122,7 +116,7 @@ def _measure_texts(
             first, last = strip(data, line, stop, classes)
             if first < last:
                 starts[filled], ends[filled] = line, stop
-                terminal += _ends_in_terminal_mark(data, stop, classes)
+                terminal += classes[decode_before(data, stop)[0]] & TERMINAL != 0
                 short_lines += length <= short
                 filled += 1
             line = stop + 1
@@ -135,23 +129,3 @@ def _measure_texts(
             repeated / all_chars,
             newlines / count_words(data, begin, end, classes),
         )
-
-
-@kernel
-def _count_newlines(data: np.ndarray, begin: int, end: int) -> int:
-    count = 0
-    for byte in data[begin:end]:
-        count += byte == 0x0A
-    return count
-
-
-@kernel
-def _ends_in_terminal_mark(data: np.ndarray, end: int, classes: np.ndarray) -> bool:
-    """Return True if the last code point before `end`, which exists, is a terminal
-    mark.
-    """
-    last = end - 1
-    while data[last] & 0xC0 == 0x80:
-        last -= 1
-    code, _ = decode(data, last)
-    return classes[code] & TERMINAL != 0

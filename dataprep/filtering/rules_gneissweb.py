@@ -25,10 +25,20 @@ from gristmill.core.files import as_path
 from gristmill.dataprep.conservation import SHARE_EDGES
 from gristmill.dataprep.fasttext.fasttext_backend import model_at
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
-from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet, spread
-from gristmill.dataprep.langid.language_codes import parse_label
+from gristmill.dataprep.filtering.rule_sets import (
+    Columns,
+    RuleSet,
+    is_english,
+    spread,
+)
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.unicode_tables import SPACE, WORD, code_point_flags, decode
+from gristmill.dataprep.text.unicode_tables import (
+    SPACE,
+    WORD,
+    byte_table,
+    code_point_flags,
+    decode,
+)
 from gristmill.mixtures.steps.rules import GneissWeb
 
 if TYPE_CHECKING:
@@ -37,27 +47,17 @@ if TYPE_CHECKING:
 LONGEST_MINI_WORD = 3
 LONGEST_FRAGMENT = 2
 """Words of a sentence that does not count."""
-PERIOD, QUESTION, EXCLAMATION, APOSTROPHE = 0x2E, 0x3F, 0x21, 0x27
+APOSTROPHE = ord("'")
 D, E, L, R, S, T, V = (ord(letter) for letter in "delrstv")
+_IS_TERMINAL = byte_table(".?!")
 
 
 def measure(rows: pa.Table, section: GneissWeb) -> Columns:
     """Measure the columns of the rule set `gneissweb` of n rows: float64 of shape
     (n,).
     """
-    is_english = np.array(
-        [
-            language is None or parse_label(language).code == "en"
-            for language in rows["language"].to_pylist()
-        ],
-        bool,
-    )
-    return spread(
-        _measure_english(rows.filter(pa.array(is_english)), section), is_english
-    )
-
-
-def _measure_english(rows: pa.Table, section: GneissWeb) -> Columns:
+    in_english = is_english(rows["language"].to_pylist())
+    rows = rows.filter(pa.array(in_english))
     data, offsets = text_buffers(rows["text"])
     readability = np.empty(len(rows))
     _measure_texts(data, offsets, code_point_flags(), readability)
@@ -70,19 +70,30 @@ def _measure_english(rows: pa.Table, section: GneissWeb) -> Columns:
         characters = pc.utf8_length(texts).to_numpy()
         tokens = np.array([len(encoding) for encoding in encodings], np.float64)
         np.divide(tokens, characters, out=density, where=characters > 0)
-    in_category = _in_category(rows, section)
+    # texts that any classifier gives another label than the general one
+    in_category = np.zeros(len(rows), bool)
+    if section.categories:
+        text = rows["text"].combine_chunks()
+        lines, _ = one_line_each(text, None, lower=False, marks=True)
+        for path in section.categories:
+            model = model_at(path)
+            general = [-1]
+            if section.general_label in model.labels:
+                general.append(model.labels.index(section.general_label))
+            in_category |= ~np.isin(model.tops(lines)[0], general)
     limit = np.where(
         in_category, section.category_readability_limit, section.readability_limit
     )
     lowest, highest = np.where(
         in_category[:, None], section.category_token_range, section.token_range
     ).T
-    return {
+    measured = {
         "readability": readability,
         "tokens_per_character": density,
         "gneissweb_votes": (readability < limit)
         + ((lowest <= density) & (density <= highest)).astype(np.float64),
     }
+    return spread(measured, in_english)
 
 
 RULE_SET = RuleSet(measure, ("language",), {"tokens_per_character": SHARE_EDGES})
@@ -95,27 +106,6 @@ def _load_tokenizer(path: str) -> Tokenizer:
     return Tokenizer.from_str(as_path(path).read_text(encoding="utf-8"))
 
 
-def _in_category(rows: pa.Table, section: GneissWeb) -> np.ndarray:
-    """Return True for the texts that any classifier gives another label than the
-    general one: bool of shape (n,).
-    """
-    in_category = np.zeros(len(rows), bool)
-    if not section.categories:
-        return in_category
-    lines, _ = one_line_each(
-        rows["text"].combine_chunks(), None, lower=False, marks=True
-    )
-    for path in section.categories:
-        model = model_at(path)
-        labels, _ = model.tops(lines)
-        is_general = [
-            label < 0 or model.labels[label] == section.general_label
-            for label in labels
-        ]
-        in_category |= ~np.array(is_general, bool)
-    return in_category
-
-
 @kernel
 def _measure_texts(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, readability: np.ndarray
@@ -123,7 +113,19 @@ def _measure_texts(
     for text in range(len(readability)):
         begin, end = offsets[text], offsets[text + 1]
         words, mini_words = _count_words(data, begin, end, flags)
-        score = (words + mini_words) / max(_count_sentences(data, begin, end, flags), 1)
+        sentences, at = 0, begin
+        while at < end:
+            code, width = decode(data, at)
+            if flags[code] & WORD == 0:
+                at += width
+                continue
+            start = at
+            while at < end and not _IS_TERMINAL[data[at]]:
+                at += 1
+            while at < end and _IS_TERMINAL[data[at]]:
+                at += 1
+            sentences += _count_words(data, start, at, flags)[0] > LONGEST_FRAGMENT
+        score = (words + mini_words) / max(sentences, 1)
         readability[text] = np.floor(score * 10 + 0.5) / 10
 
 
@@ -166,25 +168,3 @@ def _ends_contraction(data: np.ndarray, at: int, end: int, flags: np.ndarray) ->
         return True
     code, _ = decode(data, stop)
     return flags[code] & WORD == 0
-
-
-@kernel
-def _count_sentences(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> int:
-    sentences, at = 0, begin
-    while at < end:
-        code, width = decode(data, at)
-        if flags[code] & WORD == 0:
-            at += width
-            continue
-        start = at
-        while at < end and not _is_terminal(data[at]):
-            at += 1
-        while at < end and _is_terminal(data[at]):
-            at += 1
-        sentences += _count_words(data, start, at, flags)[0] > LONGEST_FRAGMENT
-    return sentences
-
-
-@kernel
-def _is_terminal(byte: int) -> bool:
-    return byte in (PERIOD, QUESTION, EXCLAMATION)

@@ -40,16 +40,20 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
     text_classes,
 )
 from gristmill.dataprep.filtering.listed_words import (
+    PLACEHOLDER,
     Phrases,
     count_phrases,
-    prepare_phrases,
 )
-from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet
-from gristmill.dataprep.langid.language_codes import parse_label
+from gristmill.dataprep.filtering.rule_sets import Columns, RuleSet, is_english
 from gristmill.dataprep.text.hashing import first_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines
-from gristmill.dataprep.text.unicode_tables import ALPHABETIC, code_point_flags, decode
+from gristmill.dataprep.text.unicode_tables import (
+    ALPHABETIC,
+    code_point_flags,
+    decode,
+    skip_flagged,
+)
 from gristmill.dataprep.text.unicode_tables import SPACE as WHITESPACE
 from gristmill.dataprep.words.tokenise_words import Words
 from gristmill.dataprep.words.word_breaks import segmented_words
@@ -89,27 +93,26 @@ and an amount.
 """
 LONGEST_LISTED = 8
 """Bytes of the longest listed word: the capacity of a key."""
-ENGLISH = "en"
 HYPHEN, SPACE, NEWLINE, EQUALS = (
     np.uint8(0x2D),
     np.uint8(0x20),
     np.uint8(0x0A),
     np.uint8(0x3D),
 )
-_PLACEHOLDER = prepare_phrases(["lorem ipsum"])
 
 
-def _keys(words: Sequence[str]) -> np.ndarray:
-    """Return words of ASCII as sorted keys of `first_bytes`."""
-    return np.sort(
-        np.array([int.from_bytes(word.encode(), "little") for word in words], np.uint64)
+_DETERMINERS, _NEVER_NEXT, _FUNCTION_WORDS = (
+    np.array(
+        sorted(
+            int.from_bytes(word.encode(), "little")
+            for word in words
+            if len(word) <= LONGEST_LISTED
+        ),
+        np.uint64,
     )
-
-
-_DETERMINERS, _NEVER_NEXT = _keys(DETERMINERS), _keys(NEVER_NEXT)
-_FUNCTION_WORDS = _keys(
-    [word for word in FUNCTION_WORDS if len(word) <= LONGEST_LISTED]
+    for words in (DETERMINERS, NEVER_NEXT, FUNCTION_WORDS)
 )
+"""Words as keys of `first_bytes`, sorted."""
 
 
 def running_text_statistics(
@@ -132,21 +135,14 @@ def running_text_statistics(
     flags = code_point_flags()
     words = segmented_words(data, offsets, flags, np.arange(number))
     values = np.full((number, len(RUNNING_TEXT_STATISTICS)), np.nan)
-    english = np.array(
-        [
-            language is None or parse_label(language).code == ENGLISH
-            for language in languages
-        ],
-        bool,
-    )
     _measure_texts(
         data,
         offsets,
         flags,
         words,
-        english,
+        is_english(languages),
         text_classes(),
-        _PLACEHOLDER,
+        PLACEHOLDER,
         _DETERMINERS,
         _NEVER_NEXT,
         _FUNCTION_WORDS,
@@ -233,11 +229,7 @@ def _lettered_share(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -
                 markers += 1
             elif inside:
                 in_line += 1
-            while at < line_end:
-                code, width = decode(data, at)
-                if flags[code] & WHITESPACE == 0:
-                    break
-                at += width
+            at = skip_flagged(data, at, line_end, flags, WHITESPACE)
         others += 0 if arithmetic or in_line <= lettered - lettered_before else in_line
         begin = line_end + 1
     return lettered / (lettered + others) if lettered + others else np.nan

@@ -39,7 +39,7 @@ from gristmill.dataprep.filtering.listed_words import (
     hashed_list,
     read_list,
 )
-from gristmill.dataprep.filtering.rule_sets import RuleSet
+from gristmill.dataprep.filtering.rule_sets import RuleSet, spread
 from gristmill.mixtures.steps.rules import Urls
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://(?:www\.)?")
@@ -55,17 +55,16 @@ def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
     has_url = np.array([url is not None for url in all_urls], bool)
     urls = [url for url in all_urls if url is not None]
     plain = [_SCHEME.sub("", url.lower()) for url in urls]
-    measured = {
-        "url_blocked_domain": _blocked_domains(urls, options.block_domains),
-        "url_blocked_page": _blocked_pages(urls, options.block_urls),
-        "url_hard_words": _count_words(plain, options.hard_words),
-        "url_soft_words": _count_words(plain, options.soft_words),
-        "url_strict_words": _count_parts(plain, options.strict_words),
-    }
-    columns = {name: np.full(len(all_urls), np.nan) for name in measured}
-    for name, values in measured.items():
-        columns[name][has_url] = values
-    return columns
+    columns = {}
+    for name, measure, forms, path in (
+        ("url_blocked_domain", _blocked_domains, urls, options.block_domains),
+        ("url_blocked_page", _blocked_pages, urls, options.block_urls),
+        ("url_hard_words", _count_words, plain, options.hard_words),
+        ("url_soft_words", _count_words, plain, options.soft_words),
+        ("url_strict_words", _count_parts, plain, options.strict_words),
+    ):
+        columns[name] = np.zeros(len(urls)) if path is None else measure(forms, path)
+    return spread(columns, has_url)
 
 
 RULE_SET = RuleSet(url_statistics, ("locator", "metadata"))
@@ -78,53 +77,35 @@ def listed_domain(entry: str) -> str:
     return normalise_host(entry.lstrip("*."))
 
 
-def _blocked_domains(urls: list[str], path: str | None) -> np.ndarray:
-    blocked = np.zeros(len(urls), np.int64)
-    if path is None:
-        return blocked
-    hosts = [url_host(url) for url in urls]
-    names = [
-        (row, host[at:]) for row, host in enumerate(hosts) for at in _label_starts(host)
-    ]
-    is_listed = contained(
-        hash_strings([name for _, name in names]), hashed_list(path, listed_domain)
-    )
-    blocked[
-        [row for (row, _), listed in zip(names, is_listed, strict=True) if listed]
-    ] = 1
+def _blocked_domains(urls: list[str], path: str) -> np.ndarray:
+    names: list[str] = []
+    rows: list[int] = []
+    for row, url in enumerate(urls):
+        host = url_host(url)
+        labels = host.split(".") if host else []
+        names += [".".join(labels[first:]) for first in range(len(labels))]
+        rows += [row] * len(labels)
+    is_listed = contained(hash_strings(names), hashed_list(path, listed_domain))
+    blocked = np.zeros(len(urls), bool)
+    blocked[np.array(rows, np.int64)[is_listed]] = True
     return blocked
 
 
-def _label_starts(host: str) -> list[int]:
-    return (
-        [0, *(at + 1 for at, character in enumerate(host) if character == ".")]
-        if host
-        else []
-    )
-
-
-def _blocked_pages(urls: list[str], path: str | None) -> np.ndarray:
-    if path is None:
-        return np.zeros(len(urls), np.int64)
+def _blocked_pages(urls: list[str], path: str) -> np.ndarray:
     pages = hash_strings([normalise_url(url) for url in urls])
-    return contained(pages, hashed_list(path, normalise_url)).astype(np.int64)
+    return contained(pages, hashed_list(path, normalise_url))
 
 
 @lru_cache(maxsize=8)
 def _entries(path: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """Entries of one word, and those of several with single spaces."""
-    entries = {" ".join(_WORDS.findall(entry.lower())) for entry in read_list(path)} - {
-        ""
-    }
-    return frozenset(entry for entry in entries if " " not in entry), tuple(
-        entry for entry in entries if " " in entry
-    )
+    entries = {" ".join(_WORDS.findall(entry.lower())) for entry in read_list(path)}
+    several = {entry for entry in entries if " " in entry}
+    return frozenset(entries - several - {""}), tuple(several)
 
 
-def _count_words(urls: list[str], path: str | None) -> np.ndarray:
+def _count_words(urls: list[str], path: str) -> np.ndarray:
     counts = np.zeros(len(urls), np.int64)
-    if path is None:
-        return counts
     single, several = _entries(path)
     for row, url in enumerate(urls):
         words = _WORDS.findall(url)
@@ -140,11 +121,6 @@ def _parts(path: str) -> Automaton:
     return build(entry.lower().translate(_UNSTRICT) for entry in read_list(path))
 
 
-def _count_parts(urls: list[str], path: str | None) -> np.ndarray:
-    if path is None:
-        return np.zeros(len(urls), np.int64)
-    return count(
-        pa.array([url.translate(_UNSTRICT) for url in urls], pa.large_string()),
-        _parts(path),
-        False,
-    )[0]
+def _count_parts(urls: list[str], path: str) -> np.ndarray:
+    parts = [url.translate(_UNSTRICT) for url in urls]
+    return count(pa.array(parts, pa.large_string()), _parts(path), False)[0]

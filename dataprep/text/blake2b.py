@@ -28,21 +28,18 @@ INITIAL = np.array(
 """RFC 7693, section 2.6."""
 SCHEDULE = np.array(
     [
-        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
-        [14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3],
-        [11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4],
-        [7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8],
-        [9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13],
-        [2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9],
-        [12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11],
-        [13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10],
-        [6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5],
-        [10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0],
+        [int(digit, 16) for digit in order]
+        for order in (
+            "0123456789abcdef ea489fd61c02b753 b8c052fdae367194 "
+            "7931dcbe265a40f8 905724afe1bc683d 2c6a0b834d75fe19 "
+            "c51fed4a0763928b db7ec13950f4862a 6fe9b308c2d714a5 "
+            "a2847615fb9e3cd0"
+        ).split()
     ],
     np.uint8,
 )
-"""Message schedule: words of a block in the order of the steps (RFC 7693, section 2.7);
-rounds 10 and 11 repeat the first two.
+"""Message schedule: words of a block in the order of the steps (RFC 7693, section 2.7),
+a hexadecimal digit each; rounds 10 and 11 repeat the first two.
 """
 ROUNDS, BLOCK_BYTES = 12, 128
 PARAMETERS = np.uint64(0x01010010)

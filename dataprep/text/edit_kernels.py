@@ -51,18 +51,12 @@ def replace_spans(
         pos = offsets[text]
         for edit in range(firsts[text], firsts[text + 1]):
             stop = offsets[text] + begins[edit]
-            edited[out_pos : out_pos + stop - pos] = data[pos:stop]
-            out_pos += stop - pos
-            length = new_offsets[edit + 1] - new_offsets[edit]
-            edited[out_pos : out_pos + length] = new_data[
-                new_offsets[edit] : new_offsets[edit + 1]
-            ]
-            out_pos += length
+            out_pos = _copy(edited, out_pos, data, pos, stop)
+            out_pos = _copy(
+                edited, out_pos, new_data, new_offsets[edit], new_offsets[edit + 1]
+            )
             pos = offsets[text] + ends[edit]
-        edited[out_pos : out_pos + offsets[text + 1] - pos] = data[
-            pos : offsets[text + 1]
-        ]
-        out_pos += offsets[text + 1] - pos
+        out_pos = _copy(edited, out_pos, data, pos, offsets[text + 1])
     return edited, edited_offsets, -1
 
 

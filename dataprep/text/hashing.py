@@ -56,15 +56,6 @@ def splitmix64(value: np.uint64) -> np.uint64:
 
 
 @inner_kernel
-def fold_words(first: np.uint64, second: np.uint64) -> np.uint64:
-    """Two words as one whose low bits depend on all bits: enough for a hash table, with
-    two products only.
-    """
-    mixed = (first ^ second * _OTHER_ODD) * _ODD
-    return mixed ^ mixed >> np.uint64(32)
-
-
-@inner_kernel
 def load64(data: np.ndarray, at: int) -> np.uint64:
     """Eight bytes as a little-endian number.
 
@@ -129,10 +120,13 @@ def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
     return fmix64((value ^ tail) * _ODD)
 
 
-@inner_kernel
-def same_bytes(data: np.ndarray, first: int, second: int, length: int) -> bool:
-    """True if two ranges of bytes are equal."""
-    return equal_bytes(data, first, data, second, length)
+@kernel
+def hash_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """`hash_bytes` of every text: uint64 of shape (n,)."""
+    hashes = np.empty(len(offsets) - 1, np.uint64)
+    for text in range(len(hashes)):
+        hashes[text] = hash_bytes(data, offsets[text], offsets[text + 1])
+    return hashes
 
 
 @inner_kernel
@@ -168,27 +162,22 @@ def sort_distinct(values: np.ndarray, spare: np.ndarray) -> int:
     Returns:
         number of distinct values at the front, ascending.
     """
-    if len(values) <= FEW:
-        _insert(values)
-    else:
+    if len(values) > FEW:
         _sort_bytes(values, spare)
+    else:
+        for pos in range(1, len(values)):
+            value = values[pos]
+            place = pos
+            while place > 0 and values[place - 1] > value:
+                values[place] = values[place - 1]
+                place -= 1
+            values[place] = value
     count = 0
     for value in values:
         if count == 0 or value != values[count - 1]:
             values[count] = value
             count += 1
     return count
-
-
-@kernel
-def _insert(values: np.ndarray) -> None:
-    for pos in range(1, len(values)):
-        value = values[pos]
-        place = pos
-        while place > 0 and values[place - 1] > value:
-            values[place] = values[place - 1]
-            place -= 1
-        values[place] = value
 
 
 @kernel

@@ -12,61 +12,24 @@ import numpy as np
 
 from gristmill.dataprep.text.hashing import fmix64, load64
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.dataprep.text.swar import HIGH_BITS, number_of
+from gristmill.dataprep.text.swar import (
+    HIGH_BITS,
+    controls_of,
+    equal_to,
+    first_of,
+    number_of,
+)
 from gristmill.dataprep.text.unicode_tables import (
     ALONE,
-    ALPHABETIC,
     NOTHING,
     SPACE,
     WORD,
     decode,
+    decode_before,
+    skip_flagged,
 )
 
 NEWLINE = np.uint8(0x0A)
-
-
-@kernel
-def find_words(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Find the words: maximal runs of code points that are not whitespace, like
-    `str.split()`.
-
-    Returns:
-        starts, ends: int64 byte positions; chars: int64 code points; alphabetic: bool,
-            True if any code point of the
-        word is alphabetic. One entry per word.
-    """
-    capacity = (end - begin) // 2 + 1
-    starts = np.empty(capacity, np.int64)
-    ends = np.empty(capacity, np.int64)
-    chars = np.empty(capacity, np.int64)
-    alphabetic = np.empty(capacity, np.bool_)
-    count = 0
-    start = 0
-    length = 0
-    flag_union = np.uint16(0)
-    pos = begin
-    while pos < end:
-        code, width = decode(data, pos)
-        flag = flags[code]
-        if flag & SPACE == 0:
-            if length == 0:
-                start = pos
-                flag_union = np.uint16(0)
-            length += 1
-            flag_union |= flag
-        elif length > 0:
-            starts[count], ends[count], chars[count] = start, pos, length
-            alphabetic[count] = flag_union & ALPHABETIC != 0
-            count = count + 1
-            length = 0
-        pos += width
-    if length > 0:
-        starts[count], ends[count], chars[count] = start, end, length
-        alphabetic[count] = flag_union & ALPHABETIC != 0
-        count += 1
-    return starts[:count], ends[:count], chars[:count], alphabetic[:count]
 
 
 @kernel
@@ -117,20 +80,50 @@ def skip_to_newlines(data: np.ndarray, begin: int, end: int, newlines: int) -> i
 @kernel
 def strip(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tuple[int, int]:
     """Range of bytes without whitespace at both ends, like `str.strip()`."""
+    begin = skip_flagged(data, begin, end, flags, SPACE)
     while begin < end:
-        code, width = decode(data, begin)
-        if flags[code] & SPACE == 0:
-            break
-        begin += width
-    while begin < end:
-        last = end - 1
-        while data[last] & 0xC0 == 0x80:
-            last -= 1
-        code, _ = decode(data, last)
+        code, last = decode_before(data, end)
         if flags[code] & SPACE == 0:
             break
         end = last
     return begin, end
+
+
+@kernel
+def end_of_line(data: np.ndarray, at: int, end: int) -> tuple[int, int]:
+    """End of the line that begins at `at`, and start of the next line, as for
+    `str.splitlines()`.
+    """
+    while at < end:
+        if at + 8 <= end:
+            eight = load64(data, at)
+            likely = controls_of(eight) | equal_to(eight, 0xC2) | equal_to(eight, 0xE2)
+            if likely == 0:
+                at += 8
+                continue
+            at += int(np.int64(first_of(likely)))
+        width = _boundary_bytes(data, at, end)
+        if width > 0:
+            return at, at + width
+        at += 1
+    return end, end
+
+
+@kernel
+def _boundary_bytes(data: np.ndarray, at: int, end: int) -> int:
+    """Bytes of the line boundary here (LF, VT, FF, CR, CR LF, FS, GS, RS, U+0085,
+    U+2028, U+2029), or 0.
+    """
+    byte = data[at]
+    if byte == 0x0D:
+        return 2 if at + 1 < end and data[at + 1] == NEWLINE else 1
+    if byte < 0x20:
+        return 1 if 0x0A <= byte < 0x0D or 0x1C <= byte <= 0x1E else 0
+    if byte == 0xC2:
+        return 2 if data[at + 1] == 0x85 else 0
+    if byte == 0xE2 and data[at + 1] == 0x80:
+        return 3 if data[at + 2] == 0xA8 or data[at + 2] == 0xA9 else 0
+    return 0
 
 
 @kernel

@@ -247,3 +247,36 @@ def decode(data: np.ndarray, at: int) -> tuple[int, int]:
     return (lead & 0x07) << 18 | second << 12 | third << 6 | int(
         data[place + np.uint64(3)]
     ) & 0x3F, 4
+
+
+@inner_kernel
+def decode_before(data: np.ndarray, at: int) -> tuple[int, int]:
+    """Decode the code point that ends before a byte of valid UTF-8.
+
+    Returns:
+        the code point, and its first byte.
+    """
+    at -= 1
+    while data[at] & 0xC0 == 0x80:
+        at -= 1
+    return decode(data, at)[0], at
+
+
+@inner_kernel
+def skip_flagged(
+    data: np.ndarray, at: int, end: int, flags: np.ndarray, flag: int
+) -> int:
+    """Position of the first code point from `at` on without a flag, or `end`."""
+    while at < end:
+        code, width = decode(data, at)
+        if flags[code] & flag == 0:
+            break
+        at += width
+    return at
+
+
+def byte_table(characters: str) -> np.ndarray:
+    """Table that is True for some ASCII characters: bool of shape (256,)."""
+    table = np.zeros(256, np.bool_)
+    table[list(characters.encode())] = True
+    return table

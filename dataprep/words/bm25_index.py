@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gristmill.dataprep.words.bm25_scan import K1, B, all_terms, terms_of
+from gristmill.dataprep.words.bm25_scan import all_terms, bm25, terms_of
 
 
 class WordIndex:
@@ -45,13 +45,8 @@ class WordIndex:
             if term not in self._found:
                 continue
             places, counts = self._found[term]
-            idf = np.log1p((len(self.texts) - len(places) + 0.5) / (len(places) + 0.5))
-            scores[places] += (
-                idf
-                * counts
-                * (K1 + 1)
-                / (counts + K1 * (1 - B + B * self._length[places]))
-            )
+            lengths = self._length[places]
+            scores[places] += bm25(len(self.texts), len(places), counts, lengths)
         best = np.argsort(-scores, kind="stable")[:most]
         return [
             (int(place), float(scores[place])) for place in best if scores[place] > 0.0

@@ -82,8 +82,10 @@ def all_terms(text: str) -> list[str]:
     for word in _normalize(text).split():
         begin = 0
         for run in UNSPACED.finditer(word):
-            terms += [word[begin : run.start()], *_pairs(run[0])]
+            terms.append(word[begin : run.start()])
             begin = run.end()
+            pairs = range(run.start(), max(run.end() - 1, run.start() + 1))
+            terms += [word[place : min(place + 2, begin)] for place in pairs]
         terms.append(word[begin:])
     return [term for term in terms if term]
 
@@ -93,14 +95,6 @@ def _normalize(text: str) -> str:
         pc.utf8_lower(pa.scalar(text)), f"{NOT_OF_WORD}+", " "
     ).as_py()
     return spaced.strip()
-
-
-def _pairs(run: str) -> list[str]:
-    return (
-        [run]
-        if len(run) == 1
-        else [run[begin : begin + 2] for begin in range(len(run) - 1)]
-    )
 
 
 def search_words(
@@ -115,7 +109,10 @@ def search_words(
         most: number of documents.
         most_bytes: bytes of text to search; all if None.
     """
-    sizes = [_rows_of(corpus, shard) for shard in corpus.shards]
+    sizes = []
+    for shard in corpus.shards:
+        with open_table(corpus.inputs[INGEST] / shard) as file:
+            sizes.append(int(file.metadata.num_rows))
     counts = np.zeros(len(terms), np.int64)
     kept = np.zeros((0, 3 + len(terms)), np.int64)
     """Number of the shard, row, bytes, and count of each term."""
@@ -132,19 +129,9 @@ def search_words(
         counts += (frequencies > 0).sum(axis=0)
         rows = np.flatnonzero(frequencies.any(axis=1))
         matching += len(rows)
-        kept = np.concatenate(
-            [
-                kept,
-                np.column_stack(
-                    [
-                        np.full(len(rows), number),
-                        row + rows,
-                        lengths[rows],
-                        frequencies[rows],
-                    ]
-                ),
-            ]
-        )
+        numbers = np.full(len(rows), number)
+        hits = [numbers, row + rows, lengths[rows], frequencies[rows]]
+        kept = np.concatenate([kept, np.column_stack(hits)])
         if len(kept) > CANDIDATES:
             kept = kept[_best(_scores(kept, counts, documents, bytes_), CANDIDATES)]
         if most_bytes is not None and bytes_ >= most_bytes:
@@ -168,16 +155,29 @@ def _scores(
     kept: np.ndarray, counts: np.ndarray, documents: int, bytes_: int
 ) -> np.ndarray:
     """BM25 scores: float64 of shape (n,)."""
-    idf = np.log1p((documents - counts + 0.5) / (counts + 0.5))
+    lengths = kept[:, 2] / max(bytes_ / max(documents, 1), 1.0)
     frequencies = kept[:, 3:].astype(np.float64)
-    length = kept[:, 2] / max(bytes_ / max(documents, 1), 1.0)
-    scores: np.ndarray = (
-        idf
-        * frequencies
-        * (K1 + 1)
-        / (frequencies + K1 * (1 - B + B * length)[:, None])
-    ).sum(axis=1)
+    scores: np.ndarray = bm25(documents, counts, frequencies, lengths[:, None]).sum(1)
     return scores
+
+
+def bm25(
+    documents: int,
+    counts: np.ndarray | int,
+    frequencies: np.ndarray,
+    lengths: np.ndarray,
+) -> np.ndarray:
+    """Scores of terms in documents.
+
+    Args:
+        documents: number of all documents.
+        counts: number of those that have the term.
+        frequencies: number of occurrences in each document.
+        lengths: of the documents, relative to the mean.
+    """
+    idf = np.log1p((documents - counts + 0.5) / (counts + 0.5))
+    saturation = frequencies + K1 * (1 - B + B * lengths)
+    return idf * frequencies * (K1 + 1) / saturation
 
 
 def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.ndarray:
@@ -226,11 +226,6 @@ def _count(texts: pa.Array | pa.ChunkedArray, pattern: str) -> np.ndarray:
         zero_copy_only=False
     )
     return counts
-
-
-def _rows_of(corpus: Corpus, shard: str) -> int:
-    with open_table(corpus.inputs[INGEST] / shard) as file:
-        return int(file.metadata.num_rows)
 
 
 def _parts(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ import pyarrow as pa
 from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.dataprep.words.spacy_words import Lengths, load_tokenizer, words_of_runs
-from gristmill.dataprep.words.tokenise_words import Words, describe_words
+from gristmill.dataprep.words.tokenise_words import CutTexts, describe_words, join_parts
 from gristmill.mixtures.steps.rules import Rules
 
 REMEMBERED_TEXTS = 1000
@@ -86,25 +86,11 @@ def load_words(rules: Rules, language: str | None) -> None:
             tokenizer_of(language if rule_language == "auto" else rule_language)
 
 
-class CutTexts(NamedTuple):
-    """n texts and their words."""
-
-    data: np.ndarray
-    """uint8, read-only: the texts, followed by the words of tokenizers that return
-    strings.
-    """
-    offsets: np.ndarray
-    """int64 of shape (n + 1,), read-only: bounds of the texts."""
-    words: Words
-    """In any order of texts."""
-    places: np.ndarray
-    """int64 of shape (n,): position of each text in `words`."""
-
-
 def language_words(
     data: np.ndarray, offsets: np.ndarray, languages: Sequence[str | None]
 ) -> CutTexts:
-    """Split n texts into words, each by the tokenizer of its language.
+    """Split n texts into words, each by the tokenizer of its language; the words of
+    tokenizers that return strings follow the texts in `data`.
 
     Args:
         data, offsets: the texts (`text_buffers.text_buffers`).
@@ -118,6 +104,7 @@ def language_words(
     groups: dict[str | None, list[int]] = {}
     for text, language in enumerate(languages):
         groups.setdefault(language, []).append(text)
+    flags = code_point_flags()
     parts = []
     added = [data]
     size = len(data)
@@ -139,7 +126,7 @@ def language_words(
             parts.append(
                 describe_words(
                     np.frombuffer(words, np.uint8),
-                    code_point_flags(),
+                    flags,
                     np.array([0, len(lengths)]),
                     ends - lengths - size,
                     ends - size,
@@ -154,25 +141,8 @@ def language_words(
     buffer = data if len(added) == 1 else np.concatenate(added)
     for array in (buffer, offsets):
         array.flags.writeable = False
-    return CutTexts(buffer, offsets, _concatenate(parts), places)
-
-
-def _concatenate(parts: Sequence[Words]) -> Words:
-    sizes = np.concatenate(
-        [np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)]
-    )
-    empty = Words(
-        sizes,
-        np.empty(0, np.int64),
-        np.empty(0, np.int64),
-        np.empty(0, np.int32),
-        np.empty(0, np.uint16),
-    )
-    columns = (
-        np.concatenate(columns)
-        for columns in zip(*(part[1:] for part in (empty, *parts)), strict=True)
-    )
-    return Words(np.cumsum(sizes), *columns)
+    per_word = np.ones(len(languages), np.uint8)
+    return CutTexts(buffer, offsets, flags, join_parts(parts), places, per_word)
 
 
 _spacy_lock = Lock()
@@ -224,21 +194,14 @@ def _load(name: str | None) -> Tokenizer:
         raise _missing(
             name or ANY_LANGUAGE, getattr(error, "name", None) or "a package", error
         ) from error
-    return Tokenizer(tokenizer.word_tokenize, _of_runs(tokenizer))
-
-
-def _of_runs(tokenizer: Any) -> Any:
-    """spaCy's tokenizer inside datatrove's, if it splits each run between whitespace
-    independently; else None.
-    """
     from spacy.tokenizer import Tokenizer as ByRules
 
+    # spaCy's tokenizer inside, if it splits each run between whitespace independently
     inner = getattr(getattr(tokenizer, "tokenizer", None), "tokenizer", None)
-    if not isinstance(inner, ByRules) or any(
-        len(rule.split()) > 1 for rule in inner.rules
-    ):
-        return None
-    return inner
+    is_of_runs = isinstance(inner, ByRules) and all(
+        len(rule.split()) < 2 for rule in inner.rules
+    )
+    return Tokenizer(tokenizer.word_tokenize, inner if is_of_runs else None)
 
 
 def _missing(language: str, package: str, error: ImportError) -> NoTokenizerError:

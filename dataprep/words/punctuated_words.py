@@ -15,7 +15,7 @@ from gristmill.dataprep.text.hashing import load64
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.swar import HIGH_BITS, digits_of, first_of, letters_of
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, MARK, SPACE, WORD, decode
-from gristmill.dataprep.words.tokenise_words import Words
+from gristmill.dataprep.words.tokenise_words import Words, total_bytes
 
 JOINED_AT_BEGIN = tuple(map(ord, "-/\\@^~|."))
 """Marks that stay with the word after them: not among spaCy's prefixes."""
@@ -99,10 +99,9 @@ def punctuated_words(
     """Split texts at whitespace and split off punctuation; the arguments are those of
     `word_cuts.whitespace_words`.
     """
-    capacity = 0
+    capacity = total_bytes(offsets, which)
     longest = 0
     for text in which:
-        capacity += offsets[text + 1] - offsets[text]
         longest = max(longest, offsets[text + 1] - offsets[text])
     starts = np.empty(capacity, np.int64)
     ends = np.empty(capacity, np.int64)
@@ -152,7 +151,12 @@ def punctuated_words(
                 )
                 count += 1
             elif length > 0:
-                _decode_run(data, begin, pos, codes, positions)
+                place = begin
+                for step in range(length):
+                    positions[step] = place
+                    codes[step], size = decode(data, place)
+                    place += size
+                positions[length] = pos
                 take_apart(codes[:length], flags, cuts)
                 count = _write_words(
                     codes,
@@ -274,7 +278,7 @@ def _simple_runs(
             word = word + ONE
             role = roles[data[place]] if place < stop else BLANK
         if role & BLANK == 0 or (
-            length == np.uint64(6) and _begins_cannot(data, begin)
+            length == np.uint64(6) and _spells_cannot(data, np.int64(begin))
         ):
             return np.int64(run), np.int64(first)
     return np.int64(end), np.int64(word)
@@ -320,14 +324,6 @@ def _plain_bytes(
 
 
 @kernel
-def _begins_cannot(data: np.ndarray, begin: int) -> bool:
-    is_equal = True
-    for step in range(6):
-        is_equal &= data[begin + np.uint64(step)] | 0x20 == CANNOT[step]
-    return is_equal
-
-
-@kernel
 def _is_single_stop(data: np.ndarray, place: int, end: int) -> bool:
     """True if a full stop, not the first byte of its run, is not part of an ellipsis or
     of initials.
@@ -336,19 +332,6 @@ def _is_single_stop(data: np.ndarray, place: int, end: int) -> bool:
     if previous == FULL_STOP or _is_capital(previous):
         return False
     return place + ONE == end or data[place + ONE] != FULL_STOP
-
-
-@kernel
-def _decode_run(
-    data: np.ndarray, pos: int, end: int, codes: np.ndarray, positions: np.ndarray
-) -> None:
-    length = 0
-    while pos < end:
-        code, width = decode(data, pos)
-        codes[length], positions[length] = code, pos
-        length = length + 1
-        pos = pos + width
-    positions[length] = end
 
 
 @kernel

@@ -22,8 +22,12 @@ import numpy as np
 from gristmill.dataprep.filtering.repetition import number_spans
 from gristmill.dataprep.text.hashing import hash_bytes
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.dataprep.text.unicode_tables import code_point_flags, decode
-from gristmill.dataprep.words.tokenise_words import Words, whitespace_words
+from gristmill.dataprep.text.unicode_tables import code_point_flags
+from gristmill.dataprep.words.tokenise_words import (
+    Words,
+    describe_word,
+    whitespace_words,
+)
 
 REMEMBERED_RUNS = 1_000_000
 """Largest number of runs in the cache of a process, some 100 MB; then it is cleared."""
@@ -384,17 +388,10 @@ def _lay_out(
                 bounds[numbers[complex_run]], bounds[numbers[complex_run] + 1]
             ):
                 starts[count], ends[count] = pos, pos + lengths[word]
-                length = 0
-                flag_union = np.uint16(0)
-                while pos < ends[count]:
-                    code = int(data[pos])
-                    width = 1
-                    if code >= 0x80:
-                        code, width = decode(data, pos)
-                    flag_union |= flags[code]
-                    length = length + 1
-                    pos = pos + width
-                chars[count], flag_unions[count] = length, flag_union
+                chars[count], flag_unions[count] = describe_word(
+                    data, pos, pos + lengths[word], flags
+                )
+                pos += lengths[word]
                 count += 1
             complex_run += 1
         word_offsets[text + 1] = count

@@ -21,11 +21,12 @@ All take the numbers of the texts to split, and take time linear in the bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import inner_kernel, kernel
 from gristmill.dataprep.text.unicode_tables import ALONE, SPACE, WORD, decode
 
 FIRST_EASTERN = 0x3040
@@ -47,6 +48,34 @@ class Words(NamedTuple):
     """uint16, union of the flags of each word's code points."""
 
 
+class CutTexts(NamedTuple):
+    """n texts and their words."""
+
+    data: np.ndarray
+    """uint8: the UTF-8 bytes of all texts, and of words that are not part of them."""
+    offsets: np.ndarray
+    """int64 of shape (n + 1,): bounds of the texts."""
+    flags: np.ndarray
+    """`unicode_tables.code_point_flags()`."""
+    words: Words
+    """The words of all texts, in any order of the texts."""
+    places: np.ndarray
+    """int64 of shape (n,): the position of each text in `words`."""
+    per_word: np.ndarray
+    """uint8 of shape (n,): number of words that n-grams count as one; with more than
+    one they contain no spaces.
+    """
+
+
+def join_parts(parts: Sequence[Words]) -> Words:
+    """Concatenate the words of several groups of texts."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = np.concatenate([[0], *(np.diff(part.offsets) for part in parts)])
+    columns = zip(*(part[1:] for part in parts), strict=True)
+    return Words(np.cumsum(sizes), *map(np.concatenate, columns))
+
+
 @kernel
 def whitespace_words(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
@@ -58,9 +87,7 @@ def whitespace_words(
         flags: `unicode_tables.code_point_flags()`.
         which: int64, numbers of the texts to split.
     """
-    capacity = 0
-    for text in which:
-        capacity += (offsets[text + 1] - offsets[text]) // 2 + 1
+    capacity = total_bytes(offsets, which) // 2 + len(which)
     starts = np.empty(capacity, np.int64)
     ends = np.empty(capacity, np.int64)
     chars = np.empty(capacity, np.int32)
@@ -97,6 +124,15 @@ def whitespace_words(
     )
 
 
+@inner_kernel
+def total_bytes(offsets: np.ndarray, which: np.ndarray) -> int:
+    """Number of bytes of some texts: at least that of their words."""
+    total = 0
+    for text in which:
+        total += offsets[text + 1] - offsets[text]
+    return total
+
+
 @kernel
 def describe_words(
     data: np.ndarray,
@@ -109,19 +145,25 @@ def describe_words(
     chars = np.empty(len(starts), np.int32)
     flag_unions = np.empty(len(starts), np.uint16)
     for word in range(len(starts)):
-        length = 0
-        flag_union = np.uint16(0)
-        pos = starts[word]
-        while pos < ends[word]:
-            code = int(data[pos])
-            width = 1
-            if code >= 0x80:
-                code, width = decode(data, pos)
-            flag_union |= flags[code]
-            length += 1
-            pos += width
-        chars[word], flag_unions[word] = length, flag_union
+        chars[word], flag_unions[word] = describe_word(
+            data, starts[word], ends[word], flags
+        )
     return Words(offsets, starts, ends, chars, flag_unions)
+
+
+@inner_kernel
+def describe_word(
+    data: np.ndarray, pos: int, end: int, flags: np.ndarray
+) -> tuple[int, np.uint16]:
+    """Number of code points of a word, and the union of their flags."""
+    length = 0
+    flag_union = np.uint16(0)
+    while pos < end:
+        code, width = decode(data, pos)
+        flag_union |= flags[code]
+        length += 1
+        pos += width
+    return length, flag_union
 
 
 @kernel
@@ -131,9 +173,7 @@ def unspaced_words(
     """Split texts at whitespace and between the characters of scripts without
     spaces.
     """
-    capacity = 0
-    for text in which:
-        capacity += offsets[text + 1] - offsets[text]
+    capacity = total_bytes(offsets, which)
     starts = np.empty(capacity, np.int64)
     ends = np.empty(capacity, np.int64)
     word_offsets = np.zeros(len(which) + 1, np.int64)
@@ -177,9 +217,7 @@ def word_punct_words(
     """Split texts into runs of letters, digits and underscores, and runs of
     punctuation.
     """
-    capacity = 0
-    for text in which:
-        capacity += offsets[text + 1] - offsets[text]
+    capacity = total_bytes(offsets, which)
     starts = np.empty(capacity, np.int64)
     ends = np.empty(capacity, np.int64)
     word_offsets = np.zeros(len(which) + 1, np.int64)
@@ -189,10 +227,7 @@ def word_punct_words(
         end = offsets[which[number] + 1]
         kind = 0
         while pos < end:
-            code = int(data[pos])
-            width = 1
-            if code >= 0x80:
-                code, width = decode(data, pos)
+            code, width = decode(data, pos)
             flag = flags[code]
             code_kind = 0 if flag & SPACE != 0 else (1 if flag & WORD != 0 else 2)
             if code_kind != kind:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gristmill.dataprep.text.kernels import inner_kernel, kernel
 from gristmill.dataprep.text.unicode_tables import CODE_POINTS, WORD, decode, ranges
-from gristmill.dataprep.words.tokenise_words import Words
+from gristmill.dataprep.words.tokenise_words import Words, total_bytes
 
 WORD_BREAK = {
     "CR": "D",
@@ -238,9 +238,7 @@ def _segmented_words(
     breaks: np.ndarray,
     ascii_kinds: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    capacity = 0
-    for text in text_numbers:
-        capacity += offsets[text + 1] - offsets[text]
+    capacity = total_bytes(offsets, text_numbers)
     starts = np.empty(capacity, np.int64)
     ends = np.empty(capacity, np.int64)
     chars = np.empty(capacity, np.int32)

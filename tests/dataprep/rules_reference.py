@@ -16,10 +16,12 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
     TERMINAL_RANGES,
 )
 from gristmill.dataprep.filtering.rules_curator import BOILERPLATE
-from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES
+from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES, ranges
 
 TERMINAL_MARKS = frozenset(
-    chr(code) for first, last in TERMINAL_RANGES for code in range(first, last + 1)
+    chr(code)
+    for first, last in ranges(TERMINAL_RANGES)
+    for code in range(first, last + 1)
 )
 
 
