@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import Columns, measure_texts, spread
 from gristmill.dataprep.cleaning import lines_c4, lines_dclm, masking
+from gristmill.dataprep.cleaning.line_pieces import BEGIN, END, line_words, new_rows
 from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
 from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, normalise
 from gristmill.dataprep.conservation import (
@@ -46,7 +47,6 @@ from gristmill.dataprep.jobs.tasks import (
     shard_tasks,
 )
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import find_words
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.clean import Clean
@@ -131,8 +131,7 @@ def clean_shard(
 ) -> Done[CleanedShard]:
     """Clean one document shard and write its annotations."""
     read = read_shard(inputs, task.name, ["id", "source", "text"])
-    documents = read.documents
-    rows = read.rows
+    documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, section.sources)
     measured, errors = measure_texts(
         documents["text"].take(judged), partial(clean_texts, section=section)
@@ -207,9 +206,9 @@ def clean_texts(texts: pa.Array, section: Clean) -> Columns:
                 size.copy(),
             )
         if step.rules is lines_dclm.RULES:
-            columns[REMOVED_RATIO] = removed_share(
-                count_words(texts), count_words(cleaned)
-            )
+            before = count_words(texts)
+            removed = before - count_words(cleaned)
+            columns[REMOVED_RATIO] = removed / np.maximum(before, 1)
         texts = cleaned
     return {EDITS: edits, WORDS_LEFT: count_words(texts), **columns}
 
@@ -221,14 +220,6 @@ def judge(columns: Mapping[str, np.ndarray], section: Clean) -> np.ndarray:
         reasons[columns[REMOVED_RATIO] > section.max_removed_word_ratio] = REMOVED
     reasons[columns[WORDS_LEFT] == 0] = EMPTY
     return reasons
-
-
-def removed_share(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Share of the words that were removed: float64 of shape (n,); 0 for texts without
-    words.
-    """
-    shares: np.ndarray = (before - after) / np.maximum(before, 1)
-    return shares
 
 
 def count_words(texts: pa.Array) -> np.ndarray:
@@ -243,6 +234,8 @@ def _count_words(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray
 ) -> np.ndarray:
     counts = np.zeros(len(offsets) - 1, np.int64)
+    piece = new_rows()[:1]
     for text in range(len(counts)):
-        counts[text] = len(find_words(data, offsets[text], offsets[text + 1], flags)[0])
+        piece[0, BEGIN], piece[0, END] = offsets[text], offsets[text + 1]
+        counts[text] = line_words(data, piece, flags, len(data))
     return counts

@@ -16,7 +16,12 @@ import pyarrow as pa
 from gristmill.dataprep.edits import EDIT_TYPE
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import NEWLINE, strip
-from gristmill.dataprep.text.unicode_tables import CODE_POINTS, lower_case
+from gristmill.dataprep.text.unicode_tables import (
+    SPACE,
+    decode,
+    flag_code_points,
+    lower_case,
+)
 
 UPPER = np.uint8(1)
 """Flag: `str.isupper()`."""
@@ -25,10 +30,6 @@ DIGIT = np.uint8(2)
 DECIMAL = np.uint8(4)
 """Flag: `str.isdecimal()`; `\\d` in a regular expression."""
 
-CLASSED = 0x20000
-"""Code points from here on are ideographs, tags and variants: neither upper case nor
-digits.
-"""
 ALIKE = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}
 """Non-ASCII code points that match an ASCII letter in a case-insensitive pattern
 (documentation of `re`).
@@ -38,17 +39,12 @@ ALIKE = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}
 @lru_cache(maxsize=1)
 def character_classes() -> np.ndarray:
     """Flags of every code point: uint8 of shape (CODE_POINTS,)."""
-    characters = [chr(code) for code in range(CLASSED)]
-    classes = np.zeros(CODE_POINTS, np.uint8)
-    for flag, predicate in (
+    predicates = (
         (UPPER, str.isupper),
         (DIGIT, str.isdigit),
         (DECIMAL, str.isdecimal),
-    ):
-        classes[:CLASSED] |= (
-            np.fromiter(map(predicate, characters), bool, CLASSED) * flag
-        )
-    return classes
+    )
+    return flag_code_points(np.uint8, predicates, ())
 
 
 @lru_cache(maxsize=1)
@@ -145,6 +141,24 @@ def push_edits(
         edits = push(edits, count, position - begin, end - begin, 0)
         count += 1
     return edits, count
+
+
+@kernel
+def line_words(
+    data: np.ndarray, pieces: np.ndarray, flags: np.ndarray, most: int
+) -> int:
+    """Number of words (`str.split()`) of a line of pieces, counted up to `most`."""
+    words = 0
+    in_word = False
+    for piece in range(len(pieces)):
+        at = pieces[piece, BEGIN]
+        while at < pieces[piece, END] and words < most:
+            code, width = decode(data, at)
+            is_space = flags[code] & SPACE != 0
+            words += not (is_space or in_word)
+            in_word = not is_space
+            at += width
+    return words
 
 
 def rows_array(rows: np.ndarray, offsets: np.ndarray) -> pa.Array:

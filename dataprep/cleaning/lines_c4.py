@@ -30,6 +30,7 @@ from gristmill.dataprep.cleaning.line_pieces import (
     DECIMAL,
     END,
     character_classes,
+    line_words,
     new_rows,
     push,
     push_edits,
@@ -37,12 +38,14 @@ from gristmill.dataprep.cleaning.line_pieces import (
     strip_pieces,
 )
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import strip
+from gristmill.dataprep.text.spans import end_of_line, strip
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
+    byte_table,
     code_point_flags,
     decode,
     lower_case,
+    skip_flagged,
 )
 from gristmill.mixtures.steps.clean import C4Lines
 
@@ -65,14 +68,14 @@ RULES = (
 LONG_WORD, CITATIONS, PUNCTUATION, FEW_WORDS, JAVASCRIPT, POLICY = range(len(RULES))
 KEPT = -1
 
-_PHRASES = [
+_PHRASES = tuple(
     np.frombuffer(phrase.encode(), np.uint8)
     for phrase in ("javascript", *POLICY_PHRASES)
-]
-_PHRASE_BYTES = np.concatenate(_PHRASES)
-_PHRASE_OFFSETS = np.concatenate([[0], np.cumsum([len(phrase) for phrase in _PHRASES])])
-_EDIT = np.frombuffer(b"[edit]", np.uint8)
-_CITATION_NEEDED = np.frombuffer(b"[citation needed]", np.uint8)
+)
+_INITIALS = byte_table("".join(phrase[0] for phrase in ("j", *POLICY_PHRASES)))
+_FIXED_CITATIONS = tuple(
+    np.frombuffer(mark, np.uint8) for mark in (b"[edit]", b"[citation needed]")
+)
 
 
 def c4_lines(
@@ -99,10 +102,6 @@ def c4_lines(
         options.min_words,
         options.javascript,
         options.policy,
-        _PHRASE_BYTES,
-        _PHRASE_OFFSETS,
-        _EDIT,
-        _CITATION_NEEDED,
     )
     return rows_array(rows, firsts), counts, sizes
 
@@ -121,10 +120,6 @@ def _c4_lines(
     min_words: int,
     javascript: bool,
     policy: bool,
-    phrases: np.ndarray,
-    phrase_offsets: np.ndarray,
-    edit: np.ndarray,
-    needed: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     edits = new_rows()
@@ -153,15 +148,14 @@ def _c4_lines(
                     last,
                     classes,
                     citations,
-                    edit,
-                    needed,
                 )
                 if punctuation and not ends_in_punctuation(
                     data, pieces[first_piece:piece_count], apostrophes
                 ):
                     verdict = PUNCTUATION
-                elif min_words and not has_words(
-                    data, pieces[first_piece:piece_count], flags, min_words
+                elif (
+                    line_words(data, pieces[first_piece:piece_count], flags, min_words)
+                    < min_words
                 ):
                     verdict = FEW_WORDS
                 elif javascript or policy:
@@ -169,8 +163,6 @@ def _c4_lines(
                         data,
                         pieces[first_piece:piece_count],
                         lower,
-                        phrases,
-                        phrase_offsets,
                         javascript,
                         policy,
                     )
@@ -190,29 +182,6 @@ def _c4_lines(
         )
         firsts[text + 1] = edit_count
     return edits[:edit_count], firsts, counts, sizes
-
-
-@kernel
-def end_of_line(data: np.ndarray, at: int, end: int) -> tuple[int, int]:
-    """End of the line that begins at `at`, and start of the next line, as for
-    `str.splitlines()`.
-    """
-    while at < end:
-        byte = data[at]
-        if byte == 0x0D and at + 1 < end and data[at + 1] == 0x0A:
-            return at, at + 2
-        if 0x0A <= byte <= 0x0D or 0x1C <= byte <= 0x1E:
-            return at, at + 1
-        if byte == 0xC2 and data[at + 1] == 0x85:
-            return at, at + 2
-        if (
-            byte == 0xE2
-            and data[at + 1] == 0x80
-            and (data[at + 2] == 0xA8 or data[at + 2] == 0xA9)
-        ):
-            return at, at + 3
-        at += 1
-    return end, end
 
 
 @kernel
@@ -242,8 +211,6 @@ def _push_line(
     end: int,
     classes: np.ndarray,
     citations: bool,
-    edit: np.ndarray,
-    needed: np.ndarray,
 ) -> tuple[np.ndarray, int]:
     """Add a line without its citations; a line of only citations becomes empty
     pieces.
@@ -252,7 +219,7 @@ def _push_line(
     position = begin
     while citations and position < end:
         if data[position] == 0x5B:
-            stop = end_of_citation(data, position, end, classes, edit, needed)
+            stop = end_of_citation(data, position, end, classes)
             if stop > position:
                 pieces = push(pieces, count, begin, position, is_line_begin)
                 count = count + 1
@@ -265,29 +232,15 @@ def _push_line(
 
 
 @kernel
-def end_of_citation(
-    data: np.ndarray,
-    at: int,
-    end: int,
-    classes: np.ndarray,
-    edit: np.ndarray,
-    needed: np.ndarray,
-) -> int:
+def end_of_citation(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> int:
     """End of the citation that begins at the `[` at `at`; `at` itself if there is
     none.
     """
-    for fixed in (edit, needed):
+    for fixed in _FIXED_CITATIONS:
         if end - at >= len(fixed) and np.all(data[at : at + len(fixed)] == fixed):
             return at + len(fixed)
-    stop = at + 1
-    while stop < end:
-        code, width = decode(data, stop)
-        if code == 0x5D:
-            return stop + 1
-        if classes[code] & DECIMAL == 0:
-            return at
-        stop += width
-    return at
+    stop = skip_flagged(data, at + 1, end, classes, DECIMAL)
+    return stop + 1 if stop < end and data[stop] == 0x5D else at
 
 
 @kernel
@@ -321,53 +274,28 @@ def ends_in_punctuation(
 
 
 @kernel
-def has_words(
-    data: np.ndarray, pieces: np.ndarray, flags: np.ndarray, least: int
-) -> bool:
-    """Return True if a line of pieces has at least `least` words."""
-    words = 0
-    in_word = False
-    for piece in range(len(pieces)):
-        position = pieces[piece, BEGIN]
-        while position < pieces[piece, END]:
-            code, width = decode(data, position)
-            space = flags[code] & SPACE != 0
-            if not space and not in_word:
-                words += 1
-                if words >= least:
-                    return True
-            in_word = not space
-            position += width
-    return False
-
-
-@kernel
 def _phrase_verdict(
     data: np.ndarray,
     pieces: np.ndarray,
     lower: np.ndarray,
-    phrases: np.ndarray,
-    phrase_offsets: np.ndarray,
     javascript: bool,
     policy: bool,
 ) -> int:
-    """Verdict on a line: JAVASCRIPT before POLICY, at any position; the phrases are
-    `javascript` and POLICY_PHRASES.
-    """
+    """Verdict on a line: JAVASCRIPT before POLICY, at any position."""
     verdict = KEPT
     first = 0 if javascript else 1
-    last = len(phrase_offsets) - 1 if policy else 1
+    last = len(_PHRASES) if policy else 1
     for piece in range(len(pieces)):
         position = pieces[piece, BEGIN]
         end = pieces[piece, END]
         while position < end:
             code, width = decode(data, position)
             letter = lower[code]
-            for phrase in range(first, last):
-                begin = phrase_offsets[phrase]
-                stop = phrase_offsets[phrase + 1]
-                if letter == phrases[begin] and _continues(
-                    data, pieces, piece, position, lower, phrases[begin:stop]
+            is_initial = letter < 0x80 and _INITIALS[letter]
+            for phrase in range(first, last if is_initial else first):
+                letters = _PHRASES[phrase]
+                if letter == letters[0] and _continues(
+                    data, pieces, piece, position, lower, letters
                 ):
                     if phrase == 0:
                         return JAVASCRIPT

@@ -38,38 +38,32 @@ from gristmill.dataprep.cleaning.line_pieces import (
     UPPER,
     character_classes,
     ignored_case,
+    line_words,
     new_rows,
     push,
     push_edits,
     rows_array,
     strip_pieces,
 )
-from gristmill.dataprep.edits import apply_edits, cuts_array, then
+from gristmill.dataprep.edits import apply_edits, then
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import NEWLINE, skip_to_newlines, strip
+from gristmill.dataprep.text.spans import NEWLINE, skip_to_newlines
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
     WORD,
     code_point_flags,
     decode,
+    decode_before,
     lower_case,
+    skip_flagged,
 )
 from gristmill.mixtures.steps.clean import DclmLines
 
 COUNTED = (
-    "likes",
-    "shares",
-    "comments",
-    "retweets",
-    "reposts",
-    "quotes",
-    "bookmarks",
-    "upvotes",
-    "downvotes",
-    "downloads",
-    "views",
-    "followers",
-)
+    "likes shares comments retweets reposts quotes bookmarks upvotes downvotes "
+    "downloads views followers"
+).split()
+_COUNTED = tuple(np.frombuffer(word.encode(), np.uint8) for word in COUNTED)
 RULES = (
     "dclm_uppercase",
     "dclm_digits",
@@ -86,13 +80,8 @@ SUBSTRING_STEPS = (
 )
 WILD_CHARACTERS = 3
 """Arbitrary characters after the phrase that closes a line."""
-CARRIAGE_RETURN = np.uint8(0x0D)
 NEVER = 2.0
 """Ratio that no line exceeds."""
-
-_COUNTED = [np.frombuffer(word.encode(), np.uint8) for word in COUNTED]
-_COUNTED_BYTES = np.concatenate(_COUNTED)
-_COUNTED_OFFSETS = np.concatenate([[0], np.cumsum([len(word) for word in _COUNTED])])
 
 
 def dclm_lines(
@@ -116,8 +105,6 @@ def dclm_lines(
         NEVER if options.max_digit_ratio is None else options.max_digit_ratio,
         options.counters,
         options.min_words,
-        _COUNTED_BYTES,
-        _COUNTED_OFFSETS,
     )
     edits = rows_array(rows, firsts)
     for position, phrase in SUBSTRING_STEPS if options.substrings else ():
@@ -148,8 +135,6 @@ def _drop_lines(
     max_digits: float,
     counters: bool,
     min_words: int,
-    counted: np.ndarray,
-    counted_offsets: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     edits = new_rows()
@@ -185,20 +170,11 @@ def _drop_lines(
                         and _ratio(data, begin, end, classes, DIGIT) > max_digits
                     )
                 elif rule == COUNTERS:
-                    is_removed = is_counter(
-                        data,
-                        begin,
-                        end,
-                        flags,
-                        classes,
-                        lower,
-                        counted,
-                        counted_offsets,
-                    )
+                    is_removed = is_counter(data, begin, end, flags, classes, lower)
                 else:
-                    is_removed = begin < end and not more_words(
-                        data, begin, end, flags, min_words - 1
-                    )
+                    piece = lines[line : line + 1]
+                    words = line_words(data, piece, flags, min_words)
+                    is_removed = begin < end and words < min_words
                 if is_removed:
                     counts[text, rule] += 1
                     sizes[text, rule] += end - begin
@@ -262,8 +238,6 @@ def is_counter(
     flags: np.ndarray,
     classes: np.ndarray,
     lower: np.ndarray,
-    counted: np.ndarray,
-    counted_offsets: np.ndarray,
 ) -> bool:
     """Return True if a line is only a number of likes, views and so on; every character
     is read once.
@@ -282,21 +256,11 @@ def is_counter(
         # the lower case of the Kelvin sign is k
         at += 3
     spaces_begin = at
-    while at < end:
-        code, width = decode(data, at)
-        if flags[code] & SPACE == 0:
-            break
-        at += width
+    at = skip_flagged(data, at, end, flags, SPACE)
     if at == spaces_begin:
         return False
-    for word in range(len(counted_offsets) - 1):
-        stop = after_phrase(
-            data,
-            at,
-            end,
-            lower,
-            counted[counted_offsets[word] : counted_offsets[word + 1]],
-        )
+    for word in _COUNTED:
+        stop = after_phrase(data, at, end, lower, word)
         if stop > at:
             return _skip_non_word(data, stop, end, flags, lower) == end
     return False
@@ -333,25 +297,6 @@ def after_phrase(
 
 
 @kernel
-def more_words(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: int
-) -> bool:
-    """Return True if a range has more than `most` words."""
-    words = 0
-    in_word = False
-    while begin < end:
-        code, width = decode(data, begin)
-        space = flags[code] & SPACE != 0
-        if not space and not in_word:
-            words += 1
-            if words > most:
-                return True
-        in_word = not space
-        begin += width
-    return False
-
-
-@kernel
 def _cut_substrings(
     data: np.ndarray,
     offsets: np.ndarray,
@@ -375,16 +320,18 @@ def _cut_substrings(
             end = skip_to_newlines(data, begin, offsets[text + 1], 1)
             first_piece = piece_count
             removed_bytes = 0
-            if end - begin >= len(phrase) and not more_words(
-                data, begin, end, flags, most_words
+            pieces = push(pieces, piece_count, begin, end, 1)
+            piece_count += 1
+            line = pieces[first_piece:piece_count]
+            if (
+                end - begin >= len(phrase)
+                and line_words(data, line, flags, most_words + 1) <= most_words
             ):
                 pieces, piece_count, removed_bytes = _push_without(
-                    pieces, piece_count, data, begin, end, flags, table, place, phrase
+                    pieces, first_piece, data, begin, end, flags, table, place, phrase
                 )
-            else:
-                pieces = push(pieces, piece_count, begin, end, 1)
-                piece_count += 1
-            if begin < end and _is_blank(data, pieces[first_piece:piece_count], flags):
+                line = pieces[first_piece:piece_count]
+            if begin < end and line_words(data, line, flags, 1) == 0:
                 piece_count = first_piece
                 removed_bytes = end - begin
             counts[text, SUBSTRINGS] += removed_bytes > 0
@@ -429,8 +376,11 @@ def _push_without(
             stop += width if flags[code] & SPACE else 0
         return push(pieces, count, stop, end, 1), count + 1, stop - begin
     if place == AT_END:
-        at = _step_back(data, begin, end, len(phrase) + WILD_CHARACTERS)
-        if at < 0 or after_phrase(data, at, end, table, phrase) == 0:
+        at, missing = end, len(phrase) + WILD_CHARACTERS
+        while at > begin and missing > 0:
+            _, at = decode_before(data, at)
+            missing -= 1
+        if missing > 0 or after_phrase(data, at, end, table, phrase) == 0:
             return push(pieces, count, begin, end, 1), count + 1, 0
         at = _before_space(data, begin, at, flags)
         return push(pieces, count, begin, at, 1), count + 1, end - at
@@ -460,31 +410,10 @@ def _before_space(data: np.ndarray, begin: int, at: int, flags: np.ndarray) -> i
     """Start of the whitespace character before a byte; the byte itself if there is
     none.
     """
-    space = _step_back(data, begin, at, 1)
-    if space >= 0 and flags[decode(data, space)[0]] & SPACE:
-        return space
-    return at
-
-
-@kernel
-def _step_back(data: np.ndarray, begin: int, at: int, characters: int) -> int:
-    """Start of the `characters` code points before a byte; -1 if there are fewer."""
-    for _ in range(characters):
-        if at <= begin:
-            return -1
-        at -= 1
-        while data[at] & 0xC0 == 0x80:
-            at -= 1
-    return at
-
-
-@kernel
-def _is_blank(data: np.ndarray, pieces: np.ndarray, flags: np.ndarray) -> bool:
-    for piece in range(len(pieces)):
-        begin, end = strip(data, pieces[piece, BEGIN], pieces[piece, END], flags)
-        if begin < end:
-            return False
-    return True
+    if at == begin:
+        return at
+    code, place = decode_before(data, at)
+    return place if flags[code] & SPACE else at
 
 
 def cap_newlines(texts: pa.Array, most: int) -> tuple[pa.Array, np.ndarray, np.ndarray]:
@@ -496,20 +425,18 @@ def cap_newlines(texts: pa.Array, most: int) -> tuple[pa.Array, np.ndarray, np.n
         arrays of shape (n,).
     """
     data, offsets = text_buffers(texts)
-    begins, ends, firsts, sizes = _long_runs(data, offsets, most)
-    return cuts_array(begins, ends, firsts), np.diff(firsts), sizes
+    rows, firsts, sizes = _long_runs(data, offsets, most)
+    return rows_array(rows, firsts), np.diff(firsts), sizes
 
 
 @kernel
 def _long_runs(
     data: np.ndarray, offsets: np.ndarray, most: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     firsts = np.zeros(number + 1, np.int64)
     sizes = np.zeros(number, np.int64)
-    capacity = (offsets[number] - offsets[0]) // (most + 1) + 1
-    begins = np.empty(capacity, np.int64)
-    ends = np.empty(capacity, np.int64)
+    rows = new_rows()
     count = 0
     for text in range(number):
         begin = offsets[text]
@@ -521,16 +448,16 @@ def _long_runs(
                 continue
             line_end = (
                 position - 1
-                if position > begin and data[position - 1] == CARRIAGE_RETURN
+                if position > begin and data[position - 1] == 0x0D
                 else position
             )
             run = run + 1 if line_end == run_end else 1
             run_end = position + 1
             if run == most + 1:
-                begins[count] = line_end - begin
+                rows = push(rows, count, line_end - begin, run_end - begin, 0)
                 count += 1
             if run > most:
-                ends[count - 1] = run_end - begin
+                rows[count - 1, END] = run_end - begin
                 sizes[text] += run_end - line_end
         firsts[text + 1] = count
-    return begins[:count].copy(), ends[:count].copy(), firsts, sizes
+    return rows[:count], firsts, sizes

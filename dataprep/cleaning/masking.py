@@ -15,7 +15,8 @@ matcher finds again:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from bisect import bisect
+from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Literal
 
@@ -24,26 +25,14 @@ import pyarrow as pa
 
 from gristmill.dataprep.cleaning.pii import (
     KINDS,
-    Match,
-    card,
+    MATCHERS,
     digits_of,
-    email,
     find_anchors,
-    iban,
-    ip,
-    phone,
 )
 from gristmill.dataprep.edits import Edit, edits_array
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.clean import Mask, PiiKind
 
-MATCHERS: Mapping[PiiKind, Match] = {
-    "email": email,
-    "iban": iban,
-    "card": card,
-    "ip": ip,
-    "phone": phone,
-}
 DOCUMENTATION_NETWORKS = ("192.0.2", "198.51.100", "203.0.113")
 """RFC 5737: TEST-NET-1 to 3; 254 hosts each."""
 
@@ -103,30 +92,16 @@ def find_pii(text: bytes, anchors: Sequence[Sequence[int]]) -> list[Found]:
     accepted: list[Found] = []
     for number, kind in enumerate(KINDS):
         last_end = 0
-        spans = []
-        for anchor in (
-            place for place, anchor_kind in anchors if anchor_kind == number
-        ):
-            span = MATCHERS[kind](text, anchor)
-            if span is not None and span[0] >= last_end:
-                spans.append((*span, kind))
-                last_end = span[1]
-        accepted = _merge(accepted, spans)
+        for place, kind_number in anchors:
+            span = MATCHERS[kind](text, place) if kind_number == number else None
+            if span is None or span[0] < last_end:
+                continue
+            begin, last_end = span
+            at = bisect(accepted, (begin, last_end, kind))
+            follows = at == 0 or accepted[at - 1][1] <= begin
+            if follows and (at == len(accepted) or last_end <= accepted[at][0]):
+                accepted.insert(at, (begin, last_end, kind))
     return accepted
-
-
-def _merge(accepted: list[Found], spans: list[Found]) -> list[Found]:
-    """Merge sorted spans, without those in `spans` that overlap an accepted one."""
-    if not accepted or not spans:
-        return accepted or spans
-    disjoint = []
-    index = 0
-    for span in spans:
-        while index < len(accepted) and accepted[index][1] <= span[0]:
-            index += 1
-        if index == len(accepted) or span[1] <= accepted[index][0]:
-            disjoint.append(span)
-    return sorted([*accepted, *disjoint])
 
 
 def replacement(

@@ -47,11 +47,13 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from string import ascii_letters, digits
 
 import numpy as np
 
 from gristmill.dataprep.cleaning.line_pieces import new_rows, push
 from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import byte_table
 from gristmill.mixtures.steps.clean import PiiKind
 
 Span = tuple[int, int]
@@ -70,44 +72,13 @@ LEAST_OF_AN_ADDRESS = 10
 """Numbers below this are small: three small ones of four make a version; one address in
 five thousand is like that.
 """
-NUMBERED = (
-    "version",
-    "versions",
-    "ver",
-    "v",
-    "release",
-    "releases",
-    "rel",
-    "revision",
-    "rev",
-    "build",
-    "firmware",
-    "driver",
-    "kernel",
-    "patch",
-    "update",
-    "upgrade",
-    "sdk",
-    "api",
-    "schema",
-    "section",
-    "sections",
-    "sect",
-    "sec",
-    "chapter",
-    "clause",
-    "paragraph",
-    "para",
-    "article",
-    "art",
-    "figure",
-    "fig",
-    "table",
-    "appendix",
-    "annex",
-    "rule",
-    "item",
-    "oid",
+NUMBERED = tuple(
+    (
+        "version versions ver v release releases rel revision rev build firmware driver "
+        "kernel patch update upgrade sdk api schema section sections sect sec chapter "
+        "clause paragraph para article art figure fig table appendix annex rule item "
+        "oid"
+    ).split()
 )
 """Words before dotted numbers that are not addresses."""
 
@@ -141,8 +112,12 @@ def email(text: bytes, at: int) -> Span | None:
     ):
         return None
     name = local[0].rpartition(b"..")[2].lstrip(b".%+'-")
-    end = at + 1 + len(_with_known_top(domain[0]))
-    host = text[at + 1 : end].lower()
+    labels = domain[0].split(b".")
+    while labels and labels[-1].decode("utf-8", "replace").lower() not in top_levels():
+        labels.pop()
+    host = b".".join(labels) if len(labels) > 1 else b""
+    end = at + 1 + len(host)
+    host = host.lower()
     reserved = host in RESERVED_DOMAINS or host.endswith(
         tuple(b"." + reserved for reserved in RESERVED_DOMAINS)
     )
@@ -152,19 +127,6 @@ def email(text: bytes, at: int) -> Span | None:
         or text[max(0, begin - len(_SSH)) : begin].lower() == _SSH
     )
     return None if not name or not host or reserved or is_login else (begin, end)
-
-
-def _with_known_top(domain: bytes) -> bytes:
-    """Remove the labels after a domain's last top level; empty if fewer than two labels
-    remain.
-    """
-    labels = domain.split(b".")
-    while (
-        len(labels) > 1
-        and labels[-1].decode("utf-8", "replace").lower() not in top_levels()
-    ):
-        labels.pop()
-    return b".".join(labels) if len(labels) > 1 else b""
 
 
 @lru_cache(maxsize=1)
@@ -240,122 +202,30 @@ def _read(address_text: bytes) -> IPv4Address | IPv6Address | None:
 
 
 IBAN_LENGTHS = {
-    "AD": 24,
-    "AE": 23,
-    "AL": 28,
-    "AT": 20,
-    "AZ": 28,
-    "BA": 20,
-    "BE": 16,
-    "BG": 22,
-    "BH": 22,
-    "BI": 27,
-    "BR": 29,
-    "BY": 28,
-    "CH": 21,
-    "CR": 22,
-    "CY": 28,
-    "CZ": 24,
-    "DE": 22,
-    "DJ": 27,
-    "DK": 18,
-    "DO": 28,
-    "EE": 20,
-    "EG": 29,
-    "ES": 24,
-    "FI": 18,
-    "FK": 18,
-    "FO": 18,
-    "FR": 27,
-    "GB": 22,
-    "GE": 22,
-    "GI": 23,
-    "GL": 18,
-    "GR": 27,
-    "GT": 28,
-    "HN": 28,
-    "HR": 21,
-    "HU": 28,
-    "IE": 22,
-    "IL": 23,
-    "IQ": 23,
-    "IS": 26,
-    "IT": 27,
-    "JO": 30,
-    "KW": 30,
-    "KZ": 20,
-    "LB": 28,
-    "LC": 32,
-    "LI": 21,
-    "LT": 20,
-    "LU": 20,
-    "LV": 21,
-    "LY": 25,
-    "MC": 27,
-    "MD": 24,
-    "ME": 22,
-    "MK": 19,
-    "MN": 20,
-    "MR": 27,
-    "MT": 31,
-    "MU": 30,
-    "NI": 28,
-    "NL": 18,
-    "NO": 15,
-    "OM": 23,
-    "PK": 24,
-    "PL": 28,
-    "PS": 29,
-    "PT": 25,
-    "QA": 29,
-    "RO": 24,
-    "RS": 22,
-    "RU": 33,
-    "SA": 24,
-    "SC": 31,
-    "SD": 18,
-    "SE": 24,
-    "SI": 19,
-    "SK": 24,
-    "SM": 27,
-    "SO": 23,
-    "ST": 25,
-    "SV": 28,
-    "TL": 23,
-    "TN": 24,
-    "TR": 26,
-    "UA": 29,
-    "VA": 22,
-    "VG": 24,
-    "XK": 20,
-    "YE": 30,
+    item[:2]: int(item[2:])
+    for item in (
+        "AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BI27 BR29 BY28 CH21 CR22 CY28 "
+        "CZ24 DE22 DJ27 DK18 DO28 EE20 EG29 ES24 FI18 FK18 FO18 FR27 GB22 GE22 GI23 "
+        "GL18 GR27 GT28 HN28 HR21 HU28 IE22 IL23 IQ23 IS26 IT27 JO30 KW30 KZ20 LB28 "
+        "LC32 LI21 LT20 LU20 LV21 LY25 MC27 MD24 ME22 MK19 MN20 MR27 MT31 MU30 NI28 "
+        "NL18 NO15 OM23 PK24 PL28 PS29 PT25 QA29 RO24 RS22 RU33 SA24 SC31 SD18 SE24 "
+        "SI19 SK24 SM27 SO23 ST25 SV28 TL23 TN24 TR26 UA29 VA22 VG24 XK20 YE30"
+    ).split()
 }
 """Country -> characters of an IBAN (SWIFT's IBAN registry)."""
 
-CARD_PREFIXES = (
-    (4, 4, (13, 16, 19)),  # Visa
-    (51, 55, (16,)),
-    (2221, 2720, (16,)),  # Mastercard
-    (34, 34, (15,)),
-    (37, 37, (15,)),  # American Express
-    (300, 305, (14, 16, 19)),
-    (36, 36, (14, 16, 19)),
-    (38, 39, (14, 16, 19)),  # Diners Club
-    (6011, 6011, (16, 19)),
-    (644, 649, (16, 19)),
-    (65, 65, (16, 19)),  # Discover
-    (3528, 3589, (16, 19)),  # JCB
-    (62, 62, (16, 17, 18, 19)),  # UnionPay
-    (5018, 5018, (13, 16, 19)),
-    (5020, 5020, (13, 16, 19)),
-    (5038, 5038, (13, 16, 19)),
-    (5893, 5893, (13, 16, 19)),
-    (6304, 6304, (13, 16, 19)),
-    (6759, 6759, (13, 16, 19)),
-    (6761, 6763, (13, 16, 19)),  # Maestro
-)
-"""(first prefix, last prefix, lengths) of the issuers' ranges (ISO/IEC 7812; the
-networks' published rules).
+CARD_PREFIXES = {
+    "Visa": (b"4", (13, 16, 19)),
+    "Mastercard": (b"51-55 2221-2720", (16,)),
+    "American Express": (b"34 37", (15,)),
+    "Diners Club": (b"300-305 36 38-39", (14, 16, 19)),
+    "Discover": (b"6011 644-649 65", (16, 19)),
+    "JCB": (b"3528-3589", (16, 19)),
+    "UnionPay": (b"62", (16, 17, 18, 19)),
+    "Maestro": (b"5018 5020 5038 5893 6304 6759 6761-6763", (13, 16, 19)),
+}
+"""Issuer -> its prefixes and numbers of digits (ISO/IEC 7812; the networks' published
+rules).
 """
 
 COUNTRY_CODES = frozenset(
@@ -371,49 +241,13 @@ COUNTRY_CODES = frozenset(
     "971 972 973 974 975 976 977 992 993 994 995 996 998".split()
 )
 """Assigned country codes (ITU-T E.164, list of assigned codes)."""
-PHONE_WORDS = (
-    "telephone",
-    "phone",
-    "tel",
-    "ph",
-    "fax",
-    "telefax",
-    "mobile",
-    "mob",
-    "cell",
-    "cellphone",
-    "cellular",
-    "whatsapp",
-    "sms",
-    "hotline",
-    "helpline",
-    "landline",
-    "telefon",
-    "handy",
-    "mobil",
-    "téléphone",
-    "portable",
-    "teléfono",
-    "telefono",
-    "móvil",
-    "celular",
-    "cellulare",
-    "telefone",
-    "telemóvel",
-    "telefoon",
-    "puhelin",
-    "tlf",
-    "телефон",
-    "тел",
-    "моб",
-    "факс",
-    "τηλ",
-    "电话",
-    "電話",
-    "手机",
-    "전화",
-    "☎",
-    "📞",
+PHONE_WORDS = tuple(
+    (
+        "telephone phone tel ph fax telefax mobile mob cell cellphone cellular whatsapp "
+        "sms hotline helpline landline telefon handy mobil téléphone portable teléfono "
+        "telefono móvil celular cellulare telefone telemóvel telefoon puhelin tlf "
+        "телефон тел моб факс τηλ 电话 電話 手机 전화 ☎ 📞"
+    ).split()
 )
 """Words and signs before telephone numbers, in the most frequent languages of web
 text.
@@ -428,31 +262,22 @@ _NORTH_AMERICAN = re.compile(
     + _AFTER
 )
 _SPACE = rb"(?:[ -]|\xc2\xa0)"
-_AREA = rb"(?:\(%s\)" + _SPACE + rb"?|%s" + _SPACE + rb")"
-
-
-def _area(digits: bytes) -> bytes:
-    """Pattern of an area code in parentheses, or followed by a space or hyphen."""
-    return _AREA % (digits, digits)
-
-
 _NATIONAL = re.compile(
-    rb"(?:"
-    + rb"|".join(
-        (
-            # London, Cardiff, Belfast, ...
-            _area(rb"02\d") + rb"[3-8]\d{3}" + _SPACE + rb"\d{4}",
-            # other cities, services
-            _area(rb"0(?:11\d|1\d1|3\d\d|8[047]\d)") + rb"\d{3}" + _SPACE + rb"\d{4}",
-            _area(rb"01\d{3}") + rb"\d{3}" + _SPACE + rb"?\d{3}",  # other places
-            # British mobiles
-            _area(rb"07[1-57-9]\d{2}") + rb"\d{3}" + _SPACE + rb"?\d{3}",
-            # Australian areas
-            _area(rb"0[2378]") + rb"[2-9]\d{3}" + _SPACE + rb"\d{4}",
-            rb"04\d\d" + _SPACE + rb"\d{3}" + _SPACE + rb"\d{3}",  # Australian mobiles
+    (
+        rb"(?:"
+        + rb"|".join(
+            rb"(?:\(%b\)_?|%b_)%b" % (area, area, rest)
+            for area, rest in (
+                (rb"02\d", rb"[3-8]\d{3}_\d{4}"),  # London, Cardiff, Belfast, ...
+                # other cities, services
+                (rb"0(?:11\d|1\d1|3\d\d|8[047]\d)", rb"\d{3}_\d{4}"),
+                (rb"01\d{3}", rb"\d{3}_?\d{3}"),  # other places
+                (rb"07[1-57-9]\d{2}", rb"\d{3}_?\d{3}"),  # British mobiles
+                (rb"0[2378]", rb"[2-9]\d{3}_\d{4}"),  # Australian areas
+            )
         )
-    )
-    + rb")"
+        + rb"|04\d\d_\d{3}_\d{3})"  # Australian mobiles
+    ).replace(b"_", _SPACE)
     + _AFTER
     + rb"(?!"
     + _SPACE
@@ -527,21 +352,21 @@ def card(text: bytes, at: int) -> Span | None:
     """Span of the payment card number that begins at `at`, or None."""
     match = _CARD.match(text, at)
     previous = text[max(0, at - 1) : at]
-    if (
-        match is None
-        or _WORD.match(previous)
-        or previous in (b".", b",", b"-", b"/", b"+", b"#")
-    ):
+    if match is None or _WORD.match(previous) or (previous and previous in b".,-/+#"):
         return None
     digits = digits_of(match[0])
     return match.span() if _is_issued(digits) and luhn(digits) else None
 
 
 def _is_issued(digits: bytes) -> bool:
-    return any(
-        first <= int(digits[: len(str(first))]) <= last and len(digits) in lengths
-        for first, last, lengths in CARD_PREFIXES
-    )
+    for prefixes, lengths in CARD_PREFIXES.values():
+        for prefix in prefixes.split():
+            first, _, last = prefix.partition(b"-")
+            if len(digits) in lengths and first <= digits[: len(first)] <= (
+                last or first
+            ):
+                return True
+    return False
 
 
 def luhn(digits: bytes) -> bool:
@@ -558,17 +383,18 @@ def luhn(digits: bytes) -> bool:
 def phone(text: bytes, at: int) -> Span | None:
     """Span of the telephone number that begins at `at`, or None."""
     previous = text[max(0, at - 1) : at]
-    if _WORD.match(previous) or previous in tuple(
-        b"._,/-+#=$@%&\\~^"[index : index + 1] for index in range(15)
-    ):
+    if previous and (_WORD.match(previous) or previous in b"._,/-+#=$@%&\\~^"):
         return None
     if text[at : at + 1] == b"+":
         match = _NORTH_AMERICAN.match(text, at) or _INTERNATIONAL.match(text, at)
-        return (
-            match.span()
-            if match is not None and _is_international(digits_of(match[0]))
-            else None
+        if match is None:
+            return None
+        digits = digits_of(match[0])
+        starts = {digits[:length].decode("ascii") for length in (1, 2, 3)}
+        is_assigned = (
+            is_north_american(digits) if "1" in starts else starts & COUNTRY_CODES
         )
+        return match.span() if is_assigned else None
     match = _NORTH_AMERICAN.match(text, at)
     if match is not None and is_north_american(digits_of(match[0])):
         return match.span()
@@ -594,12 +420,6 @@ def phone(text: bytes, at: int) -> Span | None:
     return match.span()
 
 
-def _is_international(digits: bytes) -> bool:
-    if digits.startswith(b"1"):
-        return is_north_american(digits)
-    return any(digits[:length].decode("ascii") in COUNTRY_CODES for length in (1, 2, 3))
-
-
 def is_north_american(digits: bytes) -> bool:
     """Return True if 10 digits, or 11 with a leading 1, are an assignable number of the
     plan (NANPA).
@@ -621,9 +441,17 @@ def _is_fictitious(digits: bytes) -> bool:
     return len(digits) >= 7 and digits[-7:-2] == b"55501"
 
 
-KINDS: tuple[PiiKind, ...] = ("email", "iban", "card", "ip", "phone")
+MATCHERS: dict[PiiKind, Match] = {
+    "email": email,
+    "iban": iban,
+    "card": card,
+    "ip": ip,
+    "phone": phone,
+}
+KINDS = tuple(MATCHERS)
 """Kinds in order of precedence; anchors identify them by index."""
 EMAIL, IBAN, CARD, IP, PHONE = range(len(KINDS))
+_IS_WORD = byte_table(ascii_letters + digits + "_")
 LEAST_CARD_DIGITS, LEAST_PHONE_DIGITS = 13, 7
 MOST_GAP = 3
 """Most separators, of one byte or no-break spaces, between two digits of a telephone
@@ -670,22 +498,31 @@ def find_anchors(
             digit = is_digit(byte)
             if not (digit or byte >= 0x41 or byte == 0x28 or byte == 0x2B):
                 continue
-            if at > begin and is_alphanumeric(data[at - 1]):
+            if at > begin and _IS_WORD[data[at - 1]]:
                 continue
             for kind in range(IBAN, len(KINDS)):
                 if not wanted[kind]:
                     continue
                 if kind == IBAN:
-                    is_anchor = byte >= 0x41 and _begins_iban(data, at, end)
+                    is_anchor = (
+                        byte >= 0x41
+                        and at + 15 <= end
+                        and 0x41 <= data[at + 1] <= 0x5A
+                        and is_digit(data[at + 2])
+                        and is_digit(data[at + 3])
+                    )
                 elif kind == CARD:
                     is_anchor = (
                         digit
                         and _digits_from(data, at, end, 1, False) >= LEAST_CARD_DIGITS
                     )
                 elif kind == IP:
-                    is_anchor = digit and (
-                        _begins_ipv4(data, at, end) or _begins_ipv6(data, at, end)
+                    begins_ipv6 = (
+                        at + 6 <= end
+                        and (byte == 0x32 or byte == 0x33)
+                        and data[at + 4] == 0x3A
                     )
+                    is_anchor = digit and (begins_ipv6 or _begins_ipv4(data, at, end))
                 else:
                     is_anchor = (
                         byte < 0x41
@@ -706,24 +543,6 @@ def is_digit(byte: int) -> bool:
 
 
 @kernel
-def is_alphanumeric(byte: int) -> bool:
-    """Return True for an ASCII letter, digit or underscore."""
-    return (
-        is_digit(byte) or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F
-    )
-
-
-@kernel
-def _begins_iban(data: np.ndarray, at: int, end: int) -> bool:
-    return (
-        at + 15 <= end
-        and 0x41 <= data[at + 1] <= 0x5A
-        and is_digit(data[at + 2])
-        and is_digit(data[at + 3])
-    )
-
-
-@kernel
 def _begins_ipv4(data: np.ndarray, at: int, end: int) -> bool:
     """Return True if up to three digits and a dot occur three times, followed by a
     digit.
@@ -737,11 +556,6 @@ def _begins_ipv4(data: np.ndarray, at: int, end: int) -> bool:
             return False
         at += 1
     return at < end and is_digit(data[at])
-
-
-@kernel
-def _begins_ipv6(data: np.ndarray, at: int, end: int) -> bool:
-    return at + 6 <= end and data[at] in (0x32, 0x33) and data[at + 4] == 0x3A
 
 
 @kernel

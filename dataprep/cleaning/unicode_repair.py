@@ -9,13 +9,14 @@ it. `normalise` is a Unicode normalisation form (UAX 15), which never crosses a 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.cleaning.line_pieces import new_rows, push
 from gristmill.dataprep.edits import Edit, edits_array
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines
@@ -94,45 +95,21 @@ def repair_lines(
         shape (n,)).
     """
     data, offsets = text_buffers(texts)
-    begins, ends, firsts, html = _lines_to_repair(
-        data, offsets, first_plain, last_plain, special
-    )
-    edits: list[list[Edit]] = []
-    for text in range(len(offsets) - 1):
-        lines = range(firsts[text], firsts[text + 1])
-        edits.append(
-            list(_repairs(data, lines, begins, ends, html, int(offsets[text]), repair))
-        )
-    counts = np.array([len(text_edits) for text_edits in edits], np.int64)
-    sizes = np.array(
-        [sum(end - begin for begin, end, _ in text_edits) for text_edits in edits],
-        np.int64,
-    )
-    return edits_array(edits), counts, sizes
-
-
-def _repairs(
-    data: np.ndarray,
-    lines: range,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    html: np.ndarray,
-    base: int,
-    repair: Repair,
-) -> Iterator[Edit]:
-    for number in lines:
-        begin = int(begins[number])
-        end = int(ends[number])
+    rows, firsts = _lines_to_repair(data, offsets, first_plain, last_plain, special)
+    edits: list[list[Edit]] = [[] for _ in range(len(offsets) - 1)]
+    texts_of_rows = np.repeat(np.arange(len(edits)), np.diff(firsts)).tolist()
+    sizes = np.zeros(len(edits), np.int64)
+    for text, (begin, end, html) in zip(texts_of_rows, rows.tolist(), strict=True):
         line = data[begin:end].tobytes().decode("utf-8")
-        repaired = repair(line, bool(html[number]))
-        if repaired != line:
-            first, last, replacement = difference(line, repaired)
-            edit_begin = begin - base + len(line[:first].encode("utf-8"))
-            yield (
-                edit_begin,
-                edit_begin + len(line[first:last].encode("utf-8")),
-                replacement,
-            )
+        repaired = repair(line, bool(html))
+        if repaired == line:
+            continue
+        first, last, replacement = difference(line, repaired)
+        edit_begin = begin - int(offsets[text]) + len(line[:first].encode("utf-8"))
+        size = len(line[first:last].encode("utf-8"))
+        edits[text].append((edit_begin, edit_begin + size, replacement))
+        sizes[text] += size
+    return edits_array(edits), np.array([*map(len, edits)], np.int64), sizes
 
 
 def difference(old: str, new: str) -> tuple[int, int, str]:
@@ -158,15 +135,13 @@ def _lines_to_repair(
     first_plain: int,
     last_plain: int,
     special: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Lines with a byte that is not plain: begin, end (after the newline), per text the
-    first, and HTML flags.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lines with a byte that is not plain: rows of begin, end (after the newline) and 1
+    after a `<` in an earlier line; and per text its first row.
     """
     number = len(offsets) - 1
     firsts = np.zeros(number + 1, np.int64)
-    begins = np.empty(64, np.int64)
-    ends = np.empty(64, np.int64)
-    html = np.empty(64, np.bool_)
+    rows = new_rows()
     count = 0
     for text in range(number):
         begin = offsets[text]
@@ -184,20 +159,9 @@ def _lines_to_repair(
                 )
                 opens |= byte == 0x3C
             if not is_plain:
-                if count == len(begins):
-                    begins = _double(begins)
-                    ends = _double(ends)
-                    html = _double(html)
-                begins[count], ends[count], html[count] = begin, end, is_html
+                rows = push(rows, count, begin, end, int(is_html))
                 count += 1
             is_html |= opens
             begin = end
         firsts[text + 1] = count
-    return begins[:count], ends[:count], firsts, html[:count]
-
-
-@kernel
-def _double(values: np.ndarray) -> np.ndarray:
-    larger = np.empty(2 * len(values), values.dtype)
-    larger[: len(values)] = values
-    return larger
+    return rows[:count], firsts

@@ -1,5 +1,4 @@
-"""URLs of documents: normalisation, registered domains, and the URL in a document's
-metadata.
+"""URLs of documents: normalisation, and the URL in a document's metadata.
 
 `normalise_url` combines three sources that identify pages. C4 (tensorflow/datasets,
 `c4_utils.py`, `normalize_url`) removes the scheme, `www.`, queries that begin with
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
+from contextlib import suppress
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -22,40 +21,13 @@ TRACKING_PREFIXES = ("utm_", "mtm_", "pk_", "hsa_")
 is C4's).
 """
 TRACKING_PARAMETERS = frozenset(
-    {
-        "ref",
-        "ref_src",
-        "ref_url",
-        "referrer",
-        "feed",  # C4 cuts queries that begin with `ref` or `feed`
-        "fbclid",
-        "gclid",
-        "gclsrc",
-        "dclid",
-        "gbraid",
-        "wbraid",
-        "msclkid",
-        "yclid",
-        "twclid",
-        "ttclid",
-        "igshid",
-        "li_fat_id",
-        "mc_cid",
-        "mc_eid",
-        "mkt_tok",
-        "oly_anon_id",
-        "oly_enc_id",
-        "vero_id",
-        "_hsenc",
-        "_hsmi",
-        "_ga",
-        "_gl",
-        "_openstat",
-        "wickedid",
-        "s_cid",
-        "rb_clickid",
-        "__s",
-    }
+    # C4 cuts queries that begin with `ref` or `feed`
+    (
+        "ref ref_src ref_url referrer feed fbclid gclid gclsrc dclid gbraid wbraid "
+        "msclkid yclid twclid ttclid igshid li_fat_id mc_cid mc_eid mkt_tok "
+        "oly_anon_id oly_enc_id vero_id _hsenc _hsmi _ga _gl _openstat wickedid s_cid "
+        "rb_clickid __s"
+    ).split()
 )
 """Parameters that identify the click, not the page (those that Firefox and Brave strip,
 and C4's two).
@@ -103,19 +75,13 @@ def normalise_url(url: str) -> str:
     Idempotent. A string without a host (`mailto:x`, `/path`) is only trimmed.
     """
     url = url.strip(_TRIMMED)
-    without_scheme = url
-    scheme = ""
-    if web_match := _WEB.match(url):
-        without_scheme = url[web_match.end() :]
-    elif scheme_match := _OTHER_SCHEME.match(url):
-        without_scheme = url[scheme_match.end() :]
-        scheme = scheme_match[0].lower()
-    parts = _PARTS.match(without_scheme)
+    web_match, scheme_match = _WEB.match(url), _OTHER_SCHEME.match(url)
+    scheme = scheme_match[0].lower() if scheme_match and not web_match else ""
+    match = web_match or scheme_match
+    parts = _PARTS.match(url, match.end() if match else 0)
     assert parts is not None  # it matches every string
-    authority = parts[1]
-    path = parts[2]
-    query = parts[3]
-    if without_scheme is not url:
+    authority, path, query = parts.groups("")
+    if match:
         authority = authority.rpartition("@")[2]
     authority_match = _AUTHORITY.fullmatch(authority)
     host = "" if authority_match is None else normalise_host(authority_match[1])
@@ -123,8 +89,7 @@ def normalise_url(url: str) -> str:
         return url
     port = _DEFAULT_PORTS.sub("", authority_match[2])
     path = _normalise_escapes(path).rstrip("/")
-    query = _normalise_query(query or "")
-    return f"{scheme}{host}{port}{path}{query}"
+    return f"{scheme}{host}{port}{path}{_normalise_query(query)}"
 
 
 def normalise_host(host: str) -> str:
@@ -133,33 +98,25 @@ def normalise_host(host: str) -> str:
     """
     host = host.lower()
     if not host.isascii():
-        host = _ascii_host(host)
+        import idna
+
+        # a name that is not valid in IDNA is compared unchanged
+        with suppress(idna.IDNAError, UnicodeError):
+            host = idna.encode(host, uts46=True).decode("ascii")
     host = host.rstrip(".")
     while host.startswith("www.") and "." in host[4:]:
         host = host[4:]
     return host
 
 
-def _ascii_host(host: str) -> str:
-    import idna
-
-    try:
-        return idna.encode(host, uts46=True).decode("ascii")
-    except (idna.IDNAError, UnicodeError):
-        return host  # not a valid IDNA name; compared unchanged
-
-
 def _normalise_query(query: str) -> str:
     kept = []
     for parameter in _normalise_escapes(query).split("&"):
-        name = parameter.partition("=")[0]
-        tracking = name.lower() in TRACKING_PARAMETERS or name.lower().startswith(
-            TRACKING_PREFIXES
-        )
-        if parameter and not tracking:
-            kept.append((name, parameter))
-    kept.sort(key=lambda item: item[0])
-    return "?" + "&".join(parameter for _, parameter in kept) if kept else ""
+        name = parameter.partition("=")[0].lower()
+        if parameter and name not in TRACKING_PARAMETERS:
+            kept += [] if name.startswith(TRACKING_PREFIXES) else [parameter]
+    kept.sort(key=lambda parameter: parameter.partition("=")[0])
+    return "?" + "&".join(kept) if kept else ""
 
 
 def _normalise_escapes(text: str) -> str:
@@ -192,44 +149,6 @@ def url_host(url: str) -> str:
     return "" if authority_match is None else authority_match[1]
 
 
-@lru_cache(maxsize=100_000)
-def registered_domain(host: str) -> str:
-    """Registered domain of a host: `bbc.co.uk` for `news.bbc.co.uk`.
-
-    Uses the public suffix list of the package `tld` (no network), including its private
-    part: each `somebody.github.io` is a domain of its own. A host that is an address,
-    has an unknown top level or is a public suffix is returned unchanged.
-
-    Args:
-        host: from `normalise_host` or `url_host`.
-    """
-    from tld import get_fld
-
-    unicode_host = _unicode_host(host) if "xn--" in host else host
-    domain = (
-        None
-        if host.startswith("[")
-        else get_fld(f"//{unicode_host}", fail_silently=True)
-    )
-    if domain is None:
-        return host
-    return (
-        host
-        if domain == unicode_host
-        else ".".join(host.split(".")[-len(domain.split(".")) :])
-    )
-
-
-def _unicode_host(host: str) -> str:
-    """Decode a host's A-labels: the list has internationalised suffixes in Unicode."""
-    import idna
-
-    try:
-        return idna.decode(host)
-    except (idna.IDNAError, UnicodeError):
-        return host
-
-
 def document_urls(documents: pa.Table) -> list[str | None]:
     """URL of each document: the string `url` of its metadata, else its locator if that
     begins with http(s)://.
@@ -237,20 +156,16 @@ def document_urls(documents: pa.Table) -> list[str | None]:
     Args:
         documents: a shard with at least `locator` and `metadata`.
     """
-    return [
-        _metadata_url(metadata)
-        or (locator if locator.lower().startswith(("http://", "https://")) else None)
-        for metadata, locator in zip(
-            documents["metadata"].to_pylist(),
-            documents["locator"].to_pylist(),
-            strict=True,
-        )
-    ]
-
-
-def _metadata_url(metadata: str | None) -> str | None:
-    if not metadata or '"url"' not in metadata:
-        return None
-    values = json.loads(metadata)
-    url = values.get("url") if isinstance(values, dict) else None
-    return url if isinstance(url, str) and url else None
+    urls: list[str | None] = []
+    for metadata, locator in zip(
+        documents["metadata"].to_pylist(),
+        documents["locator"].to_pylist(),
+        strict=True,
+    ):
+        values = json.loads(metadata) if metadata and '"url"' in metadata else {}
+        url = values.get("url") if isinstance(values, dict) else None
+        if not isinstance(url, str) or not url:
+            is_url = locator.lower().startswith(("http://", "https://"))
+            url = locator if is_url else None
+        urls.append(url)
+    return urls

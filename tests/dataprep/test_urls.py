@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 
 import pyarrow as pa
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from gristmill.dataprep.cleaning.urls import (
     document_urls,
     normalise_url,
-    registered_domain,
     url_host,
 )
 
@@ -122,31 +120,6 @@ def test_host_has_no_port_or_user() -> None:
     assert url_host("ftp://files.example.org/x") == "files.example.org"
     assert url_host("http://[::1]:8080/") == "[::1]"
     assert url_host("mailto:me@example.org") == ""
-
-
-def test_registered_domain_follows_the_public_suffix_list_offline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    registered_domain.cache_clear()
-    expected = {
-        "example.org": "example.org",
-        "a.b.example.org": "example.org",
-        "news.bbc.co.uk": "bbc.co.uk",
-        "me.github.io": "me.github.io",
-        "deep.me.github.io": "me.github.io",
-        "www.city.kawasaki.jp": "city.kawasaki.jp",
-        "a.xn--e1afmkfd.xn--p1ai": "xn--e1afmkfd.xn--p1ai",
-        "co.uk": "co.uk",
-        "localhost": "localhost",
-        "10.0.0.1": "10.0.0.1",
-        "[2001:db8::1]": "[2001:db8::1]",
-        "": "",
-    }
-    assert {host: registered_domain(host) for host in expected} == expected
 
 
 def test_document_url_is_that_of_its_metadata_or_locator() -> None:
