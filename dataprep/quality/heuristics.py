@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.unicode_tables import CODE_POINTS, decode
+from gristmill.dataprep.text.unicode_tables import decode, flag_code_points, single
 
 TERMINAL_MARKS = ".!?…\"'”’»。！？।؟։"
 SHORT_LINE_CHARACTERS = 30
@@ -53,12 +53,7 @@ among the letters; of words, words with a letter, and words with an initial capi
 lines, and lines of at most 30 code points; of code points in lines without surrounding
 whitespace, and in those of them that end in a terminal mark.
 """
-_SPACE, _LETTER, _CAPITAL, _TERMINAL = (
-    np.uint8(1),
-    np.uint8(2),
-    np.uint8(4),
-    np.uint8(8),
-)
+_SPACE, _LETTER, _CAPITAL, _TERMINAL = (np.uint8(1 << bit) for bit in range(4))
 
 
 def heuristic_scores(texts: pa.Array | pa.ChunkedArray) -> np.ndarray:
@@ -111,15 +106,14 @@ def _classes() -> np.ndarray:
     """Character classes as bit flags of every code point: uint8 of shape
     (CODE_POINTS,).
     """
-    characters = [chr(code) for code in range(CODE_POINTS)]
-    classes = np.zeros(CODE_POINTS, np.uint8)
-    for flag, predicate in (
+    predicates = (
         (_SPACE, str.isspace),
         (_LETTER, str.isalpha),
         (_CAPITAL, str.isupper),
-    ):
-        classes[np.fromiter(map(predicate, characters), bool, CODE_POINTS)] |= flag
-    classes[[ord(mark) for mark in TERMINAL_MARKS]] |= _TERMINAL
+    )
+    classes = flag_code_points(
+        np.uint8, predicates, [(_TERMINAL, single(TERMINAL_MARKS))]
+    )
     # capitals must be letters (U+24B6 is upper case, but not a letter)
     classes[(classes & _LETTER) == 0] &= ~_CAPITAL
     return classes

@@ -16,6 +16,7 @@ KenLM's results for the same entries.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +24,10 @@ import pyarrow as pa
 
 from gristmill.dataprep.quality.ngram_tables import (
     BEGIN,
-    END,
     UNKNOWN,
     Entries,
     extend,
-    next_word,
-    word_hash,
+    split_sentences,
 )
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 
@@ -63,7 +62,8 @@ class _OrderCounts(NamedTuple):
 
 def read_sentences(texts: pa.Array | pa.ChunkedArray) -> Sentences:
     """Sentences from the lines of texts, without lines that have no words."""
-    return Sentences(*_sentences(*text_buffers(texts)))
+    words, positions, _ = split_sentences(*text_buffers(texts))
+    return Sentences(words, positions)
 
 
 def train_entries(sentences: Sentences, order: int) -> list[Entries]:
@@ -74,10 +74,17 @@ def train_entries(sentences: Sentences, order: int) -> list[Entries]:
         order: words in the longest sequences, at least 2.
     """
     counts_by_order = _count_orders(sentences, order)
+    # Kneser-Ney counts: distinct preceding words, or occurrences for sequences that begin
+    # a sentence
     adjusted = [
-        _adjust(low, high)
-        for low, high in zip(counts_by_order, [*counts_by_order[1:], None], strict=True)
+        np.where(
+            part.initial,
+            part.counts,
+            np.bincount(higher.suffixes, minlength=len(part.keys)),
+        )
+        for part, higher in pairwise(counts_by_order)
     ]
+    adjusted.append(counts_by_order[-1].counts.copy())
     adjusted[0][np.searchsorted(counts_by_order[0].keys, BEGIN)] = 0
     entries: list[Entries] = []
     lower = np.empty(0)
@@ -114,18 +121,14 @@ def train_entries(sentences: Sentences, order: int) -> list[Entries]:
                 part.keys, logs.astype(np.float32), np.zeros(len(part.keys), np.float32)
             )
         )
-    return [_with_unknown(entries[0], unknown), *entries[1:]]
-
-
-def _with_unknown(entries: Entries, probability: float) -> Entries:
-    unknown = (
+    mark = (
         np.array([UNKNOWN]),
-        np.array([np.log10(probability)], np.float32),
+        np.array([np.log10(unknown)], np.float32),
         np.zeros(1, np.float32),
     )
-    return Entries(
-        *(np.concatenate(pair) for pair in zip(entries, unknown, strict=True))
-    )
+    pairs = zip(entries[0], mark, strict=True)
+    entries[0] = Entries(*(np.concatenate(pair) for pair in pairs))
+    return entries
 
 
 def _count_orders(sentences: Sentences, order: int) -> list[_OrderCounts]:
@@ -148,16 +151,6 @@ def _count_orders(sentences: Sentences, order: int) -> list[_OrderCounts]:
         )
         chain = longer
     return counts_by_order
-
-
-def _adjust(part: _OrderCounts, higher: _OrderCounts | None) -> np.ndarray:
-    """Kneser-Ney counts: distinct preceding words, or occurrences for sequences that
-    begin a sentence (int64).
-    """
-    if higher is None:
-        return part.counts.copy()
-    preceding_words = np.bincount(higher.suffixes, minlength=len(part.keys))
-    return np.where(part.initial, part.counts, preceding_words)
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
@@ -186,31 +179,3 @@ def _extend_all(chain: np.ndarray, words: np.ndarray) -> np.ndarray:
     for index in range(1, len(words)):
         longer[index] = extend(chain[index - 1], words[index])
     return longer
-
-
-@kernel
-def _sentences(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    capacity = 2 * (offsets[-1] - offsets[0]) + 2
-    words = np.empty(capacity, np.uint64)
-    positions = np.empty(capacity, np.int64)
-    count = 0
-    for text in range(len(offsets) - 1):
-        position = offsets[text]
-        end = offsets[text + 1]
-        while position < end:
-            begin, position, is_word = next_word(data, position, end)
-            index = 0
-            while is_word:
-                if index == 0:
-                    words[count], positions[count] = BEGIN, 0
-                    count = count + 1
-                    index = 1
-                words[count], positions[count] = word_hash(data, begin, position), index
-                count = count + 1
-                index = index + 1
-                begin, position, is_word = next_word(data, position, end)
-            if index:
-                words[count], positions[count] = END, index
-                count += 1
-            position += 1
-    return words[:count].copy(), positions[:count].copy()

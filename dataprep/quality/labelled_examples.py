@@ -65,37 +65,32 @@ def read_labelled(file: SourceFile) -> Iterator[str]:
             never uses part of a file.
     """
     if file.format == "text":
-        yield from _read_lines(file)
+        line_count = 0
+        try:
+            for line in read_lines(as_path(file.location), file.compression):
+                if isinstance(line, RecordTooLongError):
+                    raise line
+                text = LABELS.sub("", line.decode("utf-8")).strip()
+                line_count += 1
+                if text:
+                    yield text
+        except (CorruptFileError, RecordTooLongError, UnicodeDecodeError) as error:
+            raise LabelledFileError(
+                f"{file.location}, line {line_count + 1}: {error}; correct or remove it"
+            ) from error
         return
     for record in read_records(file, Reading(encoding_errors="strict")):
-        if isinstance(record, Rejected):
-            raise LabelledFileError(
-                f"{file.location}, record {record.number}: "
-                f"{record.error}; correct or remove it"
-            )
-        if isinstance(record, Page):
-            raise LabelledFileError(
-                f"{file.location}, record {record.number}: it is "
-                "HTML; name a file of its text"
-            )
         if isinstance(record, Record):
             yield record.text
-
-
-def _read_lines(file: SourceFile) -> Iterator[str]:
-    line_count = 0
-    try:
-        for line in read_lines(as_path(file.location), file.compression):
-            if isinstance(line, RecordTooLongError):
-                raise line
-            text = LABELS.sub("", line.decode("utf-8")).strip()
-            line_count += 1
-            if text:
-                yield text
-    except (CorruptFileError, RecordTooLongError, UnicodeDecodeError) as error:
-        raise LabelledFileError(
-            f"{file.location}, line {line_count + 1}: {error}; correct or remove it"
-        ) from error
+        elif isinstance(record, Rejected | Page):
+            problem = (
+                f"{record.error}; correct or remove it"
+                if isinstance(record, Rejected)
+                else "it is HTML; name a file of its text"
+            )
+            raise LabelledFileError(
+                f"{file.location}, record {record.number}: {problem}"
+            )
 
 
 Members = tuple[int, np.ndarray, np.ndarray]
@@ -180,27 +175,16 @@ def choose_examples(
     for number, shard in enumerate(pool.shards):
         read = read_shard(pool.inputs, shard, ["id", "source"])
         for is_positive, sources in classes.items():
-            class_rows = judged_rows(read.documents, read.rows, sources)
-            members_by_class[is_positive].append(
-                (
-                    number,
-                    class_rows,
-                    draw(
-                        read.documents["id"].take(pa.array(class_rows)).to_pylist(),
-                        seed,
-                    ),
-                )
-            )
-    files = [
-        (is_positive, file)
-        for is_positive, class_files in pool.files.items()
-        for file in class_files
-    ]
-    for number, (is_positive, file) in enumerate(files):
-        ids = [document_id("", "", text) for text in read_labelled(file)]
-        members_by_class[is_positive].append(
-            (len(pool.shards) + number, np.arange(len(ids)), draw(ids, seed))
-        )
+            rows = judged_rows(read.documents, read.rows, sources)
+            ids = read.documents["id"].take(pa.array(rows)).to_pylist()
+            members_by_class[is_positive].append((number, rows, draw(ids, seed)))
+    number = len(pool.shards)
+    for is_positive, files in pool.files.items():
+        for file in files:
+            ids = [document_id("", "", text) for text in read_labelled(file)]
+            members = (number, np.arange(len(ids)), draw(ids, seed))
+            members_by_class[is_positive].append(members)
+            number += 1
     return {
         is_positive: _split(members_by_class[is_positive], section, is_positive)
         for is_positive in classes
@@ -218,42 +202,29 @@ def read_ngram_texts(inputs: Inputs, section: Quality) -> Iterator[str]:
     assert section.perplexity.ngram is not None
     settings = section.perplexity.ngram
     classifier = section.classifier
-    held_out = np.uint64(
-        (
-            classifier.holdout
-            if classifier is not None and classifier.has_classes
-            else 0.0
-        )
-        * 2.0**64
-    )
+    holdout = 0.0
+    if classifier is not None and classifier.has_classes:
+        holdout = classifier.holdout
+    held_out = np.uint64(holdout * 2.0**64)
     shards = shard_names(inputs["ingest"])
     columns = []
     for number, shard in enumerate(shards):
         read = read_shard(inputs, shard, ["id", "source", "text"])
-        documents = read.documents
         rows = judged_rows(read.documents, read.rows, settings.sources)
-        draws = draw(documents["id"].take(pa.array(rows)).to_pylist(), section.key_seed)
+        judged = read.documents.take(pa.array(rows))
+        draws = draw(judged["id"].to_pylist(), section.key_seed)
         is_free = draws[:, 0] >= held_out
-        sizes = (
-            pc.binary_length(documents["text"].take(pa.array(rows[is_free])))
-            .to_numpy()
-            .astype(np.int64)
-        )
-        columns.append(
-            (np.full(len(sizes), number), rows[is_free], draws[is_free, 1], sizes)
-        )
+        sizes = pc.binary_length(judged["text"]).to_numpy().astype(np.int64)[is_free]
+        numbers = np.full(len(sizes), number)
+        columns.append((numbers, rows[is_free], draws[is_free, 1], sizes))
     parts, rows, order, sizes = (
         np.concatenate(column) for column in zip(*columns, strict=True)
     )
     ordered = np.argsort(order)
     chosen = ordered[np.cumsum(sizes[ordered]) - sizes[ordered] < settings.max_bytes]
+    pool = Pool(inputs, shards, {True: (), False: ()})
     for number in np.unique(parts[chosen]).tolist():
-        shard_rows = np.sort(rows[chosen[parts[chosen] == number]])
-        yield from (
-            read_documents(inputs, shards[number], ["text"])["text"]
-            .take(pa.array(shard_rows))
-            .to_pylist()
-        )
+        yield from pool.texts(number, np.sort(rows[chosen[parts[chosen] == number]]))
 
 
 def draw(ids: Sequence[bytes], seed: int) -> np.ndarray:

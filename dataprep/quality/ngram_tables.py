@@ -124,7 +124,8 @@ def score_texts(
     Returns:
         float64 of shape (n,); and int64 of shape (n,): words plus ends of lines.
     """
-    return _score(*text_buffers(texts), tables.starts, tables.cells, tables.logs)
+    sentences = split_sentences(*text_buffers(texts))
+    return _score(*sentences, tables.starts, tables.cells, tables.logs)
 
 
 @kernel
@@ -245,44 +246,66 @@ def _step(
 
 
 @kernel
+def split_sentences(
+    data: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sentences of texts, each between BEGIN and END, without lines that have no words.
+
+    Returns:
+        words: uint64; positions: int64, index within the sentence, 0 for BEGIN; firsts:
+            int64 of shape (n + 1,), the first word of each text.
+    """
+    capacity = 2 * (offsets[-1] - offsets[0]) + 2
+    words = np.empty(capacity, np.uint64)
+    positions = np.empty(capacity, np.int64)
+    firsts = np.zeros(len(offsets), np.int64)
+    count = 0
+    for text in range(len(offsets) - 1):
+        position = offsets[text]
+        end = offsets[text + 1]
+        while position < end:
+            begin, position, is_word = next_word(data, position, end)
+            index = 0
+            while is_word:
+                if index == 0:
+                    words[count], positions[count] = BEGIN, 0
+                    count = count + 1
+                    index = 1
+                words[count], positions[count] = word_hash(data, begin, position), index
+                count = count + 1
+                index = index + 1
+                begin, position, is_word = next_word(data, position, end)
+            if index:
+                words[count], positions[count] = END, index
+                count += 1
+            position += 1
+        firsts[text + 1] = count
+    return words[:count].copy(), positions[:count].copy(), firsts
+
+
+@kernel
 def _score(
-    data: np.ndarray,
-    offsets: np.ndarray,
+    words: np.ndarray,
+    positions: np.ndarray,
+    firsts: np.ndarray,
     starts: np.ndarray,
     cells: np.ndarray,
     logs: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    number = len(offsets) - 1
+    number = len(firsts) - 1
     order = len(starts) - 1
     totals = np.zeros(number)
     sizes = np.zeros(number, np.int64)
     chain = np.zeros(order, np.uint64)
     slots = np.full(order, -1, np.int64)
     for text in range(number):
-        position = offsets[text]
-        end = offsets[text + 1]
-        while position < end:
-            begin, position, is_word = next_word(data, position, end)
-            context_words = 0
-            while is_word:
-                if context_words == 0:
-                    slots[:] = -1
-                    chain[0], slots[0], context_words = (
-                        BEGIN,
-                        _find(starts, cells, 0, BEGIN),
-                        1,
-                    )
-                word = word_hash(data, begin, position)
-                totals[text] += _step(
-                    word, starts, cells, logs, chain, slots, context_words
-                )
-                sizes[text] += 1
-                context_words += 1
-                begin, position, is_word = next_word(data, position, end)
-            if context_words:
-                totals[text] += _step(
-                    END, starts, cells, logs, chain, slots, context_words
-                )
-                sizes[text] += 1
-            position += 1
+        for index in range(firsts[text], firsts[text + 1]):
+            if positions[index] == 0:
+                slots[:] = -1
+                chain[0], slots[0] = BEGIN, _find(starts, cells, 0, BEGIN)
+                continue
+            totals[text] += _step(
+                words[index], starts, cells, logs, chain, slots, positions[index]
+            )
+            sizes[text] += 1
     return totals, sizes

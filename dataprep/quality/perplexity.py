@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,13 +18,12 @@ import pyarrow as pa
 
 from gristmill.core.files import as_path, is_local
 from gristmill.dataprep.quality.ngram_tables import (
-    NgramTables,
     make_tables,
     read_entries,
     score_texts,
 )
-from gristmill.dataprep.text.hashing import hash_bytes
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.hashing import hash_texts
+from gristmill.dataprep.text.kernels import text_buffers
 
 NGRAM_FILES = ("ngram-0.parquet", "ngram-1.parquet")
 """Models trained here, each on one half of the documents."""
@@ -34,40 +33,14 @@ LogScores = Callable[[pa.Array], tuple[np.ndarray, np.ndarray]]
 of lines (int64).
 """
 
-_PUNCTUATION = {
-    "，": ",",
-    "。": ".",
-    "、": ",",
-    "„": '"',
-    "”": '"',
-    "“": '"',
-    "«": '"',
-    "»": '"',
-    "」": '"',
-    "「": '"',
-    "《": '"',
-    "》": '"',
-    "´": "'",
-    "∶": ":",
-    "：": ":",
-    "？": "?",
-    "！": "!",
-    "（": "(",
-    "）": ")",
-    "；": ";",
-    "–": "-",
-    "—": " - ",
-    "．": ". ",
-    "～": "~",
-    "’": "'",
-    "…": "...",
-    "━": "-",
-    "〈": "<",
-    "〉": ">",
-    "【": "[",
-    "】": "]",
-    "％": "%",
-    "►": "-",
+_PUNCTUATION: dict[int, int | str | None] = {
+    **str.maketrans(
+        "，。、„”“«»」「《》´∶：？！（）；–～’━〈〉【】％►",
+        ',.,"""""""""\'::?!();-~\'-<>[]%-',
+    ),
+    ord("—"): " - ",
+    ord("．"): ". ",
+    ord("…"): "...",
 }
 """Marks that CCNet converts to ASCII (cc_net/text_normalizer.py)."""
 
@@ -84,7 +57,8 @@ def perplexities(scores: LogScores, texts: pa.Array) -> np.ndarray:
 
 def halves(texts: pa.Array) -> np.ndarray:
     """Half of each of n texts, by a hash of the text: int64 of shape (n,), 0 or 1."""
-    return _halves(*text_buffers(texts))
+    hashes: np.ndarray = hash_texts(*text_buffers(texts))
+    return (hashes & np.uint64(1)).astype(np.int64)
 
 
 def score_by_other_half(
@@ -108,16 +82,6 @@ def score_by_other_half(
             texts.take(pa.array(half_rows))
         )
     return logs, sizes
-
-
-@kernel
-def _halves(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    result = np.empty(len(offsets) - 1, np.int64)
-    for text in range(len(result)):
-        result[text] = np.int64(
-            hash_bytes(data, offsets[text], offsets[text + 1]) & np.uint64(1)
-        )
-    return result
 
 
 def normalise(
@@ -145,10 +109,8 @@ def _like_ccnet(text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _ccnet_table() -> dict[int, str | None]:
-    table: dict[int, str | None] = {
-        ord(mark): plain for mark, plain in _PUNCTUATION.items()
-    }
+def _ccnet_table() -> dict[int, int | str | None]:
+    table = dict(_PUNCTUATION)
     for code in range(0x110000):
         category = unicodedata.category(chr(code))
         if category == "Mn":
@@ -161,9 +123,10 @@ def _ccnet_table() -> dict[int, str | None]:
     return table
 
 
+@lru_cache(maxsize=4)
 def load_scores(path: str, sha256: str) -> LogScores:
-    """Load the scoring function of a model: one trained here, or a file that KenLM
-    reads (ARPA or binary).
+    """Load the scoring function of a model once per process: one trained here, or a
+    file that KenLM reads (ARPA or binary).
 
     Args:
         path: of the file.
@@ -173,19 +136,7 @@ def load_scores(path: str, sha256: str) -> LogScores:
         PerplexityError: KenLM is needed and not installed, or cannot read the file.
     """
     if as_path(path).name in NGRAM_FILES:
-        tables = _load_tables(path, sha256)
-        return lambda texts: score_texts(tables, texts)
-    model = _load_kenlm(path, sha256)
-    return lambda texts: _score_with_kenlm(model, texts)
-
-
-@lru_cache(maxsize=2)
-def _load_tables(path: str, sha256: str) -> NgramTables:
-    return make_tables(read_entries(as_path(path)))
-
-
-@lru_cache(maxsize=2)
-def _load_kenlm(path: str, sha256: str) -> Any:
+        return partial(score_texts, make_tables(read_entries(as_path(path))))
     if not is_local(as_path(path)):
         raise PerplexityError(f"{path}: KenLM reads local files; copy the model here")
     try:
@@ -200,7 +151,7 @@ def _load_kenlm(path: str, sha256: str) -> Any:
     config.show_progress = False
     config.arpa_complain = kenlm.ARPALoadComplain.NONE
     try:
-        return kenlm.Model(str(Path(path)), config)
+        return partial(_score_with_kenlm, kenlm.Model(str(Path(path)), config))
     except (OSError, RuntimeError) as error:
         raise PerplexityError(
             f"{path} is not an n-gram model that KenLM can read (an ARPA file or its "

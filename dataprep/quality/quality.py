@@ -70,7 +70,6 @@ from gristmill.dataprep.quality.ranking import (
     ALL,
     Cuts,
     DescribedCut,
-    describe_cuts,
     kept_by_rank,
     rank_documents,
 )
@@ -283,9 +282,22 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> QualityS
         context,
         holds_gil=section.perplexity is not None,
     )
-    histograms = _join_histograms(scored)
-    cuts = _find_cuts(section, scores, [task.name for task in tasks])
-    buckets = _find_buckets(section, scores, [task.name for task in tasks])
+    histograms = {
+        name: dict(
+            sorted(
+                add_histograms(shard["histograms"][name] for shard in scored).items()
+            )
+        )
+        for name in section.scores
+    }
+    rank = partial(_rank, section, [scores / task.name for task in tasks])
+    cuts: Cuts | None = None
+    buckets: tuple[Cuts, Cuts] | None = None
+    if section.keep_top is not None:
+        cuts = rank(section.ranked_by, section.keep_top)
+    if section.perplexity is not None and section.perplexity.buckets is not None:
+        head, middle = section.perplexity.buckets
+        buckets = rank("perplexity", head), rank("perplexity", middle)
     judge = partial(
         judge_shard,
         inputs=merged,
@@ -300,13 +312,10 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> QualityS
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["rules"] for result in results),
         {name: ScoreReport(histograms=histograms[name]) for name in section.scores},
-        cuts=None if cuts is None else describe_cuts(cuts),
+        cuts=None if cuts is None else cuts.found,
         buckets=None
         if buckets is None
-        else {
-            name: describe_cuts(cut)
-            for name, cut in zip(BUCKETS, buckets, strict=False)
-        },
+        else {name: cut.found for name, cut in zip(BUCKETS, buckets, strict=False)},
         ngrams=None
         if trained.ngrams is None
         else [
@@ -410,10 +419,14 @@ def score_shard(
         out / task.name,
         scored.take(pa.array(places, mask=places < 0)).append_column(BYTES, sizes),
     )
-    shapes = {
-        name: _histograms(sources, columns[name], SCORES[name].edges)
-        for name in section.scores
-    }
+    source_names = np.array(sources.to_pylist(), object)
+    shapes: dict[str, Histograms] = {}
+    for name in section.scores:
+        values, edges = _numbers(columns[name]), list(SCORES[name].edges)
+        shapes[name] = {
+            source: histogram(values[source_names == source], edges)
+            for source in sorted(set(source_names))
+        }
     return Done([out / task.name], {"histograms": shapes})
 
 
@@ -428,8 +441,7 @@ def judge_shard(
 ) -> Done[JudgedShard]:
     """Judge one document shard by its scores and write its annotations."""
     read = read_shard(inputs, task.name, ["id", "source"])
-    documents = read.documents
-    rows = read.rows
+    documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, section.sources)
     all_scores = read_table(scores / task.name)
     scored = all_scores.take(pa.array(judged)).combine_chunks()
@@ -475,31 +487,12 @@ def judge_shard(
     return Done([out / task.name], {"counts": counts, "rules": count_failures(failed)})
 
 
-def _find_cuts(section: Quality, scores: Path, shards: list[str]) -> Cuts | None:
-    if section.keep_top is None:
-        return None
-    return _rank(section, section.ranked_by, section.keep_top, scores, shards)
-
-
-def _find_buckets(
-    section: Quality, scores: Path, shards: list[str]
-) -> tuple[Cuts, Cuts] | None:
-    """Cuts at the end of the head and of the middle."""
-    if section.perplexity is None or section.perplexity.buckets is None:
-        return None
-    head, middle = (
-        _rank(section, "perplexity", share, scores, shards)
-        for share in section.perplexity.buckets
-    )
-    return head, middle
-
-
 def _rank(
-    section: Quality, score: str, share: float, scores: Path, shards: list[str]
+    section: Quality, scored_shards: Sequence[Path], score: str, share: float
 ) -> Cuts:
     def read() -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
-        for shard in shards:
-            table = read_table(scores / shard, ["source", score, TIE])
+        for shard in scored_shards:
+            table = read_table(shard, ["source", score, TIE])
             values = _numbers(table[score])
             is_known = ~np.isnan(values)
             ranked = table.filter(pa.array(is_known))
@@ -608,29 +601,3 @@ def _numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
         zero_copy_only=False
     )
     return values
-
-
-def _histograms(
-    sources: pa.Array, scores: pa.Array, edges: tuple[float, ...]
-) -> Histograms:
-    values = _numbers(scores)
-    names = np.array(sources.to_pylist(), object)
-    return {
-        source: histogram(values[names == source], list(edges))
-        for source in sorted(set(names.tolist()))
-    }
-
-
-def _join_histograms(
-    results: Sequence[ScoredShard],
-) -> dict[str, Histograms]:
-    """Add the histograms of all shards, by score and source."""
-    names = dict.fromkeys(name for result in results for name in result["histograms"])
-    return {
-        name: dict(
-            sorted(
-                add_histograms(result["histograms"][name] for result in results).items()
-            )
-        )
-        for name in names
-    }

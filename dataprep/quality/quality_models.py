@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -145,18 +145,17 @@ def train_classifier(
     seed = section.key_seed
     assert settings is not None
     pool = open_pool(inputs, settings)
-    training = {
-        is_positive: examples
-        for is_positive, (examples, _) in choose_examples(pool, settings, seed).items()
-    }
-    lines = {
-        is_positive: read_training_lines(pool, examples, settings)
-        for is_positive, examples in training.items()
-    }
-    order = {is_positive: examples.order for is_positive, examples in training.items()}
-    content = train(
-        _merge(lines, order), settings, seed, work if is_local(work) else None
-    )
+    lines: dict[bool, list[str]] = {}
+    order: list[tuple[int, bool, int]] = []
+    for is_positive, (examples, _) in choose_examples(pool, settings, seed).items():
+        lines[is_positive] = read_training_lines(pool, examples, settings)
+        order += [
+            (key, is_positive, index)
+            for index, key in enumerate(examples.order.tolist())
+        ]
+    # in one order, so that training alternates between the classes
+    merged = ((part, lines[part][index]) for _, part, index in sorted(order))
+    content = train(merged, settings, seed, work if is_local(work) else None)
     with atomic_write(out / CLASSIFIER_FILE) as sink:
         sink.write(content)
     documents = {"positive": len(lines[True]), "negative": len(lines[False])}
@@ -305,16 +304,3 @@ def read_training_lines(
         for place, text in zip(places.tolist(), texts, strict=True):
             lines[place] = as_line(text, section)
     return lines
-
-
-def _merge(
-    lines: Mapping[bool, Sequence[str]], order: Mapping[bool, np.ndarray]
-) -> Iterator[tuple[bool, str]]:
-    """Merge both classes into one order, so that training alternates between them."""
-    merged = [
-        (key, is_positive, index)
-        for is_positive in lines
-        for index, key in enumerate(order[is_positive].tolist())
-    ]
-    for _, is_positive, index in sorted(merged):
-        yield is_positive, lines[is_positive][index]

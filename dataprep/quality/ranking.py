@@ -90,42 +90,41 @@ def find_cuts(read: Read, ranks: Mapping[int, int]) -> dict[int, Cut]:
     if not ranks:
         return {}
     size = max(ranks) + 1
-    is_ranked = np.zeros(size, bool)
-    is_ranked[list(ranks)] = True
-    ranks_left = np.zeros(size, np.int64)
-    for group, rank in ranks.items():
-        ranks_left[group] = rank
+    ranks_left = np.zeros(size, np.int64)  # 0 for groups without a rank
+    ranks_left[list(ranks)] = list(ranks.values())
     prefixes = np.zeros((size, 2), np.uint64)
     for depth in range(2 * WORD_DIGITS):
-        counts = _count_digits(read, prefixes, is_ranked, depth)
+        # the digit's word (0: key, 1: tie) and its place in it
+        word, place = divmod(depth, WORD_DIGITS)
+        shift = np.uint64(64 - DIGIT_BITS * (place + 1))
+        counts = np.zeros((size, DIGITS), np.int64)
+        for part in read():
+            positions = _matches(part, prefixes, ranks_left, depth)
+            values = (part.ties if word else part.keys)[positions] >> shift
+            slots = part.groups[positions] * DIGITS + values.astype(np.int64) % DIGITS
+            counts += np.bincount(slots, minlength=counts.size).reshape(counts.shape)
         candidates = 0
         for group in ranks:
             ends = np.cumsum(counts[group])
             digit = int(np.searchsorted(ends, ranks_left[group]))
             ranks_left[group] -= int(ends[digit] - counts[group, digit])
-            word, shift = _place(depth)
             prefixes[group, word] |= np.uint64(digit) << shift
             candidates += int(counts[group, digit])
         if candidates <= FEW:
-            return _pick(read, prefixes, is_ranked, depth, ranks_left)
+            return _pick(read, prefixes, ranks_left, depth)
     return {
         group: Cut(int(prefixes[group, 0]), int(prefixes[group, 1])) for group in ranks
     }
 
 
-def _place(depth: int) -> tuple[int, np.uint64]:
-    """Word (0: key, 1: tie) and shift of the digit at a depth."""
-    return depth // WORD_DIGITS, np.uint64(64 - DIGIT_BITS * (depth % WORD_DIGITS + 1))
-
-
 def _matches(
-    part: Ranked, prefixes: np.ndarray, is_ranked: np.ndarray, depth: int
+    part: Ranked, prefixes: np.ndarray, ranks_left: np.ndarray, depth: int
 ) -> np.ndarray:
     """Positions of documents in ranked groups whose first `depth` digits are their
     group's prefix.
     """
-    positions = np.flatnonzero(part.groups < len(is_ranked))
-    positions = positions[is_ranked[part.groups[positions]]]
+    positions = np.flatnonzero(part.groups < len(ranks_left))
+    positions = positions[ranks_left[part.groups[positions]] > 0]
     for word, values in ((0, part.keys), (1, part.ties)):
         digits = min(max(depth - word * WORD_DIGITS, 0), WORD_DIGITS)
         if digits == 0:
@@ -138,32 +137,12 @@ def _matches(
     return positions
 
 
-def _count_digits(
-    read: Read, prefixes: np.ndarray, is_ranked: np.ndarray, depth: int
-) -> np.ndarray:
-    counts = np.zeros(len(is_ranked) * DIGITS, np.int64)
-    word, shift = _place(depth)
-    for part in read():
-        positions = _matches(part, prefixes, is_ranked, depth)
-        digits = ((part.ties if word else part.keys)[positions] >> shift).astype(
-            np.int64
-        ) % DIGITS
-        counts += np.bincount(
-            part.groups[positions] * DIGITS + digits, minlength=len(counts)
-        )
-    return counts.reshape(len(is_ranked), DIGITS)
-
-
 def _pick(
-    read: Read,
-    prefixes: np.ndarray,
-    is_ranked: np.ndarray,
-    depth: int,
-    ranks_left: np.ndarray,
+    read: Read, prefixes: np.ndarray, ranks_left: np.ndarray, depth: int
 ) -> dict[int, Cut]:
     candidates = []
     for part in read():
-        positions = _matches(part, prefixes, is_ranked, depth + 1)
+        positions = _matches(part, prefixes, ranks_left, depth + 1)
         candidates.append(
             (part.groups[positions], part.keys[positions], part.ties[positions])
         )
@@ -171,7 +150,7 @@ def _pick(
         np.concatenate([arrays[column] for arrays in candidates]) for column in range(3)
     )
     cuts = {}
-    for group in np.flatnonzero(is_ranked):
+    for group in np.flatnonzero(ranks_left):
         members = np.flatnonzero(groups == group)
         order = members[np.lexsort((ties[members], keys[members]))]
         last_kept = order[ranks_left[group] - 1]
@@ -189,20 +168,22 @@ document.
 
 
 @dataclass(frozen=True)
-class GroupCut:
-    """Cut of one group.
+class DescribedCut:
+    """Cut of a group of documents, for the summary.
 
     Attributes:
-        cut: the worst document that is kept.
-        score: its score.
+        by: name of the score.
+        score: the worst one that is kept.
         kept: number of kept documents.
         of: number of ranked documents.
+        tie: largest tie of a kept document with this score, in 16 hexadecimal digits.
     """
 
-    cut: Cut
+    by: str
     score: float
     kept: int
     of: int
+    tie: str
 
 
 @dataclass(frozen=True)
@@ -212,7 +193,7 @@ class Cuts:
     score: str
     higher_is_better: bool
     per_source: bool
-    found: dict[str, GroupCut]
+    found: dict[str, DescribedCut]
 
 
 def rank_documents(
@@ -247,11 +228,12 @@ def rank_documents(
         higher_is_better,
         per_source,
         {
-            name: GroupCut(
-                cuts[number],
+            name: DescribedCut(
+                score,
                 score_of_key(cuts[number].key, higher_is_better),
                 ranks[number],
                 sizes[name],
+                f"{cuts[number].tie:016x}",
             )
             for name, number in number_of_group.items()
         },
@@ -270,43 +252,12 @@ def kept_by_rank(
     groups = group_names(sources, cuts.per_source)
     for name, group in cuts.found.items():
         members = has_score & (groups == name)
-        kept[members] = group.cut.keeps(keys[members], ties[members])
+        (key,) = rank_keys(np.array([group.score]), cuts.higher_is_better)
+        cut = Cut(int(key), int(group.tie, 16))
+        kept[members] = cut.keeps(keys[members], ties[members])
     return kept
 
 
 def group_names(sources: Sequence[str], per_source: bool) -> np.ndarray:
     """Group of each of n documents: strings as objects of shape (n,)."""
     return np.array(list(sources) if per_source else [ALL] * len(sources), object)
-
-
-@dataclass(frozen=True)
-class DescribedCut:
-    """Cut of a group of documents, for the summary.
-
-    Attributes:
-        by: name of the score.
-        score: the worst one that is kept.
-        kept: number of kept documents.
-        of: number of ranked documents.
-        tie: largest tie of a kept document with this score, in 16 hexadecimal digits.
-    """
-
-    by: str
-    score: float
-    kept: int
-    of: int
-    tie: str
-
-
-def describe_cuts(cuts: Cuts) -> dict[str, DescribedCut]:
-    """Cuts by group, for the summary."""
-    return {
-        name: DescribedCut(
-            cuts.score,
-            group_cut.score,
-            group_cut.kept,
-            group_cut.of,
-            f"{group_cut.cut.tie:016x}",
-        )
-        for name, group_cut in cuts.found.items()
-    }

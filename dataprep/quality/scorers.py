@@ -16,7 +16,7 @@ from gristmill.dataprep.encoders.distil_classifier import (
     ModelFile,
     load_distilled,
 )
-from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
+from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.quality.classifier import score_texts
 from gristmill.dataprep.quality.heuristics import heuristic_scores
 from gristmill.dataprep.quality.perplexity import (
@@ -76,7 +76,8 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
         classifier = load_model(
             models["classifier"]["path"], models["classifier"]["sha256"]
         )
-        scorers.append(partial(_quality, classifier, section))
+        score_quality = partial(score_texts, classifier, section=section.classifier)
+        scorers.append(lambda texts: {"quality": score_quality(texts)})
     if DISTILLED in models:
         distilled = load_distilled(section, models)
         scorers.append(lambda texts: {"quality": distilled(texts)})
@@ -104,13 +105,6 @@ def load_language_model(path: str, sha256: str, max_tokens: int) -> Any:
     """Scoring function from LANGUAGE_MODEL for a model folder."""
     module, _, name = LANGUAGE_MODEL.partition(":")
     return getattr(importlib.import_module(module), name)(path, sha256, max_tokens)
-
-
-def _quality(
-    model: Predictor, section: Quality, texts: pa.Array
-) -> dict[str, np.ndarray]:
-    assert section.classifier is not None
-    return {"quality": score_texts(model, texts, section.classifier)}
 
 
 def _perplexity(

@@ -16,7 +16,6 @@ import numpy as np
 from gristmill.dataprep.documents import Inputs, annotation_stages, shard_names
 from gristmill.dataprep.quality.labelled_examples import draw
 from gristmill.dataprep.quality.ranking import (
-    Cuts,
     group_names,
     kept_by_rank,
     rank_documents,
@@ -58,13 +57,16 @@ def keep_top_rule(
         NAME, f"{stage}.{KEY}", score, section.keep_top, nobody, (score, "source", "id")
     )
 
+    stages = annotation_stages(inputs)
+
     def read() -> Iterator[tuple[Sequence[str], np.ndarray, np.ndarray]]:
         for shard in shard_names(inputs["ingest"]):
             verdicts, _ = judge_shard(inputs, shard, stage, [ranked], [ranked])
-            reached = np.isin(
-                verdicts.rows, _rows_left(inputs, shard, stage, ran, replayed)
-            )
-            is_ranked = reached & ~np.isnan(verdicts.columns[score])
+            is_ranked = ~np.isnan(verdicts.columns[score])
+            for earlier in stages[: stages.index(stage)]:
+                rules = list(ran[earlier]), list(replayed[earlier])
+                _, passed = judge_shard(inputs, shard, earlier, *rules)
+                is_ranked &= np.isin(verdicts.rows, passed.rows[passed.keep])
             columns = {
                 name: values[is_ranked] for name, values in verdicts.columns.items()
             }
@@ -85,7 +87,11 @@ def keep_top_rule(
         return ~np.isnan(columns[score]) & ~kept
 
     def margins(columns: Columns) -> np.ndarray:
-        return _margins(cuts, columns["source"].tolist(), columns[score])
+        groups = group_names(columns["source"].tolist(), cuts.per_source)
+        found = cuts.found
+        bounds = [found[name].score if name in found else np.nan for name in groups]
+        distances: np.ndarray = np.abs(columns[score] - np.array(bounds, np.float64))
+        return distances
 
     return replace(
         ranked,
@@ -100,39 +106,6 @@ def nobody(columns: Columns) -> np.ndarray:
     return np.zeros(len(columns["id"]), bool)
 
 
-def _rows_left(
-    inputs: Inputs, shard: str, stage: str, ran: Rules, replayed: Rules
-) -> np.ndarray:
-    """Rows of a shard that a stage saw, and that pass the replayed rules of the stages
-    before it.
-    """
-    stage_verdicts, _ = judge_shard(inputs, shard, stage, [], [])
-    rows = stage_verdicts.rows
-    stages = annotation_stages(inputs)
-    for earlier_stage in stages[: stages.index(stage)]:
-        _, verdicts = judge_shard(
-            inputs,
-            shard,
-            earlier_stage,
-            list(ran[earlier_stage]),
-            list(replayed[earlier_stage]),
-        )
-        rows = np.intersect1d(rows, verdicts.rows[verdicts.keep])
-    return rows
-
-
 def _ties(columns: Columns, seed: int) -> np.ndarray:
     ties: np.ndarray = draw(columns["id"].tolist(), seed)[:, 1]
     return ties
-
-
-def _margins(cuts: Cuts, sources: Sequence[str], scores: np.ndarray) -> np.ndarray:
-    groups = group_names(sources, cuts.per_source)
-    score_by_group = {name: group_cut.score for name, group_cut in cuts.found.items()}
-    margins: np.ndarray = np.abs(
-        scores
-        - np.array(
-            [score_by_group.get(name, np.nan) for name in groups.tolist()], np.float64
-        )
-    )
-    return margins

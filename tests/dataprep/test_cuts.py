@@ -15,7 +15,6 @@ from gristmill.dataprep.quality.ranking import (
     Cut,
     DescribedCut,
     Ranked,
-    describe_cuts,
     find_cuts,
     kept_by_rank,
     number_kept,
@@ -116,7 +115,7 @@ def test_nan_scores_are_never_kept_and_sources_are_ranked_alone() -> None:
         False
     ]
     together = rank_documents(read, "quality", True, 0.4, per_source=False)
-    assert describe_cuts(together) == {
+    assert together.found == {
         "all": DescribedCut(
             by="quality", score=4.0, kept=2, of=5, tie="0000000000000004"
         )
