@@ -12,10 +12,11 @@ and FineWeb (Penedo et al. 2024).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypedDict
@@ -43,7 +44,7 @@ from gristmill.dataprep.documents import (
     read_shard,
     write_table,
 )
-from gristmill.dataprep.edits import EDITS, Edit, edits_array
+from gristmill.dataprep.edits import EDITS, Edit, apply_edits, edits_array
 from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
 from gristmill.dataprep.fasttext.fasttext_models import find_model
 from gristmill.dataprep.fasttext.fasttext_predict import lines_of
@@ -118,65 +119,44 @@ def judge_lines(
     """
     lines = [text.split("\n") for text in texts]
     long_lines = [
-        [
+        (document, number, line)
+        for document, document_lines in enumerate(lines)
+        for number, line in enumerate(document_lines)
+        if len(line.strip()) >= section.min_line_characters
+    ]
+    languages, scores = identify([line for _, _, line in long_lines])
+    characters = [Counter[str]() for _ in lines]
+    wanted_characters = [0] * len(lines)
+    cut_numbers = [set[int]() for _ in lines]
+    for (document, number, line), language, score in zip(
+        long_lines, languages, scores.tolist(), strict=True
+    ):
+        if score < section.line_threshold:
+            continue
+        size = len(line.strip())
+        characters[document][language.code] += size
+        if is_wanted(language):
+            wanted_characters[document] += size
+        elif section.cut_other_lines:
+            cut_numbers[document].add(number)
+    judgements = []
+    for document, document_lines in enumerate(lines):
+        gone = cut_numbers[document]
+        lines_left = [
             number
             for number, line in enumerate(document_lines)
-            if len(line.strip()) >= section.min_line_characters
+            if number not in gone and line.strip()
         ]
-        for document_lines in lines
-    ]
-    languages, scores = identify(
-        [
-            lines[document][number]
-            for document, numbers in enumerate(long_lines)
-            for number in numbers
-        ]
-    )
-    predictions = iter(zip(languages, scores.tolist(), strict=True))
-    judgements = []
-    for document_lines, numbers in zip(lines, long_lines, strict=True):
-        line_languages = {
-            number: language
-            for number, (language, score) in zip(numbers, predictions, strict=False)
-            if score >= section.line_threshold
-        }
         judgements.append(
-            _judge_document(
-                document_lines, line_languages, is_wanted, section.cut_other_lines
+            LineJudgement(
+                characters[document],
+                wanted_characters[document],
+                cut_lines(document_lines, gone),
+                len(gone),
+                len(lines_left),
             )
         )
     return judgements
-
-
-def _judge_document(
-    lines: Sequence[str],
-    line_languages: Mapping[int, Language],
-    is_wanted: Callable[[Language], bool],
-    cuts_others: bool,
-) -> LineJudgement:
-    characters: dict[str, int] = {}
-    wanted_characters = 0
-    other_lines = []
-    for number, language in line_languages.items():
-        size = len(lines[number].strip())
-        characters[language.code] = characters.get(language.code, 0) + size
-        if is_wanted(language):
-            wanted_characters += size
-        else:
-            other_lines.append(number)
-    cut_numbers = set(other_lines) if cuts_others else set()
-    lines_left = sum(
-        1
-        for number, line in enumerate(lines)
-        if number not in cut_numbers and line.strip()
-    )
-    return LineJudgement(
-        characters,
-        wanted_characters,
-        cut_lines(lines, cut_numbers),
-        len(cut_numbers),
-        lines_left,
-    )
 
 
 def cut_lines(lines: Sequence[str], gone: set[int]) -> list[Edit]:
@@ -185,31 +165,17 @@ def cut_lines(lines: Sequence[str], gone: set[int]) -> list[Edit]:
     """
     if not gone:
         return []
-    sizes = [len(line.encode("utf-8")) for line in lines]
-    starts = np.concatenate([[0], np.cumsum(np.array(sizes) + 1)]).tolist()
-    edits: list[tuple[int, int, str]] = []
+    starts = [0, *accumulate(len(line.encode("utf-8")) + 1 for line in lines)]
+    edits: list[Edit] = []
     for number in sorted(gone):
-        if edits and edits[-1][1] == starts[number]:
-            edits[-1] = (edits[-1][0], starts[number + 1], "")
-        else:
-            edits.append((starts[number], starts[number + 1], ""))
+        begin = starts[number]
+        if edits and edits[-1][1] == begin:
+            begin, _, _ = edits.pop()
+        edits.append((begin, starts[number + 1], ""))
     begin, end, _ = edits[-1]
     if end > starts[-1] - 1:  # the last line has no newline: remove the one before it
         edits[-1] = (max(0, begin - 1), starts[-1] - 1, "")
     return edits
-
-
-def without_cuts(text: str, cuts: Sequence[Edit]) -> str:
-    """Apply cuts to a text."""
-    if not cuts:
-        return text
-    data = text.encode("utf-8")
-    position = 0
-    remaining = []
-    for begin, end, _ in cuts:
-        remaining.append(data[position:begin])
-        position = end
-    return b"".join([*remaining, data[position:]]).decode("utf-8")
 
 
 def describe_lines(lines: Iterable[LineJudgement], cut: bool) -> dict[str, np.ndarray]:
@@ -364,8 +330,7 @@ def identify_shard(
 ) -> Done[IdentifiedShard]:
     """Identify the languages of one document shard and write its annotations."""
     read = read_shard(inputs, task.name, ["id", "source", "text"])
-    documents = read.documents
-    rows = read.rows
+    documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, section.sources)
     model = load_model(str(find_model(section.model)), sha256)
     thresholds = wanted_languages(section)
@@ -374,14 +339,16 @@ def identify_shard(
     )
     lines = measured.pop("lines")
     scripts = measured.pop("script")
+    languages = [
+        Language(*language)
+        for language in zip(
+            measured["language"].tolist(), scripts.tolist(), strict=True
+        )
+    ]
     verdicts = [
-        judge(Language(code, script), score, section, thresholds, line_judgement)
-        for code, script, score, line_judgement in zip(
-            measured["language"].tolist(),
-            scripts.tolist(),
-            measured["language_score"].tolist(),
-            lines,
-            strict=True,
+        judge(language, score, section, thresholds, line_judgement)
+        for language, score, line_judgement in zip(
+            languages, measured["language_score"].tolist(), lines, strict=True
         )
     ]
     reasons = spread(np.array(verdicts, object), errors).to_pylist()
@@ -399,20 +366,19 @@ def identify_shard(
         )
     table, counts = annotate(documents, rows, judged, reasons, columns, errors)
     write_table(out / task.name, table)
-    kept = np.array([verdict is None for verdict in verdicts], bool)
-    predictions = zip(
-        measured["language"].tolist(), scripts.tolist(), verdicts, strict=True
-    )
-    unsure = [
-        Language(code, script)
-        for code, script, verdict in predictions
-        if verdict == "language_score"
-    ]
+    by_verdict: dict[str | None, list[Language]] = defaultdict(list)
+    for language, verdict in zip(languages, verdicts, strict=True):
+        by_verdict[verdict].append(language)
+    parts: Counter[str] = Counter()
+    if isinstance(section.keep, Mapping):
+        keys = {str(parse_label(key)): key for key in section.keep}
+        unsure = (best_match(each, keys) for each in by_verdict["language_score"])
+        parts.update(key for key in unsure if key is not None)
     result: IdentifiedShard = {
         "counts": counts,
-        "languages": _occurrences(measured["language"]),
-        "languages_kept": _occurrences(measured["language"][kept]),
-        "parts": _dropped_by_part(section, unsure),
+        "languages": _count_languages(languages),
+        "languages_kept": _count_languages(by_verdict[None]),
+        "parts": {key: {"language_score": number} for key, number in parts.items()},
         "histograms": {
             "language_score": histogram(measured["language_score"], SHARE_EDGES)
         },
@@ -433,24 +399,8 @@ def identify_shard(
     return Done([out / task.name], result)
 
 
-def _occurrences(names: np.ndarray) -> dict[str, int]:
-    values, numbers = np.unique(names, return_counts=True)
-    return dict(zip(values.tolist(), numbers.tolist(), strict=True))
-
-
-def _dropped_by_part(
-    section: LanguageId, below_threshold: Sequence[Language]
-) -> dict[str, dict[str, int]]:
-    """Documents that the threshold of each language of a mapping `keep` dropped."""
-    if not isinstance(section.keep, Mapping):
-        return {}
-    keys = {str(parse_label(key)): key for key in section.keep}
-    dropped = Counter(best_match(language, keys) for language in below_threshold)
-    return {
-        key: {"language_score": number}
-        for key, number in dropped.items()
-        if key is not None
-    }
+def _count_languages(languages: Sequence[Language]) -> dict[str, int]:
+    return dict(sorted(Counter(language.code for language in languages).items()))
 
 
 def measure(
@@ -477,10 +427,8 @@ def measure(
             lambda language: best_match(language, wanted) is not None,
             section,
         )
-        documents = [
-            without_cuts(text, judgement.cuts) if judgement.lines_left else text
-            for text, judgement in zip(documents, lines, strict=True)
-        ]
+        cuts = [line.cuts if line.lines_left else () for line in lines]
+        documents = apply_edits(texts, edits_array(cuts)).to_pylist()
     views = [
         view(text, section.max_characters, section.sample, section.newlines)
         for text in documents
@@ -609,41 +557,26 @@ def rules(
         lambda columns: matches(columns) == -1,
         reads,
     )
+
+    def score_rule(
+        key: str, bound: float, first: int, last: int, part: str, unless: str
+    ) -> Rule:
+        """Rule of the languages numbered from `first` to `last`."""
+
+        def is_unsure(columns: Columns) -> np.ndarray:
+            matched = matches(columns)
+            below: np.ndarray = columns["language_score"] < bound
+            return below & (first <= matched) & (matched <= last)
+
+        name = "language_score"
+        reads_score = (*reads, name)
+        rule = Rule(name, f"{stage}.{key}", name, bound, is_unsure, reads_score)
+        return replace(rule, part=part, unless=unless)
+
     if isinstance(section.keep, Mapping):
         for number, (key, bound) in enumerate(section.keep.items()):
-            yield Rule(
-                "language_score",
-                f"{stage}.keep.{key}",
-                "language_score",
-                bound,
-                partial(_unsure, matches, number, bound),
-                (*reads, "language_score"),
-                part=key,
-            )
+            yield score_rule(f"keep.{key}", bound, number, number, key, "")
     else:
-        threshold = section.threshold
-        yield Rule(
-            "language_score",
-            f"{stage}.threshold",
-            "language_score",
-            threshold,
-            lambda columns: (
-                (matches(columns) >= 0) & (columns["language_score"] < threshold)
-            ),
-            (*reads, "language_score"),
-            unless="language",
-        )
+        every = len(thresholds) - 1
+        yield score_rule("threshold", section.threshold, 0, every, "", "language")
     yield from threshold_rules(section, stage, stage)
-
-
-def _unsure(
-    matches: Callable[[Columns], np.ndarray],
-    number: int,
-    bound: float,
-    columns: Columns,
-) -> np.ndarray:
-    """True for documents of one wanted language whose score is too low."""
-    failed: np.ndarray = (matches(columns) == number) & (
-        columns["language_score"] < bound
-    )
-    return failed
