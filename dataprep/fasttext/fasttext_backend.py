@@ -102,6 +102,9 @@ class _Rows:
         """Yield averaged rows batch by batch: the slice of lines, and the arrays that
         `average_rows` fills.
         """
+        if not hasattr(self._of_thread, "cache"):
+            self._of_thread.cache = make_cache(self.weights)
+        cache: Cache = self._of_thread.cache
         for first in range(0, len(lines.begins), BATCH_LINES):
             batch_slice = slice(first, first + BATCH_LINES)
             batch = Lines(
@@ -111,14 +114,8 @@ class _Rows:
                 (len(batch.begins), self.weights.rows.shape[1]), np.float32
             )
             counts = np.empty(len(batch.begins), np.int64)
-            average_rows(self.weights, self._cache(), batch, hidden, counts)
+            average_rows(self.weights, cache, batch, hidden, counts)
             yield batch_slice, hidden, counts
-
-    def _cache(self) -> Cache:
-        if not hasattr(self._of_thread, "cache"):
-            self._of_thread.cache = make_cache(self.weights)
-        cache: Cache = self._of_thread.cache
-        return cache
 
 
 class FastTextPredictor:
@@ -131,24 +128,23 @@ class FastTextPredictor:
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
         """See Predictor."""
-        predictions = [
-            (self.labels.index(names[0]), shares[0]) if names else (-1, 0.0)
-            for names, shares in self._predict(lines, 1)
-        ]
-        labels = [label for label, _ in predictions]
-        shares = [share for _, share in predictions]
-        return np.array(labels, np.int32), np.array(shares, np.float64)
+        labels, shares = (
+            np.full(len(lines.begins), -1, np.int32),
+            np.zeros(len(lines.begins)),
+        )
+        for line, (names, probabilities) in enumerate(self._predict(lines, 1)):
+            if names:
+                labels[line], shares[line] = (
+                    self.labels.index(names[0]),
+                    probabilities[0],
+                )
+        return labels, shares
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
         """See Predictor."""
         predictions = self._predict(lines, len(self.labels))
-        return np.array(
-            [
-                dict(zip(*line_prediction, strict=True)).get(label, 0.0)
-                for line_prediction in predictions
-            ],
-            np.float64,
-        )
+        shares = [dict(zip(*each, strict=True)).get(label, 0.0) for each in predictions]
+        return np.array(shares, np.float64)
 
     def _predict(self, lines: Lines, k: int) -> list[tuple[Any, Any]]:
         texts = [

@@ -173,18 +173,7 @@ def _find_tops(
         if counts[line] == 0:
             continue
         if loss == HIERARCHICAL:
-            label, share, next_share = find_leaf(
-                left_children,
-                right_children,
-                output,
-                norms,
-                hidden,
-                line,
-                nodes,
-                scores,
-                True,
-            )
-            if next_share > NEAR * share:
+            for likelier_first in (True, False):
                 label, share, next_share = find_leaf(
                     left_children,
                     right_children,
@@ -194,8 +183,10 @@ def _find_tops(
                     line,
                     nodes,
                     scores,
-                    False,
+                    likelier_first,
                 )
+                if next_share <= NEAR * share:
+                    break
         else:
             find_outputs(output, norms, table, loss == SOFTMAX, hidden[line], outputs)
             label, score = find_largest(outputs)

@@ -50,7 +50,7 @@ from gristmill.dataprep.text.simd import (
     separators_of_64,
     trailing_zeros,
 )
-from gristmill.dataprep.text.swar import HIGH_BITS, equal_to, first_of
+from gristmill.dataprep.text.unicode_tables import byte_table
 
 MOST_SLOTS = 1 << 18
 """Largest number of words in a cache."""
@@ -81,6 +81,7 @@ MASKS = np.array(
     np.uint64,
 )
 """By the size of a word: masks of its first eight bytes and of the next eight."""
+_IS_SEPARATOR = byte_table(" \t\n\v\f\r\0")
 LABEL = np.frombuffer(LABEL_PREFIX, np.uint8)
 END_OF_LINE_HASH = np.uint32(0xD79C9359)
 """`hash_word` of END_OF_LINE."""
@@ -93,11 +94,6 @@ _ODD, _OTHER_ODD, _TOP = (
 a number (Knuth, The Art of Computer Programming, volume 3, section 6.4); xxHash's
 second 64-bit prime (Collet, BSD); bits below those of a slot.
 """
-_LOW, _CONTROL, _BEYOND = (
-    np.uint64(0x7F7F7F7F7F7F7F7F),
-    np.uint64(0x7777777777777777),
-    np.uint64(0x7272727272727272),
-)
 
 
 class Lines(NamedTuple):
@@ -384,7 +380,12 @@ def find_words(
         elif number == WORDS_AHEAD or not word_bits & np.uint64(1):
             at += int(np.int64(trailing_zeros(word_bits)))
         else:  # all bytes belong to one word
-            stop = word_end(data, at, end)
+            stop = at + WIDTH
+            separators = separators_from(data, stop, end)
+            while separators == np.uint64(0):
+                stop += WIDTH
+                separators = separators_from(data, stop, end)
+            stop += int(np.int64(trailing_zeros(separators)))
             note_word(data, at, stop, words, number, cache)
             number += np.uint64(1)
             at = stop
@@ -400,7 +401,7 @@ def separators_from(data: np.ndarray, at: int, end: int) -> np.uint64:
     if at + WIDTH <= len(data):
         return bits | separators_of_64(address_of(data) + at)
     for step in range(min(WIDTH, end - at)):
-        bits |= np.uint64(is_space(data[np.uint64(at + step)])) << np.uint64(step)
+        bits |= np.uint64(_IS_SEPARATOR[data[np.uint64(at + step)]]) << np.uint64(step)
     return bits
 
 
@@ -436,36 +437,6 @@ def note_word(
     words.firsts[number], words.seconds[number] = first, second
     fetch_floats(address_of(cache.table) + 8 * COLUMNS * place, 1)
     fetch_floats(address_of(cache.sums) + FLOAT_BYTES * d * place, d)
-
-
-@inner_kernel
-def is_space(byte: int) -> bool:
-    """Return True for separators of words: a space, a control character from tab to
-    carriage return, or zero.
-    """
-    return byte == 0x20 or 0x09 <= byte <= 0x0D or byte == 0
-
-
-@inner_kernel
-def word_end(data: np.ndarray, begin: int, end: int) -> int:
-    """Offset of the first whitespace, or the end."""
-    at = begin
-    while at + 8 <= len(data):
-        eight = load64(data, at)
-        low = eight & _LOW
-        spaces = (
-            (low + _CONTROL) & ~(low + _BEYOND) & ~eight & HIGH_BITS
-            | equal_to(eight, 0x20)
-            | equal_to(eight, 0)
-        )
-        if spaces:
-            return min(end, at + int(np.int64(first_of(spaces))))
-        at += 8
-        if at >= end:
-            return end
-    while at < end and not is_space(data[at]):
-        at += 1
-    return at
 
 
 @inlined_kernel

@@ -11,6 +11,7 @@ import numpy as np
 from gristmill.dataprep.fasttext.fasttext_files import WORD_BITS
 from gristmill.dataprep.fasttext.float_rows import FLOAT_BYTES, fetch_floats, high_half
 from gristmill.dataprep.text.kernels import inlined_kernel, inner_kernel
+from gristmill.dataprep.text.simd import ones
 
 WORD_STEP = np.uint64(116_049_371)
 """Factor of a word n-gram's hash for each further word
@@ -118,7 +119,7 @@ def place_of(ngrams: Ngrams, bucket: np.uint64) -> np.uint64:
     bits = ngrams.kept[bucket // WORD_SIZE] & (
         (np.uint64(1) << bucket % WORD_SIZE) - np.uint64(1)
     )
-    return np.uint64(ngrams.kept_before[bucket // WORD_SIZE]) + count_bits(bits)
+    return np.uint64(ngrams.kept_before[bucket // WORD_SIZE]) + ones(bits)
 
 
 @inner_kernel
@@ -139,14 +140,3 @@ def bucket_of(ngrams: Ngrams, value: np.uint64) -> np.uint64:
     """
     remainder = value - high_half(value, ngrams.reciprocal) * ngrams.buckets
     return remainder - ngrams.buckets if remainder >= ngrams.buckets else remainder
-
-
-@inner_kernel
-def count_bits(number: np.uint64) -> np.uint64:
-    """Number of set bits (Warren, Hacker's Delight, section 5-1)."""
-    number -= number >> np.uint64(1) & np.uint64(0x5555555555555555)
-    number = (number & np.uint64(0x3333333333333333)) + (
-        number >> np.uint64(2) & np.uint64(0x3333333333333333)
-    )
-    number = (number + (number >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return number * np.uint64(0x0101010101010101) >> np.uint64(56)
