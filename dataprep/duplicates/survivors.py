@@ -40,6 +40,7 @@ from gristmill.dataprep.duplicates.candidate_pairs import (
 )
 from gristmill.dataprep.duplicates.clusters import (
     DOCUMENT_COLUMNS,
+    LENGTH,
     KeepKey,
     best_first,
     check_names,
@@ -85,8 +86,11 @@ def measured_columns(inputs: Inputs) -> dict[str, tuple[str, str]]:
 
 def check_columns(inputs: Inputs, keys: Sequence[KeepKey]) -> None:
     """Raise ValueError if a key is not a column, unless there are no documents."""
-    if shard_names(inputs["ingest"]):
-        check_names(keys, measured_columns(inputs))
+    measured_keys = [
+        key for key in keys if key.column not in (LENGTH, *DOCUMENT_COLUMNS)
+    ]
+    if measured_keys and shard_names(inputs["ingest"]):
+        check_names(measured_keys, measured_columns(inputs))
 
 
 def read_columns(
@@ -103,7 +107,6 @@ def read_columns(
         sketches: `id`, `locator` and `length` of the same documents.
     """
     names = list(dict.fromkeys(["id", *(key.column for key in keys)]))
-    stages = measured_columns(inputs)
     columns = {}
     for name in names:
         if name in sketches.column_names:
@@ -111,7 +114,7 @@ def read_columns(
         elif name in DOCUMENT_COLUMNS:
             values = read_documents(inputs, shard, [name])[name].take(rows)
         else:
-            step, column = stages[name]
+            step, column = measured_columns(inputs)[name]
             table = read_annotations(inputs, shard, step, [column])
             values = table[column].take(rows)
         if pa.types.is_dictionary(values.type):

@@ -135,6 +135,9 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
             len(Header.last) < tarfile.BLOCKSIZE or Header.last.strip(b"\0")
         ):
             error = "the tar archive is damaged or cut off: it has no end mark"
+        if not error and Header.passed:
+            size = Header.passed * tarfile.BLOCKSIZE
+            error = f"the tar archive is damaged: {size:,} bytes after its last member"
         if stream.error is not None or error:
             yield Rejected(
                 name_counts.total() + 1, str(stream.error or error), lost=None

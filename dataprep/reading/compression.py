@@ -494,9 +494,7 @@ def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
 Blocks = Iterator[bytes | RecordTooLongError | Damage]
 
 
-def blocks_of(
-    parts: Iterable[bytes | Damage],
-) -> Blocks:
+def blocks_of(parts: Iterable[bytes | Damage]) -> Blocks:
     r"""Split the pieces of a file's text into blocks of about BLOCK_BYTES: complete
     lines with their ends (`\n`).
 
@@ -505,11 +503,12 @@ def blocks_of(
     `Unended`.
     """
     buffered: list[bytes] = []
-    held_bytes = 0
+    buffered_bytes = 0
+    has_line_end = False
     is_too_long = False
 
     def complete_lines() -> Iterator[bytes | RecordTooLongError]:
-        nonlocal buffered, held_bytes, is_too_long
+        nonlocal buffered, buffered_bytes, has_line_end, is_too_long
         content = b"".join(buffered)
         first_end = content.find(b"\n") + 1
         if first_end and (is_too_long or first_end > MAX_RECORD_BYTES + 1):
@@ -520,11 +519,8 @@ def blocks_of(
         if end:
             yield content[:end]
         buffered = [content[end:]]
-        held_bytes = len(buffered[0])
-        if held_bytes > MAX_RECORD_BYTES:
-            is_too_long = True
-            buffered = []
-            held_bytes = 0
+        buffered_bytes = len(buffered[0])
+        has_line_end = False
 
     piece_bytes = min(BLOCK_BYTES, MAX_RECORD_BYTES)
     for chunk in parts:
@@ -532,20 +528,26 @@ def blocks_of(
             yield from complete_lines()
             yield chunk
             buffered = []
-            held_bytes = 0
+            buffered_bytes = 0
             is_too_long = False
             continue
         for begin in range(0, len(chunk), piece_bytes):
             piece = chunk[begin : begin + piece_bytes]
+            has_line_end = has_line_end or b"\n" in piece
+            if is_too_long and not has_line_end:
+                continue
             buffered.append(piece)
-            held_bytes += len(piece)
-            is_block = held_bytes >= BLOCK_BYTES and b"\n" in piece
-            if is_block or held_bytes > MAX_RECORD_BYTES:
+            buffered_bytes += len(piece)
+            if has_line_end and buffered_bytes >= piece_bytes:
                 yield from complete_lines()
+            if buffered_bytes > MAX_RECORD_BYTES:  # of one line
+                is_too_long = True
+                buffered = []
+                buffered_bytes = 0
     yield from complete_lines()
     if is_too_long:
         yield _too_long("line")
-    elif held_bytes:
+    elif buffered_bytes:
         yield Unended(b"".join(buffered))
 
 

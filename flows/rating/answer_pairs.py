@@ -63,7 +63,7 @@ class AnswerPair:
     answers: tuple[str, str]
 
     def is_swapped(self, rater: str) -> bool:
-        """Whether this rater sees the second model's answer on the left."""
+        """Return True if this rater sees the second model's answer on the left."""
         return bool(_digest("side", self.id, rater)[0] & 1)
 
     def place(self, rater: str) -> bytes:

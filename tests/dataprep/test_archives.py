@@ -233,6 +233,12 @@ def test_damaged_tar_header_costs_only_its_member(tmp_path: Path) -> None:
     assert [(part, number) for part, number, _ in errors(records)] == [("", 2)]
 
 
+def test_damaged_headers_of_all_members_of_a_tar_are_reported(tmp_path: Path) -> None:
+    content = tar({"a.txt": b"one", "b.txt": b"two"})
+    records = read(tmp_path / "a.tar", bytes(13) + content[:-13])
+    assert [(item.number, item.lost) for item in records] == [(1, None)]
+
+
 @pytest.mark.slow
 @given(data=st.data())
 @settings(deadline=None, max_examples=300)

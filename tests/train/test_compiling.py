@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from gristmill.mixtures.engine import Compute, Parallel
-from gristmill.train.parallel import compiling
 from gristmill.train.parallel.compiling import resolve_compile
 
 PLAIN: dict[str, Any] = {"steps": 3}
@@ -23,7 +23,9 @@ def test_plain_decoders_are_compiled_by_default_on_gpus_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert resolved(PLAIN) == "off"
-    monkeypatch.setattr(compiling, "_can_compile", lambda: True)
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert resolved(PLAIN) == "block"
     assert resolved(PLAIN, shard=8) == "block"
     assert resolved(PLAIN, tensor=2) == resolved(PLAIN, stage="rl") == "off"

@@ -26,7 +26,9 @@ from gristmill.train.parallel.process_groups import World, make_world, process_g
 
 def train_all(jobs: list[dict[str, Any]]) -> None:
     """Run the stages in sequence, in one process group."""
-    kto: Any = importlib.import_module("gristmill.train.stages.kto")
+    trained_models: Any = importlib.import_module(
+        "gristmill.train.stages.trained_models"
+    )
     with process_group() as joined:
 
         @contextmanager
@@ -39,8 +41,7 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
             module: Any = importlib.import_module(
                 f"gristmill.train.stages.{job['stage']}"
             )
-            # The stage `dpo` delegates the loss kto to another module.
-            module.process_group = kto.process_group = same_group
+            module.process_group = trained_models.process_group = same_group
             folder = Path(job["folder"])
             if joined.is_first:
                 (folder / "work").mkdir(parents=True)

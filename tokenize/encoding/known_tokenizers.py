@@ -14,7 +14,6 @@ import string
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from gristmill.tokenize.encoding.pretokens import GPT2, byte_characters
@@ -243,13 +242,20 @@ negates.
 
 
 def _hidden(special: Sequence[str], plain: set[str]) -> tuple[str, str] | None:
-    """A special token and an added token that the library does not match within it, nor
-    across its end.
-    """
-    for token, other in product(special, sorted(plain)):
-        tails = (token[begin:] for begin in range(1, len(token)))
-        if other in token or any(map(other.startswith, tails)):
-            return token, other
+    """A special token and an added token that the library does not match within it."""
+    beginnings = (
+        {token[:length]: token for token in plain for length in range(1, len(token))}
+        if special
+        else {}
+    )
+    for token in special:
+        for begin in range(len(token)):
+            tail = token[begin:]
+            if begin and tail in beginnings:
+                return token, beginnings[tail]
+            for end in range(1, len(tail) + 1):
+                if tail[:end] in plain:
+                    return token, tail[:end]
     return None
 
 

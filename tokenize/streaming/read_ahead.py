@@ -48,7 +48,7 @@ class ReadAhead(Generic[T]):
         self._come = threading.Condition()
         self._results: dict[int, Future[T]] = {}
         self._turn = 0
-        """How often reading started over: what an earlier turn reads is nobody's."""
+        """Number of restarts; batches of earlier turns are discarded."""
         self._taken = 0
         """The step behind the one that was taken last."""
         self._begun = self._end = 0

@@ -172,7 +172,7 @@ def averaged(model: nn.Module, section: Training) -> AveragedWeights | None:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a tuning stage works with.
+    """Model, data and settings of a tuning stage.
 
     Attributes:
         inputs: folders of the stages before.
