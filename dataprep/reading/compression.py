@@ -522,7 +522,9 @@ def blocks_of(parts: Iterable[bytes | Damage]) -> Blocks:
         buffered_bytes = len(buffered[0])
         has_line_end = False
 
-    piece_bytes = min(BLOCK_BYTES, MAX_RECORD_BYTES)
+    # Only the first buffered line can be too long: a later one is in the last two
+    # pieces, which have at most MAX_RECORD_BYTES.
+    piece_bytes = max(min(BLOCK_BYTES, MAX_RECORD_BYTES // 2), 1)
     for chunk in parts:
         if isinstance(chunk, Damage):
             yield from complete_lines()

@@ -366,6 +366,30 @@ def test_blocks_hold_complete_lines_and_the_bytes_before_damage(
     assert len(blocks) > 5
 
 
+@pytest.mark.parametrize("part_bytes", [1, 3, 7, 100])
+@pytest.mark.parametrize("block_bytes", [1, 10, 1000])
+def test_limit_of_a_line_is_the_same_however_it_arrives(
+    monkeypatch: pytest.MonkeyPatch, part_bytes: int, block_bytes: int
+) -> None:
+    monkeypatch.setattr(compression, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(compression, "MAX_RECORD_BYTES", 8)
+    content = b"a\n" + b"b" * 9 + b"\n\n" + b"c" * 8 + b"\nd\n" + b"e" * 10 + b"\nf"
+    parts = [
+        content[begin : begin + part_bytes]
+        for begin in range(0, len(content), part_bytes)
+    ]
+    lines = list(compression.split_blocks(compression.blocks_of(iter(parts))))
+    assert [line if isinstance(line, bytes) else None for line in lines] == [
+        b"a",
+        None,
+        b"",
+        b"c" * 8,
+        b"d",
+        None,
+        b"f",
+    ]
+
+
 ELEMENTS = [
     {"text": 'one } ] " two'},
     {"text": "a\nb", "n": 2, "list": [{"x": ["]"]}]},
