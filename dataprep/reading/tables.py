@@ -24,7 +24,7 @@ from gristmill.dataprep.reading.charsets import (
     most_replaced,
     replace_bad,
 )
-from gristmill.dataprep.reading.compression import CorruptFileError
+from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError
 from gristmill.dataprep.reading.guarded import EndedError, GuardedProcess, local_copy
 from gristmill.dataprep.reading.records import (
     Fields,
@@ -51,11 +51,12 @@ class LostRows:
 
     Attributes:
         rows: their number; None if unknown.
-        error: description.
+        error: CorruptFileError if the file is damaged there, else the error of the one
+            row.
     """
 
     rows: int | None
-    error: str
+    error: ValueError
 
 
 Row = tuple[Fields, int] | LostRows
@@ -145,13 +146,12 @@ class TableReader(GuardedProcess):
                 if "rows" in answer:
                     self.rows = answer["rows"]
                 elif "too_long" in answer:
-                    yield LostRows(
-                        1,
-                        "the row is longer than "
-                        f"{compression.MAX_RECORD_BYTES >> 20} MiB",
-                    )
+                    most = compression.MAX_RECORD_BYTES >> 20
+                    error = RecordTooLongError(f"the row is longer than {most} MiB")
+                    yield LostRows(1, error)
                 elif "lost" in answer:
-                    yield LostRows(answer["lost"], f"{damaged}: {answer['error']}")
+                    damage = CorruptFileError(f"{damaged}: {answer['error']}")
+                    yield LostRows(answer["lost"], damage)
                 elif "batch" in answer:
                     yield pa.ipc.open_stream(self.receive()).read_next_batch()
                 elif "errno" in answer:
@@ -189,7 +189,7 @@ def read_table(
         ):
             if isinstance(row, LostRows):
                 lost_after = None if row.rows is None else row.rows - 1
-                yield Rejected(number, row.error, lost=lost_after)
+                yield Rejected(number, str(row.error), lost=lost_after)
                 lost += lost_after or 0
             else:
                 yield from_row(reading, number, row[0], f"{item.name}#{number}", row[1])
@@ -215,7 +215,7 @@ def table_rows(
         try:
             for number, row in enumerate(rows, start=1):
                 if isinstance(row, LostRows):
-                    yield number, CorruptFileError(row.error)
+                    yield number, row.error
                 else:
                     fields, _ = row
                     yield (
@@ -251,9 +251,9 @@ def _row(row_batch: pa.RecordBatch, replaces: bool) -> Row:
         row: Fields = row_batch.to_pylist()[0]
     except UnicodeDecodeError as error:
         repaired = _repair_row(row_batch) if replaces else None
-        return LostRows(1, not_utf8(error)) if repaired is None else repaired
+        return repaired or LostRows(1, ValueError(not_utf8(error)))
     except (ValueError, OverflowError) as error:
-        return LostRows(1, f"the row cannot be read: {one_line(error)}")
+        return LostRows(1, ValueError(f"the row cannot be read: {one_line(error)}"))
     return row, 0
 
 

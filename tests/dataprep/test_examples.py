@@ -797,6 +797,17 @@ def test_real_sets_are_read_completely(
     )
 
 
+def test_parquet_row_that_is_not_utf8_is_quarantined(tmp_path: Path) -> None:
+    prompts = pa.array([b"Why?", b"Wh\xff", b"Who?"], pa.binary()).view(pa.string())
+    rows = pa.table({"prompt": prompts, "completion": ["a", "b", "c"]})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    example_set = read_set(str(tmp_path / "a.parquet"), "sft", max_quarantined=0.4)
+    assert len(example_set.examples) == 2
+    (record,) = example_set.quarantined
+    assert record.place == "a.parquet:2"
+    assert "byte 0xff at position 2" in record.reason
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"])
 def test_truncated_file_is_rejected_despite_the_quarantine_limit(
     tmp_path: Path, name: str
