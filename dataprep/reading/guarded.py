@@ -121,7 +121,7 @@ class GuardedProcess:
 @contextlib.contextmanager
 def local_copy(location: str | Path) -> Iterator[Path]:
     """Yield a local path: the file itself, or a temporary copy of a remote file with
-    the same name.
+    the same name, without a URL's query.
     """
     path = as_path(location)
     if is_local(path):
@@ -129,7 +129,8 @@ def local_copy(location: str | Path) -> Iterator[Path]:
         yield Path(getattr(path, "path", "") or path)
         return
     with tempfile.TemporaryDirectory(prefix="gristmill-read-") as folder:
-        copy = Path(folder) / path.name
+        # the query of a signed URL is too long for a file name
+        copy = Path(folder) / (path.name.partition("?")[0] or path.name)
         with path.open("rb") as stream, copy.open("wb") as sink:
             shutil.copyfileobj(stream, sink, CHUNK_BYTES)
         yield copy

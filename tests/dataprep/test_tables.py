@@ -250,6 +250,20 @@ def test_tables_are_read_from_any_store_and_from_feather(tmp_path: Path) -> None
         assert texts(read(tmp_path / "a.feather", tables)) == ["a", "b"]
 
 
+def test_table_is_read_from_a_url_with_a_long_query() -> None:
+    from upath import UPath
+
+    path = UPath(f"memory://tables-signed/a.parquet?signature={'x' * 300}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content("parquet"))
+    with TableReader() as tables:
+        batches = list(tables.batches(path, "parquet"))
+    assert (
+        sum(len(batch) for batch in batches if isinstance(batch, pa.RecordBatch))
+        == ROWS
+    )
+
+
 def test_closing_a_table_early_ends_its_process(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(content("parquet"))
     with TableReader() as tables:
