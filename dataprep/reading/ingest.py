@@ -301,7 +301,9 @@ def check_unchanged(
         if before[path]["size"] != now[path].size or not is_same:
             changed.add(path)
     if changed:
-        again = f", or mend {listing.by}, which listed them" if listing.by else ""
+        again = ""
+        if listing.by:
+            again = f", or mend {listing.by} if it lists others at every call"
         raise ChangedInputError(
             f"source {name!r}: {len(changed)} files changed since the run was planned, "
             f"first {min(changed)}; run again{again}"
