@@ -275,13 +275,15 @@ def read_records(records: Path, names: Sequence[str]) -> list[Any | None]:
     sizes: dict[str, Mapping[str, int]] = {}
 
     def complete_result(record: Record | None) -> Any | None:
-        for file, size in ({} if record is None else record["files"]).items():
+        if record is None:
+            return None
+        for file, size in record["files"].items():
             folder, _, name = file.rpartition("/")
             if folder not in sizes:
                 sizes[folder] = file_sizes(as_path(folder))
             if sizes[folder].get(name) != size:
                 return None
-        return None if record is None else record["result"]
+        return record["result"]
 
     return [complete_result(record_by_name.get(name)) for name in names]
 
@@ -377,8 +379,8 @@ def _run_to_completion(
 
     def remaining_groups() -> list[list[Element]]:
         results = read_records(records, [task.name for task in tasks])
-        finished = zip(tasks, results, strict=True)
-        return in_groups([task for task, result in finished if result is None])
+        pairs = zip(tasks, results, strict=True)
+        return in_groups([task for task, result in pairs if result is None])
 
     with raising_what_was_noted(job, records):
         if context.beam.runner != "local":

@@ -171,7 +171,10 @@ def _lines(stream: DecodedStream, codec: str) -> Iterator[str]:
     while line := text.readline(most + 1):
         if len(line) > most:
             raise RecordTooLongError(f"a line is longer than {most >> 20} MiB")
-        yield from [line] if line.endswith("\n") else io.StringIO(line, newline="")
+        if line.endswith("\n"):
+            yield line
+        else:
+            yield from io.StringIO(line, newline="")
 
 
 def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _BrokenRow]:
