@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.core.files import read_json, write_json
 from gristmill.train.data.conversation_tokens import (
     Chat,
     ChatError,
@@ -320,6 +321,20 @@ def test_content_spelling_a_special_token_is_rejected(chat: Chat, text: str) -> 
 def test_generation_stops_at_the_end_of_turn_or_text(chat: Chat) -> None:
     assert chat.stops == {0, 5}
     assert chat.pad == 1
+
+
+def test_configuration_of_transformers_names_the_special_tokens(
+    tokenizer_folder: Path, tmp_path: Path, chat: Chat
+) -> None:
+    """It has other mappings beside the tokens, and writes tokens with their flags."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    path = folder / "tokenizer_config.json"
+    config = read_json(path)
+    eos = {"content": config["eos_token"], "special": True}
+    write_json(path, {**config, "eos_token": eos, "added_tokens_decoder": {"0": eos}})
+    written = Chat(folder)
+    assert (written.end_of_text, written.pad) == (chat.end_of_text, chat.pad)
+    assert written.encode(TURNS).ids.tolist() == chat.encode(TURNS).ids.tolist()
 
 
 def test_tokenizer_without_a_template_is_rejected(tmp_path: Path) -> None:

@@ -291,9 +291,11 @@ class Chat:
         """
         named: dict[str, str] = {}
         for name, token in self._config.items():
+            if not name.endswith("_token"):
+                continue
             # transformers writes a token with its flags
             text = token["content"] if isinstance(token, dict) else token
-            if name.endswith("_token") and isinstance(text, str) and text:
+            if isinstance(text, str) and text:
                 named[name] = text
         return named
 
