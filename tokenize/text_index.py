@@ -228,8 +228,9 @@ def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
     counts = np.zeros(size + 1, np.int64)
     if not sent.is_nothing:
         for piece in sent.pieces(partition):
+            # `bincount` would make an array of all buckets for every small piece.
             buckets = piece["bucket"].to_numpy().astype(np.int64) - first
-            counts[1:] += np.bincount(buckets, minlength=size)
+            np.add.at(counts[1:], buckets, 1)
     starts = np.cumsum(counts)
     places = np.empty(starts[-1], plan.dtype)
     prints = np.empty(starts[-1], np.uint8)
@@ -244,9 +245,8 @@ def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
                 places,
             )
         spare = np.empty(int(counts.max()), plan.dtype)
-        mapped = map_rows(
-            plan.packed
-        )  # which must outlive the kernel: its rows are addresses
+        # It must outlive the kernel: its rows are addresses.
+        mapped = map_rows(plan.packed)
         sort_buckets(places, starts, plan.shortest, mapped.rows, spare, prints)
     files = [plan.out / file_name(kind, partition) for kind in KINDS]
     for path, content in zip(
