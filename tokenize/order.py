@@ -48,7 +48,6 @@ ours is only a good mixer.
 """
 MIN_HALF_BITS = 3
 """Below 3 bits a half has too few values for the rounds to mix a tiny domain."""
-CHUNK_CELLS = 1 << 20
 
 ROWS_AHEAD = 4096
 """Rows computed per span: a tenth of a millisecond and 32 KB."""

@@ -42,9 +42,7 @@ def rank_row(counts, source, index):  # type: ignore[no-untyped-def]
 
 @kernel
 def unrank_place(counts, total, place):  # type: ignore[no-untyped-def]
-    """Source and row at a place of the merged order ; (-1, -1) outside
-    [0, total).
-    """
+    """Source and row at a place of the merged order; (-1, -1) outside [0, total)."""
     for source in range(len(counts)):
         count = counts[source]
         if count == 0:

@@ -17,10 +17,10 @@
                                 leading bits of the id
 
 A training row holds text of one source only, and row r belongs to the source at place r
-of the merged order (`order.sources_of_rows`), so every prefix of the files holds the mixture. A
-set with phases stores its rows phase after phase, each in its own merged order:
-`train.stages` of packed.json has the rows of each source for every phase. A set that
-continues another (`continues`) begins with the phases that were read, in their order of
+of the merged order (`order.sources_of_rows`), so every prefix of the files holds the
+mixture. A set with phases stores its rows phase after phase, each in its own merged
+order: `train.stages` of packed.json has the rows of each source for every phase. A set
+that continues another (`continues`) begins with the phases that were read, in their order of
 reading: each is a prefix of the merged order of the rows that `train.begun` has of each
 source.
 

@@ -443,14 +443,12 @@ def _most_tokens(request: MixRequest) -> int:
 
 
 Table = list[list[Fraction]]
+"""Rows per phase and source: table[phase][source]."""
 
 
 def column_sums(table: Sequence[Sequence[Fraction]]) -> list[Fraction]:
     """Rows of each source over all phases."""
     return [sum(column, Fraction(0)) for column in zip(*table, strict=True)]
-
-
-"""Rows per phase and source: table[phase][source]."""
 
 
 def fill(
