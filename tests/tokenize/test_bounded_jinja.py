@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -86,6 +87,8 @@ BENIGN = [
     "{{ messages|selectattr('role', 'equalto', "
     "'user')|map(attribute='content')|join(' | ') }}"
     "{{ '%s-%03d' % ('a', 7) }}",
+    "{% set d = dict([('a', 1)], b=2) %}{{ d }}{{ dict.fromkeys('xy', 3) }}"
+    "{% set ns = namespace(d, self=4) %}{{ ns.b }}{{ ns.self }}",
     "{% for a in range(300) %}{{ a }}{% for b in [] %}{% else %}-{% endfor %}{% "
     "endfor %}{{ 'x'|center(9) }}",
 ]
@@ -101,6 +104,33 @@ def test_hostile_template_is_stopped(
         TemplateError, match=r"does more than it may|'lipsum' is undefined"
     ):
         render(template, messages=MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% set _ = dict.update(messages[0], {'content': 'other'}) %}",
+        "{% set _ = dict.pop(messages[0], 'content') %}",
+        "{% set _ = messages[0].update({'content': 'other'}) %}",
+    ],
+)
+def test_template_cannot_change_the_messages(text: str) -> None:
+    messages = [{"role": "user", "content": "Thanks"}]
+    with pytest.raises(TemplateError):
+        render(BoundedEnvironment().from_string(text), messages=messages)
+    assert messages == [{"role": "user", "content": "Thanks"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% set ns = namespace(__len__=1) %}",
+        "{% set ns = namespace() %}{% set ns._x = 1 %}",
+    ],
+)
+def test_namespace_takes_no_names_of_internals(text: str) -> None:
+    with pytest.raises(SecurityError, match="underscore"):
+        render(BoundedEnvironment().from_string(text))
 
 
 @pytest.mark.parametrize("text", BENIGN)

@@ -1,6 +1,4 @@
-"""Published chat templates, rendered as by transformers, with its functions and with
-our own.
-"""
+"""Published chat templates, rendered as by transformers."""
 
 from __future__ import annotations
 
@@ -10,6 +8,8 @@ from typing import Any
 
 import jinja2
 import pytest
+from jinja2.defaults import DEFAULT_NAMESPACE
+from jinja2.filters import FILTERS
 
 from gristmill.tokenize.encoding.chat_templates import (
     TEMPLATE_DATE,
@@ -147,6 +147,23 @@ def test_published_template_renders_as_by_transformers(
         for key, conversation in CONVERSATIONS.items()
     }
     assert (rendered["plain"] is None) == (name in PARTS_ONLY)
+
+
+def test_functions_have_the_names_of_those_of_transformers() -> None:
+    def own_names(environment: jinja2.Environment) -> set[str]:
+        functions = environment.globals.items()
+        return {
+            name
+            for name, value in functions
+            if DEFAULT_NAMESPACE.get(name) is not value
+        }
+
+    theirs = transformers_templates._compile_jinja_template("").environment
+    assert own_names(compile_template("").environment) == own_names(theirs)
+    changed = {
+        name for name, value in theirs.filters.items() if FILTERS.get(name) is not value
+    }
+    assert changed == {"tojson"}
 
 
 def test_template_date_comes_from_the_clock() -> None:

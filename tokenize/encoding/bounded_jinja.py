@@ -96,6 +96,43 @@ class _Budget(threading.local):
 _budget = _Budget()
 
 
+class _Dict:
+    """`dict` in a template: without the methods of the class, which could change the
+    messages (`dict.update(messages[0], ...)`); as in transformers.
+    """
+
+    def __call__(self, *items: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*items, **named)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        """A dictionary with the same value for all keys."""
+        return dict.fromkeys(keys, value)
+
+
+class _Namespace(Namespace):
+    """`namespace` in a template: refuses the names of Python's internals; as in
+    transformers.
+    """
+
+    def __init__(self, /, *items: Any, **named: Any) -> None:
+        attributes = dict(*items, **named)
+        for name in attributes:
+            _refuse_internal(name)
+        super().__init__(attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_internal(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_internal(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(
+            f"the template stores {name!r} in a namespace; names that begin with an "
+            "underscore are Python's own: choose another"
+        )
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox whose templates have a budget of work; render them with `render`."""
 
@@ -105,6 +142,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         for name in ABSENT_GLOBALS:
             self.globals.pop(name, None)
+        self.globals |= {"dict": _Dict(), "namespace": _Namespace}
         self.filters = {
             name: function
             for name, function in self.filters.items()
