@@ -206,8 +206,9 @@ def masks(facts: Facts, name: str = "sft_data") -> MaybeSection:
         for part in summary.sets
     ]
     counts = (*RECORD_COUNTS, "not rendered", "too long", "cut", "used")
-    shares = ("share of trained tokens", "tokens trained", "ends of turn trained")
-    columns = {**dict.fromkeys(counts, ","), **dict.fromkeys(shares, ".1%")}
+    shares = dict.fromkeys(("share of trained tokens", "tokens trained"), ".1%")
+    shares["ends of turn trained"] = ".2%"
+    columns = {**dict.fromkeys(counts, ","), **shares}
     parts: list[Part] = []
     for sample in summary.samples:
         spans = [

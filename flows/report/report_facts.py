@@ -442,7 +442,8 @@ def with_tokens(rows: Sequence[StageCounts], tokenized: Tokenized) -> list[Stage
     rows_with_tokens = []
     for row in rows:
         is_last = row is rows[-1]
-        total, sources = 0.0, {}
+        total: float = 0
+        sources = {}
         for name, counts in row.sources.items():
             kept: float = tokens.get(name, 0)
             if not is_last:

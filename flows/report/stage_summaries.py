@@ -38,7 +38,7 @@ class Summary(BaseModel):
 
 Row: TypeAlias = ByName[object]
 """Values as a stage wrote them, which a table shows one by one."""
-Agreement: TypeAlias = ByName[float | None]
+Agreement: TypeAlias = ByName[int | float | None]
 """Agreement of two judges (dataprep/llm/agreement.py)."""
 
 

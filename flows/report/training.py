@@ -79,7 +79,7 @@ def training_section(facts: Facts) -> MaybeSection:
             for figure in training_figures(stage, record)
         ],
         table(columns, rows),
-        Heading("What each stage changed"),
+        Heading("What each stage changed") if effects else None,
         table(EFFECT_COLUMNS, effects),
         EFFECT_NOTE if effects else None,
         [f"{row.stage}: {row.ended}." for row in losses if row.ended],

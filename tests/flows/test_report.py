@@ -35,6 +35,7 @@ from gristmill.flows.report.document_sections import (
     tokens_kept,
 )
 from gristmill.flows.report.evaluation import samples, some_samples
+from gristmill.flows.report.llm_sections import judges
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.report_facts import (
     Facts,
@@ -54,7 +55,7 @@ from gristmill.flows.report.training import by_source, spikes
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import Display, Stage
 from gristmill.train.loop.spike_report import describe_origin
-from tests.flows.rendered import facts_of, html_of, sections_about
+from tests.flows.rendered import facts_of, html_of, sections_about, text_of
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
 SOURCES = {
@@ -646,3 +647,17 @@ def test_what_was_skipped_is_beneath_the_funnel_by_cause() -> None:
     )
     assert note in console.file.getvalue()  # type: ignore[attr-defined]
     assert note in "\n".join(document_lines(facts))
+
+
+def test_documents_that_two_judges_scored_are_a_whole_number() -> None:
+    agreement = {
+        "documents": 1234,
+        "same": 1,
+        "kappa": None,
+        "weighted_kappa": None,
+        "correlation": None,
+        "difference": -0.5,
+    }
+    summary = {"agreement": {"quality": agreement}}
+    text = text_of(judges(replace(FACTS, summaries={"judge": summary})))
+    assert "1,234 1.000 -0.500" in " ".join(text.split())

@@ -314,7 +314,9 @@ def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
 
 @pytest.mark.slow
 def test_a_training_that_a_callback_has_ended_says_where_and_why() -> None:
-    """Its last step may be one without a log line."""
+    """Its last step may be one without a log line, and nothing held out may say what it
+    changed.
+    """
     stopped = {
         "callback": "hooks:plateau",
         "step": 7,
@@ -330,4 +332,5 @@ def test_a_training_that_a_callback_has_ended_says_where_and_why() -> None:
         "dpo: hooks:plateau ended it after step 7: no better for 3 validations."
         in text_of(training_section(stopped_facts))
     )
+    assert "What each stage changed" not in text_of(training_section(stopped_facts))
     assert "ended it" not in text_of(training_section(facts()))
