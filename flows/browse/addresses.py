@@ -27,13 +27,14 @@ class BadAddressError(ValueError):
 
 def address(*parts: object, **parameters: object) -> str:
     """A link to a page of this server; parameters without a value, and the corpus that
-    is the default, are left out.
+    is the default, are left out. A bound of 0.0 is a value.
     """
     query = urlencode(
         {
             name: value
             for name, value in parameters.items()
-            if value and (name, value) != ("corpus", DOCUMENTS)
+            if (value or isinstance(value, float))
+            and (name, value) != ("corpus", DOCUMENTS)
         }
     )
     path = "/" + "/".join(quote(str(part), safe="") for part in parts)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from http import HTTPStatus
 from inspect import signature
 from typing import Any
@@ -128,18 +128,34 @@ def make_app(run: BrowsedRun) -> GuardedApp:
         for status, errors in REFUSALS.items()
         for error in errors
     }
-    check = validate_call(config=ConfigDict(arbitrary_types_allowed=True))
     routes = [
-        Route(path, partial(_answer, run, check(make)), methods=["GET"])
+        Route(path, partial(_answer, run, _checked(make)), methods=["GET"])
         for path, make in PAGES.items()
     ]
     return page_app(routes, handlers)
 
 
-def _answer(
-    run: BrowsedRun, make: Callable[..., Page | str], request: Request
-) -> Response:
+def _checked(make: Callable[..., Page | str]) -> Callable[..., Any]:
+    """A function that checks the parameters of a page and returns a call that makes it.
+
+    A page is made outside of the check: a value in an output that is not valid is not
+    an error of the address.
+    """
+
+    @wraps(make)
+    def bind(*arguments: object, **parameters: object) -> Any:
+        return partial(make, *arguments, **parameters)
+
+    return validate_call(bind, config=ConfigDict(arbitrary_types_allowed=True))
+
+
+def _answer(run: BrowsedRun, check: Callable[..., Any], request: Request) -> Response:
     """A page, or the way to the address that it leads to.
+
+    Args:
+        run: that is shown.
+        check: checks the parameters (see `_checked`).
+        request: of the page.
 
     Raises:
         BadAddressError: a parameter is missing, unknown, repeated, or has a value that
@@ -154,22 +170,25 @@ def _answer(
         for name, value in {**given, **request.path_params}.items()
         if value != ""
     }
-    names = [*signature(make).parameters][1:]
-    if names == ["query"]:
+    names = [*signature(check).parameters][1:]
+    is_search = names == ["query"]
+    if is_search:
         names, parameters = [*Search.model_fields], {"query": parameters}
     try:
-        page = make(run, **parameters)
+        make_page = check(run, **parameters)
     except ValidationError as error:
         first = error.errors()[0]
-        place = [str(part) for part in first["loc"] if part != "query"]
+        place = [str(part) for part in first["loc"]][is_search:]
         if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             raise BadAddressError(
                 f"this page does not know {place[0]!r}; it takes "
                 f"{', '.join(names) or 'nothing'}"
             ) from error
         message = first["msg"].removeprefix("Value error, ")
-        got = f" (got {str(first['input'])[:100]!r})" if place else ""
+        is_given = place and first["type"] != "missing_argument"
+        got = f" (got {str(first['input'])[:100]!r})" if is_given else ""
         raise BadAddressError(": ".join([*place, message]) + got) from error
+    page = make_page()
     if isinstance(page, str):
         return RedirectResponse(page, HTTPStatus.SEE_OTHER)
     return _respond(run, page)

@@ -115,7 +115,8 @@ class SignIn:
         request, token, answer = HTTPConnection(scope), self._token, self._app
         given = (request.headers.get(name, "") for name in ("cookie", "authorization"))
         raw_path = scope["raw_path"].decode("latin-1")
-        path = token.signed_in_path(raw_path, request.url.query)
+        query = scope.get("query_string", b"").decode("latin-1")
+        path = token.signed_in_path(raw_path, query)
         if path is not None and scope.get("method") == "GET":
             headers = {
                 "set-cookie": token.set_cookie,

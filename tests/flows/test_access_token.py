@@ -4,6 +4,7 @@ loopback address.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -203,3 +205,22 @@ def test_a_signed_link_leads_to_nothing_but_a_report(reports: Path, name: str) -
         urllib.request.urlopen(link)
     with error.value:
         assert error.value.code == 404
+
+
+def test_bytes_of_a_query_that_are_no_text_are_refused_like_any_other() -> None:
+    """Test clients encode such bytes."""
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "raw_path": b"/",
+        "query_string": b"x=\xff",
+        "headers": [(b"host", b"127.0.0.1:4300")],
+    }
+    answers: list[Any] = []
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    asyncio.run(SignIn(Starlette(), TOKEN)(scope, None, send))
+    assert answers[0]["status"] == 403

@@ -20,10 +20,11 @@ from starlette.testclient import TestClient
 from gristmill.dataprep.corpus import Corpus
 from gristmill.flows.browse import document_list
 from gristmill.flows.browse.addresses import Search
-from gristmill.flows.browse.browse_server import make_app
+from gristmill.flows.browse.browse_server import PAGES, make_app
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.pages.page_html import HEADERS
 from gristmill.flows.pages.text_diff import differences
+from gristmill.flows.report.stage_summaries import StepSummary, read_as
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.browsed import ADDRESSED, make_run
 
@@ -203,6 +204,11 @@ def test_a_search_lists_what_fits_in_the_order_of_the_corpus(
     assert "words" in query or f"{len(expected)} of {len(rows)} documents" in text_of(
         client.get(link).text
     )
+
+
+def test_a_search_is_continued_within_a_bound_of_zero() -> None:
+    link = Search(column="filter_words", least=0.0).link("0-1")
+    assert link == "/documents?column=filter_words&least=0.0&after=0-1"
 
 
 def test_a_search_for_words_stops_after_some_bytes_says_so_and_goes_on(
@@ -397,6 +403,7 @@ def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_d
             400,
             "this page does not know 'colour'; it takes corpus, words, source",
         ),
+        ("/documents?query=x", 400, "this page does not know 'query'; it takes"),
         ("/documents?source=web&source=notes", 400, "source is there twice"),
         ("/documents?after=9999-1", 200, "None of them fits"),
         ("/documents?after=../..", 400, "after:"),
@@ -447,6 +454,7 @@ def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_d
             404,
             "the examples that sft reads are known once it has started",
         ),
+        ("/find", 400, "wanted: Missing required argument"),
         ("/find?wanted=%00", 404, "no document has the id, locator or address"),
         ("/nonsense", 404, "there is no page /nonsense"),
     ],
@@ -462,6 +470,17 @@ def test_what_an_address_asks_in_vain_gets_a_sentence(
     assert (
         answer.headers["content-security-policy"] == HEADERS["content-security-policy"]
     )
+
+
+def test_an_invalid_value_in_an_output_is_not_blamed_on_the_address(
+    run: BrowsedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run: BrowsedRun) -> str:
+        return str(read_as(StepSummary, {"lost": "many"}))
+
+    monkeypatch.setitem(PAGES, "/cuts", broken)
+    with client_of(run) as client:
+        assert client.get("/cuts").status_code == 500
 
 
 def test_other_hosts_other_sites_and_other_methods_are_refused(
