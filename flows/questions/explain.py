@@ -190,7 +190,8 @@ class MixtureUse:
         )
         if self.use == "held out":
             return f"held out for validation: {rows}"
-        return f"{rows}; read by {shorten(self.steps) or 'no'} steps"
+        steps = f"steps {shorten(self.steps)}" if self.steps else "no step"
+        return f"{rows}; read by {steps}"
 
 
 @dataclass(frozen=True)

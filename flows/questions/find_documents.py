@@ -85,7 +85,7 @@ def find_document(inputs: Inputs, query: str) -> Place | None:
     Raises:
         DocumentNotFoundError: several documents match.
     """
-    if MIX in inputs and is_id(query):
+    if MIX in inputs and corpora(inputs) and is_id(query):
         from gristmill.tokenize.packed import PackedSet
 
         ledger = PackedSet(inputs[MIX]).ledger([bytes.fromhex(query)])

@@ -240,6 +240,8 @@ def read_list(path: Path) -> list[str]:
     keys = ", ".join(LIST_KEYS)
     for number, line in enumerate(lines, start=1):
         name = line.strip()
+        if not name or name.startswith("#"):
+            continue
         if name.startswith("{"):
             try:
                 entry = json.loads(name)
@@ -251,8 +253,7 @@ def read_list(path: Path) -> list[str]:
             name = next((value for value in values if isinstance(value, str)), "")
             if not name:
                 raise TakedownError(f"{path}:{number}: has none of the keys {keys}")
-        if name and not name.startswith("#"):
-            names[name] = None
+        names[name] = None
     if not names:
         raise TakedownError(
             f"{path}: names no document; write an id, a locator or an address a line, "

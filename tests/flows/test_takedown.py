@@ -122,6 +122,12 @@ def test_an_address_in_the_metadata_finds_its_documents_too(
     )
 
 
+def test_a_document_is_not_found_in_a_mixture_whose_corpus_is_gone(
+    tmp_path: Path,
+) -> None:
+    assert find_document({"mix": tmp_path}, "0" * 32) is None
+
+
 def test_near_duplicates_are_found_from_the_survivor_and_from_the_dropped(
     inputs: dict[str, Path],
 ) -> None:
@@ -132,8 +138,8 @@ def test_near_duplicates_are_found_from_the_survivor_and_from_the_dropped(
 
 def test_a_list_has_names_or_json_a_line(tmp_path: Path) -> None:
     path = tmp_path / "list"
-    path.write_text('# why\n\nabc\n{"url": "https://a.example"}\nabc\n')
-    assert read_list(path) == ["abc", "https://a.example"]
+    path.write_text('# why\n\nabc\n{"url": "https://a.example"}\nabc\n{"id": "#1"}\n')
+    assert read_list(path) == ["abc", "https://a.example", "#1"]
     path.write_text('{"title": "x"}')
     with pytest.raises(
         TakedownError, match=r"list:1: has none of the keys id, locator, url"
