@@ -171,15 +171,16 @@ def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     tasks = {name: summary for name, summary in summaries.items() if name != RED_TEAM}
     team = summaries.get(RED_TEAM, {"sets": {}, "worst": ()})
     rows, notes = [], []
-    measured: dict[str, Mapping[str, Any]] = {}
+    # A task of a suite may have the name of a task, or of one of another suite.
+    measured: list[tuple[str, Mapping[str, Any]]] = []
     for name, summary in tasks.items():
         if "score" in summary:
             of_suite = summary["tasks"]
-            measured |= of_suite
+            measured += of_suite.items()
             items = sum(task["items"] for task in of_suite.values())
             summary = {"score": summary["score"], "items": items}
-        measured[name] = summary
-    for task, summary in measured.items():
+        measured.append((name, summary))
+    for task, summary in measured:
         items = summary["items"]
         for metric, value in metric_values(summary):
             interval = None

@@ -9,7 +9,8 @@ LETTERS = {21: "Z", 18: "E", 15: "P", 12: "T", 9: "B", 6: "M", 3: "k"}
 def quantity(value: float) -> str:
     """Format three digits with a letter for the thousands: 1.23B."""
     for power, letter in LETTERS.items():
-        if abs(value) >= 10**power:
+        # 999.5 has three digits as 1000.
+        if abs(value) >= 0.9995 * 10**power:
             return f"{value / 10**power:.3g}{letter}"
     return f"{value:.3g}"
 

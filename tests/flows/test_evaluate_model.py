@@ -218,3 +218,18 @@ def test_a_large_perplexity_fits_its_column(capsys: pytest.CaptureFixture[str]) 
         "40",
     ]
     assert printed(99999.5) == "99999.5000"
+
+
+def test_a_task_of_a_suite_does_not_hide_another_one_of_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    score = {"value": 0.25, "low": 0.2, "high": 0.3}
+    print_evaluation(
+        {
+            "arc": {"items": 40, "accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}},
+            "core": {"score": score, "tasks": {"arc": {"items": 9, "accuracy": score}}},
+        }
+    )
+    lines = capsys.readouterr().out.splitlines()
+    items = [line.split()[-1] for line in lines if line.startswith("arc ")]
+    assert items == ["40", "9"]

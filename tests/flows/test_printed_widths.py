@@ -10,7 +10,7 @@ import pytest
 
 from gristmill.dataprep.whatif_thresholds import Tally
 from gristmill.flows.planning.quantities import at_least, duration, size
-from gristmill.flows.questions.explain import Explanation, Judgement
+from gristmill.flows.questions.explain import Explanation, Judgement, MixtureUse
 from gristmill.flows.questions.status import StageState, describe_running
 from gristmill.flows.questions.threshold_samples import CutSample
 from gristmill.flows.questions.trace_tables import RowDocument, StepTrace
@@ -134,10 +134,12 @@ def test_a_sample_of_whatif_shows_its_locator_whole_and_the_text_that_fits(capsy
 
 
 def test_small_sizes_times_and_costs_are_not_shown_as_nothing():
-    assert [size(value) for value in (512, 475_904, 50_600_000, 1.5e9, 80e9)] == [
+    values = (512, 475_904, 50_600_000, 999_600_000, 1.5e9, 80e9)
+    assert [size(value) for value in values] == [
         "512 B",
         "476 kB",
         "50.6 MB",
+        "1 GB",
         "1.5 GB",
         "80 GB",
     ]
@@ -174,3 +176,10 @@ def test_a_job_that_is_called_like_its_stage_is_named_once():
     )
 
     assert describe_running(row, 9.0) == "for 9 s: 0/4 shards (process 7 on host)"
+
+
+@pytest.mark.parametrize(
+    ("steps", "ending"), [([5], "read by steps 5"), ([], "read by no step")]
+)
+def test_steps_that_read_a_document_are_no_count(steps: list[int], ending: str) -> None:
+    assert MixtureUse("trained", None, 1, 8, 1, [3], steps).line().endswith(ending)
