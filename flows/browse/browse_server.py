@@ -142,11 +142,12 @@ def _checked(make: Callable[..., Page | str]) -> Callable[..., Any]:
     an error of the address.
     """
 
+    @validate_call(config=ConfigDict(arbitrary_types_allowed=True))
     @wraps(make)
     def bind(*arguments: object, **parameters: object) -> Any:
         return partial(make, *arguments, **parameters)
 
-    return validate_call(bind, config=ConfigDict(arbitrary_types_allowed=True))
+    return bind
 
 
 def _answer(run: BrowsedRun, check: Callable[..., Any], request: Request) -> Response:
