@@ -290,7 +290,11 @@ def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
         the older document, kind of the match (position in `links.REASONS`) and Jaccard
         similarity.
     """
-    if matches.is_nothing or not len(matches_here := matches.read(shard)):
+    # without an index, each shard would open the files of all partitions for nothing
+    if not plan.indexes or matches.is_nothing:
+        return MATCH_SCHEMA.empty_table()
+    matches_here = matches.read(shard)
+    if not len(matches_here):
         return MATCH_SCHEMA.empty_table()
     older, first_rows, older_position = np.unique(
         matches_here["right"].to_numpy(), return_index=True, return_inverse=True

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from gristmill.dataprep.duplicates import (
     sketches,
     survivors,
 )
-from gristmill.dataprep.duplicates.dedup_index import IndexMismatchError
+from gristmill.dataprep.duplicates.dedup_index import IndexMismatchError, best_matches
 from gristmill.dataprep.jobs import shuffle
 from gristmill.mixtures.base import outside_paths
 from gristmill.mixtures.steps.dedup import Dedup
@@ -107,6 +108,12 @@ PAGES = {
     "nowhere": ("files", "a/b.txt", text(4)),
     "nowhere2": ("files", "a/c.txt", text(5)),
 }
+
+
+def test_files_of_matches_stay_closed_without_an_index(tmp_path: Path) -> None:
+    plan: Any = SimpleNamespace(indexes=[])
+    matches = shuffle.Shuffled(tmp_path, 1, ["missing.arrow"])
+    assert len(best_matches(plan, 0, matches)) == 0
 
 
 def test_documents_with_the_same_normalised_url_are_duplicates(
