@@ -442,7 +442,7 @@ def write_duplicates(path: Path, twins: Shuffled) -> None:
     """Write `clusters.parquet`: one row per duplicate, sorted by cluster and id, with
     one range of ids in memory.
     """
-    buffered = twins.read(0).slice(0, 0)
+    buffered = twins.read(0).schema.empty_table()
     with (
         atomic_write(path) as sink,
         pq.ParquetWriter(
