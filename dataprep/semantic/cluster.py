@@ -199,6 +199,7 @@ def apply(task: ShardTask, plan: VectorPlan, names: list[str]) -> Done[Clustered
     files, counts = write_shard(
         plan,
         task.name,
+        embedded,
         measures,
         measures["domain"],
         pa.nulls(len(domain), pa.string()),

@@ -328,6 +328,7 @@ def apply(task: ShardTask, plan: VectorPlan, decisions: Shuffled) -> Done[Counte
     files, counts = write_shard(
         plan,
         task.name,
+        read_vectors(plan, task.name),
         {
             "cluster": columns["cluster"],
             "cluster_size": columns["size"],

@@ -149,6 +149,7 @@ def read_vectors(plan: VectorPlan, shard: str) -> pa.Table:
 def write_shard(
     plan: VectorPlan,
     name: str,
+    embedded: pa.Table,
     measures: Mapping[str, pa.Array],
     centroid: pa.Array,
     reasons: pa.Array,
@@ -156,12 +157,12 @@ def write_shard(
     """Write the annotations of one shard, and the vectors of kept documents.
 
     Args:
-        measures, centroid, reasons: values of the documents of `read_vectors`.
+        embedded: the documents, from `read_vectors`.
+        measures, centroid, reasons: values of these documents.
 
     Returns:
         the files, and the counts of the shard.
     """
-    embedded = read_vectors(plan, name)
     shard = read_shard(plan.inputs, name, ["id", "source"])
     judged = judged_rows(shard.documents, shard.rows, plan.section.sources)
     rows = positions(judged, embedded["row"].to_numpy())
