@@ -336,7 +336,7 @@ def _call(where: str, call: Any) -> ToolCall:
 
 
 def _part_text(where: str, part: Any) -> str:
-    form = part.get("type") if isinstance(part, dict) else part
+    form = part.get("type") if isinstance(part, dict) else type(part).__name__
     if form != "text":
         raise ValueError(
             f"{where}: a part of its content is {form!r}; only text can be trained on"

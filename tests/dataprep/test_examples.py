@@ -477,6 +477,10 @@ def test_chat_forms_become_messages(tmp_path: Path, row: Any, messages: Any) -> 
             "message 1: .*'image_url'",
         ),
         (
+            {"messages": [{"role": "user", "content": ["text"]}]},
+            "message 1: .*'str'",
+        ),
+        (
             {
                 "messages": [
                     user("q"),
