@@ -136,7 +136,11 @@ def read_scores(
             for text in metadata.to_pylist()
         ]
         return np.array(
-            [x if isinstance(x, int | float) else np.nan for x in answers], np.float64
+            [
+                answer if isinstance(answer, int | float) else np.nan
+                for answer in answers
+            ],
+            np.float64,
         )
     corpus = Corpus(inputs)
     if judge.column not in corpus.measured:
@@ -257,9 +261,9 @@ def train_distilled(
                 f"{section.judge.at_least:g}, too few to learn from; change "
                 "judge.at_least, or let it judge more documents"
             )
-        learnt, held = split_draws(sample.draws[places], HELD_OUT, section.sample)
-        to_learn = np.append(to_learn, places[learnt])
-        held_out = np.append(held_out, places[held])
+        selections = split_draws(sample.draws[places], HELD_OUT, section.sample)
+        to_learn = np.append(to_learn, places[selections[0]])
+        held_out = np.append(held_out, places[selections[1]])
     to_learn.sort()
     held_out.sort()
     texts = read_texts(inputs, sample)

@@ -496,9 +496,9 @@ def apply(
     again = ~first & ((keeper >= 0) | plan.section.within_documents)
     cut = (elsewhere | again) & _take_part(units, plan.section)
     removed = np.bincount(document[cut], minlength=len(texts.good))
-    characters, removed_characters = (
-        np.bincount(document, units.characters * mask, len(texts.good))
-        for mask in (1, cut)
+    characters = np.bincount(document, units.characters, len(texts.good))
+    removed_characters = np.bincount(
+        document[cut], units.characters[cut], len(texts.good)
     )
     ratio = removed_characters / np.maximum(characters, 1)
     begins, ends, offsets = cut_units(texts.texts, units, cut)
