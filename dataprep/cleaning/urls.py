@@ -113,8 +113,9 @@ def _normalise_query(query: str) -> str:
     kept = []
     for parameter in _normalise_escapes(query).split("&"):
         name = parameter.partition("=")[0].lower()
-        if parameter and name not in TRACKING_PARAMETERS:
-            kept += [] if name.startswith(TRACKING_PREFIXES) else [parameter]
+        is_tracking = name in TRACKING_PARAMETERS or name.startswith(TRACKING_PREFIXES)
+        if parameter and not is_tracking:
+            kept.append(parameter)
     kept.sort(key=lambda parameter: parameter.partition("=")[0])
     return "?" + "&".join(kept) if kept else ""
 

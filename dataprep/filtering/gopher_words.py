@@ -11,8 +11,8 @@ grammar.
 
 Languages are ISO 639-1 codes, or 639-3 if there is none, as fastText's lid.176 names
 them. A list may hold words of several scripts and spellings. Chinese and Japanese words
-are single characters, since `word_cuts.unspaced_words` makes each a word. Thai, Lao,
-Khmer and Burmese have no list: by that rule their function words are not words.
+are single characters, since `tokenise_words.unspaced_words` makes each a word. Thai,
+Lao, Khmer and Burmese have no list: by that rule their function words are not words.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def text_words(
     texts: CutTexts, text: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the words of a text: starts, ends (int64), chars (int32), flags (uint16);
-    see `word_cuts.Words`.
+    see `tokenise_words.Words`.
     """
     words, place = texts.words, texts.places[text]
     first, last = words.offsets[place], words.offsets[place + 1]
@@ -440,7 +440,7 @@ def _tables(of_languages: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, ...]
 
 
 Cut = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Words]
-"""`word_cuts.whitespace_words`, or another function with its arguments."""
+"""`tokenise_words.whitespace_words`, or another function with its arguments."""
 
 CUTS: dict[str, Cut] = {
     "dclm": whitespace_words,

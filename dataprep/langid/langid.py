@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -568,10 +568,16 @@ def rules(
             below: np.ndarray = columns["language_score"] < bound
             return below & (first <= matched) & (matched <= last)
 
-        name = "language_score"
-        reads_score = (*reads, name)
-        rule = Rule(name, f"{stage}.{key}", name, bound, is_unsure, reads_score)
-        return replace(rule, part=part, unless=unless)
+        return Rule(
+            "language_score",
+            f"{stage}.{key}",
+            "language_score",
+            bound,
+            is_unsure,
+            (*reads, "language_score"),
+            part=part,
+            unless=unless,
+        )
 
     if isinstance(section.keep, Mapping):
         for number, (key, bound) in enumerate(section.keep.items()):

@@ -1,7 +1,7 @@
 """Operations on 64 bytes at once, by their address, as vectors that LLVM maps to those
 of the processor.
 
-A result is a 64-bit mask with one bit per byte, lowest first. See `eight_bytes` for
+A result is a 64-bit mask with one bit per byte, lowest first. See `swar` for
 operations without vectors.
 """
 

@@ -93,7 +93,7 @@ def language_words(
     tokenizers that return strings follow the texts in `data`.
 
     Args:
-        data, offsets: the texts (`text_buffers.text_buffers`).
+        data, offsets: the texts (`kernels.text_buffers`).
         languages: one per text, with or without a script; None if unknown.
 
     Raises:

@@ -97,7 +97,7 @@ def punctuated_words(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
 ) -> Words:
     """Split texts at whitespace and split off punctuation; the arguments are those of
-    `word_cuts.whitespace_words`.
+    `tokenise_words.whitespace_words`.
     """
     capacity = total_bytes(offsets, which)
     longest = 0

@@ -104,7 +104,7 @@ def spacy_words(data: np.ndarray, offsets: np.ndarray) -> Words:
     """Split n texts into spaCy's English words.
 
     Args:
-        data, offsets: the texts (`text_buffers.text_buffers`).
+        data, offsets: the texts (`kernels.text_buffers`).
 
     Raises:
         NoSpacyError: the package spacy is not installed.

@@ -68,7 +68,7 @@ class CutTexts(NamedTuple):
 
 
 def join_parts(parts: Sequence[Words]) -> Words:
-    """Concatenate the words of several groups of texts."""
+    """Concatenate the words of one or more groups of texts."""
     if len(parts) == 1:
         return parts[0]
     sizes = np.concatenate([[0], *(np.diff(part.offsets) for part in parts)])
@@ -83,7 +83,7 @@ def whitespace_words(
     """Split texts at whitespace.
 
     Args:
-        data, offsets: the texts (`text_buffers.text_buffers`).
+        data, offsets: the texts (`kernels.text_buffers`).
         flags: `unicode_tables.code_point_flags()`.
         which: int64, numbers of the texts to split.
     """

@@ -219,7 +219,8 @@ def _ascii_kinds() -> np.ndarray:
 def segmented_words(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
 ) -> Words:
-    """Split texts into words; the arguments are those of `word_cuts.whitespace_words`.
+    """Split texts into words; the arguments are those of
+    `tokenise_words.whitespace_words`.
 
     Returns:
         words with `seen` zero, as n-grams do not need it.

@@ -14,9 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.cleaning import lines_c4, lines_dclm
+from gristmill.dataprep.cleaning.line_pieces import (
+    DECIMAL,
+    DIGIT,
+    UPPER,
+    character_classes,
+)
 from gristmill.dataprep.cleaning.lines_c4 import POLICY_PHRASES, c4_lines
 from gristmill.dataprep.cleaning.lines_dclm import COUNTED, dclm_lines
 from gristmill.dataprep.edits import apply_edits
+from gristmill.dataprep.text.unicode_tables import CODE_POINTS
 from gristmill.mixtures.steps.clean import C4Lines, DclmLines
 
 Counted = dict[str, int]
@@ -396,6 +403,17 @@ def test_each_rule_counts_lines_and_bytes() -> None:
     _, counts, sizes = dclm_lines(texts, DclmLines())
     assert counts.tolist() == [[0, 0, 0, 1, 0], [0, 0, 0, 1, 0]]
     assert sizes.tolist() == [[0, 0, 0, 2, 0], [0, 0, 0, 1, 0]]
+
+
+def test_code_points_are_classified_like_python() -> None:
+    characters = [chr(code) for code in range(CODE_POINTS)]
+    classes = character_classes()
+    for flag, predicate in (
+        (UPPER, str.isupper),
+        (DIGIT, str.isdigit),
+        (DECIMAL, str.isdecimal),
+    ):
+        assert (classes & flag != 0).tolist() == [*map(predicate, characters)]
 
 
 @pytest.mark.skipif(not POSTS.exists(), reason="the posts of 18F are not here")
