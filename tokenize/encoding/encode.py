@@ -414,7 +414,7 @@ def encode_batch(
 
     Args:
         tokenizer: of the documents.
-        data, offsets: `text_buffers.text_buffers`, or a part of its offsets.
+        data, offsets: `kernels.text_buffers`, or a part of its offsets.
         theirs: see `FastEncoder.encode_buffers`.
 
     Returns:

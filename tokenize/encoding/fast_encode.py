@@ -169,7 +169,7 @@ class FastEncoder:
     def encode_buffers(
         self, data: np.ndarray, offsets: np.ndarray, theirs: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Encode documents from `text_buffers.text_buffers`, or a part of the offsets.
+        """Encode documents from `kernels.text_buffers`, or a part of the offsets.
 
         Args:
             theirs: bool of shape (n,), texts with a character of `unlike`; computed if
@@ -243,7 +243,7 @@ def flat_ids(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 def texts_of(
     data: np.ndarray, offsets: np.ndarray, rows: np.ndarray | None = None
 ) -> list[str]:
-    """Texts of some rows, or of all, from `text_buffers.text_buffers`."""
+    """Texts of some rows, or of all, from `kernels.text_buffers`."""
     bounds = np.stack([offsets[:-1], offsets[1:]], axis=1)
     if rows is not None:
         bounds = bounds[rows]

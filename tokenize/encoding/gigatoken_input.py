@@ -58,7 +58,7 @@ class Texts(ak.Array):
 
 
 def as_awkward(data: np.ndarray, offsets: np.ndarray) -> Texts:
-    """Array of the texts from `text_buffers.text_buffers`."""
+    """Array of the texts from `kernels.text_buffers`."""
     layout = ak.contents.ListOffsetArray(
         ak.index.Index64(offsets),
         ak.contents.NumpyArray(data),

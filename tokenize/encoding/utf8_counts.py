@@ -76,7 +76,7 @@ def scan_texts(
     A word is a run of bytes above U+0020.
 
     Args:
-        data, offsets: as in `text_buffers.text_buffers`, but possibly invalid UTF-8.
+        data, offsets: as in `kernels.text_buffers`, but possibly invalid UTF-8.
         listed: code points to search for.
         characters, words: int64 of shape (n,), filled.
         found: bool of shape (n,), filled.
