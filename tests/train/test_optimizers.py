@@ -287,6 +287,37 @@ def test_muon_orthogonalises_layer_matrices_and_updates_others_by_adamw() -> Non
     assert torch.equal(model.norm.weight, adamw.norm.weight)
 
 
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if OPTIMIZERS[kind].on_matrices]
+)
+def test_model_of_matrices_alone_has_no_adamw(kind: OptimizerKind) -> None:
+    """Adapters are such a model."""
+    layer = nn.Linear(4, 4, bias=False)
+    model = nn.ModuleDict({"layers": nn.ModuleList([layer])})
+    weight = layer.weight
+    before = weight.detach().clone()
+    optimizers = make_optimizers(model, Optimizer(kind=kind))
+    for _ in range(2):  # soap_muon makes its basis in the first step
+        weight.grad = torch.ones(4, 4)
+        update(optimizers, 0.01, GOOD)
+    assert len(optimizers) == 1
+    assert not torch.equal(weight, before)
+
+
+def test_no_group_is_empty_if_all_matrices_of_adamw_are_embeddings() -> None:
+    """PyTorch does not load a checkpoint of several optimizers with an empty group."""
+    model = Small()
+    section = Optimizer(kind="muon", weight_decay=0.3, decay_embeddings=False)
+    _, adamw = make_optimizers(model, section)
+    decays = {
+        parameter: group["weight_decay"]
+        for group in adamw.param_groups
+        for parameter in group["params"]
+    }
+    assert decays == {model.embed_tokens.weight: 0.0, model.norm.weight: 0.0}
+    assert all(group["params"] for group in adamw.param_groups)
+
+
 def test_adamw8bit_stores_moments_in_8_bits_and_stays_near_adamw() -> None:
     pytest.importorskip("torchao")
     torch.manual_seed(0)

@@ -64,10 +64,10 @@ def make_optimizers(
     parts = {section.kind: named}
     if OPTIMIZERS[section.kind].on_matrices:
         is_matrix = [LAYERS in name and item.ndim == 2 for name, item in named]
-        parts = {
-            section.kind: list(compress(named, is_matrix)),
-            "adamw": [item for item, own in zip(named, is_matrix) if not own],
-        }
+        parts = {section.kind: list(compress(named, is_matrix))}
+        others = [item for item, own in zip(named, is_matrix) if not own]
+        if others:  # adapters are matrices alone
+            parts["adamw"] = others
     optimizers = [
         builder(kind)(parameters, section, zeros_like, steps)
         for kind, parameters in parts.items()
@@ -82,7 +82,10 @@ def make_optimizers(
             for group in list(optimizer.param_groups):
                 kept = [p for p in group["params"] if id(p) not in embeddings]
                 moved = [p for p in group["params"] if id(p) in embeddings]
-                if moved:
+                # PyTorch rejects groups without parameters when it loads a checkpoint.
+                if moved and not kept:
+                    group["weight_decay"] = 0.0
+                elif moved:
                     group["params"] = kept
                     optimizer.param_groups.append(
                         {**group, "params": moved, "weight_decay": 0.0}
@@ -169,6 +172,8 @@ def update(
 def _step_unless(bad: Tensor, optimizer: torch.optim.Optimizer) -> None:
     code: OwnFunction | None = getattr(optimizer, "own_code", None)
     if code is not None:
+        # The state that a user's step changes is unknown, so it cannot be restored: the
+        # host waits for the flag.
         if not bad.item():
             with blaming(code):
                 optimizer.step()
