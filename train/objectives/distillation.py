@@ -340,12 +340,11 @@ class TeacherRows:
 
 
 def _stored(folder: Path, mode: Literal["r", "r+"]) -> list[np.memmap]:
-    """Arrays of a teacher that are stored: the first or all three."""
-    return [
-        np.load(folder / name, mmap_mode=mode)
-        for name in (LOGPS, IDS, REST)
-        if (folder / name).exists()
-    ]
+    """Arrays of a teacher: log-probabilities, and ids and rest unless it keeps all
+    ids.
+    """
+    names = (LOGPS, IDS, REST) if (folder / IDS).exists() else (LOGPS,)
+    return [np.load(folder / name, mmap_mode=mode) for name in names]
 
 
 def token_starts(masks: LossMasks) -> np.ndarray:
