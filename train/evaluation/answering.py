@@ -218,6 +218,8 @@ def _rolling(
                 sum(part.tokens for part in parts),
             )
         )
+    # Words as lm-evaluation-harness counts them: the parts between white space,
+    # including empty ones at both ends.
     columns = np.array(
         [
             [

@@ -66,7 +66,9 @@ def choice_metrics(
 
 
 def bits_per_byte(sums: np.ndarray) -> np.ndarray:
-    """Bits per byte from sums or means (..., 3) of `rolling_columns`."""
+    """Bits per byte from sums or means (..., 3) of log-probability, UTF-8 bytes and
+    words.
+    """
     return -sums[..., 0] / sums[..., 1] / math.log(2.0)
 
 

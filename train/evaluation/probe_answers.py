@@ -319,6 +319,7 @@ def _ask(
         prompts = {}
         for number in numbers:
             try:
+                # In the packed set, every document follows an end-of-text token.
                 text = probes[number].prompt
                 ids: list[int] = (
                     reader.chat()

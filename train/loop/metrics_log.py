@@ -103,15 +103,15 @@ class Record:
         trackers.
         """
         append_line(self._work / METRICS, {"step": step, **metrics})
+        numbers = flatten(metrics)
         text = ", ".join(
             f"{name} {value:.4g}"
-            for name, value in flatten(metrics).items()
+            for name, value in numbers.items()
             if not isinstance(value, bool)
         )
         print(
             f"step {step}: {text or json.dumps({'step': step, **metrics})}", flush=True
         )
-        numbers = flatten(metrics)
         for name, value in numbers.items():
             self._board.add_scalar(name, value, step)
         for tracker in self._trackers:

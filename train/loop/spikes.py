@@ -38,7 +38,7 @@ def judge(
     count = is_known.sum()
     mean = torch.where(is_known, window, 0.0).sum() / count
     variance = (torch.where(is_known, window - mean, 0.0) ** 2).sum() / (count - 1)
-    count, mean, deviation = count, mean, variance.sqrt()
+    deviation = variance.sqrt()
     bad = ~(loss.isfinite() & gradient_norm.isfinite())
     if sigma is not None:
         bad |= (count >= len(window) // 2) & (loss - mean > sigma * deviation)

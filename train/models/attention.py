@@ -243,6 +243,8 @@ def _attend_to_end(
         return F.scaled_dot_product_attention(
             queries, keys, values, is_causal=causal, enable_gqa=grouped
         )
+    # Queries are in reverse order, the last one first. Each line of the mask is the
+    # line before it shifted by one key, so all lines are views of one vector.
     line = torch.zeros(count + length - 1, dtype=queries.dtype, device=queries.device)
     line[length:] = -torch.inf
     mask = line.as_strided((count, length), (1, 1))

@@ -73,7 +73,7 @@ class BertBlock(Layer):
         self.output_norm = _norm(shape)
 
     def compute(self, x: Tensor, visible: Visible) -> Tensor:
-        """Forward computation."""
+        """(n, t, d) -> (n, t, d)."""
         x = self.attention_norm(x + self.self_attn(x, visible))
         return self.output_norm(x + self.mlp(x))
 
@@ -90,7 +90,7 @@ class BertStack(Stack):
         self.layers = nn.ModuleList(BertBlock(shape) for _ in range(shape.layers))
 
     def run(self, ids: Tensor, places: Tensor, visible: Visible) -> Tensor:
-        """Compilable part of `forward`."""
+        """Ids (n, t) at places (n or 1, t) -> hidden states (n, t, d)."""
         hidden = (
             self.embed_tokens(ids)
             + self.embed_types(torch.zeros_like(places))

@@ -86,14 +86,14 @@ def empty_cache(
 ) -> Cache:
     """Empty cache for as many rows as `starts` has, with a capacity in positions."""
     size = (len(starts), shape.kv_heads, capacity, shape.head_width)
-    keys, values = (
-        [
-            torch.zeros(size, dtype=dtype, device=starts.device)
-            for _ in range(shape.layers)
-        ]
-        for _ in range(2)
-    )
-    return Cache(list(map(LayerCache, keys, values)), 0, starts)
+    layers = [
+        LayerCache(
+            torch.zeros(size, dtype=dtype, device=starts.device),
+            torch.zeros(size, dtype=dtype, device=starts.device),
+        )
+        for _ in range(shape.layers)
+    ]
+    return Cache(layers, 0, starts)
 
 
 class RMSNorm(nn.Module):
@@ -241,7 +241,9 @@ class Block(Layer):
         cache: LayerCache | None = None,
         filled: int = 0,
     ) -> Tensor:
-        """Forward computation."""
+        """(n, t, d) -> (n, t, d); see Attention.forward for the arguments, and
+        Llama.forward for `trained`.
+        """
         cosines, sines = rotary
         rotary = (cosines.to(x.dtype), sines.to(x.dtype))
         x = x + self.self_attn(self.input_layernorm(x), rotary, visible, cache, filled)
@@ -272,7 +274,7 @@ class Decoder(Stack):
         trained: Tensor | None,
         cache: Cache | None,
     ) -> Tensor:
-        """Compilable part of `forward`."""
+        """Ids (n, t) -> normalised hidden states (n, t, d)."""
         hidden = ids if self.embed_tokens is None else self.embed_tokens(ids)
         filled = 0 if cache is None else cache.length
         for number, layer in enumerate(self.layers.children()):

@@ -86,7 +86,7 @@ class EncoderBlock(Layer):
         self.mlp = EncoderFeedForward(shape)
 
     def compute(self, x: Tensor, rotary: Rotary, visible: Visible) -> Tensor:
-        """Forward computation."""
+        """(n, t, d) -> (n, t, d)."""
         cosines, sines = rotary
         x = x + self.attn(
             self.attn_norm(x), (cosines.to(x.dtype), sines.to(x.dtype)), visible
@@ -119,7 +119,7 @@ class EncoderStack(Stack):
         self.final_norm = _norm(shape)
 
     def run(self, ids: Tensor, rotary: Rotary, visible: Visible) -> Tensor:
-        """Compilable part of `forward`."""
+        """Ids (n, t) -> normalised hidden states (n, t, d)."""
         hidden = self.embeddings(ids)
         for layer in self.layers:
             hidden = layer(hidden, rotary, visible)

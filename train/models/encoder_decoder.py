@@ -134,7 +134,15 @@ class T5Block(Layer):
         encoded: Tensor | None = None,
         real: Visible = None,
     ) -> Tensor:
-        """Forward computation."""
+        """(n, t, d) -> (n, t, d).
+
+        Args:
+            x: hidden states.
+            visible: (n or 1, h, t, t), added to scores.
+            encoded: (n, s, d), in the decoder.
+            real: (n, 1, t, s) bool, true for encoded tokens that are not padding; all
+                if absent.
+        """
         normal = self.input_layernorm(x)
         x = x + self.self_attn(normal, normal, visible)
         if self.of_decoder:
@@ -161,7 +169,9 @@ class Stacks(Stack):
         self.norm = RMSNorm(shape.width, shape.norm_eps)
 
     def run(self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None) -> Tensor:
-        """Compilable part of `forward`."""
+        """Ids (n, s) and (n, t) -> normalised hidden states (n, t, d); `is_real` (n, s)
+        is false for padding.
+        """
         encoded = self.embed_tokens(ids)
         hidden = self.embed_tokens(decoder_ids)
         t = decoder_ids.shape[1]

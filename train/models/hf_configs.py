@@ -129,12 +129,13 @@ def shape_from_hf(config: ConfigJson) -> Shape:
     heads = int(config["num_attention_heads"])
     experts = 0
     if family in EXPERT_NAMES:
+        # transformers 4 writes `num_experts` for Qwen3-MoE.
         experts = int(config.get("num_local_experts") or config["num_experts"])
     theta, scaling = _rope(config)
     ends = config.get("eos_token_id")
     if not isinstance(ends, list):
         ends = [] if ends is None else [int(ends)]
-    window = None
+    window = None  # Rows of at most this length get full attention.
     if config.get("use_sliding_window", family in ("mistral", "mixtral")):
         window = config.get("sliding_window") or None
     return Shape(

@@ -275,14 +275,14 @@ class NextToken:
         sums = torch.cat((source_sums, *loads, *further_sums))
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
         if batch.places is not None:
-            places = batch.places.to(device, non_blocking=True)
             length = self.sequence_length // batch.cuts
+            # Targets that are not part of a row go to an extra column, which is cut
+            # off.
+            row_columns = torch.where(batch.places < 0, length, batch.places)
             padded_losses = row_losses.new_full(
                 (len(row_losses), length + 1), UNTRAINED
             )
-            row_losses = padded_losses.scatter(
-                1, torch.where(places < 0, length, places), row_losses
-            )[:, :length]
+            row_losses = padded_losses.scatter(1, row_columns, row_losses)[:, :length]
         return Measured(loss, sums, row_losses.reshape(len(ids) // batch.cuts, -1))
 
     def report(self, sums: Sequence[float], weight: float) -> Metrics:

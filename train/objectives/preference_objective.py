@@ -50,17 +50,17 @@ def measured_pairs(
 
 
 class DrawnObjective:
-    """Frame of objectives over drawn pairs or answers (see objective.Objective).
+    """Base of objectives over drawn pairs or answers (see objective.Objective).
 
     Args:
-        rows: all of them.
-        draws: as from `draw_pairs`.
-        reference: log-probabilities under the reference, two of each.
+        rows: all pairs or answers.
+        draws: int64 numbers of those to train on, by set, as from `draw_pairs`.
+        reference: (n, 2) float32 log-probabilities of all rows under the reference.
         section: loss and its settings.
-        seed: of the order.
-        flops_per_token: of the training.
-        device: of the model.
-        warn: reports an alarm.
+        seed: of the row order.
+        flops_per_token: model FLOPs.
+        device: of the policy.
+        warn: receives warnings that chosen answers keep becoming less likely.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DrawnObjective:
         self._alarm = DeclineAlarm(warn)
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Number of pairs or answers."""
+        """Number of pairs or answers: all count equally, whatever their length."""
         return float(len(rows))
 
 

@@ -246,17 +246,10 @@ def make_deterministic(processes: int) -> None:
     thread.
     """
     if processes > 1:
-        torch.set_num_threads(
-            max(
-                1,
-                (
-                    len(os.sched_getaffinity(0))
-                    if hasattr(os, "sched_getaffinity")
-                    else os.cpu_count() or 1
-                )
-                // processes,
-            )
-        )
+        cores = os.cpu_count() or 1
+        if hasattr(os, "sched_getaffinity"):  # those of this process
+            cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, cores // processes))
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Skip the NaN fill of uninitialised memory, which is overwritten anyway.

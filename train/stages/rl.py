@@ -186,7 +186,7 @@ def run(
             reference = setup.shape, start
         if world.is_first:
             write_text(
-                (out / PROMPTS),
+                out / PROMPTS,
                 "".join(f"{prompt.example['id']}\n" for prompt in training),
             )
             for prompt_set in sets:

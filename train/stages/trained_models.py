@@ -203,7 +203,7 @@ class Setup:
 
     @property
     def flops_per_token(self) -> float:
-        """Arithmetic of the training."""
+        """Model FLOPs of the training."""
         return adapted_flops_per_token(self.shape, self.length, self.section.lora)
 
     def model(self, extend: Callable[[nn.Module], None] | None = None) -> nn.Module:
