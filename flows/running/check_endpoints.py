@@ -28,10 +28,6 @@ def unreachable_models(
     An endpoint may be down if answers of the same model and settings are stored: they
     may suffice.
     """
-    # Imported here, since few runs call a model.
-    from gristmill.dataprep.llm.answer_store import has_answers
-    from gristmill.dataprep.llm.llm_client import settings_of
-
     messages: list[str] = []
     answers = session.store.root / ANSWERS
     for name in session.unfinished(stages, force):
@@ -39,6 +35,10 @@ def unreachable_models(
         models_of = node.stage.requirements.language_models
         sections = (node.settings, models_of(session.part_of(name)))
         for _, model in parts_of(sections, AskedModel):
+            # Imported here, since few runs call a model.
+            from gristmill.dataprep.llm.answer_store import has_answers
+            from gristmill.dataprep.llm.llm_client import settings_of
+
             key = model.api_key_env
             if key is not None and not os.environ.get(key, "").strip():
                 messages.append(

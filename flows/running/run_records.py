@@ -44,6 +44,8 @@ from gristmill.mixtures.manifest import Manifest
 
 ROWS = ("read", "kept", "quarantined")
 """Document counts in the record of a stage."""
+RECORDED = (StageStarted, StageWaits, StageFinished, StageFailed)
+"""Events that change the record of a run."""
 log = logging.getLogger("gristmill.runs")
 
 
@@ -137,6 +139,8 @@ class RunRecord:
 
         A store that rejects the record of a start or a failure does not end the stage.
         """
+        if not isinstance(event, RECORDED):
+            return  # a stage that prints must not wait for a slow store
         with self._lock:
             match event:
                 case StageFinished(outcome=outcome):

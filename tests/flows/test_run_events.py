@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -23,9 +24,11 @@ from gristmill.core.secrets import mask_secrets
 from gristmill.flows.cli import launch
 from gristmill.flows.orchestration.run_metrics import metrics_text
 from gristmill.flows.report.report_server import metrics_link, serve_reports
+from gristmill.flows.running.check_endpoints import unreachable_models
 from gristmill.flows.running.events import (
     RunNotice,
     StageFailed,
+    StageOutput,
     StageStarted,
     to_all,
 )
@@ -103,6 +106,40 @@ def test_a_record_that_cannot_be_written_while_a_stage_runs_ends_no_stage(
     record.note(StageStarted(node, runner.folder("first"), resuming=False))
     record.note(StageFailed(node, "first: no"))
     assert record.content["stages"]["first"]["error"] == "first: no"
+
+
+def test_a_stage_that_prints_does_not_wait_for_a_slow_store(
+    toy_runner: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = toy_runner(first={"n": 1})
+    record = session_of(runner).start_record()
+    node = runner.plan["first"]
+    saves, done = threading.Event(), threading.Event()
+
+    def save(record: RunRecord) -> None:
+        saves.set()
+        assert done.wait(10)
+
+    monkeypatch.setattr(RunRecord, "save", save)
+    started = StageStarted(node, runner.folder("first"), resuming=False)
+    slow = threading.Thread(target=record.note, args=(started,))
+    slow.start()
+    assert saves.wait(10)
+    printing = threading.Thread(target=record.note, args=(StageOutput(node, "a"),))
+    printing.start()
+    printing.join(5)
+    waits = printing.is_alive()
+    done.set()
+    slow.join()
+    assert not waits
+
+
+def test_a_run_without_models_imports_no_client_of_models(
+    toy_runner: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gristmill.dataprep.llm.llm_client", None)
+    session = session_of(toy_runner(first={"n": 1}))
+    assert unreachable_models(session, session.plan) == []
 
 
 @pytest.mark.slow
