@@ -510,17 +510,15 @@ def code_path_field(rows: Sequence[Row]) -> str | None:
 
 def names_code(rows: Sequence[Row]) -> bool:
     """Return True if most rows name a program's extension or a programming language."""
-    extensions = [
-        f"x.{str(row[name]).lstrip('.')}"
-        for row in rows
-        for name in EXTENSION_NAMES
-        if row.get(name)
-    ]
-    num_languages = sum(
-        any(str(row.get(name)).lower() in CODE_LANGUAGES for name in LANGUAGE_NAMES)
-        for row in rows
-    )
-    return num_languages * 2 > len(rows) or _most_are_code(extensions, len(rows))
+    num_extensions = num_languages = 0
+    for row in rows:
+        extensions = [str(row.get(name)).lower() for name in EXTENSION_NAMES]
+        languages = [str(row.get(name)).lower() for name in LANGUAGE_NAMES]
+        num_extensions += any(
+            f".{extension.lstrip('.')}" in CODE_EXTENSIONS for extension in extensions
+        )
+        num_languages += not CODE_LANGUAGES.isdisjoint(languages)
+    return max(num_extensions, num_languages) * 2 > len(rows)
 
 
 def id_field(rows: Sequence[Row]) -> str | None:

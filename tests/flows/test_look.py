@@ -18,7 +18,11 @@ from typer.testing import CliRunner
 
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.flows.authoring import measured_sample
-from gristmill.flows.authoring.look_at_data import BOOK_PARAGRAPHS, look_at
+from gristmill.flows.authoring.look_at_data import (
+    BOOK_PARAGRAPHS,
+    look_at,
+    names_code,
+)
 from gristmill.flows.authoring.measured_sample import (
     Duplicates,
     find_duplicates,
@@ -147,6 +151,13 @@ def test_rows_for_fine_tuning_are_said_to_be_no_documents(tmp_path: Path) -> Non
         "look like preferences: `dpo:"
         in json.loads(look(str(tmp_path / "pairs.jsonl"), "--json"))["remarks"][0]
     )
+
+
+def test_row_with_two_extensions_is_counted_once() -> None:
+    program = {"text": "a", "ext": "py", "extension": ".py"}
+    prose = {"text": "b", "ext": "txt", "extension": None}
+    assert names_code([program, program, prose])
+    assert not names_code([program, prose, prose])
 
 
 def sample_of(
