@@ -265,8 +265,13 @@ def named_items(items: Any) -> Iterator[tuple[str, Any]]:
 
 
 def repeated(items: Sequence[Part]) -> Part | None:
-    """Return the first item that occurs more than once, or None."""
-    return next((item for item in items if items.count(item) > 1), None)
+    """Return the first item that equals an earlier one, or None."""
+    earlier: set[Part] = set()
+    for item in items:
+        if item in earlier:
+            return item
+        earlier.add(item)
+    return None
 
 
 def in_circles(references: Mapping[str, Collection[str]]) -> list[str]:

@@ -495,9 +495,12 @@ class Export(Section):
     byte-level BPE tokenizer; see docs/exports.md.
     """
 
-    def _problems(self) -> Iterator[str]:
-        if twice := repeated(self.gguf):
-            yield f"gguf: {twice} is given twice; keep one"
+    @field_validator("gguf")
+    @classmethod
+    def _kinds_once(cls, kinds: tuple[GgufKind, ...]) -> tuple[GgufKind, ...]:
+        if twice := repeated(kinds):
+            raise ValueError(f"{twice} is given twice; keep one")
+        return kinds
 
 
 class Documents(Section):

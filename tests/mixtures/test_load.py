@@ -107,6 +107,13 @@ def test_duplicate_key_is_rejected() -> None:
     assert problems_of(GOOD + "seed: 4\n") == ["m.yaml:13: seed: given twice; keep one"]
 
 
+def test_repeated_gguf_kind_is_reported_at_its_line() -> None:
+    (problem,) = problems_of(
+        "name: x\nmodel: {path: m}\nexport:\n  weights: raw\n  gguf: [q8_0, q8_0]\n"
+    )
+    assert problem.startswith("m.yaml:5: export.gguf: q8_0 is given twice; keep one")
+
+
 def test_repeated_step_is_numbered_or_named_and_settings_address_it_so() -> None:
     more = "  - filter\n  - {filter: {rules: [c4]}, name: strict}\n  - filter"
     text = GOOD.replace("  - langid: {keep: [en, de]}", more)
