@@ -610,7 +610,11 @@ def _find_module(module: str) -> Path | None:
     search: list[str] | None = None
     for end in range(1, module.count(".") + 2):
         dotted = ".".join(module.split(".")[:end])
-        specs = (finder.find_spec(dotted, search) for finder in sys.meta_path)
+        specs = (
+            finder.find_spec(dotted, search)
+            for finder in sys.meta_path
+            if hasattr(finder, "find_spec")  # else importlib skips it too
+        )
         spec = next(filter(None, specs), None)
         if spec is None:
             return None
