@@ -42,6 +42,7 @@ Where one stands alone it tells nothing of stages.
 ALLOWED = {
     "mixtures/cross_checks.py": "sections that need one another: what a manifest "
     "lacks is said of its keys",
+    "mixtures/mix.py": "sections of the manifest that a mixture depends on",
     "mixtures/other_names.py": "sections of the manifest that have a key",
     "train/parallel/compiling.py": "rows of one shape are those of next-token "
     "pre-training",
