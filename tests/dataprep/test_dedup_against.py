@@ -430,7 +430,7 @@ def test_index_is_found_in_a_store_or_a_copy_but_only_if_finished(
 @pytest.mark.slow
 def test_index_id_is_a_hash_of_its_content(run_dedup: Callable) -> None:
     names = [
-        run_dedup(name, documents, config, shards)[2]["index"]
+        run_dedup(name, documents, config, shards)[2].index
         for name, documents, config, shards in [
             ("a", OLD, {}, 1),
             ("b", dict(reversed(OLD.items())), {}, 3),
