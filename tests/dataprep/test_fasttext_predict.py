@@ -457,7 +457,7 @@ def test_cache_is_bounded_and_evicts(tmp_path: Path) -> None:
     labels, _ = predictor.tops(lines_of(lines))
     again, _ = predictor.tops(lines_of(lines))
     assert labels.tolist() == again.tolist()
-    cache = predictor._rows._cache()
+    cache = predictor._rows._of_thread.cache
     assert (
         sum(part.nbytes for part in cache)
         <= MOST_CACHE_BYTES + 8 * COLUMNS + 4 * cache.sums.shape[1]
