@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.builder import EachParameter, ZerosLike
+from gristmill.train.optim.builder import EachParameter, Group, ZerosLike
 from gristmill.train.optim.dtensor_sums import (
     local,
     reduce_partial,
@@ -47,11 +47,9 @@ class Adafactor(EachParameter):
             "col_var": sum_along(zeros, -2),
         }
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
-    ) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
         """Scale the gradient by the factored root mean square."""
-        state = self.state[parameter]
+        state, lr = self.state[parameter], group["lr"]
         eps = torch.finfo(parameter.dtype).eps
         state["step"] += 1
         forgotten = state["step"] ** BETA2_DECAY
@@ -82,7 +80,7 @@ class Adafactor(EachParameter):
             )
         step = estimate.clamp_(min=eps * eps).rsqrt_().mul_(local(gradient))
         rms = (_sum_like(parameter, step * step) / parameter.numel()).sqrt()
-        local(parameter).mul_(1.0 - lr * decay)
+        local(parameter).mul_(1.0 - lr * group["weight_decay"])
         local(parameter).sub_(step * (rate / (rms / LARGEST_UPDATE).clamp(min=1.0)))
 
 

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.builder import EachParameter, ZerosLike
+from gristmill.train.optim.builder import EachParameter, Group, ZerosLike
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.offload import STEP
 
@@ -18,6 +19,19 @@ class AdEMAMix(EachParameter):
     """Three moments, elementwise on the shards of DTensors, without host
     synchronisation.
     """
+
+    def hyperparameters(self, steps: int) -> dict[str, Any]:
+        """Return those of three means; by default the slow one takes effect over the
+        whole training.
+        """
+        section = self.section
+        return {
+            "betas": section.decays,
+            "beta3": section.beta3,
+            "alpha": section.alpha,
+            "rise_steps": steps if section.rise_steps is None else section.rise_steps,
+            "eps": section.eps,
+        }
 
     def moments(
         self, name: str, parameter: Tensor, zeros_like: ZerosLike
@@ -30,24 +44,15 @@ class AdEMAMix(EachParameter):
             "exp_avg_sq": zeros_like(parameter),
         }
 
-    @property
-    def rise_steps(self) -> int:
-        """Steps in which the slow mean takes effect; by default the whole training."""
-        rise_steps = self.section.rise_steps
-        return self.steps if rise_steps is None else rise_steps
-
-    def update(
-        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
-    ) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
         """Move along both means over the root of the mean square."""
-        section = self.section
-        fast, squares = section.decays
+        fast, squares = group["betas"]
         state = self.state[parameter]
         gradient, weight = local(gradient), local(parameter)
         step = state[STEP]
         step += 1
         beta3, alpha = scheduled_slow_mean(
-            step, fast, section.beta3, section.alpha, self.rise_steps
+            step, fast, group["beta3"], group["alpha"], group["rise_steps"]
         )
         mean, slow, square = (
             local(state[name]) for name in ("exp_avg", "exp_avg_slow", "exp_avg_sq")
@@ -58,8 +63,9 @@ class AdEMAMix(EachParameter):
         # The slow mean has no bias correction: its weight warms up instead
         # (section 3).
         direction = mean / (1.0 - fast**step) + alpha * slow
-        direction /= (square / (1.0 - squares**step)).sqrt_().add_(section.eps)
-        weight.mul_(1.0 - lr * decay).sub_(direction, alpha=lr)
+        direction /= (square / (1.0 - squares**step)).sqrt_().add_(group["eps"])
+        lr = group["lr"]
+        weight.mul_(1.0 - lr * group["weight_decay"]).sub_(direction, alpha=lr)
 
 
 def scheduled_slow_mean(

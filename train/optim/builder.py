@@ -13,6 +13,8 @@ from gristmill.mixtures.optimizers import Optimizer
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 ZerosLike = Callable[[Tensor], Tensor]
 """Creates a moment of a parameter: zeros with the parameter's placement."""
+Group = dict[str, Any]
+"""Group of parameters with their hyperparameters, as in `param_groups`."""
 Build = Callable[[NamedParameters, Optimizer, ZerosLike, int], torch.optim.Optimizer]
 """`build(named, section, zeros_like, steps)` of the module of a kind: creates the
 optimizer of some parameters, with its moments, for a training of so many steps.
@@ -48,11 +50,15 @@ class EachParameter(torch.optim.Optimizer):
         zeros_like: ZerosLike = torch.zeros_like,
         steps: int = 0,
     ) -> None:
-        super().__init__(decay_groups(named, section), {"lr": section.learning_rate})
         self.section = section
-        self.steps = steps
+        defaults = {"lr": section.learning_rate, **self.hyperparameters(steps)}
+        super().__init__(decay_groups(named, section), defaults)
         for name, parameter in named:
             self.state[parameter].update(self.moments(name, parameter, zeros_like))
+
+    def hyperparameters(self, steps: int) -> dict[str, Any]:
+        """Settings of `update`, which checkpoints hold in `param_groups`."""
+        return {}
 
     def moments(
         self, name: str, parameter: Tensor, zeros_like: ZerosLike
@@ -60,9 +66,7 @@ class EachParameter(torch.optim.Optimizer):
         """State of a parameter before the first step."""
         raise NotImplementedError
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
-    ) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
         """Update a parameter and its state."""
         raise NotImplementedError
 
@@ -72,6 +76,4 @@ class EachParameter(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.update(
-                        parameter, parameter.grad, group["lr"], group["weight_decay"]
-                    )
+                    self.update(parameter, parameter.grad, group)

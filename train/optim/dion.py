@@ -13,12 +13,13 @@ the whole P, where the paper has a randomised Cholesky QR of shards.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gristmill.train.models.initialisation import generator_of
-from gristmill.train.optim.builder import EachParameter, ZerosLike
+from gristmill.train.optim.builder import EachParameter, Group, ZerosLike
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.normuon import ADAMWS_RMS, redistribute_as
 
@@ -27,6 +28,10 @@ SMALLEST_NORM = 1e-8
 
 class Dion(EachParameter):
     """Low-rank orthonormal updates of plain and sharded matrices."""
+
+    def hyperparameters(self, steps: int) -> dict[str, Any]:
+        """Return that of the momentum."""
+        return {"momentum": self.section.momentum}
 
     def moments(
         self, name: str, parameter: Tensor, zeros_like: ZerosLike
@@ -40,24 +45,23 @@ class Dion(EachParameter):
         basis.copy_(first / first.norm(dim=0))
         return {"momentum_buffer": zeros_like(parameter), "basis": basis}
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
-    ) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
         """Move along the low-rank part of the momentum."""
         state, weight = self.state[parameter], local(parameter)
         buffer, basis = state["momentum_buffer"], state["basis"]
         local(buffer).add_(local(gradient))
-        left = torch.linalg.qr(gather(buffer @ on_mesh(basis, parameter)))[0]
-        right = gather(buffer.T @ on_mesh(left, parameter))
+        rows = torch.linalg.qr(gather(buffer @ on_mesh(basis, parameter)))[0]
+        right = gather(buffer.T @ on_mesh(rows, parameter))
 
         def low_rank(columns: Tensor) -> Tensor:
-            product = on_mesh(left, parameter) @ on_mesh(columns.T, parameter)
+            product = on_mesh(rows, parameter) @ on_mesh(columns.T, parameter)
             return local(redistribute_as(product, parameter))
 
-        local(buffer).sub_(low_rank(right), alpha=1.0 - self.section.momentum)
+        local(buffer).sub_(low_rank(right), alpha=1.0 - group["momentum"])
         basis.copy_(right / right.norm(dim=0).clamp(min=SMALLEST_NORM))
         update = low_rank(basis)
-        weight.mul_(1.0 - lr * decay)
+        lr = group["lr"]
+        weight.mul_(1.0 - lr * group["weight_decay"])
         weight.sub_(update, alpha=lr * ADAMWS_RMS * math.sqrt(max(parameter.shape)))
 
 

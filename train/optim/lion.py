@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,10 @@ from gristmill.train.optim.dtensor_sums import local
 
 class Lion(EachParameter):
     """One moment, elementwise on the shards of DTensors."""
+
+    def hyperparameters(self, steps: int) -> dict[str, Any]:
+        """Return those of the step and of the mean."""
+        return {"betas": self.section.decays}
 
     def moments(
         self, name: str, parameter: Tensor, zeros_like: ZerosLike
@@ -34,7 +39,7 @@ class Lion(EachParameter):
             means = [
                 local(self.state[parameter]["exp_avg"]) for parameter in parameters
             ]
-            first, second = self.section.decays
+            first, second = group["betas"]
             # c = beta1 m + (1 - beta1) g; theta -= lr (sign(c) + decay theta); m =
             # beta2 m + (1 - beta2) g
             steps = torch._foreach_lerp(means, gradients, 1.0 - first)

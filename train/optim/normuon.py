@@ -12,11 +12,12 @@ Cautious decay applies lambda W only where it has the sign of the update (Chen e
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.builder import EachParameter, ZerosLike
+from gristmill.train.optim.builder import EachParameter, Group, ZerosLike
 from gristmill.train.optim.dtensor_sums import local, sum_along, total_sum
 
 COEFFICIENTS, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
@@ -34,6 +35,15 @@ class NorMuon(EachParameter):
     products gather what they need.
     """
 
+    def hyperparameters(self, steps: int) -> dict[str, Any]:
+        """Return those of the momentum, and of NorMuon that of the rows."""
+        section = self.section
+        return {
+            "momentum": section.momentum,
+            "neuron_beta": section.decays[1] if section.kind == "normuon" else None,
+            "cautious": section.cautious_decay,
+        }
+
     def moments(
         self, name: str, parameter: Tensor, zeros_like: ZerosLike
     ) -> dict[str, Tensor]:
@@ -44,15 +54,13 @@ class NorMuon(EachParameter):
             moments["row_var"] = zeros_like(rows)
         return moments
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
-    ) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
         """Move along the orthogonalised momentum."""
-        section = self.section
+        momentum, neuron_beta = group["momentum"], group["neuron_beta"]
         state, weight = self.state[parameter], local(parameter)
         buffer = state["momentum_buffer"]
-        local(buffer).lerp_(local(gradient), 1.0 - section.momentum)
-        if section.kind == "normuon":
+        local(buffer).lerp_(local(gradient), 1.0 - momentum)
+        if neuron_beta is not None:
             row_var = state["row_var"]
             aligned = redistribute_as(newton_schulz(buffer), parameter).to(
                 parameter.dtype
@@ -60,19 +68,19 @@ class NorMuon(EachParameter):
             squares = sum_along(aligned * aligned, -1)
             local(row_var).lerp_(
                 local(redistribute_as(squares, row_var)) / parameter.size(-1),
-                1.0 - section.decays[1],
+                1.0 - neuron_beta,
             )
             aligned = aligned / (row_var.sqrt() + NEURON_EPS)
             norm = total_sum(aligned * aligned).sqrt().clamp(min=SMALLEST_NORM)
             update = local(aligned) * (ADAMWS_RMS * math.sqrt(parameter.numel()) / norm)
         else:
-            direction = newton_schulz(torch.lerp(gradient, buffer, section.momentum))
+            direction = newton_schulz(torch.lerp(gradient, buffer, momentum))
             scale = ADAMWS_RMS * math.sqrt(max(parameter.shape))
             update = (
                 local(redistribute_as(direction, parameter)).to(parameter.dtype) * scale
             )
-        decayed = weight * (update * weight >= 0) if section.cautious_decay else weight
-        weight.sub_(decayed * decay + update, alpha=lr)
+        decayed = weight * (update * weight >= 0) if group["cautious"] else weight
+        weight.sub_(decayed * group["weight_decay"] + update, alpha=group["lr"])
 
 
 def newton_schulz(matrix: Tensor) -> Tensor:

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.builder import EachParameter, ZerosLike
+from gristmill.train.optim.builder import EachParameter, Group, ZerosLike
 from gristmill.train.optim.dion import gather, on_mesh
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.normuon import ADAMWS_RMS, newton_schulz, redistribute_as
@@ -41,6 +42,15 @@ class SoapMuon(EachParameter):
     def _counts(self) -> dict[Tensor, int]:
         return {}
 
+    def hyperparameters(self, steps: int) -> dict[str, Any]:
+        """Return those of the means, and the steps between power iterations."""
+        section = self.section
+        return {
+            "momentum": section.momentum,
+            "beta2": section.decays[1],
+            "every": section.precondition_every,
+        }
+
     def moments(
         self, name: str, parameter: Tensor, zeros_like: ZerosLike
     ) -> dict[str, Tensor]:
@@ -55,12 +65,9 @@ class SoapMuon(EachParameter):
             "basis": zeros_like(square),
         }
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
-    ) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
         """Move along the orthogonalised, whitened mean, and follow the covariance."""
-        section = self.section
-        state, every = self.state[parameter], section.precondition_every
+        state, every = self.state[parameter], group["every"]
         steps = self._counts.get(parameter)
         if steps is None or steps % every in (0, 1 % every):
             steps = int(state[STEP].item())
@@ -68,10 +75,10 @@ class SoapMuon(EachParameter):
         full = gather(gradient)
         turned = full if _has_fewer_columns(parameter) else full.T
         if steps:
-            local(state["exp_avg"]).lerp_(local(gradient), 1.0 - section.momentum)
-            self._move(parameter, turned, lr, decay)
+            local(state["exp_avg"]).lerp_(local(gradient), 1.0 - group["momentum"])
+            self._move(parameter, turned, group)
         covariance = _sharded(turned.T @ turned, parameter)
-        local(state["covariance"]).lerp_(local(covariance), 1.0 - section.decays[1])
+        local(state["covariance"]).lerp_(local(covariance), 1.0 - group["beta2"])
         if steps == 0:
             # of a bad step, which is skipped, no basis could be made
             finite = gather(state["covariance"]).nan_to_num(0.0, 0.0, 0.0)
@@ -81,7 +88,7 @@ class SoapMuon(EachParameter):
             self._rotate_basis(parameter)
         state[STEP] += 1
 
-    def _move(self, matrix: Tensor, gradient: Tensor, lr: float, decay: float) -> None:
+    def _move(self, matrix: Tensor, gradient: Tensor, group: Group) -> None:
         """Update a matrix; `gradient` is turned so that its columns are the shorter
         side.
         """
@@ -93,14 +100,15 @@ class SoapMuon(EachParameter):
             return _sharded((full @ basis).T if is_turned else full @ basis, matrix)
 
         squares = local(rotated(gradient)) ** 2
-        local(state["exp_avg_sq"]).lerp_(squares, 1.0 - self.section.decays[1])
+        local(state["exp_avg_sq"]).lerp_(squares, 1.0 - group["beta2"])
         mean = gather(state["exp_avg"])
         whitened = gather(
             rotated(mean.T if is_turned else mean) / (state["exp_avg_sq"].sqrt() + EPS)
         )
         direction = basis @ whitened if is_turned else whitened @ basis.T
         update = local(_sharded(newton_schulz(direction).to(matrix.dtype), matrix))
-        weight.mul_(1.0 - lr * decay)
+        lr = group["lr"]
+        weight.mul_(1.0 - lr * group["weight_decay"])
         weight.sub_(update, alpha=lr * ADAMWS_RMS * math.sqrt(max(matrix.shape)))
 
     def _rotate_basis(self, matrix: Tensor) -> None:

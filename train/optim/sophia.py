@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.builder import EachParameter, ZerosLike
+from gristmill.train.optim.builder import EachParameter, Group, ZerosLike
 from gristmill.train.optim.dtensor_sums import local
 
 SMALLEST_CURVATURE = 1e-12
@@ -26,6 +27,10 @@ class Sophia(EachParameter):
     @cached_property
     def _estimates(self) -> dict[Tensor, Tensor]:
         return {}
+
+    def hyperparameters(self, steps: int) -> dict[str, Any]:
+        """Return those of both means, and the bound of a step."""
+        return {"betas": self.section.decays, "gamma": self.section.gamma}
 
     def moments(
         self, name: str, parameter: Tensor, zeros_like: ZerosLike
@@ -48,21 +53,19 @@ class Sophia(EachParameter):
         )
         self.zero_grad(set_to_none=True)
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, lr: float, decay: float
-    ) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
         """Move along the mean over the curvature, clipped."""
-        section = self.section
-        first, second = section.decays
+        first, second = group["betas"]
+        lr = group["lr"]
         state, weight = self.state[parameter], local(parameter)
         mean, hessian = local(state["exp_avg"]), local(state["hessian"])
         mean.lerp_(local(gradient), 1.0 - first)
         if (estimate := self._estimates.pop(parameter, None)) is not None:
             mixed = hessian.lerp(estimate, 1.0 - second)
             hessian.copy_(torch.where(estimate.isfinite(), mixed, hessian))
-        weight.mul_(1.0 - lr * decay)
+        weight.mul_(1.0 - lr * group["weight_decay"])
         # Algorithm 3, line 13: theta -= lr clip(m / max(gamma h, eps), 1)
-        curvature = (hessian * section.gamma).clamp(min=SMALLEST_CURVATURE)
+        curvature = (hessian * group["gamma"]).clamp(min=SMALLEST_CURVATURE)
         weight.sub_((mean / curvature).clamp(-1.0, 1.0), alpha=lr)
 
 
