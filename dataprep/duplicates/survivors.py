@@ -222,7 +222,9 @@ def gather_members(
     components[np.searchsorted(documents, labels_here[:, 0])] = labels_here[:, 1]
     rows = documents - plan.numbering.starts[shard]
     sketched = read_sketches(plan.work, task.name)
-    names = ("id", "locator", "length", *SKETCH_COLUMNS * plan.sends_sketches)
+    names = ["id", "locator", "length"]
+    if plan.sends_sketches:
+        names += SKETCH_COLUMNS
     sketches = sketched.select(
         [name for name in names if name in sketched.column_names]
     ).take(np.searchsorted(sketched["row"].to_numpy(), rows))
@@ -442,7 +444,8 @@ def write_duplicates(path: Path, twins: Shuffled) -> None:
     """Write `clusters.parquet`: one row per duplicate, sorted by cluster and id, with
     one range of ids in memory.
     """
-    buffered = twins.read(0).schema.empty_table()
+    order = [("cluster", "ascending"), ("member", "ascending")]
+    buffered = twins.read(0).sort_by(order)
     with (
         atomic_write(path) as sink,
         pq.ParquetWriter(
@@ -450,10 +453,9 @@ def write_duplicates(path: Path, twins: Shuffled) -> None:
         ) as writer,
     ):
         for partition in range(twins.num_partitions):
-            rows = twins.read(partition).sort_by(
-                [("cluster", "ascending"), ("member", "ascending")]
-            )
-            buffered = pa.concat_tables([buffered, rows])
+            if partition:
+                rows = twins.read(partition).sort_by(order)
+                buffered = pa.concat_tables([buffered, rows])
             is_last = partition == twins.num_partitions - 1
             # Row groups have a fixed size, so that the bytes do not depend on the ranges.
             while len(buffered) >= ROW_GROUP_ROWS or (is_last and len(buffered)):

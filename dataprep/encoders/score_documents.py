@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
@@ -35,6 +36,7 @@ from gristmill.dataprep.encoders.document_scores import (
     ReadCounts,
     Reader,
     Score,
+    Scored,
     announce,
     count_read,
     describe_reader,
@@ -183,12 +185,13 @@ def as_measure(found: Announced, score: Score) -> Measure:
     """Make a measure of the model's columns and the counts READ for batches of
     texts.
     """
+    no_scores = Scored(
+        np.zeros((0, len(found.numbers))),
+        (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)),
+    )
 
     def measure(texts: pa.Array) -> Columns:
-        if not len(texts):
-            columns = measure(pa.array([""]))
-            return {name: values[:0] for name, values in columns.items()}
-        scores = score(texts)
+        scores = score(texts) if len(texts) else no_scores
         columns = dict(zip(found.numbers, scores.numbers.T, strict=True))
         if found.likeliest is not None:
             columns[found.likeliest] = pa.array(scores.likeliest, pa.string())

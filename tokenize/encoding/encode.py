@@ -453,20 +453,20 @@ def _encoder(tokenizer: TextTokenizer) -> FastEncoder | str:
     if cached is not None and cached[0] == tokenizer.sha256:
         return cached[1]
     _of_thread.encoder = None  # two encoders at once would double the memory
+    encoder: FastEncoder | str | None = None
     with _reading:
         if tokenizer.sha256 not in _known:
             _known.clear()
             try:
-                known = FastEncoder.for_tokenizer(tokenizer.tokenizer).known
-                _known[tokenizer.sha256] = known
+                encoder = FastEncoder.for_tokenizer(tokenizer.tokenizer)
+                _known[tokenizer.sha256] = encoder.known
             except NotKnownError as error:
                 _known[tokenizer.sha256] = str(error)
         settings = _known[tokenizer.sha256]
-    encoder = (
-        settings
-        if isinstance(settings, str)
-        else FastEncoder(tokenizer.tokenizer, settings)
-    )
+    if isinstance(settings, str):
+        encoder = settings
+    elif encoder is None:
+        encoder = FastEncoder(tokenizer.tokenizer, settings)
     _of_thread.encoder = (tokenizer.sha256, encoder)
     return encoder
 
