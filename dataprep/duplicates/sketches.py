@@ -78,7 +78,9 @@ def sketch_shard(
         `length` (code points), `digest`, `url`, `bands` (if MinHash is on) and
         `shingles`; and one row per document of the shard as from `describe_seen`.
     """
-    columns = ["id", "source", "locator", "text", *["metadata"] * section.url]
+    columns = ["id", "source", "locator", "text"]
+    if section.url:
+        columns.append("metadata")
     kept_shard = read_shard(inputs, shard, columns)
     judged = judged_rows(kept_shard.documents, kept_shard.rows, section.sources)
     documents = _take_rows(kept_shard.documents, judged)

@@ -326,8 +326,9 @@ def _texts(documents: Path, locators: set[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for shard in shard_names(documents) if locators else ():
         table = read_table(documents / shard, ["locator", "text"])
-        wanted = pa.array(sorted(locators), table["locator"].type)
-        for row in table.filter(pc.is_in(table["locator"], wanted)).to_pylist():
+        value_set = pa.array(sorted(locators), table["locator"].type)
+        is_chosen = pc.is_in(table["locator"], value_set=value_set)
+        for row in table.filter(is_chosen).to_pylist():
             end = "..." if len(row["text"]) > EXCERPT else ""
             texts[row["locator"]] = row["text"][:EXCERPT] + end
     return texts

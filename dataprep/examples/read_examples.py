@@ -289,10 +289,10 @@ def read_set(
     contents: list[tuple[Example, Origin]] = []
     quarantined: list[Quarantined] = []
     if path == DOCS:
-        made: Iterable[Example] = preferences() if kind == "dpo" else questions()
+        documented: Iterable[Example] = preferences() if kind == "dpo" else questions()
         if kind == "prompts":
-            made = (prompt_example(question, columns=columns) for question in made)
-        for number, content in enumerate(made, start=1):
+            documented = (prompt_example(item, columns=columns) for item in documented)
+        for number, content in enumerate(documented, start=1):
             contents.append((content, Origin(f"{path}{number}")))
     else:
         convert: Callable[[Row], Example] = {

@@ -88,8 +88,9 @@ def keep_top_rule(
 
     def margins(columns: Columns) -> np.ndarray:
         groups = group_names(columns["source"].tolist(), cuts.per_source)
-        found = cuts.found
-        bounds = [found[name].score if name in found else np.nan for name in groups]
+        bounds = [
+            cuts.found[name].score if name in cuts.found else np.nan for name in groups
+        ]
         distances: np.ndarray = np.abs(columns[score] - np.array(bounds, np.float64))
         return distances
 

@@ -75,7 +75,7 @@ class _Member:
 
 
 class _TrackedHeader(tarfile.TarInfo):
-    """Tar header that records the last block parsed as a header, and the number of
+    """Tar header that records the last block parsed as a header, and the bytes of
     invalid blocks before a member.
 
     tarfile skips these silently; only blocks of zeros are the end of an archive.
@@ -87,9 +87,10 @@ class _TrackedHeader(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         cls.last = bytes(buf) or cls.last
-        cls.passed += bool(cls.last.strip(b"\0")) and len(buf) == tarfile.BLOCKSIZE
+        if cls.last.strip(b"\0") and len(buf) == tarfile.BLOCKSIZE:
+            cls.passed += tarfile.BLOCKSIZE
         header = super().frombuf(buf, encoding, errors)
-        cls.passed -= 1
+        cls.passed -= tarfile.BLOCKSIZE
         return header
 
 
@@ -110,13 +111,12 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
             ) as archive:
                 for member in archive:
                     if Header.passed:
-                        size = Header.passed * tarfile.BLOCKSIZE
-                        Header.passed = 0
                         yield Rejected(
                             name_counts.total() + 1,
-                            f"the tar archive is damaged: the {size:,} bytes before "
-                            f"offset {member.offset:,} are passed over",
+                            f"the tar archive is damaged: the {Header.passed:,} bytes "
+                            f"before offset {member.offset:,} are passed over",
                         )
+                        Header.passed = 0
                     opened = partial(archive.extractfile, member)
                     yield from _member_records(
                         item,
@@ -136,8 +136,10 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
         ):
             error = "the tar archive is damaged or cut off: it has no end mark"
         if not error and Header.passed:
-            size = Header.passed * tarfile.BLOCKSIZE
-            error = f"the tar archive is damaged: {size:,} bytes after its last member"
+            error = (
+                f"the tar archive is damaged: {Header.passed:,} bytes after its last "
+                "member"
+            )
         if stream.error is not None or error:
             yield Rejected(
                 name_counts.total() + 1, str(stream.error or error), lost=None

@@ -173,11 +173,11 @@ def stacked_bars(
     """Horizontal bars, one per row, cut into named parts; the first row is on top."""
     axes.figure.set_figheight(0.42 * len(rows) + 1.0)
     labels = [label for label, _ in rows]
-    left = np.zeros(len(rows))
+    begins = np.zeros(len(rows))
     for name in dict.fromkeys(name for _, parts in rows for name in parts):
         widths = np.array([parts.get(name, 0.0) for _, parts in rows])
-        axes.barh(labels, widths, left=left, label=name, height=0.62)
-        left = left + widths
+        axes.barh(labels, widths, left=begins, label=name, height=0.62)
+        begins = begins + widths
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set(xlabel=x_label)

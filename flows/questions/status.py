@@ -224,8 +224,9 @@ def print_runs(records: Sequence[Record]) -> None:
         state = run_state(record)
         end = record.get("finished", time.time() if state == "running" else None)
         seconds = None if end is None else end - record["started"]
-        made = f"{ways['Completed'] + ways['Resumed']} / {ways['Cached']}"
-        rows.append((record["run"], state, seconds, made))
+        built = ways["Completed"] + ways["Resumed"]
+        stage_counts = f"{built} / {ways['Cached']}"
+        rows.append((record["run"], state, seconds, stage_counts))
     columns = {"run": "", "state": "", "seconds": ".0f", "made / reused": ">"}
     print_table(console, table(columns, rows))
 

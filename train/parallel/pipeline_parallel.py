@@ -193,11 +193,11 @@ class PipelineStage(Llama):
         nothing = np.empty(0, dtype=np.int64)
         while len(parts) < self.count:  # 1F1B needs at least one micro-batch per stage
             parts.append(objective.prepare(nothing, getattr(parts[0], "cuts", 1)))
-        asked = [_ask(objective, part, scale, draw) for part in parts]
+        inputs = [_ask(objective, part, scale, draw) for part in parts]
         # Of equal size: the last row is repeated, and results of padding are cut off.
-        row_count = max(call.rows for call in asked)
+        row_count = max(call.rows for call in inputs)
         calls = []
-        for call in asked:
+        for call in inputs:
             row_indices = torch.arange(row_count, device=call.ids.device).clamp(
                 max=call.rows - 1
             )
