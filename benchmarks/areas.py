@@ -116,28 +116,29 @@ OPTIONS = {
     "chain": ("documents", "folder", "flame"),
 }
 """Area -> options that its functions take."""
-FLOORS: tuple[tuple[str, Options], ...] = (
-    ("tokenize.streaming:floor_rows", {}),
-    ("tokenize.encoding:floor_rows", {}),
-    ("tokenize.mixing:remixing_rows", {}),
-    ("dataprep.rules:set_rows", {"documents": 400}),
-    ("dataprep.duplicates:speed_rows", {"documents": 400}),
-    ("dataprep.meaning:rows", {"repeats": 2}),
-    ("dataprep.searching:rows", {"repeats": 2}),
-    ("dataprep.distilling:rows", {"repeats": 2}),
-    ("dataprep.judges:speed_rows", {"documents": 600, "repeats": 3}),
-    ("dataprep.asking:rows", {"requests": 400, "repeats": 2, "stage_repeats": 2}),
-    ("train.step:speed_rows", {}),
-    ("train.loop:rows", {"rounds": 1}),
-    ("train.tuning:rows", {}),
-    ("train.rollouts:rows", {}),
-    ("chain.chain:rows", {"documents": (1000,)}),
-)
-"""Functions of `gristmill bench floors`, with options for fewer repeats, or for fewer
-documents where these are measured in memory alone: the fixed cost of a stage would
-weigh more with fewer documents. All together took 7 minutes without the chain's peers
-(2026-11-28, 2 cores).
+FLOORS: dict[str, Options] = {
+    "tokenize.streaming:floor_rows": {},
+    "tokenize.encoding:floor_rows": {},
+    "tokenize.mixing:remixing_rows": {},
+    "dataprep.rules:set_rows": {"documents": 400},
+    "dataprep.duplicates:speed_rows": {"documents": 400},
+    "dataprep.meaning:rows": {"repeats": 2},
+    "dataprep.searching:rows": {"repeats": 2},
+    "dataprep.distilling:rows": {"repeats": 2},
+    "dataprep.judges:speed_rows": {"documents": 600, "repeats": 3},
+    "dataprep.asking:rows": {"requests": 1000, "repeats": 2, "stage_repeats": 3},
+    "train.step:speed_rows": {},
+    "train.loop:rows": {"rounds": 1},
+    "train.tuning:rows": {},
+    "train.rollouts:rows": {},
+    "chain.chain:rows": {"documents": (1000,)},
+}
+"""Functions of the area `floors`, with options for fewer repeats, or for fewer documents
+where these are measured in memory alone: the fixed cost of a stage would weigh more with
+fewer documents. All together took 7 minutes without the chain's peers (2026-11-28, 2
+cores).
 """
+AREAS["floors"] = tuple(FLOORS)
 MEASURES: dict[str, tuple[str, ...]] = {
     "bounds": ("dataprep", "tokenize/mixing", "benchmarks/bounds.py"),
     "chain": (
@@ -151,6 +152,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "dataprep": ("dataprep", "benchmarks/dataprep"),
     "dialects": ("dataprep/filtering", "benchmarks/dataprep/dialects.py"),
     "engines": ("dataprep/jobs", "benchmarks/engines"),
+    "floors": ("dataprep", "tokenize", "train", "benchmarks"),
     "models": (
         "dataprep/llm",
         "dataprep/langid",
@@ -192,11 +194,17 @@ HEADER = (
 
 def print_rows(
     area: str, as_json: bool, markdown: Path | None = None, **options: Any
-) -> None:
-    """Measure an area and print its rows as they come; also write them as a Markdown
-    page if `markdown` names one.
+) -> bool:
+    """Measure an area, print its rows as they come, and name those below their floors;
+    also write the rows as a Markdown page if `markdown` names one.
 
-    `options` go to the area's functions; OPTIONS says which areas have any.
+    A function whose peer is not installed is skipped by the peer's name.
+
+    Args:
+        options: for the functions of the area; OPTIONS says which areas have any.
+
+    Returns:
+        True if no row is below its floor.
     """
     measured_on = surroundings(area)
     if not as_json:
@@ -204,29 +212,14 @@ def print_rows(
         typer.echo(HEADER)
     rows: list[Row] = []
     for name in AREAS[area]:
-        rows += printed(measuring(name)(**options), as_json)
-    if markdown is not None:
-        write_text(markdown, in_markdown(area, measured_on, rows))
-
-
-def print_floors(as_json: bool) -> bool:
-    """Measure the rows of FLOORS, and name those below their floors; returns True if
-    there are none.
-
-    A function whose peer is not installed is skipped by the peer's name.
-    """
-    if not as_json:
-        typer.echo(HEADER)
-    fallen: list[Row] = []
-    for name, options in FLOORS:
+        short_form = FLOORS[name] if area == "floors" else {}
         try:
-            fallen += [
-                row
-                for row in printed(measuring(name)(**options), as_json)
-                if row.is_below_floor
-            ]
+            rows += printed(measuring(name)(**short_form, **options), as_json)
         except ModuleNotFoundError as error:
             typer.echo(f"{name}: skipped, {error.name} is not installed", err=True)
+    if markdown is not None:
+        write_text(markdown, in_markdown(area, measured_on, rows))
+    fallen = [row for row in rows if row.is_below_floor]
     for row in fallen:
         typer.echo(
             f"fell: {row.name}: {row.ratio:.2f}, floor {row.floor:.2f}", err=True
@@ -312,24 +305,21 @@ def in_markdown(area: str, measured_on: str, rows: Sequence[Row]) -> str:
     words = [name for name in WORDS if any(getattr(row, name) for row in rows)] or [
         "note"
     ]
+    has_floors = any(row.floor is not None for row in rows)
     lines = [
         f"# gristmill bench {area}",
         "",
         f"Written by `gristmill bench {area} --markdown`: {measured_on}.",
         "",
-        f"| name | ours | peer | unit | ratio | {' | '.join(words)} |",
-        f"| --- | ---: | ---: | --- | ---: |{' --- |' * len(words)}",
+        f"| name | ours | peer | unit | ratio |{' floor |' * has_floors} {' | '.join(words)} |",
+        f"| --- | ---: | ---: | --- | ---: |{' ---: |' * has_floors}{' --- |' * len(words)}",
     ]
     for row in rows:
         ours, peer, ratio = values(row)
-        cells = [
-            row.name,
-            ours,
-            peer,
-            row.unit,
-            ratio,
-            *(getattr(row, name) for name in words),
-        ]
+        cells = [row.name, ours, peer, row.unit, ratio]
+        if has_floors:
+            cells.append("" if row.floor is None else f"{row.floor:.2f}")
+        cells += [getattr(row, name) for name in words]
         lines.append(
             "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
         )

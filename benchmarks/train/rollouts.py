@@ -104,7 +104,7 @@ def _row(
     ]
     if model is None:
         return row(name, rates[0], None, "tokens/s", "transformers is not installed")
-    return row(name, rates[0], rates[1], "tokens/s", note, floor=1.0)
+    return row(name, rates[0], rates[1], "tokens/s", note, floor=0.9)
 
 
 def prompts() -> list[list[int]]:

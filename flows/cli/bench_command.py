@@ -74,23 +74,18 @@ def bench(
     1000000` takes minutes. The area `chain` compares raw JSONL to packed shards with
     others' chains.
 
-    `floors` measures a short form of the areas, compares each row with the floor beside
-    its measurement, and lists the rows below their floors; the exit code is 1 if there
-    are any.
+    Some rows have a floor, which stands beside their measurement: the rows below theirs
+    are listed at the end, and the exit code is 1 if there are any. `floors` measures a
+    short form of the areas.
     """
     from gristmill.mixtures.yaml_text import did_you_mean
 
     areas = areas_of_checkout()
     if markdown is not None:
         out_file("--markdown", markdown)
-    if area == "floors":
-        raise Exit(0 if areas.print_floors(as_json) else 1)
     if area not in areas.AREAS:
         suggestion = did_you_mean(area, areas.AREAS) or ";"
-        fail(
-            f"no such area: {area}{suggestion} areas are floors, "
-            f"{', '.join(areas.AREAS)}"
-        )
+        fail(f"no such area: {area}{suggestion} areas are {', '.join(areas.AREAS)}")
     sizes = documents if area == "chain" or not documents else documents[-1]
     area_options = {
         "points": points,
@@ -109,7 +104,7 @@ def bench(
             )
     if flame is not None:
         out_file("--flame", flame)
-    areas.print_rows(area, as_json, markdown, **options)
+    raise Exit(0 if areas.print_rows(area, as_json, markdown, **options) else 1)
 
 
 def areas_of_checkout() -> Any:

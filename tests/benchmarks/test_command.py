@@ -12,17 +12,14 @@ from typer.testing import CliRunner
 
 import gristmill.mixtures
 from benchmarks import areas
-from benchmarks.areas import AREAS, FLOORS, MEASURES, measuring
+from benchmarks.areas import AREAS, MEASURES, measuring
 from benchmarks.checkout import ROOT
 from benchmarks.measuring import row
 from gristmill.flows.cli.main import app
 
 
 def test_every_area_names_functions_that_measure() -> None:
-    for name in {
-        *(name for names in AREAS.values() for name in names),
-        *(name for name, _ in FLOORS),
-    }:
+    for name in {name for names in AREAS.values() for name in names}:
         assert callable(measuring(name)), name
 
 
@@ -51,7 +48,7 @@ def test_a_row_falls_below_its_floor_alone(
 
 @pytest.mark.parametrize(("ours", "code"), [(2.0, 0), (1.0, 1)])
 def test_floors_fail_if_a_row_fell_and_skip_absent_peers(
-    ours: float, code: int, monkeypatch: pytest.MonkeyPatch
+    ours: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(name: str) -> Any:
         if name == "absent":
@@ -60,12 +57,19 @@ def test_floors_fail_if_a_row_fell_and_skip_absent_peers(
             [row("speed", ours, options["peer"], "MB/s", floor=1.5)]
         )
 
-    monkeypatch.setattr(areas, "FLOORS", (("absent", {}), ("present", {"peer": 1})))
+    monkeypatch.setattr(areas, "FLOORS", {"absent": {}, "present": {"peer": 1}})
+    monkeypatch.setitem(AREAS, "floors", ("absent", "present"))
     monkeypatch.setattr(areas, "measuring", measure)
-    process = CliRunner().invoke(app, ["bench", "floors"])
+    page = tmp_path / "floors.md"
+    process = CliRunner().invoke(app, ["bench", "floors", "--markdown", str(page)])
     assert process.exit_code == code
     assert ("fell: speed" in process.output) == bool(code)
     assert "kenlm" in process.output
+    assert page.read_text().splitlines()[4:] == [
+        "| name | ours | peer | unit | ratio | floor | note |",
+        "| --- | ---: | ---: | --- | ---: | ---: | --- |",
+        f"| speed | {ours:.4g} | 1 | MB/s | {ours:.2f} | 1.50 |  |",
+    ]
 
 
 def test_it_finds_the_benchmarks_of_its_checkout_from_any_folder(
