@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,11 +48,11 @@ def open_trackers(asked: Trackers, work: Path) -> list[Tracker]:
     name = hashlib.blake2b(str(work.resolve()).encode(), digest_size=8).hexdigest()
     trackers: list[Tracker] = []
     if asked.wandb is not None:
-        trackers.append(_open_wandb(asked.wandb, work, name))
+        trackers.append(_Wandb(asked.wandb, work, name))
     if asked.mlflow is not None:
-        trackers.append(_open_mlflow(asked.mlflow, name))
+        trackers.append(_Mlflow(asked.mlflow, name))
     if asked.trackio is not None:
-        trackers.append(_open_trackio(asked.trackio, name))
+        trackers.append(_Trackio(asked.trackio, name))
     return trackers
 
 
@@ -67,9 +66,22 @@ def _client(key: str, module: str) -> Any:
         ) from error
 
 
-@dataclass(frozen=True)
 class _Wandb:
-    run: Any
+    """Run with the training's step as its axis, as wandb drops steps logged again by
+    its own count.
+    """
+
+    def __init__(self, section: Wandb, work: Path, name: str) -> None:
+        self.run = _client("wandb", "wandb").init(
+            project=section.project,
+            name=section.name,
+            mode=section.mode,
+            dir=str(work),
+            id=name,
+            resume="allow",
+        )
+        self.run.define_metric(STEP_AXIS)
+        self.run.define_metric("*", step_metric=STEP_AXIS)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self.run.log({STEP_AXIS: step, **numbers})
@@ -78,28 +90,26 @@ class _Wandb:
         self.run.finish()
 
 
-def _open_wandb(section: Wandb, work: Path, name: str) -> Tracker:
-    """Open a run with the training's step as its axis, as wandb drops steps logged
-    again by its own count.
-    """
-    run = _client("wandb", "wandb").init(
-        project=section.project,
-        name=section.name,
-        mode=section.mode,
-        dir=str(work),
-        id=name,
-        resume="allow",
-    )
-    run.define_metric(STEP_AXIS)
-    run.define_metric("*", step_metric=STEP_AXIS)
-    return _Wandb(run)
-
-
-@dataclass(frozen=True)
 class _Mlflow:
-    client: Any
-    run: str
-    metric: Any
+    def __init__(self, section: Mlflow, name: str) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        self.metric = _client("mlflow", "mlflow.entities").Metric
+        tracking = _client("mlflow", "mlflow.tracking")
+        self.client = tracking.MlflowClient(section.tracking_uri)
+        experiment = self.client.get_experiment_by_name(section.experiment)
+        number = (
+            self.client.create_experiment(section.experiment)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        tag = f"tags.`{WORK_TAG}` = '{name}'"
+        runs = self.client.search_runs([number], filter_string=tag)
+        if runs:
+            self.client.update_run(runs[0].info.run_id, status="RUNNING")
+        else:
+            tags = {WORK_TAG: name}
+            runs = [self.client.create_run(number, run_name=section.name, tags=tags)]
+        self.run = runs[0].info.run_id
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
@@ -117,38 +127,9 @@ class _Mlflow:
         self.client.set_terminated(self.run)
 
 
-def _open_mlflow(section: Mlflow, name: str) -> Tracker:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    entities = _client("mlflow", "mlflow.entities")
-    client = _client("mlflow", "mlflow.tracking").MlflowClient(section.tracking_uri)
-    experiment = client.get_experiment_by_name(section.experiment)
-    number = (
-        client.create_experiment(section.experiment)
-        if experiment is None
-        else experiment.experiment_id
-    )
-    runs = client.search_runs([number], filter_string=f"tags.`{WORK_TAG}` = '{name}'")
-    if runs:
-        client.update_run(runs[0].info.run_id, status="RUNNING")
-        return _Mlflow(client, runs[0].info.run_id, entities.Metric)
-    run = client.create_run(number, run_name=section.name, tags={WORK_TAG: name})
-    return _Mlflow(client, run.info.run_id, entities.Metric)
-
-
-@dataclass(frozen=True)
 class _Trackio:
-    run: Any
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self.run.log(dict(numbers), step=step)
-
-    def finish(self) -> None:
-        self.run.finish()
-
-
-def _open_trackio(section: Trackio, name: str) -> Tracker:
-    return _Trackio(
-        _client("trackio", "trackio").init(
+    def __init__(self, section: Trackio, name: str) -> None:
+        self.run = _client("trackio", "trackio").init(
             section.project,
             name=section.name or name,
             server_url=section.server_url,
@@ -157,4 +138,9 @@ def _open_trackio(section: Trackio, name: str) -> Tracker:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-    )
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.run.log(dict(numbers), step=step)
+
+    def finish(self) -> None:
+        self.run.finish()

@@ -289,15 +289,15 @@ class Chat:
         """Special tokens in the tokenizer's configuration, which transformers passes to
         templates.
         """
-        named: dict[str, str] = {}
+        tokens: dict[str, str] = {}
         for name, token in self._config.items():
             if not name.endswith("_token"):
                 continue
             # transformers writes a token with its flags
             text = token["content"] if isinstance(token, dict) else token
             if isinstance(text, str) and text:
-                named[name] = text
-        return named
+                tokens[name] = text
+        return tokens
 
     def _id(self, *names: str) -> int:
         for name in names:
@@ -372,8 +372,8 @@ def encode_examples(
             dropped += 1
         else:
             used.append(encoded)
-    shown = dict(reasons.most_common(SHOWN_REASONS))
-    counts = EncodingCounts(len(examples), reasons.total(), shown, dropped)
+    common_reasons = dict(reasons.most_common(SHOWN_REASONS))
+    counts = EncodingCounts(len(examples), reasons.total(), common_reasons, dropped)
     return Encoded(used, counts, left_out)
 
 
@@ -398,14 +398,14 @@ def check_content(
     """
     if len(left_out) <= max_quarantined * records:
         return
-    shown = "\n  ".join(
+    excerpt = "\n  ".join(
         f"{places.get(example, example)}: {reason}"
         for example, reason in islice(left_out.items(), SHOWN_EXAMPLES)
     )
     raise ContentLeftOutError(
         f"{where}: the chat template does not write all of {len(left_out):,} of "
         f"{records:,} examples; or raise, beside "
-        f"its path, max_quarantined from {max_quarantined}:\n  {shown}"
+        f"its path, max_quarantined from {max_quarantined}:\n  {excerpt}"
     )
 
 

@@ -238,14 +238,13 @@ def read_pairs(
     chat: Chat,
     length: int,
     inputs: Mapping[str, Path],
-    leaks: Decontaminate | None = None,
 ) -> list[PreferenceSet]:
     """Read and encode all sets, which may hold only pairs; see `read_preferences`.
 
     Raises:
         NoPairsError: a set has single labelled answers.
     """
-    sets = read_preferences(data, chat, length, inputs, leaks)
+    sets = read_preferences(data, chat, length, inputs)
     for preference_set in sets:
         if labelled := len(preference_set.examples) - len(preference_set.pairs):
             raise NoPairsError(

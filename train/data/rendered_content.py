@@ -127,27 +127,28 @@ def parts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Par
                     (_add_key, _empty),
                 )
     for number, tool in enumerate(tools):
-        yield from _parts_of_tool(
-            ("tools", number, *(["function"] if "function" in tool else [])), tool
-        )
-
-
-def _parts_of_tool(path: Path, tool: Tool) -> Iterator[Part]:
-    function = tool.get("function", tool)
-    label = f"the tool {function.get('name')!r}"
-    if isinstance(function.get("name"), str) and function["name"]:
-        yield Part(label, (*path, "name"), (_append,))
-    if isinstance(function.get("description"), str) and function["description"].strip():
-        yield Part(f"the description of {label}", (*path, "description"), (_append,))
-    parameters = function.get("parameters")
-    if not isinstance(parameters, dict):
-        return
-    label, path = f"the parameters of {label}", (*path, "parameters")
-    properties = parameters.get("properties")
-    if isinstance(properties, dict) and properties:
-        yield Part(label, (*path, "properties"), (_add_property, _empty))
-    elif parameters and "properties" not in parameters:
-        yield Part(label, path, (_add_key, _empty))
+        tool_path: Path = ("tools", number)
+        if "function" in tool:
+            tool_path = (*tool_path, "function")
+        definition = tool.get("function", tool)
+        name = definition.get("name")
+        description = definition.get("description")
+        parameters = definition.get("parameters")
+        label = f"the tool {name!r}"
+        if isinstance(name, str) and name:
+            yield Part(label, (*tool_path, "name"), (_append,))
+        if isinstance(description, str) and description.strip():
+            yield Part(
+                f"the description of {label}", (*tool_path, "description"), (_append,)
+            )
+        if not isinstance(parameters, dict) or not parameters:
+            continue
+        label = f"the parameters of {label}"
+        parameters_path = (*tool_path, "parameters")
+        if "properties" not in parameters:
+            yield Part(label, parameters_path, (_add_key, _empty))
+        elif isinstance(parameters["properties"], dict) and parameters["properties"]:
+            yield Part(label, (*parameters_path, "properties"), (_add_property, _empty))
 
 
 def _append(text: str, mark: str) -> str:

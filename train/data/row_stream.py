@@ -626,9 +626,24 @@ class RowStream(IterableDataset[Any]):
         threads = reading_threads(self.kind.packed.local, device)
 
         def read(number: int) -> list[Any]:
-            return self._read(
-                place.position + (place.worker + number * place.workers) * self._step
+            """This rank's share of a batch: a batch, or its rows."""
+            step = self._step
+            first = place.position + (place.worker + number * place.workers) * step
+            rows = self.kind.order.span(first, min(step, self.end - first))
+            (rank_rows,) = micro_batches(
+                rows, self.rank, self.world_size, -(-len(rows) // self.world_size)
             )
+            batch = self.kind.batch(rank_rows, self.layout, trim=self.each == "batch")
+            origins = self.kind.provenance(rank_rows) if self._provenance else []
+            if self.each == "batch":
+                return [{**batch, PROVENANCE: origins} if origins else batch]
+            parts = [_one(batch, row) for row in range(len(rank_rows))]
+            if not origins:
+                return parts
+            return [
+                {**part, PROVENANCE: origin}
+                for part, origin in zip(parts, origins, strict=True)
+            ]
 
         with closing(
             ReadAhead(read, num_batches, self._reading.read_ahead_steps, threads)
@@ -645,28 +660,6 @@ class RowStream(IterableDataset[Any]):
                         rows=0 if is_last else done + 1,
                     )
                     yield parts[done]
-
-    def _read(self, first: int) -> list[Any]:
-        """This rank's share of the positions of one batch: a batch, or its rows."""
-        rows = self.kind.order.span(first, min(self._step, self.end - first))
-        (rank_rows,) = micro_batches(
-            rows, self.rank, self.world_size, -(-len(rows) // self.world_size)
-        )
-        batch = self.kind.batch(rank_rows, self.layout, trim=self.each == "batch")
-        parts = [batch]
-        origins: list[Any] = []
-        if self._provenance:
-            origins = self.kind.provenance(rank_rows)
-        if self.each == "batch":
-            origins = [origins] if origins else []
-        else:
-            parts = [_one(batch, place) for place in range(len(rank_rows))]
-        if not origins:
-            return parts
-        return [
-            {**part, PROVENANCE: origin}
-            for part, origin in zip(parts, origins, strict=True)
-        ]
 
 
 def _one(batch: Any, place: int) -> Any:

@@ -153,15 +153,12 @@ class TextStream:
             self.is_stopped = True
             self._held = ""
             return text[: min(ends)]
+        # The longest suffix that may start a stop is held back.
         pending = 0
-        if not last:
-            pending = max((_overlap(text, stop) for stop in self._stops), default=0)
+        for stop in () if last else self._stops:
+            sizes = range(min(len(stop) - 1, len(text)), pending, -1)
+            overlaps = (size for size in sizes if text.endswith(stop[:size]))
+            pending = next(overlaps, pending)
         certain = len(text) - pending
         self._held = text[certain:]
         return text[:certain]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of a text that may start a stop."""
-    sizes = range(min(len(stop) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if text.endswith(stop[:size])), 0)

@@ -83,7 +83,7 @@ class Progress:
 class _Row:
     number: int
     request: Request
-    left: int
+    remaining: int
     generator: np.random.Generator
     last: int
     """Newest id, which is not cached yet."""
@@ -195,10 +195,23 @@ class Scheduler:
             )
             for cache in self._caches:
                 take_back(cache, self._ahead + 1 - kept)
-        progress = [
-            self._advance(row, tokens)
-            for row, tokens in zip(self._rows, new_tokens, strict=True)
-        ]
+        progress = []
+        for row, tokens in zip(self._rows, new_tokens, strict=True):
+            out: list[int] = []
+            finish: Finish | None = None
+            stop = None
+            for token in tokens:
+                if token in row.request.stops:
+                    finish = "stop"
+                    stop = token
+                    break
+                out.append(token)
+                row.last = token
+                row.remaining -= 1
+                if row.remaining == 0:
+                    finish = "length"
+                    break
+            progress.append(Progress(row.number, out, finish, stop))
         self._keep(
             [place for place, update in enumerate(progress) if update.finish is None]
         )
@@ -305,20 +318,6 @@ class Scheduler:
         self.proposed += self._ahead * len(accepted)
         self.accepted += sum(len(tokens) - 1 for tokens in accepted)
         return accepted
-
-    @staticmethod
-    def _advance(row: _Row, tokens: Sequence[int]) -> Progress:
-        """Forward ids up to the first stop or the length limit."""
-        out: list[int] = []
-        for token in tokens:
-            if token in row.request.stops:
-                return Progress(row.number, out, "stop", token)
-            out.append(token)
-            row.left -= 1
-            if row.left == 0:
-                return Progress(row.number, out, "length")
-        row.last = out[-1]
-        return Progress(row.number, out, None)
 
     def _keep(self, places: list[int]) -> None:
         if len(places) == len(self._rows):

@@ -84,26 +84,21 @@ class Engine:
                 if self._ended is not None:
                     break
             try:
-                self._round(submitted, cancelled)
+                for ticket, request, listener in submitted:
+                    if ticket not in cancelled:
+                        self._running[self._scheduler.add(request)] = ticket, listener
+                for number, (ticket, _) in list(self._running.items()):
+                    if ticket in cancelled:
+                        del self._running[number]
+                        self._scheduler.cancel(number)
+                for progress in self._scheduler.step():
+                    _, listener = self._running[progress.number]
+                    if progress.finish is not None:
+                        del self._running[progress.number]
+                    listener(progress)
             except Exception as error:  # noqa: BLE001 - any error goes to the waiting callers
                 with self._wake:
                     self._ended = error
         waiting = [listener for _, listener in self._running.values()]
         for listener in (*waiting, *(listener for _, _, listener in submitted)):
             listener(self._ended)
-
-    def _round(
-        self, submitted: list[tuple[int, Request, Listener]], cancelled: set[int]
-    ) -> None:
-        for ticket, request, listener in submitted:
-            if ticket not in cancelled:
-                self._running[self._scheduler.add(request)] = ticket, listener
-        for number, (ticket, _) in list(self._running.items()):
-            if ticket in cancelled:
-                del self._running[number]
-                self._scheduler.cancel(number)
-        for progress in self._scheduler.step():
-            _, listener = self._running[progress.number]
-            if progress.finish is not None:
-                del self._running[progress.number]
-            listener(progress)

@@ -111,30 +111,19 @@ def gather_row_losses(parts: Sequence[Tensor], rows: int, world: World) -> np.nd
     if world.size > 1:
         gathered = [None] * world.size
         dist.all_gather_object(gathered, (world.data_rank, local_losses))
-    losses_by_rank = {
-        rank: _rows_of_share(rank_losses, len(range(rank, rows, world.data_size)))
-        for rank, rank_losses in gathered
-    }
-    row_losses = np.full(
-        (rows, max(rank_losses.shape[1] for rank_losses in losses_by_rank.values())),
-        UNTRAINED,
-        dtype=np.float32,
-    )
-    for rank, rank_losses in losses_by_rank.items():
-        row_losses[rank :: world.data_size, : rank_losses.shape[1]] = rank_losses
+    losses_by_rank = {rank: losses for rank, losses in gathered if rank < rows}
+    width = max(part.shape[1] for losses in losses_by_rank.values() for part in losses)
+    row_losses = np.empty((rows, width), dtype=np.float32)
+    for rank, losses in losses_by_rank.items():
+        padded = [
+            np.pad(
+                part, ((0, 0), (0, width - part.shape[1])), constant_values=UNTRAINED
+            )
+            for part in losses
+        ]
+        rows_of_rank = row_losses[rank :: world.data_size]
+        rows_of_rank[:] = np.concatenate(padded)[: len(rows_of_rank)]
     return row_losses
-
-
-def _rows_of_share(parts: Sequence[np.ndarray], count: int) -> np.ndarray:
-    """Row losses (count, k) of one rank, from its micro-batches."""
-    if count == 0:
-        return np.empty((0, 1), dtype=np.float32)
-    longest = max(part.shape[1] for part in parts)
-    padded = [
-        np.pad(part, ((0, 0), (0, longest - part.shape[1])), constant_values=UNTRAINED)
-        for part in parts
-    ]
-    return np.concatenate(padded)[:count]
 
 
 def origins_of(

@@ -162,7 +162,33 @@ class Callbacks:
             on_first(lambda: self._load(states), self._world)
 
     def _make(self, sections: Sequence[Callback]) -> list[str]:
-        self._callbacks = [_load_callback(section) for section in sections]
+        for section in sections:
+            reference = section.use
+            code = load_function(reference)
+            if not isinstance(code, type):
+                event = section.on or EVENTS[0]
+                events = {event: load_own(section, "metrics")}
+                self._callbacks.append(_Loaded(section, _key(section), events))
+                continue
+            if section.on is not None:
+                raise OwnCodeError(
+                    f"{reference.place}: {reference.name} is a class, whose methods say "
+                    "when they are called; remove `on`"
+                )
+            instance = call_own(section, load_own(section))
+            events = {
+                event: getattr(instance, event)
+                for event in EVENTS
+                if callable(getattr(instance, event, None))
+            }
+            if not events:
+                raise OwnCodeError(
+                    f"{reference.place}: {reference.name} has none of the methods "
+                    f"{', '.join(EVENTS)}"
+                )
+            for event, method in events.items():
+                check_call(reference, method, ("metrics",), {}, event)
+            self._callbacks.append(_Loaded(section, _key(section), events, instance))
         return [event for callback in self._callbacks for event in callback.events]
 
     def _tell(self, event: CallbackEvent, step: int, metrics: Metrics) -> Answers:
@@ -185,11 +211,20 @@ class Callbacks:
         return Answers(stopped, scales)
 
     def _states(self) -> dict[str, object]:
-        return {
-            callback.key: _state(callback)
-            for callback in self._callbacks
-            if callback.keeps_state
-        }
+        states: dict[str, object] = {}
+        for callback in self._callbacks:
+            if not callback.keeps_state:
+                continue
+            reference = callback.section.use
+            state = call_own(callback.section, callback.instance.state_dict)
+            try:
+                states[callback.key] = json.loads(json.dumps(state, allow_nan=False))
+            except (TypeError, ValueError) as error:
+                raise OwnCodeError(
+                    f"{reference.place}: what {reference.name}.state_dict returned is "
+                    f"not JSON: {error}"
+                ) from error
+        return states
 
     def _load(self, states: Mapping[str, object]) -> None:
         for callback in self._callbacks:
@@ -199,38 +234,6 @@ class Callbacks:
                     callback.instance.load_state_dict,
                     states[callback.key],
                 )
-
-
-def _load_callback(section: Callback) -> _Loaded:
-    """Load a callback."""
-    reference = section.use
-    code = load_function(section.use)
-    if not isinstance(code, type):
-        return _Loaded(
-            section,
-            _key(section),
-            {section.on or EVENTS[0]: load_own(section, "metrics")},
-        )
-    if section.on is not None:
-        raise OwnCodeError(
-            f"{reference.place}: {reference.name} is a class, whose methods say when "
-            "they are called; remove `on`"
-        )
-    construct = load_own(section)
-    instance = call_own(section, construct)
-    events = {
-        event: getattr(instance, event)
-        for event in EVENTS
-        if callable(getattr(instance, event, None))
-    }
-    if not events:
-        raise OwnCodeError(
-            f"{reference.place}: {reference.name} has none of the methods "
-            f"{', '.join(EVENTS)}"
-        )
-    for event, method in events.items():
-        check_call(reference, method, ("metrics",), {}, event)
-    return _Loaded(section, _key(section), events, instance)
 
 
 def _key(section: Callback) -> str:
@@ -249,15 +252,25 @@ def _answer(
     if answer is None:
         return None
     scale = None
-    if isinstance(answer, Mapping) and _is_scale(answer):
-        scale = RateScale(
-            callback=reference.reference,
-            step=step,
-            event=event,
-            learning_rate_scale=float(answer["learning_rate_scale"]),
-            reason=answer.get("reason", ""),
-        )
-    elif not isinstance(answer, str) or not answer.strip():
+    if isinstance(answer, Mapping):
+        factor = answer.get("learning_rate_scale")
+        reason = answer.get("reason", "")
+        if (
+            not set(answer) - {"learning_rate_scale", "reason"}
+            and isinstance(reason, str)
+            and isinstance(factor, int | float)
+            and not isinstance(factor, bool)
+            and math.isfinite(factor)
+            and factor > 0
+        ):
+            scale = RateScale(
+                callback=reference.reference,
+                step=step,
+                event=event,
+                learning_rate_scale=float(factor),
+                reason=reason,
+            )
+    if scale is None and (not isinstance(answer, str) or not answer.strip()):
         raise OwnCodeError(
             f"{reference.place}: {reference.name} returned {answer!r} "
             f"{event.replace('_', ' ')}; return None to go "
@@ -273,33 +286,6 @@ def _answer(
             "not change a result; do so after_step or after_validation"
         )
     return scale or str(answer)
-
-
-def _is_scale(answer: Mapping[str, object]) -> bool:
-    """Return True for a `learning_rate_scale`, a finite positive number, and a text as
-    `reason`, which may be absent.
-    """
-    factor = answer.get("learning_rate_scale")
-    return (
-        not set(answer) - {"learning_rate_scale", "reason"}
-        and isinstance(answer.get("reason", ""), str)
-        and isinstance(factor, int | float)
-        and not isinstance(factor, bool)
-        and math.isfinite(factor)
-        and factor > 0
-    )
-
-
-def _state(callback: _Loaded) -> Any:
-    reference = callback.section.use
-    state = call_own(callback.section, callback.instance.state_dict)
-    try:
-        return json.loads(json.dumps(state, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise OwnCodeError(
-            f"{reference.place}: what {reference.name}.state_dict returned is not "
-            f"JSON: {error}"
-        ) from error
 
 
 def _read_only(value: Any) -> Any:

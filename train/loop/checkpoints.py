@@ -207,12 +207,26 @@ class Checkpoints:
             checkpoint.
         """
         self.join()
+        newest = None
         if self._world.is_first:
             self.remove(is_given_up)
-        step = agree(
-            self._newest_sound() if self._world.is_first else None, self._world
-        )
-        return None if step is None else (step, self.load(step, tensors))
+            for checkpoint in _all_checkpoints(self.folder):
+                if not is_complete(checkpoint):
+                    remove_checkpoint(checkpoint)
+            for step in reversed(complete_steps(self.folder)):
+                checkpoint = step_folder(self.folder, step)
+                damaged = damaged_files(checkpoint)
+                if not damaged:
+                    newest = step
+                    break
+                self._warn(
+                    f"{checkpoint} is damaged: {', '.join(damaged)} differ from the "
+                    f"checksums in {MARKER}; it is removed, and the training resumes "
+                    "from an older checkpoint, or from the start"
+                )
+                remove_checkpoint(checkpoint)
+        newest = agree(newest, self._world)
+        return None if newest is None else (newest, self.load(newest, tensors))
 
     def load(self, step: int, tensors: StateTensors) -> CheckpointState:
         """Load the complete checkpoint of a step; returns the loop's plain state."""
@@ -293,13 +307,28 @@ class Checkpoints:
         if isinstance(written, Future):
             with own_errors(target):
                 written.result()
-        files = (
-            self._of_all_hosts(target)
-            if self._per_host
-            else checksums(target)
-            if self._world.is_first
-            else {}
-        )
+        files: dict[str, FileChecksum] = {}
+        if self._per_host:
+            # Every host uploads its files; an error of one is raised on every rank.
+            failure = None
+            if self._mirror is not None:
+                try:
+                    files = checksums(target)
+                    self._mirror.add(target)
+                except Exception as error:  # noqa: BLE001 - raised on every rank
+                    failure = f"{socket.gethostname()}: {error}"
+            gathered: list[Any] = [None] * self._world.size
+            dist.all_gather_object(gathered, (files, failure), group=self._group)
+            failures = [failure for _, failure in gathered if failure is not None]
+            if failures:
+                raise OSError(f"{target.name} is not saved: {failures[0]}")
+            if self._is_first_here and not self._world.is_first:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            files = {}
+            for files_of_rank, _ in gathered:
+                files |= dict(sorted(files_of_rank.items()))
+        elif self._world.is_first:
+            files = checksums(target)
         if not self._world.is_first:
             return
         elsewhere = sorted(files.keys() - _sizes(target).keys())
@@ -311,53 +340,6 @@ class Checkpoints:
             remove_checkpoint(step_folder(self.folder, old))
         if self._mirror is not None:
             self._mirror.saved(target, elsewhere)
-
-    def _of_all_hosts(self, target: Path) -> dict[str, FileChecksum]:
-        """Upload the files of this host; returns the checksums of all hosts' files
-        after all uploads.
-
-        Raises:
-            OSError: on every rank, if an upload failed on any host.
-        """
-        local_files: dict[str, FileChecksum] = {}
-        failure = None
-        if self._mirror is not None:
-            try:
-                local_files = checksums(target)
-                self._mirror.add(target)
-            except Exception as error:  # noqa: BLE001 - raised on every rank
-                failure = f"{socket.gethostname()}: {error}"
-        gathered: list[Any] = [None] * self._world.size
-        dist.all_gather_object(gathered, (local_files, failure), group=self._group)
-        if failures := [
-            failure_of_rank
-            for _, failure_of_rank in gathered
-            if failure_of_rank is not None
-        ]:
-            raise OSError(f"{target.name} is not saved: {failures[0]}")
-        if self._is_first_here and not self._world.is_first:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        return {
-            name: entry
-            for files, _ in gathered
-            for name, entry in sorted(files.items())
-        }
-
-    def _newest_sound(self) -> int | None:
-        for checkpoint in _all_checkpoints(self.folder):
-            if not is_complete(checkpoint):
-                remove_checkpoint(checkpoint)
-        for step in reversed(complete_steps(self.folder)):
-            checkpoint = step_folder(self.folder, step)
-            if not (damaged := damaged_files(checkpoint)):
-                return step
-            self._warn(
-                f"{checkpoint} is damaged: {', '.join(damaged)} differ from the "
-                f"checksums in {MARKER}; it is removed, and the training resumes from "
-                "an older checkpoint, or from the start"
-            )
-            remove_checkpoint(checkpoint)
-        return None
 
 
 @contextmanager

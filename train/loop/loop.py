@@ -100,10 +100,18 @@ def train(job: Job) -> tuple[Record | None, TrainingSummary]:
     attempt = Attempt(job)
     progress = attempt.progress
     stopped_early = _has_stopped(attempt)
-    with collecting_between_steps() as collect_garbage, _keeping_checkpoints(attempt):
-        while progress.step < job.section.steps and not stopped_early:
-            # A rollback changes the rows of the next steps, so prefetching restarts.
-            stopped_early = _train_until_rollback(attempt, collect_garbage)
+    with collecting_between_steps() as collect_garbage:
+        try:
+            while progress.step < job.section.steps and not stopped_early:
+                # A rollback changes the rows of the next steps, so prefetching restarts.
+                stopped_early = _train_until_rollback(attempt, collect_garbage)
+        except BaseException as error:
+            # The process may live on and train again in the same folder, so a pending
+            # checkpoint is completed; but waiting for ranks that have not failed would
+            # deadlock.
+            if isinstance(error, OwnCodeError) or job.world.size == 1:
+                attempt.checkpoints.close()
+            raise
     attempt.look()
     attempt.profiler.close()
     attempt.checkpoints.close()
@@ -215,22 +223,6 @@ def _train_until_rollback(
                     )
                 raise StoppedError(f"asked to stop after step {progress.step}")
     return False
-
-
-@contextmanager
-def _keeping_checkpoints(attempt: Attempt) -> Iterator[None]:
-    """Complete a pending checkpoint if user code, or an error or Ctrl-C in the only
-    process, ends the training.
-
-    The process may live on and train again in the same folder.
-    """
-    try:
-        yield
-    except BaseException as error:
-        # Other ranks may not have failed, and waiting for them would deadlock.
-        if isinstance(error, OwnCodeError) or attempt.job.world.size == 1:
-            attempt.checkpoints.close()
-        raise
 
 
 def _validate(attempt: Attempt) -> None:

@@ -88,10 +88,18 @@ def examine(
             document["id"],
         ),
     )
-    suspects = list(
-        dict.fromkeys(
-            document["id"] for document in ordered[: _count_attributed(ordered)]
+    # At least one document is attributed, and never all for their rank alone.
+    losses = [document["loss"] for document in ordered]
+    attributed = sum(not math.isfinite(loss) for loss in losses)
+    if not attributed and len(losses) > 1:
+        mean = math.fsum(losses) / len(losses)
+        deviation = math.sqrt(
+            math.fsum((loss - mean) ** 2 for loss in losses) / (len(losses) - 1)
         )
+        threshold = mean + SUSPICIOUS_DEVIATIONS * deviation
+        attributed = sum(loss > threshold for loss in losses)
+    suspects = list(
+        dict.fromkeys(document["id"] for document in ordered[: max(1, attributed)])
     )
     listed = [
         {
@@ -154,7 +162,18 @@ def as_page(report: SpikeReport) -> str:
         lstrip_blocks=True,
     )
     templates.filters["shown"] = _number
-    documents = [_shown(document) for document in report["documents"]]
+    documents = []
+    for document in report["documents"]:
+        # Loss first, origin as one column, text last.
+        columns = {"loss": document["loss"]} | {
+            key: value for key, value in document.items() if key not in (*KNOWN, "text")
+        }
+        origin = describe_origin(document)
+        if origin:
+            columns[ORIGIN] = origin
+        if "text" in document:
+            columns["text"] = document["text"]
+        documents.append(columns)
     figures = [
         ("loss", _number(report["loss"])),
         ("gradient norm", _number(report["grad_norm"])),
@@ -186,42 +205,7 @@ def describe_origin(document: Mapping[str, Any]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _shown(document: Mapping[str, object]) -> dict[str, object]:
-    """Columns of a document: loss first, origin as one column, text last."""
-    last = {"text": document["text"]} if "text" in document else {}
-    origin = {ORIGIN: described} if (described := describe_origin(document)) else {}
-    return {
-        "loss": document["loss"],
-        **{
-            key: value for key, value in document.items() if key not in (*KNOWN, "text")
-        },
-        **origin,
-        **last,
-    }
-
-
 def _number(value: float | None) -> str:
-    return (
-        "NaN or Inf"
-        if value is None
-        else f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:.4g}"
-    )
-
-
-def _count_attributed(ordered: Sequence[ReadDocument]) -> int:
-    """Number of attributed documents, highest loss first: at least one, and never all
-    for their rank alone.
-    """
-    losses = [document["loss"] for document in ordered]
-    unknown = sum(not math.isfinite(loss) for loss in losses)
-    if unknown or len(losses) < 2:
-        return unknown or len(losses)
-    mean = math.fsum(losses) / len(losses)
-    deviation = math.sqrt(
-        math.fsum((loss - mean) ** 2 for loss in losses) / (len(losses) - 1)
-    )
-    return max(
-        1, sum(loss > mean + SUSPICIOUS_DEVIATIONS * deviation for loss in losses)
-    )
+    if value is None:
+        return "NaN or Inf"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -29,6 +29,7 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from gristmill.core.files import (
     TEMPORARY_MARK,
@@ -59,6 +60,8 @@ Sent = dict[str, tuple[int, int]]
 """Relative file name -> (bytes, modification time in ns) when the file was last sent or
 fetched.
 """
+Request = Literal["written", "read", "removed"]
+"""Participle of a request to the store."""
 
 
 def work_on(folder: Path, leads: bool = True) -> Path:
@@ -289,15 +292,36 @@ class Mirror:
         """Send changes of some subfolders, and delete removed files in the store."""
         with self._lock:
             for part in parts:
-                self._send(part)
+                files = self._files(part)
+                changed = [
+                    name
+                    for name, state in files.items()
+                    if self._sent.get(name) != state
+                ]
+                for name in _markers_last(changed):
+                    # removed locally, and soon in the store
+                    with suppress(FileNotFoundError):
+                        self._ask(name, "written")
+                        self._sent[name] = files[name]
+                removed = [
+                    name
+                    for name in self._sent
+                    if name.startswith(f"{part}/")
+                    and name not in files
+                    and not (
+                        name in self._elsewhere and (self._here / name).parent.exists()
+                    )
+                ]
+                for name in reversed(_markers_last(removed)):
+                    with suppress(FileNotFoundError):
+                        self._ask(name, "removed")
+                    del self._sent[name]
 
     def add(self, folder: Path) -> None:
         """Send all files below a local folder; other files in the store stay."""
         with self._lock:
             for name, state in self._files(self._name(folder)).items():
-                self._patience.ask(
-                    str(self._folder / name), partial(self._put, name), "written"
-                )
+                self._ask(name, "written")
                 self._sent[name] = state
 
     def saved(self, checkpoint: Path, names: Iterable[str]) -> None:
@@ -337,9 +361,7 @@ class Mirror:
             if not (checkpoint / name).exists()
         ]
         for name in missing:
-            self._patience.ask(
-                str(remote / name), partial(self._get, self._name(checkpoint / name))
-            )
+            self._ask(self._name(checkpoint / name), "read")
         if missing and (damaged := damaged_files(checkpoint)):
             raise OSError(
                 f"{remote}: {', '.join(damaged)} did not come here as saved; run the "
@@ -351,42 +373,21 @@ class Mirror:
     def _name(self, path: Path) -> str:
         return path.relative_to(self._here).as_posix()
 
-    def _get(self, name: str) -> None:
-        source = self._folder / name
-        source.fs.get_file(source.path, str(self._here / name))  # type: ignore[attr-defined]
+    def _ask(self, name: str, done: Request) -> None:
+        """Send a file to the store, fetch it or remove it there."""
+        place = str(self._folder / name)
+        self._patience.ask(place, partial(self._request, name, done), done)
 
-    def _send(self, part: str) -> None:
-        files = self._files(part)
-        changed = {
-            name for name, state in files.items() if self._sent.get(name) != state
-        }
-        for name in _markers_last(changed):
-            with suppress(FileNotFoundError):  # removed locally, and soon in the store
-                self._patience.ask(
-                    str(self._folder / name), partial(self._put, name), "written"
-                )
-                self._sent[name] = files[name]
-        removed = {
-            name
-            for name in self._sent
-            if name.startswith(f"{part}/")
-            and name not in files
-            and not (name in self._elsewhere and (self._here / name).parent.exists())
-        }
-        for name in reversed(_markers_last(removed)):
-            with suppress(FileNotFoundError):
-                self._patience.ask(
-                    str(self._folder / name), partial(self._remove, name), "removed"
-                )
-            del self._sent[name]
-
-    def _put(self, name: str) -> None:
-        target = self._folder / name
-        target.fs.put_file(str(self._here / name), target.path)  # type: ignore[attr-defined]
-
-    def _remove(self, name: str) -> None:
-        target = self._folder / name
-        target.fs.rm_file(target.path)  # type: ignore[attr-defined]
+    def _request(self, name: str, done: Request) -> None:
+        remote: Any = self._folder / name
+        local = str(self._here / name)
+        match done:
+            case "written":
+                remote.fs.put_file(local, remote.path)
+            case "read":
+                remote.fs.get_file(remote.path, local)
+            case "removed":
+                remote.fs.rm_file(remote.path)
 
     def _files(self, part: str) -> Sent:
         files = {}

@@ -43,12 +43,11 @@ class Elsewhere:
     """Mask of queries over rows whose keys and values are split over processes.
 
     Attributes:
-        whole: gathers keys and values (n, k, t, c) of rows, in order, from the local
-            ones.
+        whole: gathers a tensor of all tokens along a dimension from the local parts.
         visible: mask over the gathered keys; not None.
     """
 
-    whole: Callable[[Tensor, Tensor], Sequence[Tensor]]
+    whole: Callable[[Tensor, int], Tensor]
     visible: Any
 
 
@@ -187,7 +186,8 @@ def attend(
         scale: of the scores, with None or a mask; 1 / sqrt(c) if absent.
     """
     if isinstance(visible, Elsewhere):
-        keys, values = visible.whole(keys, values)
+        pairs = torch.cat((keys, values), dim=1)
+        keys, values = visible.whole(pairs, 2).chunk(2, dim=1)
         visible = visible.visible
     grouped = queries.shape[1] != keys.shape[1]
     if isinstance(visible, Segments):

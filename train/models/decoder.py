@@ -182,9 +182,9 @@ class Stack(nn.Module):
 
     run: Callable[..., Tensor]
 
-    def forward(self, *arguments: Any) -> Tensor:
-        """See `run`."""
-        return self.run(*arguments)
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
+        """See `run`, or `compute` of a layer: `x` are ids or hidden states."""
+        return self.run(x, *context)
 
 
 class Layer(Stack):
@@ -197,11 +197,11 @@ class Layer(Stack):
     kept: Kept | Literal["all"] = "all"
     compute: Callable[..., Tensor]
 
-    def run(self, *arguments: Any) -> Tensor:
+    def run(self, x: Tensor, *context: Any) -> Tensor:
         """Compilable part of `forward`, without the FSDP hooks around it."""
         if self.kept == "all" or not torch.is_grad_enabled():
-            return self.compute(*arguments)
-        return recomputed(self.compute, self.kept, *arguments)
+            return self.compute(x, *context)
+        return recomputed(self.compute, self.kept, x, *context)
 
 
 class ShapedModel(nn.Module):

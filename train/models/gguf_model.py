@@ -22,7 +22,7 @@ from torch import Tensor
 from gristmill.core.files import foreign_file
 from gristmill.mixtures.evaluation import GgufKind
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import Vocabulary
-from gristmill.train.models.hf_configs import family_of
+from gristmill.train.models.hf_configs import family_of, interleave_halves
 from gristmill.train.models.initialisation import VOCABULARY_TENSORS
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.rotary import frequencies
@@ -263,7 +263,7 @@ def _pieces(
             name.split(".")[-2]
         )
         if heads is not None and architecture == TURNS_NEIGHBOURS:
-            yield _Piece(gguf_name, name, size, partial(_neighbours, heads=heads))
+            yield _Piece(gguf_name, name, size, partial(interleave_halves, heads=heads))
         else:
             yield _Piece(gguf_name, name, size, lambda tensor: tensor[: size[0]])
 
@@ -278,12 +278,6 @@ def _names(architecture: str, layers: int) -> TensorNameMap:
         ),
         layers,
     )
-
-
-def _neighbours(matrix: Tensor, heads: int) -> Tensor:
-    """Interleave the rows of the two halves of each head."""
-    halves = matrix.reshape(heads, 2, -1, matrix.shape[1])
-    return halves.transpose(1, 2).reshape(matrix.shape)
 
 
 def _type_of(piece: _Piece, kind: GgufKind) -> GGMLQuantizationType:

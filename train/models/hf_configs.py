@@ -296,6 +296,21 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, o
         }
     }
     window = None if shape.published is None else shape.published.sliding_window
+    experts: dict[str, object] = {}
+    if shape.experts:
+        experts = {
+            "num_local_experts": shape.experts,
+            "num_experts_per_tok": shape.experts_per_token,
+            "router_aux_loss_coef": shape.load_balancing,
+        }
+    if family == "qwen3_moe":
+        experts |= {
+            "num_experts": shape.experts,
+            "moe_intermediate_size": shape.ffn_width,
+            "norm_topk_prob": shape.norm_topk_prob,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
     return {
         "architectures": [ARCHITECTURES[family]],
         "model_type": family,
@@ -313,7 +328,7 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, o
         **({"partial_rotary_factor": shape.rotary_share} if family == GLM else {}),
         **({"use_sliding_window": False} if family.startswith("qwen") else {}),
         **({"sliding_window": window} if family in ("mistral", "mixtral") else {}),
-        **(_experts_to_hf(shape, family) if shape.experts else {}),
+        **experts,
         "tie_word_embeddings": shape.tied_embeddings,
         "dtype": dtype,
         "torch_dtype": dtype,
@@ -322,23 +337,6 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, o
         "pad_token_id": pad,
         **({PREFIX_LM: True} if shape.prefix_lm else {}),
     }
-
-
-def _experts_to_hf(shape: Shape, family: str) -> dict[str, object]:
-    experts: dict[str, object] = {
-        "num_local_experts": shape.experts,
-        "num_experts_per_tok": shape.experts_per_token,
-        "router_aux_loss_coef": shape.load_balancing,
-    }
-    if family != "mixtral":
-        experts |= {
-            "num_experts": shape.experts,
-            "moe_intermediate_size": shape.ffn_width,
-            "norm_topk_prob": shape.norm_topk_prob,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-        }
-    return experts
 
 
 def _rope_to_hf(shape: Shape) -> dict[str, object]:
@@ -410,6 +408,12 @@ def _heads_of(letter: str, shape: Shape) -> int:
     return shape.heads if letter == "q" else shape.kv_heads
 
 
+def interleave_halves(tensor: Tensor, heads: int) -> Tensor:
+    """Interleave the rows of the two halves of each head."""
+    halves = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
+    return halves.transpose(1, 2).reshape(tensor.shape)
+
+
 def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
     """Convert one of our tensors to Hugging Face's; the inverse of `tensors_behind` and
     `part_of_hf`.
@@ -419,8 +423,7 @@ def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
     """
     family = family_of(shape)
     if family == GLM and (match := TURNED.fullmatch(name)):
-        halves = tensor.reshape(_heads_of(match[1], shape), 2, -1, *tensor.shape[1:])
-        tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        tensor = interleave_halves(tensor, _heads_of(match[1], shape))
     parts = tensors_behind(name, shape, family)
     if len(parts) == 1 and len(parts[0]) == 1:
         return {parts[0][0]: tensor}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -40,8 +40,6 @@ VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS, "output_bias")
 FINAL_NORM = "model.norm.weight"
 LAYERS = "layers."
 """Substring of the names of parameters in layers."""
-Deviation = tuple[float, float | None]
-"""Standard deviation, and truncation in standard deviations or None."""
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
@@ -70,7 +68,7 @@ def initial_tensor(
         vector = torch.zeros(size) if name.endswith("bias") else torch.ones(size)
         return vector * narrowing if name == FINAL_NORM else vector
     generator = generator_of(seed, name)
-    deviation, cut = SCHEMES[init](name, size, shape)
+    deviation, cut = _deviation(init, name, size, shape)
     if name not in VOCABULARY_TENSORS:
         deviation *= math.sqrt(narrowing)
     if shape.encoder_decoder and name.endswith(QUERIES):
@@ -83,52 +81,37 @@ def initial_tensor(
     )
 
 
-def _gpt2(name: str, size: torch.Size, shape: Shape) -> Deviation:
-    """Radford et al. 2019, section 2.3."""
-    return INIT_STD / (
-        math.sqrt(2 * shape.layers) if name.endswith(RESIDUAL_OUTPUTS) else 1.0
-    ), None
-
-
-def _llama(name: str, size: torch.Size, shape: Shape) -> Deviation:
-    """torchtitan, models/llama3, which also scales the up projection by depth."""
-    if name in HEADS:
-        return 1 / math.sqrt(shape.width), CUT
-    if name in EMBEDDINGS:
-        # With a tied embedding, logits would start with a deviation of sqrt(width).
-        return (
-            (1 / math.sqrt(shape.width), CUT) if shape.tied_embeddings else (1.0, None)
-        )
-    return INIT_STD / (
-        _depth(name) if name.endswith((*RESIDUAL_OUTPUTS, *UP_PROJECTIONS)) else 1.0
-    ), None
-
-
-def _neox(name: str, size: torch.Size, shape: Shape) -> Deviation:
-    """GPT-NeoX, megatron/model/init_functions.py: small_init, and wang_init at residual
-    ends.
-    """
-    if name.endswith(RESIDUAL_OUTPUTS):
-        return 2 / shape.layers / math.sqrt(shape.width), None
-    return math.sqrt(2 / (5 * shape.width)), None
-
-
-def _mitchell(name: str, size: torch.Size, shape: Shape) -> Deviation:
-    """OLMo, olmo/initialization.py; the last dimension of a matrix is its fan-in."""
-    return 1 / math.sqrt(size[-1]) / (
-        _depth(name) if name.endswith(RESIDUAL_OUTPUTS) else 1.0
-    ), CUT
-
-
-def _depth(name: str) -> float:
-    """sqrt(2 (layer + 1)), with layers counted from 0."""
-    match = re.search(r"layers\.(\d+)\.", name)
-    return math.sqrt(2 * (int(match[1]) + 1)) if match else 1.0
-
-
-SCHEMES: dict[Initialisation, Callable[[str, torch.Size, Shape], Deviation]] = {
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "neox": _neox,
-    "mitchell": _mitchell,
-}
+def _deviation(
+    init: Initialisation, name: str, size: torch.Size, shape: Shape
+) -> tuple[float, float | None]:
+    """Standard deviation, and truncation in standard deviations or None."""
+    is_residual = name.endswith(RESIDUAL_OUTPUTS)
+    layer = re.search(r"layers\.(\d+)\.", name)
+    depth_scale = math.sqrt(2 * (int(layer[1]) + 1)) if layer else 1.0
+    width_scale = math.sqrt(shape.width)
+    match init:
+        case "gpt2":
+            # Radford et al. 2019, section 2.3
+            return INIT_STD / (
+                math.sqrt(2 * shape.layers) if is_residual else 1.0
+            ), None
+        case "llama":
+            # torchtitan, models/llama3, which also scales the up projection by depth.
+            # With a tied embedding, logits would start with a deviation of sqrt(width).
+            if name in HEADS or (name in EMBEDDINGS and shape.tied_embeddings):
+                return 1 / width_scale, CUT
+            if name in EMBEDDINGS:
+                return 1.0, None
+            is_scaled = is_residual or name.endswith(UP_PROJECTIONS)
+            return INIT_STD / (depth_scale if is_scaled else 1.0), None
+        case "neox":
+            # GPT-NeoX, megatron/model/init_functions.py: small_init, and wang_init at
+            # residual ends
+            if is_residual:
+                return 2 / shape.layers / width_scale, None
+            return math.sqrt(2 / (5 * shape.width)), None
+        case "mitchell":
+            # OLMo, olmo/initialization.py; the last dimension is the fan-in.
+            fan_in_scale = 1 / math.sqrt(size[-1])
+            return fan_in_scale / (depth_scale if is_residual else 1.0), CUT
+    assert_never(init)

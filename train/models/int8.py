@@ -81,8 +81,8 @@ def in_int8(
             continue
         column = (tensor.shape[0], 1)
         parts = {
-            "qdata": Planned(torch.int8, tensor.shape, partial(_values, tensor)),
-            "scale": Planned(tensor.dtype, column, partial(_scales, tensor)),
+            "qdata": Planned(torch.int8, tensor.shape, partial(_quantised, tensor, 0)),
+            "scale": Planned(tensor.dtype, column, partial(_quantised, tensor, 1)),
             "zero_point": Planned(
                 torch.int8, column, partial(torch.zeros, column, dtype=torch.int8)
             ),
@@ -105,12 +105,10 @@ def in_int8(
     return groups, metadata
 
 
-def _values(weight: Planned) -> Tensor:
-    return quantised(weight.make())[0]
-
-
-def _scales(weight: Planned) -> Tensor:
-    return quantised(weight.make())[1].to(weight.dtype)
+def _quantised(weight: Planned, part: int) -> Tensor:
+    """Values (part 0) of a matrix, or its scales (part 1) in the dtype of the export."""
+    tensor = quantised(weight.make())[part]
+    return tensor.to(weight.dtype) if part else tensor
 
 
 def stored_name(name: str, part: str) -> str:

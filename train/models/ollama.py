@@ -8,7 +8,6 @@ Jinja on conversations; other templates are omitted.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 
 from gristmill.dataprep.examples.conversations import Message
 from gristmill.tokenize.encoding.chat_templates import PROBE
@@ -46,27 +45,7 @@ def modelfile(
 
 def go_template(chat: Chat) -> str | None:
     """Chat template in Go; None if there is no equivalent of this form."""
-    parts = _parts(chat)
-    if parts is None:
-        return None
-    head, tail, around = parts
-    written = (head, tail, *(text for pair in around.values() for text in pair))
-    if any("{{" in text or '"""' in text for text in written):
-        return None
-    branches = "".join(
-        f'{{{{ {"if" if number == 0 else "else if"} eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}'
-        for number, (role, (before, after)) in enumerate(around.items())
-    )
-    return f"{head}{{{{ range .Messages }}}}{branches}{{{{ end }}}}{{{{ end }}}}{tail}"
-
-
-def _parts(chat: Chat) -> tuple[str, str, Mapping[str, tuple[str, str]]] | None:
-    """Text before a conversation, the generation prompt, and the text around the
-    messages of each role.
-
-    Each is the difference that one more message makes; None if a message changes the
-    text before it.
-    """
+    # Each text is the difference that one more message makes.
     system, first, answer, second, _ = PROBE
     try:
         one_turn, two_turns, three_turns = (
@@ -86,29 +65,26 @@ def _parts(chat: Chat) -> tuple[str, str, Mapping[str, tuple[str, str]]] | None:
         )
         around = {"system": (opening[0], opening[2]), **around}
         tail = with_prompt.removeprefix(one_turn)
-        if any(
-            _filled(head, around, messages) + end
-            != chat.text(messages, prompt=bool(end))
-            for messages in CONVERSATIONS
-            for end in ("", tail)
-        ):
-            return None
+        for messages in CONVERSATIONS:
+            text = head + "".join(
+                message["content"].join(around[message["role"]]) for message in messages
+            )
+            for end in ("", tail):
+                if text + end != chat.text(messages, prompt=bool(end)):
+                    return None
     except ChatError:
         return None
-    return head, tail, around
+    written = (head, tail, *(text for pair in around.values() for text in pair))
+    if any("{{" in text or '"""' in text for text in written):
+        return None
+    branches = "".join(
+        f'{{{{ {"if" if number == 0 else "else if"} eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}'
+        for number, (role, (before, after)) in enumerate(around.items())
+    )
+    return f"{head}{{{{ range .Messages }}}}{branches}{{{{ end }}}}{{{{ end }}}}{tail}"
 
 
 def _around(shorter: str, longer: str, message: Message) -> tuple[str, str]:
     """Text before and after the content of a conversation's last message."""
     before, _, after = longer.removeprefix(shorter).partition(message["content"])
     return before, after
-
-
-def _filled(
-    head: str,
-    around: Mapping[str, tuple[str, str]],
-    messages: Sequence[Message],
-) -> str:
-    return head + "".join(
-        message["content"].join(around[message["role"]]) for message in messages
-    )

@@ -40,45 +40,29 @@ def frequencies(
         return plain / scaling.factor, 1.0
     length = float(scaling.original_length or 0)
     if scaling.kind == "llama3":
-        return _llama3(plain, scaling, length), 1.0
-    warmth = scaling.attention_factor or max(0.1 * math.log(scaling.factor) + 1.0, 1.0)
-    return _yarn(plain, scaling, length, head_width, theta), warmth
-
-
-def _llama3(plain: Tensor, scaling: RopeScaling, length: float) -> Tensor:
-    """Llama 3.1: scale long wavelengths, keep short ones, and interpolate between
-    them.
-    """
-    rotations = length * plain / (2 * math.pi)
-    low = scaling.low_freq_factor
-    high = scaling.high_freq_factor
-    kept_share = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - kept_share) * plain / scaling.factor + kept_share * plain
-
-
-def _yarn(
-    plain: Tensor, scaling: RopeScaling, length: float, head_width: int, theta: float
-) -> Tensor:
-    """YaRN, section 3.2 of Peng et al. 2023: a linear ramp over channels between two
-    numbers of rotations.
-    """
-
-    def channel(rotations: float) -> float:
-        """Channel pair with a number of rotations in the original length."""
-        return (
-            head_width
-            * math.log(length / (rotations * 2 * math.pi))
-            / (2 * math.log(theta))
-        )
-
-    first = max(math.floor(channel(scaling.beta_fast)), 0)
-    last = min(math.ceil(channel(scaling.beta_slow)), head_width - 1)
+        # Llama 3.1: scale long wavelengths, keep short ones, and interpolate between
+        # them.
+        rotations = length * plain / (2 * math.pi)
+        low = scaling.low_freq_factor
+        high = scaling.high_freq_factor
+        kept_share = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
+        return (1 - kept_share) * plain / scaling.factor + kept_share * plain, 1.0
+    # YaRN, section 3.2 of Peng et al. 2023: a linear ramp over channels between those
+    # with two numbers of rotations in the original length
+    fast_channel, slow_channel = (
+        head_width
+        * math.log(length / (rotations * 2 * math.pi))
+        / (2 * math.log(theta))
+        for rotations in (scaling.beta_fast, scaling.beta_slow)
+    )
+    first = max(math.floor(fast_channel), 0)
+    last = min(math.ceil(slow_channel), head_width - 1)
     # Avoids a division by zero.
     width = (last - first) or 0.001
-    stretched = ((torch.arange(len(plain), device=plain.device) - first) / width).clamp(
-        0.0, 1.0
-    )
-    return stretched * plain / scaling.factor + (1 - stretched) * plain
+    channels = torch.arange(len(plain), device=device)
+    stretched = ((channels - first) / width).clamp(0.0, 1.0)
+    warmth = scaling.attention_factor or max(0.1 * math.log(scaling.factor) + 1.0, 1.0)
+    return stretched * plain / scaling.factor + (1 - stretched) * plain, warmth
 
 
 def rotary_table(

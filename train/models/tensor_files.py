@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -180,7 +180,15 @@ def write_model(
     Returns:
         bytes of all files.
     """
-    shards = list(_shards(groups, most_bytes))
+    shards: list[dict[str, Planned]] = [{}]
+    shard_bytes = 0
+    for group in groups:
+        size = sum(tensor.size for tensor in group.values())
+        if shard_bytes and size and shard_bytes + size > most_bytes:
+            shards.append({})
+            shard_bytes = 0
+        shards[-1].update(group)
+        shard_bytes += size
     names = (
         [WEIGHTS_FILE]
         if len(shards) == 1
@@ -208,19 +216,3 @@ def write_model(
             },
         )
     return sum((folder / name).stat().st_size for name in names)
-
-
-def _shards(
-    groups: Sequence[Mapping[str, Planned]], most_bytes: int
-) -> Iterator[dict[str, Planned]]:
-    shard: dict[str, Planned] = {}
-    shard_bytes = 0
-    for group in groups:
-        size = sum(tensor.size for tensor in group.values())
-        if shard_bytes and size and shard_bytes + size > most_bytes:
-            yield shard
-            shard = {}
-            shard_bytes = 0
-        shard = {**shard, **group}
-        shard_bytes = shard_bytes + size
-    yield shard

@@ -332,11 +332,11 @@ class TeacherRows:
     def read(self, rows: np.ndarray) -> Taught:
         """Distributions of the trained tokens of some rows, in the given order."""
         places = token_places(self._starts, rows)
-        logps, *others = (torch.from_numpy(part[places]) for part in self._parts)
-        if not others:
+        logps, *of_top_ids = (torch.from_numpy(part[places]) for part in self._parts)
+        if not of_top_ids:
             return Taught(logps)
-        ids, rest = others
-        return Taught(logps, ids.long(), rest)
+        ids, remainder = of_top_ids
+        return Taught(logps, ids.long(), remainder)
 
 
 def _stored(folder: Path, mode: Literal["r", "r+"]) -> list[np.memmap]:

@@ -193,7 +193,17 @@ class Blanks:
             )
             return [(size - max(int(share * size), 1), size)]
         if kind < self._not_short:
-            sentences = self._sentences(tokens)
+            sentences = list[Span]()
+            start = 0
+            is_end = self.ends_sentence[tokens] | (tokens == self.eos)
+            for place in np.flatnonzero(is_end).tolist():
+                # An end of text belongs to no sentence.
+                end = place if tokens[place] == self.eos else place + 1
+                if end > start:
+                    sentences.append((start, end))
+                start = place + 1
+            if start < size:
+                sentences.append((start, size))
             sampled = list[Span]()
             hidden = 0
             for number in np.argsort(
@@ -233,19 +243,6 @@ class Blanks:
         ]
         chances: np.ndarray = np.cumsum(weights) / np.sum(weights)
         return chances
-
-    def _sentences(self, tokens: np.ndarray) -> list[Span]:
-        """Spans of sentences; ends of text belong to none."""
-        sentences = list[Span]()
-        start = 0
-        for place in np.flatnonzero(
-            self.ends_sentence[tokens] | (tokens == self.eos)
-        ).tolist():
-            end = place if tokens[place] == self.eos else place + 1
-            if end > start:
-                sentences.append((start, end))
-            start = place + 1
-        return [*sentences, (start, len(tokens))] if start < len(tokens) else sentences
 
 
 @dataclass(frozen=True)

@@ -190,10 +190,16 @@ def write_margins(
     order = np.lexsort((np.array(table["id"].to_pylist()), table["margin"].to_numpy()))[
         :SHOWN
     ]
-    worst = [
-        {**line, **_excerpts(records[line["id"]])}
-        for line in table.take(order).to_pylist()
-    ]
+    worst = table.take(order).to_pylist()
+    for line in worst:
+        record = records[line["id"]]
+        # the last turn of the prompt, and the answers
+        for name in ("prompt", "chosen", "rejected", "completion"):
+            if name in record:
+                text = record[name][-1]["content"]
+                line[f"{name}_text"] = (
+                    text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..."
+                )
     margins = table["margin"].to_numpy().astype(np.float64)
     is_out = table["held_out"].to_numpy()
     set_names = np.array(table["set"].to_pylist())
@@ -224,19 +230,6 @@ def _figures_of(margins: np.ndarray) -> MarginFigures:
         "measured": len(margins),
         "wrong": float((margins <= 0).mean()),
         "median": float(np.median(margins)),
-    }
-
-
-def _excerpts(record: Mapping[str, Any]) -> dict[str, str]:
-    """Excerpts of the last turn of the prompt and of the answers."""
-    texts = {
-        f"{name}_text": record[name][-1]["content"]
-        for name in ("prompt", "chosen", "rejected", "completion")
-        if name in record
-    }
-    return {
-        name: text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..."
-        for name, text in texts.items()
     }
 
 

@@ -183,39 +183,25 @@ class Corruption:
             return np.broadcast_to(
                 np.arange(size) >= size - hidden, (len(rows), size)
             ).copy()
-        lengths = [
-            _segments(
-                items,
-                spans,
-                draws(
-                    self.key(name, step),
-                    np.repeat(read.rows[rows, None], items - 1, axis=1),
-                    read.first[rows, None] + np.arange(items - 1),
-                ),
+        lengths = []
+        for name, items in (("left", size - hidden), ("hidden", hidden)):
+            drawn = draws(
+                self.key(name, step),
+                np.repeat(read.rows[rows, None], items - 1, axis=1),
+                read.first[rows, None] + np.arange(items - 1),
             )
-            for name, items in (("left", size - hidden), ("hidden", hidden))
-        ]
+            # Segments start at the items with the least numbers.
+            starts = 1 + np.argsort(drawn, axis=1, kind="stable")[:, : spans - 1]
+            is_start = np.zeros((len(rows), items), dtype=bool)
+            is_start[:, 0] = True
+            np.put_along_axis(is_start, starts, True, axis=1)
+            places = np.nonzero(is_start)[1].reshape(len(rows), spans)
+            lengths.append(np.diff(places, axis=1, append=items))
         ends = np.stack(lengths, axis=2).reshape(len(rows), -1).cumsum(axis=1)[:, :-1]
         begins = np.zeros((len(rows), size), dtype=np.int64)
         np.put_along_axis(begins, ends, 1, axis=1)
         mask: np.ndarray = begins.cumsum(axis=1) % 2 == 1
         return mask
-
-
-def _segments(items: int, segments: int, drawn: np.ndarray) -> np.ndarray:
-    """Random segment lengths (g, segments), which start at the items with the least
-    numbers `drawn` (g, items - 1).
-    """
-    begins = np.zeros((len(drawn), items), dtype=bool)
-    begins[:, 0] = True
-    np.put_along_axis(
-        begins,
-        1 + np.argsort(drawn, axis=1, kind="stable")[:, : segments - 1],
-        True,
-        axis=1,
-    )
-    places = np.nonzero(begins)[1].reshape(len(drawn), segments)
-    return np.diff(places, axis=1, append=items)
 
 
 def corruption_of(

@@ -49,6 +49,8 @@ class Adafactor(EachParameter):
 
     def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
         """Scale the gradient by the factored root mean square."""
+        from torch.distributed.tensor import DTensor
+
         state, lr = self.state[parameter], group["lr"]
         eps = torch.finfo(parameter.dtype).eps
         state["step"] += 1
@@ -79,27 +81,19 @@ class Adafactor(EachParameter):
                 local(state["row_var"]) @ local(state["col_var"]) / mean.clamp(min=eps)
             )
         step = estimate.clamp_(min=eps * eps).rsqrt_().mul_(local(gradient))
-        rms = (_sum_like(parameter, step * step) / parameter.numel()).sqrt()
+        step_squares = step * step
+        if isinstance(parameter, DTensor):
+            step_squares = DTensor.from_local(
+                step_squares,
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+        rms = (total_sum(step_squares) / parameter.numel()).sqrt()
         local(parameter).mul_(1.0 - lr * group["weight_decay"])
         local(parameter).sub_(step * (rate / (rms / LARGEST_UPDATE).clamp(min=1.0)))
-
-
-def _sum_like(parameter: Tensor, shard: Tensor) -> Tensor:
-    """Sum of all shards of a tensor that is sharded as a parameter."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(parameter, DTensor):
-        return shard.sum()
-    return total_sum(
-        DTensor.from_local(
-            shard,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
-    )
 
 
 build = Adafactor

@@ -61,7 +61,7 @@ class AveragedWeights:
         """Swap the averaged weights into the model, and restore its own weights
         bit-equal on exit.
         """
-        own = {
+        weights = {
             name: local(parameter).detach().clone()
             for name, parameter in trainable(self._model)
         }
@@ -69,7 +69,7 @@ class AveragedWeights:
         try:
             yield
         finally:
-            self._put(own)
+            self._put(weights)
 
     @torch.no_grad()
     def _put(self, weights: dict[str, Tensor]) -> None:

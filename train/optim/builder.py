@@ -24,8 +24,8 @@ optimizer of some parameters, with its moments, for a training of so many steps.
 def decay_groups(named: NamedParameters, section: Optimizer) -> list[dict[str, Any]]:
     """Return the parameter groups: matrices, which decay, and all others."""
     matrices = [parameter for _, parameter in named if parameter.ndim >= 2]
-    others = [parameter for _, parameter in named if parameter.ndim < 2]
-    groups = [(matrices, section.weight_decay), (others, 0.0)]
+    vectors = [parameter for _, parameter in named if parameter.ndim < 2]
+    groups = [(matrices, section.weight_decay), (vectors, 0.0)]
     return [
         {"params": parameters, "weight_decay": decay}
         for parameters, decay in groups

@@ -72,9 +72,9 @@ def noise_and_signal(
     """
     inverse_part = sum(1.0 / rows for rows in part_rows) / len(part_rows)
     inverse_whole = 1.0 / sum(part_rows)
-    whole = whole_square.double()
-    noise = (part_squares.double().mean() - whole) / (inverse_part - inverse_whole)
-    return torch.stack((noise, whole - noise * inverse_whole))
+    square = whole_square.double()
+    noise = (part_squares.double().mean() - square) / (inverse_part - inverse_whole)
+    return torch.stack((noise, square - noise * inverse_whole))
 
 
 class NoiseScale:

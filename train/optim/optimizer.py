@@ -56,18 +56,18 @@ def make_optimizers(
         OwnCodeError: a user's optimizer fails, or is not an optimizer of these
             parameters.
     """
-    named = trainable(model)
+    trained = trainable(model)
     if section.own is not None:
-        return [own_optimizer(section.own, named, section.learning_rate)]
+        return [own_optimizer(section.own, trained, section.learning_rate)]
     offload = offload and not OPTIMIZERS[section.kind].has_small_state
     zeros_like = host_zeros_like if offload else torch.zeros_like
-    parts = {section.kind: named}
+    parts = {section.kind: trained}
     if OPTIMIZERS[section.kind].on_matrices:
-        is_matrix = [LAYERS in name and item.ndim == 2 for name, item in named]
-        parts = {section.kind: list(compress(named, is_matrix))}
-        others = [item for item, own in zip(named, is_matrix) if not own]
-        if others:  # adapters are matrices alone
-            parts["adamw"] = others
+        is_matrix = [LAYERS in name and item.ndim == 2 for name, item in trained]
+        parts = {section.kind: list(compress(trained, is_matrix))}
+        vectors = [item for item, flag in zip(trained, is_matrix) if not flag]
+        if vectors:  # adapters are matrices alone
+            parts["adamw"] = vectors
     optimizers = [
         builder(kind)(parameters, section, zeros_like, steps)
         for kind, parameters in parts.items()
@@ -184,7 +184,18 @@ def _step_unless(bad: Tensor, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
         return
-    copies = [(tensor, tensor.clone()) for tensor in _mutable_tensors(optimizer)]
+    # plain local tensors that the step may change
+    tensors: list[Tensor] = []
+    for parameter in parameters_of(optimizer):
+        tensors.append(local(parameter))
+        for value in optimizer.state[parameter].values():
+            tensor = local(value) if isinstance(value, Tensor) else None
+            if tensor is not None and _is_plain(tensor):
+                tensors.append(tensor)
+            elif tensor is not None:
+                names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+                tensors += [getattr(tensor, name) for name in names]
+    copies = [(tensor, tensor.clone()) for tensor in tensors]
     with eager_on_cpu(optimizer):
         optimizer.step()
     for tensor, copy in copies:
@@ -211,19 +222,6 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
     """Yield the parameters of all groups."""
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def _mutable_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Plain local tensors that a step may change."""
-    for parameter in parameters_of(optimizer):
-        yield local(parameter)
-        for value in optimizer.state[parameter].values():
-            tensor = local(value) if isinstance(value, Tensor) else None
-            if tensor is not None and _is_plain(tensor):
-                yield tensor
-            elif tensor is not None:
-                names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-                yield from (getattr(tensor, name) for name in names)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -34,7 +34,16 @@ def learning_rate(
     if schedule.own is not None:
         return peak * own_share(schedule.own, step, steps)
     if schedule.kind == "one_cycle":
-        return peak * _one_cycle(schedule, step, steps)
+        # Rise and fall along half a cosine each (Smith & Topin 2019; cosines as in
+        # PyTorch's OneCycleLR): step 1 has the initial share, the last step the final
+        # one, and the peak is at `rise_fraction`.
+        rise = schedule.rise_fraction * steps - 1.0
+        if step - 1 <= rise:
+            rising = _cosine((step - 1) / rise if rise else 1.0)
+            return peak * (1.0 + (schedule.initial_fraction - 1.0) * rising)
+        fall = max(steps - 1 - max(rise, 0.0), 1.0)
+        falling = _cosine((step - 1 - max(rise, 0.0)) / fall)
+        return peak * _between(schedule.final_fraction, falling)
     warmup = min(warmup_steps(schedule, steps, step_tokens), steps)
     if step <= warmup:
         return peak * step / warmup
@@ -133,43 +142,21 @@ def _after_warmup(schedule: Schedule, step: int, steps: int, warmup: int) -> flo
         case "polynomial":
             return _between(schedule.final_fraction, (1.0 - progress) ** schedule.power)
         case "wsd":
-            return _wsd(schedule, step, steps, warmup)
+            # Warm-up, stable, decay (Hu et al. 2024)
+            decay = min(steps - warmup, round(schedule.decay_fraction * steps))
+            into_decay = step - (steps - decay)
+            if into_decay <= 0:
+                return 1.0
+            decayed = into_decay / decay
+            remaining = {
+                "linear": 1.0 - decayed,
+                "cosine": _cosine(decayed),
+                "one_minus_sqrt": 1.0 - math.sqrt(decayed),
+            }
+            return _between(schedule.final_fraction, remaining[schedule.decay])
         case "one_cycle":
             raise AssertionError("one cycle has no warm-up")
     assert_never(schedule.kind)
-
-
-def _wsd(schedule: Schedule, step: int, steps: int, warmup: int) -> float:
-    """Warm-up, stable, decay (Hu et al. 2024), after the warm-up."""
-    decay = min(steps - warmup, round(schedule.decay_fraction * steps))
-    into_decay = step - (steps - decay)
-    if into_decay <= 0:
-        return 1.0
-    progress = into_decay / decay
-    remaining = {
-        "linear": 1.0 - progress,
-        "cosine": _cosine(progress),
-        "one_minus_sqrt": 1.0 - math.sqrt(progress),
-    }
-    return _between(schedule.final_fraction, remaining[schedule.decay])
-
-
-def _one_cycle(schedule: Schedule, step: int, steps: int) -> float:
-    """Rise and fall along half a cosine each (Smith & Topin 2019; cosines as in
-    PyTorch's OneCycleLR).
-
-    Step 1 has the initial share, the last step the final share; the peak is at
-    `rise_fraction`.
-    """
-    position, rise = step - 1, schedule.rise_fraction * steps - 1.0
-    if position <= rise:
-        return 1.0 + (schedule.initial_fraction - 1.0) * _cosine(
-            position / rise if rise else 1.0
-        )
-    fall = max(steps - 1 - max(rise, 0.0), 1.0)
-    return _between(
-        schedule.final_fraction, _cosine((position - max(rise, 0.0)) / fall)
-    )
 
 
 def _cosine(progress: float) -> float:

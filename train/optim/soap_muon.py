@@ -85,7 +85,17 @@ class SoapMuon(EachParameter):
             vectors = torch.linalg.eigh(finite)[1]
             _fill(state["basis"], vectors.flip(1), parameter)
         elif steps % every == 0:
-            self._rotate_basis(parameter)
+            # Follow the covariance by one power iteration; columns are sorted by their
+            # eigenvalues, and the second moments with them.
+            covariance = gather(state["covariance"])
+            basis = gather(state["basis"])
+            order = (basis * (covariance @ basis)).sum(dim=0).argsort(descending=True)
+            squares = gather(state["exp_avg_sq"]).index_select(
+                1 if _has_fewer_columns(parameter) else 0, order
+            )
+            rotated = torch.linalg.qr(covariance @ basis[:, order])[0]
+            _fill(state["exp_avg_sq"], squares, parameter)
+            _fill(state["basis"], rotated, parameter)
         state[STEP] += 1
 
     def _move(self, matrix: Tensor, gradient: Tensor, group: Group) -> None:
@@ -110,19 +120,6 @@ class SoapMuon(EachParameter):
         lr = group["lr"]
         weight.mul_(1.0 - lr * group["weight_decay"])
         weight.sub_(update, alpha=lr * ADAMWS_RMS * math.sqrt(max(matrix.shape)))
-
-    def _rotate_basis(self, matrix: Tensor) -> None:
-        """Follow the covariance by one power iteration; columns are sorted by their
-        eigenvalues, and the second moments with them.
-        """
-        state = self.state[matrix]
-        covariance, basis = gather(state["covariance"]), gather(state["basis"])
-        order = (basis * (covariance @ basis)).sum(dim=0).argsort(descending=True)
-        squares = gather(state["exp_avg_sq"]).index_select(
-            1 if _has_fewer_columns(matrix) else 0, order
-        )
-        _fill(state["exp_avg_sq"], squares, matrix)
-        _fill(state["basis"], torch.linalg.qr(covariance @ basis[:, order])[0], matrix)
 
 
 def _has_fewer_columns(matrix: Tensor) -> bool:

@@ -29,40 +29,29 @@ def resolve_compile(
     """
     if compute.compile != "auto":
         return compute
-    is_plain = (
+    compiles = False
+    if (
         stage == "pretrain"
         and parallel.tensor == parallel.pipeline == parallel.context == 1
-    )
-    compiles = False
-    if is_plain and _has_one_shape(config):
+    ):
+        section = Pretrain.model_validate(
+            {name: config[name] for name in config if name in Pretrain.model_fields}
+        )
+        # next-token pre-training of a dense decoder on rows of one length
+        compiles = (
+            section.kind == "decoder"
+            and not section.reads_prefixes
+            and section.multi_token is None
+            and section.model.own is None
+            and section.model.moe is None
+            and section.model.init_from is None
+            and not section.length_ramp
+            and not any(phase.sequence_length for phase in section.phases)
+        )
+    if compiles:
         import torch
 
         has_compiler = "CC" in os.environ or any(map(shutil.which, COMPILERS))
         compiles = has_compiler and torch.cuda.is_available()
         compiles = compiles and torch.version.cuda is not None
     return compute.model_copy(update={"compile": "block" if compiles else "off"})
-
-
-def _has_one_shape(config: Mapping[str, Any]) -> bool:
-    """Return True for next-token pre-training of a dense decoder on rows of one
-    length.
-    """
-    section = Pretrain.model_validate(
-        {key: value for key, value in config.items() if key in Pretrain.model_fields}
-    )
-    model = section.model
-    several_lengths = bool(section.length_ramp) or any(
-        phase.sequence_length for phase in section.phases
-    )
-    is_plain = (
-        section.kind == "decoder"
-        and not section.reads_prefixes
-        and section.multi_token is None
-    )
-    return (
-        is_plain
-        and model.own is None
-        and model.moe is None
-        and model.init_from is None
-        and not several_lengths
-    )

@@ -11,7 +11,7 @@ over the whole row, and only GPU kernels.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,7 @@ class RowSplit:
                 ids
             )
         visible = Elsewhere(
-            self._whole_pair,
+            self.whole,
             see_documents(token_positions, dense=dense, prefix=prefix, places=places),
         )
         rotary_positions = (
@@ -119,10 +119,6 @@ class RowSplit:
         """
         gathered: Tensor = _Whole.apply(part, dim, self)  # type: ignore[no-untyped-call]
         return gathered
-
-    def _whole_pair(self, keys: Tensor, values: Tensor) -> Sequence[Tensor]:
-        """Gather keys and values (n, k, t, c) in one collective."""
-        return self.whole(torch.cat((keys, values), dim=1), 2).chunk(2, dim=1)
 
     def summed(self, value: Tensor) -> Tensor:
         """Sum over the processes, without gradient."""

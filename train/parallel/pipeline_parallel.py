@@ -153,7 +153,18 @@ class PipelineStage(Llama):
                 "a prefix that is read in both directions is not pipelined; use shard"
             )
         if self._queue:
-            return self._scheduled(ids)
+            call = self._queue.popleft()
+            hidden = self._layers(
+                None if self.is_first else ids, call.ids, call.positions
+            )
+            if not self.is_last:
+                return hidden
+            hidden, matrix = self.gathered(hidden)
+            objective, scale, draw = self._asked
+            answering = _Answering(self, hidden[: call.rows], matrix)
+            measured = objective.loss(answering, call.part, scale, draw)
+            self._measured.append(measured)
+            return measured.loss
         if torch.is_grad_enabled():
             raise PipelineError(
                 "a pipelined model is trained through `accumulate`, micro-batches of "
@@ -193,7 +204,17 @@ class PipelineStage(Llama):
         nothing = np.empty(0, dtype=np.int64)
         while len(parts) < self.count:  # 1F1B needs at least one micro-batch per stage
             parts.append(objective.prepare(nothing, getattr(parts[0], "cuts", 1)))
-        inputs = [_ask(objective, part, scale, draw) for part in parts]
+        inputs = []
+        for part in parts:
+            try:
+                objective.loss(_Asking(), part, scale, draw)
+            except _AskedError as asked:
+                inputs.append(Call(part, asked.ids, asked.positions, len(asked.ids)))
+            else:
+                raise PipelineError(
+                    f"{type(objective).__name__} computes a loss without calling its "
+                    "model, and is not pipelined"
+                )
         # Of equal size: the last row is repeated, and results of padding are cut off.
         row_count = max(call.rows for call in inputs)
         calls = []
@@ -215,22 +236,6 @@ class PipelineStage(Llama):
             target=torch.arange(len(calls)) if self.is_last else None,
         )
         return self._measured
-
-    def _scheduled(self, x: Tensor) -> Tensor:
-        call = self._queue.popleft()
-        hidden = self._layers(
-            x if not self.is_first else None, call.ids, call.positions
-        )
-        if not self.is_last:
-            return hidden
-        hidden, matrix = self.gathered(hidden)
-        objective, scale, draw = self._asked
-        measured = objective.loss(
-            _Answering(self, hidden[: call.rows], matrix), call.part, scale, draw
-        )
-        self._measured.append(measured)
-        loss: Tensor = measured.loss
-        return loss
 
     def _layers(
         self, x: Tensor | None, ids: Tensor, positions: Tensor | None
@@ -263,41 +268,11 @@ class PipelineStage(Llama):
 
     def _schedule(self, number: int, rows: int, length: int) -> Any:
         """1F1B schedule of a number of micro-batches of one size, cached."""
-        from torch.distributed.pipelining import Schedule1F1B
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
         key = (number, rows, length)
-        if key not in self._schedules:
-            meta = torch.device("meta")
-            hidden = self._hidden_states(rows, length, meta).requires_grad_()
-            ids = torch.empty(rows, length, dtype=torch.int64, device=meta)
-            stage = self._scheduled_stage(
-                self.index,
-                self.count,
-                self.device,
-                group=self.group,
-                input_args=ids if self.is_first else hidden,
-                output_args=torch.empty((), device=meta, requires_grad=True)
-                if self.is_last
-                else hidden,
-            )
-            # The last stage outputs the loss, already divided by the weight of the
-            # whole batch.
-            self._schedules[key] = Schedule1F1B(
-                stage, number, loss_fn=lambda loss, target: loss, scale_grads=False
-            )
-        return self._schedules[key]
-
-    def _scheduled_stage(self, *arguments: Any, **settings: Any) -> Any:
-        """Stage of the torch schedule.
-
-        For an FSDP module, torch's stage reduces gradients and frees gathered weights
-        only after the last micro-batch. Ranks that share weights do both after each
-        micro-batch, so the schedule gets a plain wrapper.
-        """
-        from torch.distributed.pipelining import PipelineStage
-
-        if not self.shards_weights:
-            return PipelineStage(self, *arguments, **settings)
+        if key in self._schedules:
+            return self._schedules[key]
 
         class ReducingStage(PipelineStage):
             def backward_one_chunk(
@@ -312,7 +287,29 @@ class PipelineStage(Llama):
                     bwd_chunk_id, loss, full_backward, last_backward
                 )
 
-        return ReducingStage(_Plain(self), *arguments, **settings)
+        meta = torch.device("meta")
+        hidden = self._hidden_states(rows, length, meta).requires_grad_()
+        ids = torch.empty(rows, length, dtype=torch.int64, device=meta)
+        loss = torch.empty((), device=meta, requires_grad=True)
+        # For an FSDP module, torch's stage reduces gradients and frees gathered weights
+        # only after the last micro-batch. Ranks that share weights do both after each
+        # micro-batch, so the schedule gets a plain wrapper.
+        stage_class = ReducingStage if self.shards_weights else PipelineStage
+        stage = stage_class(
+            _Plain(self) if self.shards_weights else self,
+            self.index,
+            self.count,
+            self.device,
+            group=self.group,
+            input_args=ids if self.is_first else hidden,
+            output_args=loss if self.is_last else hidden,
+        )
+        # The last stage outputs the loss, already divided by the weight of the whole
+        # batch.
+        self._schedules[key] = Schedule1F1B(
+            stage, number, loss_fn=lambda loss, target: loss, scale_grads=False
+        )
+        return self._schedules[key]
 
 
 class _Plain(nn.Module):
@@ -362,19 +359,6 @@ class _Answering(nn.Module):
         trained: Tensor | None = None,
     ) -> Any:
         return self._answered(head, self._hidden, self._matrix, ids.shape[1])
-
-
-def _ask(
-    objective: Objective, part: Any, scale: float | Tensor, draw: int | None
-) -> Call:
-    try:
-        objective.loss(_Asking(), part, scale, draw)
-    except _AskedError as asked:
-        return Call(part, asked.ids, asked.positions, len(asked.ids))
-    raise PipelineError(
-        f"{type(objective).__name__} computes a loss without calling its model, and "
-        "is not pipelined"
-    )
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from gristmill.train.models.model_config import CHUNKS, Shape
 from gristmill.train.planning.devices import Device
@@ -109,9 +110,23 @@ def rank_forms(
     """
     best = []
     for form in forms(shape, gpus, step.rows, step.length):
+        rows = step.rows // form.data
+        most_rows = min(rows // form.pipeline, step.most_micro_rows or rows)
+        loads = [
+            Load(
+                micro,
+                step.length,
+                rows // micro,
+                step.compute_bytes,
+                step.optimizer,
+                checkpointing,
+                step.offload,
+            )
+            for micro, checkpointing in product(_divisors(rows), (False, True))
+            if micro <= most_rows
+        ]
         candidates = [
-            _candidate(shape, form, load, step, device, utilisation)
-            for load in _loads(form, step)
+            _candidate(shape, form, load, step, device, utilisation) for load in loads
         ]
         # The fastest that fits, of equal ones the larger micro-batch; else the one that
         # needs the least memory.
@@ -179,22 +194,6 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
                         and shape.experts % form.weights == 0
                     ):
                         yield replace(form, deal_experts=True)
-
-
-def _loads(form: Form, step: Step) -> Iterator[Load]:
-    rows = step.rows // form.data
-    max_rows = min(rows // form.pipeline, step.most_micro_rows or rows)
-    for micro in (size for size in _divisors(rows) if size <= max_rows):
-        for checkpointing in (False, True):
-            yield Load(
-                micro,
-                step.length,
-                rows // micro,
-                step.compute_bytes,
-                step.optimizer,
-                checkpointing,
-                step.offload,
-            )
 
 
 def _candidate(
@@ -277,8 +276,8 @@ def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> f
     moved = gathered * share * (2 * load.compute_bytes + MASTER_BYTES)
     seconds = moved / _rate(form.tensor * form.pipeline * form.weights, device)
     weights = layers * block_parameters(shape) / form.tensor / form.weights
-    others = (form.replicate - 1) / form.replicate
-    return seconds + 2 * MASTER_BYTES * weights * others / _rate(form.world, device)
+    replicated = (form.replicate - 1) / form.replicate
+    return seconds + 2 * MASTER_BYTES * weights * replicated / _rate(form.world, device)
 
 
 def _divisors(number: int) -> list[int]:

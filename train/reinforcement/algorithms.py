@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,41 +23,10 @@ from gristmill.train.reinforcement.rollouts import Rollouts
 class Algorithm:
     """Parts of the updates in which algorithms differ."""
 
-    learn: Callable[[Rollouts, Rl], None]
-    """Fills in the advantages of a batch's tokens (and a critic's returns), from
-    rewards and from the opinions of policy, critic and reference.
-    """
     has_critic: bool = False
     """True if a critic estimates rewards."""
     has_kl_loss: bool = True
     """True if the divergence from the reference is a part of the loss."""
-
-
-def _compare_groups(rollouts: Rollouts, section: Rl) -> None:
-    advantages = group_advantages(
-        rollouts.totals, section.group_size, section.advantage_scale
-    )
-    rollouts.advantages.copy_(advantages[:, None] * rollouts.mask)
-
-
-def _compare_with_critic(rollouts: Rollouts, section: Rl) -> None:
-    mask = rollouts.mask
-    divergence = kl_estimate(rollouts.old, rollouts.reference, section.kl_kind)
-    advantages, returns = generalised_advantages(
-        token_rewards(rollouts.totals, divergence, section.kl_weight, mask),
-        rollouts.values,
-        mask,
-        section.critic.discount,
-        section.critic.gae_lambda,
-    )
-    rollouts.returns.copy_(returns)
-    rollouts.advantages.copy_(whitened(advantages, mask))
-
-
-def _follow_teacher(rollouts: Rollouts, section: Rl) -> None:
-    rollouts.advantages.copy_(
-        teacher_advantages(rollouts.old, rollouts.reference, rollouts.mask)
-    )
 
 
 def teacher_advantages(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
@@ -79,9 +47,9 @@ def teacher_advantages(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor
 
 
 ALGORITHMS = {
-    "grpo": Algorithm(_compare_groups),
-    "ppo": Algorithm(_compare_with_critic, has_critic=True, has_kl_loss=False),
-    "distill": Algorithm(_follow_teacher, has_kl_loss=False),
+    "grpo": Algorithm(),
+    "ppo": Algorithm(has_critic=True, has_kl_loss=False),
+    "distill": Algorithm(has_kl_loss=False),
 }
 
 
@@ -89,7 +57,27 @@ def learn_from(rollouts: Rollouts, section: Rl) -> None:
     """Compute advantages, returns and weights from rewards and opinions."""
     mask = rollouts.mask
     rollouts.flat.copy_(groups_without_variance(rollouts.totals, section.group_size))
-    ALGORITHMS[section.algorithm].learn(rollouts, section)
+    match section.algorithm:
+        case "grpo":
+            advantages = group_advantages(
+                rollouts.totals, section.group_size, section.advantage_scale
+            )
+            rollouts.advantages.copy_(advantages[:, None] * mask)
+        case "ppo":
+            divergence = kl_estimate(rollouts.old, rollouts.reference, section.kl_kind)
+            advantages, returns = generalised_advantages(
+                token_rewards(rollouts.totals, divergence, section.kl_weight, mask),
+                rollouts.values,
+                mask,
+                section.critic.discount,
+                section.critic.gae_lambda,
+            )
+            rollouts.returns.copy_(returns)
+            rollouts.advantages.copy_(whitened(advantages, mask))
+        case "distill":
+            rollouts.advantages.copy_(
+                teacher_advantages(rollouts.old, rollouts.reference, mask)
+            )
     counted = mask & rollouts.ended[:, None] if section.mask_truncated else mask
     for weights, of_step in zip(
         rollouts.weights.split(section.global_batch_size),

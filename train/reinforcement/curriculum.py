@@ -63,10 +63,20 @@ class PromptChoice:
         numbers = self._order.rows(
             np.arange(first, first + max(self._order.total, count), dtype=np.int64)
         )
+        low, high = self._section.between
         selected: list[int] = []
         skipped: list[int] = []
         for place, number in enumerate(numbers.tolist(), start=first):
-            (selected if self._is_wanted(number, place) else skipped).append(number)
+            rate = float(self.rates[number])
+            is_suitable = (
+                rate == NEVER
+                or low < rate < high
+                or (
+                    seeded_key(self._seed, "again", place)
+                    < self._section.again * 2**KEY_BITS
+                )
+            )
+            (selected if is_suitable else skipped).append(number)
             if len(selected) == count:
                 break
         read = len(selected) + len(skipped)
@@ -78,18 +88,6 @@ class PromptChoice:
         """Record the pass rates of some prompts: shares, (n,)."""
         for number, rate in zip(prompts, rates.tolist(), strict=True):
             self.rates[number] = rate
-
-    def _is_wanted(self, number: int, place: int) -> bool:
-        low, high = self._section.between
-        rate = float(self.rates[number])
-        return (
-            rate == NEVER
-            or low < rate < high
-            or (
-                seeded_key(self._seed, "again", place)
-                < self._section.again * 2**KEY_BITS
-            )
-        )
 
     def report(self) -> dict[str, float]:
         """Number of prompts skipped for the last batch, share of prompts used so far,

@@ -190,10 +190,11 @@ def run(
         if team is not None:
             evaluation["red_team_differences"] = team.differences()
     write_json(out / "evaluation.json", evaluation)
-    return {
-        **evaluation,
-        "models": {name: _without_texts(entry) for name, entry in models.items()},
-    }
+    for metrics in models.values():
+        metrics.pop("samples", None)
+        if "red_team" in metrics:
+            metrics["red_team"] = {"sets": metrics["red_team"]["sets"]}
+    return evaluation
 
 
 def evaluate_decoder(
@@ -255,15 +256,6 @@ def evaluate_decoder(
             group_name: asdict(group) for group_name, group in groups.items()
         }
     return evaluation
-
-
-def _without_texts(evaluation: ModelEvaluation) -> ModelEvaluation:
-    """Metrics of a model without its generated texts."""
-    kept = evaluation.copy()
-    kept.pop("samples", None)
-    if "red_team" in kept:
-        kept["red_team"] = {"sets": kept["red_team"]["sets"]}
-    return kept
 
 
 def differences(

@@ -104,14 +104,10 @@ def run(
     shares = settings.shares
     trained = inputs["pretrain"]
     with open_rows(inputs["mix"], context) as packed:
-        measure = partial(
-            _measured,
-            packed=packed,
-            tokenizer=inputs["tokenizer"],
-            section=Evaluate(
-                seed=settings.seed, bootstrap_samples=settings.bootstrap_samples
-            ),
+        section = Evaluate(
+            seed=settings.seed, bootstrap_samples=settings.bootstrap_samples
         )
+        tokenizer = inputs["tokenizer"]
         singles = []
         measurements: list[MeasuredModel] = []
         for step, share in zip(steps, shares, strict=True):
@@ -120,7 +116,7 @@ def run(
                 {
                     "model": f"step {step}",
                     "share": share,
-                    "sources": measure(singles[-1]),
+                    "sources": _measured(singles[-1], packed, tokenizer, section),
                 }
             )
             context.progress(len(singles), len(steps) + 2, "models")
@@ -144,7 +140,8 @@ def run(
             },
         )
         write_json(model / SHAPE_FILE, read_json(singles[0] / SHAPE_FILE))
-        merged, last = (measure(folder / MODEL) for folder in (out, trained))
+        merged = _measured(out / MODEL, packed, tokenizer, section)
+        last = _measured(trained / MODEL, packed, tokenizer, section)
     measurements += [
         {"model": "merged", "share": None, "sources": merged},
         {"model": f"step {settings.of}, the last", "share": None, "sources": last},

@@ -81,8 +81,29 @@ class CallFormat:
         written = "".join(text for text, generated in rendered if generated) or "".join(
             text for text, _ in rendered
         )
-        self._opening, self._closing, self._name, self._arguments = _form_of(
-            chat, written
+        at = written.find("{")
+        while at >= 0:
+            try:
+                entry, end = json.JSONDecoder().raw_decode(written, at)
+            except json.JSONDecodeError:
+                entry = None
+            if isinstance(entry, dict) and PROBE_NAME in entry.values():
+                self._opening = written[:at].strip()
+                self._closing = chat.plain(written[end:]).strip()
+                self._name = next(
+                    key for key, value in entry.items() if value == PROBE_NAME
+                )
+                arguments = (PROBE_ARGUMENTS, json.dumps(PROBE_ARGUMENTS))
+                self._arguments = next(
+                    (key for key, value in entry.items() if value in arguments),
+                    "arguments",
+                )
+                return
+            at = written.find("{", at + 1)
+        raise ChatError(
+            f"{chat.folder}: the chat template writes calls of tools in a form that is "
+            "not JSON, which rl.tools cannot read; give the tokenizer a template that "
+            "writes them as JSON, or remove the tools"
         )
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -162,7 +183,7 @@ class CallFormat:
             )
         else:
             responses = "\n".join(
-                f"<tool_response>\n{one}\n</tool_response>" for one in answers
+                f"<tool_response>\n{answer}\n</tool_response>" for answer in answers
             )
             rendered = self._chat.segments(
                 [
@@ -205,38 +226,3 @@ def _probe(answers: Sequence[str]) -> list[Message]:
         {"role": "assistant", "content": "", "tool_calls": calls},
         *replies,
     ]
-
-
-def _form_of(chat: Chat, written: str) -> tuple[str, str, str, str]:
-    """Text before and after a call in a rendered turn, and the keys of its name and of
-    its arguments.
-    """
-    at = written.find("{")
-    while at >= 0:
-        try:
-            entry, end = json.JSONDecoder().raw_decode(written, at)
-        except json.JSONDecodeError:
-            entry = None
-            end = at
-        if isinstance(entry, dict) and PROBE_NAME in entry.values():
-            name = next(key for key, value in entry.items() if value == PROBE_NAME)
-            arguments = next(
-                (
-                    key
-                    for key, value in entry.items()
-                    if value in (PROBE_ARGUMENTS, json.dumps(PROBE_ARGUMENTS))
-                ),
-                "arguments",
-            )
-            return (
-                written[:at].strip(),
-                chat.plain(written[end:]).strip(),
-                name,
-                arguments,
-            )
-        at = written.find("{", at + 1)
-    raise ChatError(
-        f"{chat.folder}: the chat template writes calls of tools in a form that is not "
-        "JSON, which rl.tools cannot read; give the tokenizer a template that writes "
-        "them as JSON, or remove the tools"
-    )

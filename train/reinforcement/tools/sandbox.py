@@ -28,8 +28,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -110,29 +108,30 @@ def run_python(code: str, limits: PythonTool) -> ProgramResult:
             `WALL_SECONDS_PER_SECOND` times the seconds.
     """
     try:
-        return _run(code, limits)
+        with (
+            tempfile.TemporaryFile() as source,
+            open(os.memfd_create("seccomp"), "r+b", buffering=0) as seccomp,
+        ):
+            source.write(code.encode(errors="replace"))
+            source.seek(0)
+            seccomp.write(seccomp_program())
+            seccomp.seek(0)
+            process = subprocess.Popen(
+                sandbox_command(limits, seccomp.fileno()),
+                stdin=source,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[seccomp.fileno()],
+            )
+            with process:
+                try:
+                    output, timed_out = _read(
+                        process, WALL_SECONDS_PER_SECOND * limits.seconds
+                    )
+                finally:
+                    process.kill()
     except OSError as error:
         return ProgramResult(f"the sandbox cannot start: {error}", False)
-
-
-def _run(code: str, limits: PythonTool) -> ProgramResult:
-    with tempfile.TemporaryFile() as source, _seccomp_file() as seccomp:
-        source.write(code.encode(errors="replace"))
-        source.seek(0)
-        process = subprocess.Popen(
-            sandbox_command(limits, seccomp),
-            stdin=source,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=[seccomp],
-        )
-        with process:
-            try:
-                output, timed_out = _read(
-                    process, WALL_SECONDS_PER_SECOND * limits.seconds
-                )
-            finally:
-                process.kill()
     if len(output) > MAX_OUTPUT_BYTES:
         text = output[:MAX_OUTPUT_BYTES].decode(errors="replace")
         return ProgramResult(
@@ -232,18 +231,6 @@ def interpreter_arguments() -> tuple[str, ...]:
         if folder.exists():
             arguments += ["--tmpfs", str(folder), "--remount-ro", str(folder)]
     return tuple(arguments)
-
-
-@contextmanager
-def _seccomp_file() -> Iterator[int]:
-    program = seccomp_program()
-    file = os.memfd_create("seccomp")
-    try:
-        os.write(file, program)
-        os.lseek(file, 0, os.SEEK_SET)
-        yield file
-    finally:
-        os.close(file)
 
 
 def _read(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool]:

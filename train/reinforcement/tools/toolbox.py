@@ -8,7 +8,7 @@ import inspect
 import json
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +77,42 @@ class Toolbox:
     """
 
     def __init__(self, tools: Sequence[Tool], inputs: Mapping[str, Path]) -> None:
-        self._tools = {name_of_tool(tool): _ready(tool, inputs) for tool in tools}
+        self._tools: dict[str, _Ready] = {}
+        for tool in tools:
+            name = name_of_tool(tool)
+            match tool:
+                case CalculatorTool():
+                    ready = _Ready(
+                        _described(
+                            name,
+                            "Works out an arithmetic expression.",
+                            {"expression": ("string", "Such as 12 * (3 + 4)")},
+                        ),
+                        lambda expression: calculate(_text(expression)),
+                    )
+                case PythonTool():
+                    check_sandbox()
+                    ready = _Ready(
+                        _described(
+                            name,
+                            "Runs a Python program and returns what it prints.",
+                            {"code": ("string", "The program")},
+                        ),
+                        _python(tool),
+                        beside=True,
+                    )
+                case SearchTool():
+                    ready = _Ready(
+                        _described(
+                            name,
+                            "Finds the documents that have some words.",
+                            {"query": ("string", "The words")},
+                        ),
+                        _search(tool, inputs),
+                    )
+                case OwnTool():
+                    ready = _own(name, tool)
+            self._tools[name] = ready
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -142,43 +177,6 @@ class Toolbox:
             return f"{ERROR}{error}", True
 
 
-def _ready(tool: Tool, inputs: Mapping[str, Path]) -> _Ready:
-    name = name_of_tool(tool)
-    match tool:
-        case CalculatorTool():
-            return _Ready(
-                _described(
-                    name,
-                    "Works out an arithmetic expression.",
-                    {"expression": ("string", "Such as 12 * (3 + 4)")},
-                ),
-                lambda expression: calculate(_text(expression)),
-            )
-        case PythonTool():
-            check_sandbox()
-            return _Ready(
-                _described(
-                    name,
-                    "Runs a Python program and returns what it prints.",
-                    {"code": ("string", "The program")},
-                ),
-                _python(tool),
-                beside=True,
-            )
-        case SearchTool():
-            return _Ready(
-                _described(
-                    name,
-                    "Finds the documents that have some words.",
-                    {"query": ("string", "The words")},
-                ),
-                _search(tool, inputs),
-            )
-        case OwnTool():
-            return _own(name, tool)
-    raise TypeError(f"{name} is no tool")
-
-
 def _described(
     name: str,
     summary: str,
@@ -223,7 +221,24 @@ def _python(tool: PythonTool) -> Callable[..., str]:
 
 def _search(tool: SearchTool, inputs: Mapping[str, Path]) -> Callable[..., str]:
     titles: list[str] = []
-    index = WordIndex(_texts(tool, inputs, titles))
+    texts: list[str] = []
+    if tool.path is not None:
+        for place, record in read_records(tool.path):
+            text = record.get(TEXT)
+            title = record.get("title")
+            if not isinstance(text, str):
+                raise ToolError(f"rl.tools: search: {place} has no text under {TEXT!r}")
+            titles.append(f"{title}: " if title else "")
+            texts.append(text)
+    elif INGEST in inputs:
+        for batch in Corpus(inputs).batches([TEXT]):
+            texts += batch[TEXT].to_pylist()
+        titles = [""] * len(texts)
+    else:
+        raise ToolError(
+            "rl.tools: search has no `path`, and this run has no documents; give one"
+        )
+    index = WordIndex(texts)
     if not index.texts:
         raise ToolError("rl.tools: search has no document to look through")
 
@@ -238,30 +253,6 @@ def _search(tool: SearchTool, inputs: Mapping[str, Path]) -> Callable[..., str]:
         )
 
     return search
-
-
-def _texts(
-    tool: SearchTool, inputs: Mapping[str, Path], titles: list[str]
-) -> Iterator[str]:
-    """Yield the texts to search, and fill `titles` with the title of each."""
-    if tool.path is None:
-        if INGEST not in inputs:
-            raise ToolError(
-                "rl.tools: search has no `path`, and this run has no documents; give "
-                "one"
-            )
-        for batch in Corpus(inputs).batches([TEXT]):
-            for text in batch[TEXT].to_pylist():
-                titles.append("")
-                yield text
-        return
-    for place, record in read_records(tool.path):
-        text = record.get(TEXT)
-        title = record.get("title")
-        if not isinstance(text, str):
-            raise ToolError(f"rl.tools: search: {place} has no text under {TEXT!r}")
-        titles.append(f"{title}: " if title else "")
-        yield text
 
 
 def _own(name: str, tool: OwnTool) -> _Ready:
