@@ -167,6 +167,16 @@ def card(about: About, section: Documents, exported: Exported) -> str:
     """README.md of a folder that `datasets.load_dataset` can load."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    # of `gristmill export-documents`
+    options = [f"--format {section.format}", "--out DIR"]
+    if section.dropped:
+        options.append("--dropped")
+    if section.where is not None:
+        options.append(f"--where {json.dumps(section.where, ensure_ascii=False)}")
+    if section.columns is not None:
+        options.append(f"--columns {','.join(section.columns)}")
+    if section.shard_bytes != Documents().shard_bytes:
+        options.append(f"--shard-size {section.shard_bytes}")
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -174,11 +184,8 @@ def card(about: About, section: Documents, exported: Exported) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "cell": _cell,
         "number": "{:,}".format,
-        "reasons": _reasons,
         "setting": _setting,
-        "size": _megabytes,
     }
     failed = [step["dropped"].get("quarantine", 0) for step in exported.funnel]
     return environment.get_template("dataset_card.md.jinja").render(
@@ -194,7 +201,7 @@ def card(about: About, section: Documents, exported: Exported) -> str:
             for step in about["steps"]
             for key, _ in step["settings"]
         ),
-        options=_options(section),
+        options=options,
     )
 
 
@@ -240,20 +247,6 @@ def _header(about: About, exported: Exported) -> str:
     return yaml.safe_dump(header, sort_keys=False, allow_unicode=True).rstrip()
 
 
-def _options(section: Documents) -> list[str]:
-    """Options of `gristmill export-documents` for a section."""
-    options = [f"--format {section.format}", "--out DIR"]
-    if section.dropped:
-        options.append("--dropped")
-    if section.where is not None:
-        options.append(f"--where {json.dumps(section.where, ensure_ascii=False)}")
-    if section.columns is not None:
-        options.append(f"--columns {','.join(section.columns)}")
-    if section.shard_bytes != Documents().shard_bytes:
-        options.append(f"--shard-size {section.shard_bytes}")
-    return options
-
-
 def _setting(value: Any) -> str:
     text = (
         value
@@ -263,16 +256,3 @@ def _setting(value: Any) -> str:
     if len(text) > MOST_SETTINGS_CHARS:
         text = f"{text[:MOST_SETTINGS_CHARS]} ..."
     return f"`{' '.join(text.split()).replace('`', chr(39))}`"
-
-
-def _reasons(dropped: Mapping[str, int]) -> str:
-    by_number = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {number:,}" for name, number in by_number) or "nothing"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"

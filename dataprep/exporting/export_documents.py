@@ -454,19 +454,15 @@ def _write_json_lines(
         cast(IO[bytes], sink), closefd=False
     ) as compressed:
         for piece in pieces:
-            for row in _finite(piece).to_pylist():
+            # JSON cannot represent non-finite numbers
+            for index, field in enumerate(piece.schema):
+                if pa.types.is_floating(field.type):
+                    values = piece[field.name]
+                    missing = pa.scalar(None, field.type)
+                    finite = pc.if_else(pc.is_finite(values), values, missing)
+                    piece = piece.set_column(index, field, finite)
+            for row in piece.to_pylist():
                 compressed.write(encode(row).encode() + b"\n")
-
-
-def _finite(table: pa.Table) -> pa.Table:
-    """Replace non-finite numbers, which JSON cannot represent, by null."""
-    for index, field in enumerate(table.schema):
-        if pa.types.is_floating(field.type):
-            values = table[field.name]
-            missing = pa.scalar(None, field.type)
-            finite = pc.if_else(pc.is_finite(values), values, missing)
-            table = table.set_column(index, field, finite)
-    return table
 
 
 def _exported(

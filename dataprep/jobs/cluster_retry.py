@@ -104,7 +104,7 @@ def run_on_cluster(
     context: Context,
     records: Path,
     work: GroupWork,
-    left: Callable[[], Sequence[Sequence[Element]]],
+    remaining_groups: Callable[[], Sequence[Sequence[Element]]],
     receive: Receive | None = None,
 ) -> None:
     """Run a job (`runner.run_there`), and retry it if the runner gives up because a
@@ -116,11 +116,12 @@ def run_on_cluster(
     Args:
         job, context, work, receive: see `runner.run_there`.
         records: folder of the tasks' records.
-        left: function that returns the unfinished elements, called before each attempt.
+        remaining_groups: function that returns the unfinished elements, called before
+            each attempt.
     """
     if context.beam.runner != "local":
         meet_workers(context)
-    groups = left()
+    groups = remaining_groups()
     num_failures = 0
     while groups:
         try:
@@ -128,7 +129,7 @@ def run_on_cluster(
             return
         except Exception as error:
             num_before = sum(map(len, groups))
-            groups = left()
+            groups = remaining_groups()
             num_failures = 0 if sum(map(len, groups)) < num_before else num_failures + 1
             if (
                 own_error(error) is not None

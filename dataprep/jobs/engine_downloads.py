@@ -282,7 +282,12 @@ def fetch(part: Part) -> str:
         MissingEngineError: its tool is not on this machine, or failed.
     """
     folder = cache_folder() / part.folder
-    if _is_whole(folder):
+    try:
+        sums = json.loads((folder / WHOLE).read_bytes())
+        is_whole = all(sha256_file(folder / file) == sums[file] for file in sums)
+    except (OSError, ValueError):
+        is_whole = False
+    if is_whole:
         return f"{part.name}: is in {folder}"
     if shutil.which(part.tool) is None:
         raise MissingEngineError(
@@ -329,14 +334,6 @@ def _put(part: Part, fill: Fill) -> str:
         shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
     return f"{part.name}: fetched into {folder}{note or ''}"
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        sums = json.loads((folder / WHOLE).read_bytes())
-        return all(sha256_file(folder / file) == sums[file] for file in sums)
-    except (OSError, ValueError):
-        return False
 
 
 def _call(*command: str, folder: Path | None = None) -> None:

@@ -78,10 +78,26 @@ def in_processes(
 
     start_fork_server(work)
     pickled_work = cloudpickle.dumps(work)
+    remaining = iter(elements)
+    busy: dict[Any, Worker] = {}
+
+    def hand_out(worker: Worker) -> None:
+        element = next(remaining, None)
+        if element is not None:
+            worker.tell(element)
+            busy[worker.line] = worker
+
     started: list[Worker] = []
     try:
         started.extend(Worker(number, pickled_work) for number in range(workers))
-        yield from _share_out(started, elements)
+        for worker in started:
+            hand_out(worker)
+        while busy:
+            for line in wait(list(busy)):
+                worker = busy.pop(line)
+                answer = worker.answer()
+                hand_out(worker)
+                yield answer
         for worker in started:
             worker.close()
     finally:
@@ -115,29 +131,6 @@ def modules_of(function: Any) -> Iterable[str]:
             yield name
 
 
-def _share_out(workers: Sequence[Worker], elements: Sequence[Element]) -> Iterator[Any]:
-    """Give each worker a task, and another whenever it answers, until all tasks are
-    done.
-    """
-    remaining = iter(elements)
-    busy: dict[Any, Worker] = {}
-
-    def hand_out(worker: Worker) -> None:
-        element = next(remaining, None)
-        if element is not None:
-            worker.tell(element)
-            busy[worker.line] = worker
-
-    for worker in workers:
-        hand_out(worker)
-    while busy:
-        for line in wait(list(busy)):
-            worker = busy.pop(line)
-            answer = worker.answer()
-            hand_out(worker)
-            yield answer
-
-
 class Worker:
     """Parent's handle of a worker process.
 
@@ -145,7 +138,7 @@ class Worker:
         line: connection to the worker.
     """
 
-    def __init__(self, number: int, told: bytes) -> None:
+    def __init__(self, number: int, pickled_work: bytes) -> None:
         context = multiprocessing.get_context("forkserver")
         self._number = number
         self.line, theirs = context.Pipe()
@@ -154,7 +147,13 @@ class Worker:
         with theirs, output:
             self._process = context.Process(
                 target=serve,
-                args=(theirs, output, told, dict(os.environ), [os.getcwd(), *sys.path]),
+                args=(
+                    theirs,
+                    output,
+                    pickled_work,
+                    dict(os.environ),
+                    [os.getcwd(), *sys.path],
+                ),
             )
             self._process.start()
         self._reader = threading.Thread(
@@ -231,7 +230,7 @@ class Worker:
 def serve(
     line: Connection,
     output: Connection,
-    told: bytes,
+    pickled_work: bytes,
     environment: dict[str, str],
     path: list[str],
 ) -> None:
@@ -240,7 +239,7 @@ def serve(
     Args:
         line: connection to the parent.
         output: receives standard output and error.
-        told: pickled function that runs a task.
+        pickled_work: pickled function that runs a task.
         environment: environment of the parent at the start of the job.
         path: module search path of the parent.
     """
@@ -261,7 +260,7 @@ def serve(
     os.environ.update({**dict.fromkeys(ONE_THREAD, "1"), **environment})
     sys.path[:] = path
     pa.set_cpu_count(1)
-    work = cloudpickle.loads(told)
+    work = cloudpickle.loads(pickled_work)
     while True:
         try:
             name, payload = line.recv()

@@ -284,6 +284,7 @@ def check_linear(pipeline: Any) -> None:
         NotLinearError: a second source, branch or sink; a tagged output; a side input;
             a DoFn that finishes bundles.
     """
+    from apache_beam import DoFn
     from apache_beam.pipeline import PipelineVisitor
 
     consumers: dict[Any, str] = {}
@@ -294,14 +295,26 @@ def check_linear(pipeline: Any) -> None:
 
         def visit_transform(self, step: Any) -> None:
             inputs = [value for value in step.inputs if value.producer is not None]
-            problem = _branch_of(step) or next(
-                (
-                    f"reads what {consumers[value]!r} reads too"
-                    for value in inputs
-                    if value in consumers
-                ),
-                None,
-            )
+            shared = [value for value in inputs if value in consumers]
+            function: Any = getattr(step.transform, "fn", None)
+            kind = type(function)
+            problem = None
+            if len(step.inputs) > 1:
+                problem = f"has {len(step.inputs)} inputs"
+            elif set(step.outputs) - {None, "None"}:
+                outputs = ", ".join(sorted(map(str, step.outputs)))
+                problem = f"has tagged outputs ({outputs})"
+            elif step.side_inputs:
+                problem = "has side inputs"
+            elif (
+                isinstance(function, DoFn)
+                and kind.finish_bundle is not DoFn.finish_bundle
+            ):
+                problem = (
+                    f"has a DoFn that finishes bundles ({kind.__name__}.finish_bundle)"
+                )
+            elif shared:
+                problem = f"reads what {consumers[shared[0]]!r} reads too"
             if problem is not None:
                 raise NotLinearError(f"the step {step.full_label!r} {problem}; {RULE}")
             sources.extend([] if inputs else [step.full_label])
@@ -312,22 +325,6 @@ def check_linear(pipeline: Any) -> None:
         raise NotLinearError(
             f"the pipeline has {len(sources)} sources ({', '.join(sources)}); {RULE}"
         )
-
-
-def _branch_of(step: Any) -> str | None:
-    from apache_beam import DoFn
-
-    if len(step.inputs) > 1:
-        return f"has {len(step.inputs)} inputs"
-    if set(step.outputs) - {None, "None"}:
-        return f"has tagged outputs ({', '.join(sorted(map(str, step.outputs)))})"
-    if step.side_inputs:
-        return "has side inputs"
-    function: Any = getattr(step.transform, "fn", None)
-    kind = type(function)
-    if isinstance(function, DoFn) and kind.finish_bundle is not DoFn.finish_bundle:
-        return f"has a DoFn that finishes bundles ({kind.__name__}.finish_bundle)"
-    return None
 
 
 @contextmanager

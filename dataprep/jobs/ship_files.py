@@ -58,6 +58,10 @@ EARLIEST = (1980, 1, 1, 0, 0, 0)
 wheels.
 """
 _store: ContextVar[Path | None] = ContextVar("store", default=None)
+_stores_with_wheel: set[Path] = set()
+"""Stores that have the wheel of this process."""
+_sent_files: dict[tuple[Path, Path, tuple[int, ...]], str] = {}
+"""SHA-256 of each version of a file sent to a store by this process."""
 
 
 @contextmanager
@@ -81,8 +85,13 @@ def carry(function: Function) -> Function:
         return function
     import cloudpickle
 
-    digest, _ = package()
-    wheel = _send_package(store)
+    digest, wheel = package()
+    wheel_name = f"{FOLDER}/{digest}/gristmill-{_version()}-py3-none-any.whl"
+    if store not in _stores_with_wheel:
+        if not (store / wheel_name).exists():
+            with atomic_write(store / wheel_name) as sink:
+                sink.write(wheel)
+        _stores_with_wheel.add(store)
     local_paths = sorted(set(_local_files(function, store)))
     files = {
         str(path): _send_file(store, path) for path in local_paths if path.is_file()
@@ -99,14 +108,15 @@ def carry(function: Function) -> Function:
     job: worker_bootstrap.Job = {
         "store": str(store),
         "package": digest,
-        "wheel": wheel,
+        "wheel": wheel_name,
         "files": files,
         "folders": folders,
         "python": ".".join(map(str, sys.version_info[:2])),
         "options": {} if is_local(store) else dict(store.storage_options),  # type: ignore[attr-defined]
         "function": cloudpickle.dumps(function),
     }
-    text, name = _beginning()
+    text = Path(worker_bootstrap.__file__).read_text()
+    name = f"gristmill_carried_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return worker_bootstrap.Carried(text, name, job)
 
 
@@ -124,26 +134,6 @@ def carry_step(function: Function) -> Any:
     )
 
 
-@cache
-def _beginning() -> tuple[str, str]:
-    """Source of `worker_bootstrap.py`, and the name of its module on a worker."""
-    text = Path(worker_bootstrap.__file__).read_text()
-    return text, f"gristmill_carried_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-@cache
-def _send_package(store: Path) -> str:
-    """Write the wheel to a store, once per process; returns its name below the
-    store.
-    """
-    digest, wheel = package()
-    name = f"{FOLDER}/{digest}/gristmill-{_version()}-py3-none-any.whl"
-    if not (store / name).exists():
-        with atomic_write(store / name) as sink:
-            sink.write(wheel)
-    return name
-
-
 def _send_file(store: Path, path: Path) -> str:
     """Write a file to a store, once per process unless it changes; returns its SHA-256.
 
@@ -157,16 +147,14 @@ def _send_file(store: Path, path: Path) -> str:
             "workers see it, and name it by its URL"
         )
     stamp = stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
-    return _send_version(store, path, stamp)
-
-
-@cache
-def _send_version(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
-    sha256 = sha256_file(path)
-    target = store / FOLDER / "files" / sha256 / path.name
-    if not target.exists():
-        copy_file(path, target)
-    return sha256
+    version = store, path, stamp
+    if version not in _sent_files:
+        sha256 = sha256_file(path)
+        target = store / FOLDER / "files" / sha256 / path.name
+        if not target.exists():
+            copy_file(path, target)
+        _sent_files[version] = sha256
+    return _sent_files[version]
 
 
 def call_here(job: worker_bootstrap.Job, *arguments: Any) -> Any:

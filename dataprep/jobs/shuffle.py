@@ -172,8 +172,26 @@ class Shuffled:
             for name in self.files:
                 batch = open_batches(self.folder / name).get_batch(partition)
                 yield pa.Table.from_batches([batch])
-        elif partition in self.arrived:
-            yield from _in_order(self.folder / partition_name(partition))
+            return
+        if partition not in self.arrived:
+            return
+        path = self.folder / partition_name(partition)
+        if is_local(path):
+            mapped = pa.memory_map(str(path))
+        else:
+            with tempfile.NamedTemporaryFile() as copy:
+                with path.open("rb") as stream:
+                    shutil.copyfileobj(stream, copy)
+                copy.flush()
+                mapped = pa.memory_map(copy.name)
+        file = pa.ipc.open_file(mapped)
+        batches = (
+            file.get_batch_with_custom_metadata(number)
+            for number in range(file.num_record_batches)
+        )
+        in_order = sorted(batches, key=lambda pair: [*map(int, pair[1][PLACE].split())])
+        for batch, _ in in_order:
+            yield pa.Table.from_batches([batch])
 
     def count(self, partition: int) -> int:
         """Number of rows in a partition."""
@@ -448,20 +466,23 @@ def _send(
 
 
 def cut_batches(
-    rows: pa.Table, partitions: np.ndarray, wanted: np.ndarray, place: tuple[int, int]
+    rows: pa.Table,
+    partitions: np.ndarray,
+    is_missing: np.ndarray,
+    place: tuple[int, int],
 ) -> Iterator[tuple[int, bytes]]:
     """Cut rows into batches of about BATCH_BYTES for one partition, each a copy with
     its place.
 
-    Only rows of `wanted` partitions are yielded. An empty table goes to partition 0,
+    Only rows of missing partitions are yielded. An empty table goes to partition 0,
     for its columns.
     """
-    rows, ends = by_partition(rows, partitions, len(wanted))
+    rows, ends = by_partition(rows, partitions, len(is_missing))
     each = max(1, BATCH_BYTES * len(rows) // max(rows.nbytes, 1))
     for partition in (
-        np.flatnonzero(wanted & (np.diff(ends) > 0)).tolist()
+        np.flatnonzero(is_missing & (np.diff(ends) > 0)).tolist()
         if len(rows)
-        else [0] * bool(wanted[0])
+        else [0] * bool(is_missing[0])
     ):
         begin, end = ends[partition : partition + 2].tolist()
         for number, first in enumerate(range(begin, max(end, begin + 1), each)):
@@ -491,53 +512,26 @@ def receive_partition(
     """
     name, folder = list(folders.items())[number >> KEY_BITS]
     partition = number & (1 << KEY_BITS) - 1
+    path = as_path(folder) / partition_name(partition)
+    received_places = set[bytes]()
+    rows = 0
     try:
-        rows = _write_arrived(as_path(folder) / partition_name(partition), batches)
+        with atomic_write(path) as sink:
+            writer = None
+            for content in batches:
+                with pa.ipc.open_stream(content) as stream:
+                    batch, metadata = stream.read_next_batch_with_custom_metadata()
+                place = metadata[PLACE]
+                if place not in received_places:
+                    writer = writer or pa.ipc.new_file(sink, batch.schema)
+                    writer.write_batch(batch, custom_metadata=metadata)
+                    rows += batch.num_rows
+                    received_places.add(place)
+            if writer is not None:
+                writer.close()
         mark = as_path(folder) / f"{partition:05d}-{rows}{MARK}"
         with atomic_write(mark) as sink:
             sink.write(b"")
     except Exception as error:
         note_failure(as_path(records), f"{name} {partition}", error)
         raise
-
-
-def _write_arrived(path: Path, batches: Iterable[bytes]) -> int:
-    """Write the batches to a file and return their number of rows."""
-    received_places = set[bytes]()
-    rows = 0
-    with atomic_write(path) as sink:
-        writer = None
-        for content in batches:
-            with pa.ipc.open_stream(content) as stream:
-                batch, metadata = stream.read_next_batch_with_custom_metadata()
-            place = metadata[PLACE]
-            if place not in received_places:
-                writer = writer or pa.ipc.new_file(sink, batch.schema)
-                writer.write_batch(batch, custom_metadata=metadata)
-                rows += batch.num_rows
-                received_places.add(place)
-        if writer is not None:
-            writer.close()
-    return rows
-
-
-def _in_order(path: Path) -> Iterator[pa.Table]:
-    """Batches of a file sorted by place; a file of a store is copied to the local disk
-    first.
-    """
-    if is_local(path):
-        mapped = pa.memory_map(str(path))
-    else:
-        with tempfile.NamedTemporaryFile() as copy:
-            with path.open("rb") as stream:
-                shutil.copyfileobj(stream, copy)
-            copy.flush()
-            mapped = pa.memory_map(copy.name)
-    file = pa.ipc.open_file(mapped)
-    batches = (
-        file.get_batch_with_custom_metadata(number)
-        for number in range(file.num_record_batches)
-    )
-    in_order = sorted(batches, key=lambda pair: [*map(int, pair[1][PLACE].split())])
-    for batch, _ in in_order:
-        yield pa.Table.from_batches([batch])

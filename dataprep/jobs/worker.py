@@ -139,11 +139,11 @@ def end_worker(worker: BaseProcess) -> None:
     worker.join()
 
 
-def begin(do: Do, *asked: str) -> None:
+def begin(do: Do, *arguments: str) -> None:
     """Run a forked worker."""
     end_with_parent(signal.SIGKILL, os.getppid())
     import_beam()
-    do(*asked)
+    do(*arguments)
 
 
 def work(name: str, control: str | None, provision: str | None) -> None:

@@ -115,7 +115,16 @@ def split_records(stream: DecodedStream, form: Form) -> Iterator[Stored | Gap]:
             yield record
             continue
         if record.error:
-            _skip_to_header(stream, form)
+            # skip to the next header at the start of a line, or to the end
+            size = compression.READ_BYTES + RESUMED_BYTES
+            while content := stream.peek(size):
+                line_match = form.begin_of_line.search(content)
+                if line_match is not None:
+                    stream.read(line_match.end())
+                    break
+                stream.read(
+                    len(content) if len(content) < size else compression.READ_BYTES
+                )
         if stream.peek(1):
             yield replace(
                 record,
@@ -145,10 +154,15 @@ def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
     """
     if not stream.peek(1):
         return Gap("", b"")
-    header = _header(stream, form)
     damaged = f"the {form.name} file is damaged or cut off"
-    if header is None:
+    for size in (HEADER_BYTES, MOST_HEADER_BYTES):
+        head = stream.peek(size)
+        end = form.end.search(head)
+        if end is not None:
+            break
+    if end is None or not form.begin.match(head):
         return Gap(f"{damaged}: no record begins here", stream.peek(HEADER_BYTES))
+    header = head[: end.end()]
     stream.read(len(header))
     declared = form.length.search(header.lower())
     if declared is None:
@@ -171,16 +185,6 @@ def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
         else "a record's length is wrong"
     )
     return Gap(f"{damaged}: {reason}", block)
-
-
-def _header(stream: DecodedStream, form: Form) -> bytes | None:
-    """Next header, including its end."""
-    for size in (HEADER_BYTES, MOST_HEADER_BYTES):
-        head = stream.peek(size)
-        end = form.end.search(head)
-        if end is not None:
-            return head[: end.end()] if form.begin.match(head) else None
-    return None
 
 
 def _is_followed(stream: DecodedStream, form: Form, block: bytes) -> bool:
@@ -211,14 +215,3 @@ def _is_followed(stream: DecodedStream, form: Form, block: bytes) -> bool:
 def _skip_newlines(stream: DecodedStream) -> None:
     while (begin := stream.peek(FOLLOWING_BYTES)) and begin[0] in b"\r\n":
         stream.read(len(begin) - len(begin.lstrip(b"\r\n")))
-
-
-def _skip_to_header(stream: DecodedStream, form: Form) -> None:
-    """Skip to the next record's header at the start of a line, or to the end."""
-    size = compression.READ_BYTES + RESUMED_BYTES
-    while content := stream.peek(size):
-        line_match = form.begin_of_line.search(content)
-        if line_match is not None:
-            stream.read(line_match.end())
-            return
-        stream.read(len(content) if len(content) < size else compression.READ_BYTES)

@@ -158,7 +158,7 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
             return
         with archive:
             for member in archive.infolist():
-                opened = partial(_checked, archive, member)
+                opened = partial(_ZipMember, archive, member)
                 yield from _member_records(
                     item,
                     reading,
@@ -170,22 +170,22 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
                 )
 
 
-@contextmanager
-def _checked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Any]:
-    """Open a member; any error of its content is a CorruptFileError."""
-    with _damage_of("the member cannot be read"):
-        stream = archive.open(member)
-    with stream:
-        yield _CheckedStream(stream)
+class _ZipMember:
+    """Content of a member; any error of it is a CorruptFileError."""
 
+    def __init__(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+        with _damage_of("the member cannot be read"):
+            self._stream = archive.open(member)
 
-@dataclass(frozen=True)
-class _CheckedStream:
-    stream: Any
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()
 
     def read(self, size: int) -> bytes:
         with _damage_of("the member is damaged"):
-            content: bytes = self.stream.read(size)
+            content: bytes = self._stream.read(size)
         return content
 
 

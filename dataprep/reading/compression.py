@@ -321,9 +321,9 @@ class _StoredBytes:
         self._passed = 0
         return data
 
-    def begin(self, left: int) -> None:
-        """Start a member, `left` bytes before the end of the bytes read."""
-        self.member = self.end - left
+    def begin(self, remaining: int) -> None:
+        """Start a member, `remaining` bytes before the end of the bytes read."""
+        self.member = self.end - remaining
         last_step = self._kept[-1]
         self._kept.clear()
         self._kept_bytes = 0
@@ -350,14 +350,19 @@ class _StoredBytes:
         while True:
             position = window.find(magic, position)
             if position >= 0 and (at_end or len(window) - position >= probe_bytes):
-                if _decodes(compression, window[position : position + probe_bytes]):
-                    self.end = first + position
-                    self._waiting = window[position:]
-                    self._kept.clear()
-                    self._kept_bytes = 0
-                    return True
-                position += 1
-                continue
+                probe = window[position : position + probe_bytes]
+                try:
+                    _DECODERS[compression]().decompress(
+                        probe, *_most_decoded(compression)
+                    )
+                except Exception:  # noqa: BLE001 - zlib.error, OSError, LZMAError or ZstdError, depending on the library
+                    position += 1
+                    continue
+                self.end = first + position
+                self._waiting = window[position:]
+                self._kept.clear()
+                self._kept_bytes = 0
+                return True
             if at_end:
                 if isinstance(self._stream, Metered):
                     self._stream.read_bytes -= peeked
@@ -382,15 +387,6 @@ def _most_decoded(compression: str) -> tuple[int, ...]:
     a factor of at most 1,032; a few bytes of bz2 and xz may expand to any size.
     """
     return (READ_BYTES,) if compression in (".bz2", ".xz") else ()
-
-
-def _decodes(compression: str, data: bytes) -> bool:
-    """True if a member may start with these bytes."""
-    try:
-        _DECODERS[compression]().decompress(data, *_most_decoded(compression))
-    except Exception:  # noqa: BLE001 - zlib.error, OSError, LZMAError or ZstdError, depending on the library
-        return False
-    return True
 
 
 def _decode(
@@ -670,9 +666,15 @@ class DecodedStream:
         ready = len(self._buffer) - self._start
         if ready < size:
             parts = [self._buffer[self._start :]]
-            while ready < size and (chunk := self._next()):
-                parts.append(chunk)
-                ready += len(chunk)
+            while ready < size and self.error is None:
+                part = next(self._chunks, b"")
+                if isinstance(part, Damage):
+                    self.error = part
+                elif part:
+                    parts.append(part)
+                    ready += len(part)
+                else:
+                    break
             self._buffer = b"".join(parts)
             self._start = 0
         return self._buffer[self._start : self._start + size]
@@ -695,16 +697,6 @@ class DecodedStream:
     def tell(self) -> int:
         """Decoded bytes read so far."""
         return self._position
-
-    def _next(self) -> bytes:
-        """Next non-empty part; empty at the end and at damage."""
-        if self.error is not None:
-            return b""
-        part = next(self._chunks, b"")
-        if not isinstance(part, Damage):
-            return part
-        self.error = part
-        return b""
 
 
 class RawStream(io.RawIOBase):

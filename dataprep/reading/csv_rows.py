@@ -8,7 +8,7 @@ import codecs
 import csv
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.charsets import (
@@ -62,7 +62,7 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Read]:
         number = 0
         try:
             while True:
-                lines = _Lines(_lines(stream, codec))
+                lines = _Lines(stream, codec)
                 rows = _rows(lines, delimiter)
                 if header is None:
                     first = next(rows, [])
@@ -77,15 +77,9 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Read]:
                     if lines.unended and stream.error is not None:
                         break  # damage truncated this row
                     number += 1
-                    record = _record(item, reading, number, header, row, codec)
-                    if (
-                        isinstance(record, Rejected)
-                        and lines.unended
-                        and isinstance(row, list)
-                        and len(row) < len(header)
-                    ):
-                        record = replace(record, lost=None)
-                    yield record
+                    yield _record(
+                        item, reading, number, header, row, lines.unended, codec
+                    )
                 if stream.error is None:
                     return
                 number += 1
@@ -115,27 +109,34 @@ def _skip_line(stream: DecodedStream) -> None:
             return
 
 
-@dataclass
 class _Lines:
-    """Lines passed to the parser.
+    """Lines of a file with their ends; undecodable bytes become lone surrogates, which
+    `_record` rejects.
 
     Attributes:
-        number: of lines passed.
+        number: of lines passed to the parser.
         unended: the last line has no line end, as in a truncated file.
     """
 
-    lines: Iterator[str]
-    number: int = 0
-    unended: bool = False
+    def __init__(self, stream: DecodedStream, codec: str) -> None:
+        self.number = 0
+        self.unended = False
+        self._stream = stream
+        self._encoding = codec
 
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self.lines)
-        self.number += 1
-        self.unended = not line.endswith(("\n", "\r"))
-        return line
+    def __iter__(self) -> Iterator[str]:
+        source = io.BufferedReader(RawStream(self._stream), compression.READ_BYTES)
+        text = io.TextIOWrapper(source, self._encoding, KEEP_BAD, newline="\n")
+        most = compression.MAX_RECORD_BYTES
+        while line := text.readline(most + 1):
+            if len(line) > most:
+                raise RecordTooLongError(f"a line is longer than {most >> 20} MiB")
+            # lines that end in carriage return alone arrive as one without an end
+            is_complete = line.endswith("\n")
+            for part in [line] if is_complete else io.StringIO(line, newline=""):
+                self.number += 1
+                self.unended = not part.endswith(("\n", "\r"))
+                yield part
 
 
 @dataclass(frozen=True)
@@ -161,30 +162,15 @@ def _codec(start: bytes, reading: Reading) -> str:
     return decode(sample, AUTO, errors=reading.encoding_errors).encoding
 
 
-def _lines(stream: DecodedStream, codec: str) -> Iterator[str]:
-    """Yield the file's lines with their ends; undecodable bytes become lone surrogates,
-    which `_record` rejects.
-    """
-    source = io.BufferedReader(RawStream(stream), compression.READ_BYTES)
-    text = io.TextIOWrapper(source, codec, KEEP_BAD, newline="\n")
-    most = compression.MAX_RECORD_BYTES
-    while line := text.readline(most + 1):
-        if len(line) > most:
-            raise RecordTooLongError(f"a line is longer than {most >> 20} MiB")
-        if line.endswith("\n"):
-            yield line
-        else:
-            yield from io.StringIO(line, newline="")
-
-
 def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _BrokenRow]:
     """Yield rows or their errors; after an error a new parser continues at the next
     line.
     """
+    line_iterator = iter(lines)
     while True:
         before = lines.number
         try:
-            for row in csv.reader(lines, delimiter=delimiter, strict=True):
+            for row in csv.reader(line_iterator, delimiter=delimiter, strict=True):
                 before = lines.number
                 if row:
                     yield row
@@ -207,16 +193,17 @@ def _record(
     number: int,
     header: list[str],
     row: list[str] | _BrokenRow,
+    is_unended: bool,
     codec: str,
 ) -> Read:
     if isinstance(row, _BrokenRow):
         return Rejected(number, row.error, lost=row.lost)
-    row_excerpt = excerpt(", ".join(row))
     if len(row) != len(header):
         return Rejected(
             number,
             f"the row has {len(row)} fields, the header {len(header)}",
-            row_excerpt,
+            excerpt(", ".join(row)),
+            lost=None if is_unended and len(row) < len(header) else 0,
         )
     decoded_fields = [replace_bad(value, codec) for value in row]
     replaced = sum(bad for _, bad in decoded_fields)
@@ -229,7 +216,9 @@ def _record(
         )
         name = "UTF-8" if reading.encoding in (None, AUTO) else reading.encoding
         return Rejected(
-            number, f"not valid {name}: byte 0x{ord(damaged) - 0xDC00:02x}", row_excerpt
+            number,
+            f"not valid {name}: byte 0x{ord(damaged) - 0xDC00:02x}",
+            excerpt(", ".join(row)),
         )
     fields = dict(zip(header, (value for value, _ in decoded_fields), strict=True))
     return from_row(reading, number, fields, f"{item.name}#{number}", replaced)

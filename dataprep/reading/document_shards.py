@@ -205,7 +205,7 @@ class _Rows:
 
     folder: str
     schema: pa.Schema
-    held: list[Mapping[str, object]] = field(default_factory=list)
+    pending: list[Mapping[str, object]] = field(default_factory=list)
     files: int = 0
 
 
@@ -221,7 +221,7 @@ class ShardWriter:
         max_document_bytes: longest document; longer ones are quarantined.
         limit: number of documents to keep; None for all.
         files: files written so far.
-        shown: first quarantined records, for the summary.
+        first_quarantined: first quarantined records, for the summary.
     """
 
     out: Path
@@ -231,7 +231,7 @@ class ShardWriter:
     max_document_bytes: int
     limit: int | None = None
     files: list[Path] = field(default_factory=list)
-    shown: list[QuarantinedRecord] = field(default_factory=list)
+    first_quarantined: list[QuarantinedRecord] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     """Records without text, by reason."""
     skipped: Counter[str] = field(default_factory=Counter)
@@ -308,7 +308,24 @@ class ShardWriter:
             if record.candidate:
                 self.skipped_candidates[record.reason] += 1
         elif isinstance(record, Ended):
-            self._end(file, record)
+            kind: Literal["files", "members"] = "members" if record.part else "files"
+            if record.error:
+                self.damaged.append(
+                    Damaged(
+                        source=self.source,
+                        file=_place(file, record.part),
+                        error=record.error,
+                        records=record.records,
+                        stored_bytes=record.stored_bytes,
+                        read_bytes=record.read_bytes,
+                        kind=kind,
+                        lost=record.lost,
+                    )
+                )
+            elif record.records:
+                self.whole[kind].update(
+                    number=1, records=record.records, bytes=record.stored_bytes
+                )
         else:
             raise TypeError(f"{type(record).__name__} is not a result of reading")
 
@@ -384,7 +401,7 @@ class ShardWriter:
         if self._buffered_rows:
             self._write_shard()
         for rows in (self._rejects, self._drops):
-            if rows.held:
+            if rows.pending:
                 self._write_rows(rows)
 
     def counts(self) -> Counts:
@@ -406,34 +423,14 @@ class ShardWriter:
             record=record.number,
             error=mask_text(record.error),
         )
-        if len(self.shown) < SHOWN_QUARANTINED:
-            self.shown.append(row)
+        if len(self.first_quarantined) < SHOWN_QUARANTINED:
+            self.first_quarantined.append(row)
         self.quarantined += 1
         self._note(self._rejects, {**row, "excerpt": record.excerpt})
 
-    def _end(self, file: str, end: Ended) -> None:
-        kind: Literal["files", "members"] = "members" if end.part else "files"
-        if end.error:
-            self.damaged.append(
-                Damaged(
-                    source=self.source,
-                    file=_place(file, end.part),
-                    error=end.error,
-                    records=end.records,
-                    stored_bytes=end.stored_bytes,
-                    read_bytes=end.read_bytes,
-                    kind=kind,
-                    lost=end.lost,
-                )
-            )
-        elif end.records:
-            self.whole[kind].update(
-                number=1, records=end.records, bytes=end.stored_bytes
-            )
-
     def _note(self, rows: _Rows, row: Mapping[str, object]) -> None:
-        rows.held.append(row)
-        if len(rows.held) >= MAX_QUARANTINE_ROWS:
+        rows.pending.append(row)
+        if len(rows.pending) >= MAX_QUARANTINE_ROWS:
             self._write_rows(rows)
 
     def _write_shard(self) -> None:
@@ -450,10 +447,10 @@ class ShardWriter:
         self._buffered_rows = self._buffered_bytes = 0
 
     def _write_rows(self, rows: _Rows) -> None:
-        table = pa.Table.from_pylist(rows.held, schema=rows.schema)
+        table = pa.Table.from_pylist(rows.pending, schema=rows.schema)
         self._write(f"{rows.folder}/{self.task}-{rows.files:03d}.parquet", table)
         rows.files += 1
-        rows.held = []
+        rows.pending = []
 
     def _write(self, name: str, table: pa.Table) -> None:
         write_table(self.out / name, table)

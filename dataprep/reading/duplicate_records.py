@@ -276,7 +276,7 @@ def dropped_file(folder: Path, group: int) -> Path:
 
 def drop_repeats(
     shards: Sequence[str],
-    found: Shuffled,
+    repeated_rows: Shuffled,
     folder: str,
     refuse: bool,
     task: PartitionTask,
@@ -285,12 +285,12 @@ def drop_repeats(
 
     Args:
         shards: all shards of the source, in order.
-        found: rows of `find_repeats`, by group.
+        repeated_rows: rows of `find_repeats`, by group.
         folder: for the locators of removed documents.
         refuse: only count them.
         task: for a group.
     """
-    rows = found.read(task.payload["partition"])
+    rows = repeated_rows.read(task.payload["partition"])
     shard, row = (rows[name].to_numpy() for name in ("shard", "row"))
     order = sort_rows(shard, row)
     shard = shard[order]

@@ -150,11 +150,11 @@ def begin() -> tuple[Any, BinaryIO, BinaryIO]:
     return settings, requests, answers
 
 
-def limit_resource(what: int, amount: int) -> None:
+def limit_resource(kind: int, amount: int) -> None:
     """Limit a resource of this process, up to its hard limit."""
-    _, hard = resource.getrlimit(what)
+    _, hard = resource.getrlimit(kind)
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-    resource.setrlimit(what, (amount, amount))
+    resource.setrlimit(kind, (amount, amount))
 
 
 def frame(content: bytes | Mapping[str, object]) -> bytes:

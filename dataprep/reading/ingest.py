@@ -394,13 +394,13 @@ def ingest_task(
     extractor = Guard(
         reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits
     )
-    own = task.payload.get("read")
+    reader_settings = task.payload.get("read")
     with (
         extractor as guard,
         TableReader() as tables,
         nullcontext()
-        if own is None
-        else OwnProcess(OwnReader.model_validate(own)) as own_reader,
+        if reader_settings is None
+        else OwnProcess(OwnReader.model_validate(reader_settings)) as own_reader,
     ):
         for file in (SourceFile(**entry) for entry in task.payload["files"]):
             before = writer.read
@@ -434,7 +434,7 @@ def ingest_task(
             replaced=writer.replaced,
             too_long=writer.too_long,
         ),
-        quarantined=writer.shown,
+        quarantined=writer.first_quarantined,
         warnings=warnings,
         whole={name: {**counted} for name, counted in writer.whole.items()},
         damaged=writer.damaged,

@@ -49,7 +49,7 @@ def json_blocks(path: Openable, compression: str) -> Blocks:
         if isinstance(part, Damage) or start.strip():
             break
     content = chain(begin, parts)
-    return _array_blocks(content) if is_array(start) else blocks_of(content)
+    return _ArrayText().blocks(content) if is_array(start) else blocks_of(content)
 
 
 def is_array(start: bytes) -> bool:
@@ -68,43 +68,35 @@ def json_lines(
     return split_blocks(json_blocks(path, compression))
 
 
-def _array_blocks(
-    parts: Iterator[bytes | Damage],
-) -> Blocks:
-    elements = _Elements()
-    for part in parts:
-        if isinstance(part, Damage):
-            yield from elements.scan()
-            raise CorruptFileError(part.error)
-        yield from elements.add(part)
-        if elements.behind is not None:
-            break
-    else:
-        yield from elements.scan()
-        if elements.behind is None:
-            raise CorruptFileError("the JSON array has no end: the file is cut off")
-    yield from blocks_of(chain([elements.behind], parts))
-
-
-class _Elements:
-    """Text of an array that is not split into lines yet.
-
-    Attributes:
-        behind: text after the end of the array; None before the end.
-    """
+class _ArrayText:
+    """Text of an array that is not split into lines yet."""
 
     def __init__(self) -> None:
-        self.behind: bytes | None = None
         self._text = bytearray()
         self._scanned = 0
         self._next_scan_size = BLOCK_BYTES
         self._depth = 0
+        self._behind: bytes | None = None
+        """Text after the end of the array; None before the end."""
 
-    def add(self, chunk: bytes) -> Iterator[bytes]:
-        """Add text, and yield a block of lines if there is enough."""
-        self._text += chunk
-        if len(self._text) >= self._next_scan_size:
+    def blocks(self, parts: Iterator[bytes | Damage]) -> Blocks:
+        """Yield the elements of an array as blocks of lines, and then the lines after
+        it; see `json_blocks`.
+        """
+        for part in parts:
+            if isinstance(part, Damage):
+                yield from self.scan()
+                raise CorruptFileError(part.error)
+            self._text += part
+            if len(self._text) >= self._next_scan_size:
+                yield from self.scan()
+            if self._behind is not None:
+                break
+        else:
             yield from self.scan()
+            if self._behind is None:
+                raise CorruptFileError("the JSON array has no end: the file is cut off")
+        yield from blocks_of(chain([self._behind], parts))
 
     def scan(self) -> Iterator[bytes]:
         """Yield a block of the complete elements, if there are any.
@@ -129,7 +121,7 @@ class _Elements:
                 self._depth += 1
             elif mark == b"]" and self._depth == 1:
                 self._add_line(lines, begin, token.start())
-                self.behind = bytes(self._text[scanned:])
+                self._behind = bytes(self._text[scanned:])
                 break
             elif mark in (b"}", b"]") and self._depth > 1:
                 self._depth -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -66,35 +66,27 @@ def read_jsonl(item: Input, reading: Reading) -> Iterator[Read]:
                 number += 1
                 yield Rejected(number, str(block), lost=block.lost(number - 1))
                 continue
-            lines: list[bytes] = (
-                [block] if isinstance(block, Unended) else list(lines_of(block))
+            lines: Iterable[bytes] = (
+                [block] if isinstance(block, Unended) else lines_of(block)
             )
-            yield from _read_lines(item, reading, lines, number)
-            number += len(lines)
+            # adjacent documents become columns
+            documents: list[Record] = []
+            for line in lines:
+                number += 1
+                if not line or line.isspace():
+                    continue
+                record = _from_line(item, reading, number, line)
+                if isinstance(record, Record) and not record.replaced:
+                    documents.append(record)
+                    continue
+                if documents:
+                    yield _as_columns(documents)
+                    documents = []
+                yield record
+            if documents:
+                yield _as_columns(documents)
     except CorruptFileError as error:
         yield Rejected(number + 1, str(error), lost=None)
-
-
-def _read_lines(
-    item: Input, reading: Reading, lines: list[bytes], number: int
-) -> Iterator[Read]:
-    """Read a block of lines, of which `number` come before; adjacent documents are
-    yielded as columns.
-    """
-    documents: list[Record] = []
-    for line_number, line in enumerate(lines, start=number + 1):
-        if not line or line.isspace():
-            continue
-        record = _from_line(item, reading, line_number, line)
-        if isinstance(record, Record) and not record.replaced:
-            documents.append(record)
-            continue
-        if documents:
-            yield _as_columns(documents)
-            documents = []
-        yield record
-    if documents:
-        yield _as_columns(documents)
 
 
 def _as_columns(documents: list[Record]) -> Records:
@@ -116,8 +108,17 @@ def _from_line(
         record = from_row(reading, number, row, locator, 0)
         if not isinstance(record, Rejected):
             return record  # excerpts of the others show all digits of numbers
+    text: bytes | str = line
+    replaced = 0
     try:
-        text, replaced = _line_text(line, reading)
+        text = line.decode(UTF8)
+    except UnicodeDecodeError:
+        repaired, replaced = replace_bad(line.decode(UTF8, KEEP_BAD), UTF8)
+        if reading.encoding_errors == "replace" and replaced <= most_replaced(
+            len(line)
+        ):
+            text = repaired  # otherwise `parse_json` rejects the line
+    try:
         row = parse_json(text)
     except ValueError as error:
         if isinstance(line, Unended):
@@ -153,17 +154,6 @@ def _exact_row(line: bytes, reading: Reading) -> Fields | None:
         if reading.is_nested and type(value) in (dict, list):
             return None  # a number in it may be kept
     return row
-
-
-def _line_text(line: bytes, reading: Reading) -> tuple[str, int]:
-    """Line as text, and the number of U+FFFD put for invalid bytes."""
-    try:
-        return line.decode(UTF8), 0
-    except UnicodeDecodeError as error:
-        text, replaced = replace_bad(line.decode(UTF8, KEEP_BAD), UTF8)
-        if reading.encoding_errors == "strict" or replaced > most_replaced(len(line)):
-            raise ValueError(not_utf8(error)) from error
-        return text, replaced
 
 
 def parse_json(line: bytes | str) -> Any:

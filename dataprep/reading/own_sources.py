@@ -467,25 +467,22 @@ class _Listing:
         if entries is None:
             raise wrong(self._own, f"gives {_described(listing)}, not paths one by one")
         for number, entry in enumerate(entries, start=1):
-            yield "file", self._entry(number, entry)
-
-    def _entry(self, number: int, entry: Any) -> ListedEntry:
-        if isinstance(entry, str | os.PathLike):
-            return {"path": os.fspath(entry)}
-        if (
-            isinstance(entry, Mapping)
-            and isinstance(entry.get("path"), str)
-            and isinstance(entry.get("size", 0), int)
-            and isinstance(entry.get("name", ""), str)
-            and set(entry) <= ListedEntry.__optional_keys__
-        ):
-            listed: Any = dict(entry)
-            return listed
-        raise OwnCodeError(
-            f"{self._own.use.place}: entry {number} of {self._own.use.name} is "
-            f"{_described(entry)}; each is a path or URL, or a mapping with `path`, "
-            "and if wanted `size` (bytes) and `name`"
-        )
+            if isinstance(entry, str | os.PathLike):
+                yield "file", {"path": os.fspath(entry)}
+            elif (
+                isinstance(entry, Mapping)
+                and isinstance(entry.get("path"), str)
+                and isinstance(entry.get("size", 0), int)
+                and isinstance(entry.get("name", ""), str)
+                and set(entry) <= ListedEntry.__optional_keys__
+            ):
+                yield "file", dict(entry)
+            else:
+                raise OwnCodeError(
+                    f"{self._own.use.place}: entry {number} of {self._own.use.name} is "
+                    f"{_described(entry)}; each is a path or URL, or a mapping with "
+                    "`path`, and if wanted `size` (bytes) and `name`"
+                )
 
 
 def _is_many(value: Any) -> bool:

@@ -233,17 +233,16 @@ def _module_docs() -> Iterator[_Text]:
         yield f"stdlib/{relative}", "\n\n\n".join(sections), {}
 
 
-def _description(distribution: metadata.Distribution) -> str:
-    # Parsed here, as an import of the package importlib_metadata changes the result of
-    # `.metadata`.
-    message = email.message_from_string(distribution.read_text("METADATA") or "")
-    return str(message.get_payload() or "")
-
-
 def _distribution_docs() -> Iterator[_Text]:
     for name, distribution in installed_distributions():
         about = {"version": distribution.version}
-        yield f"dist/{name}/METADATA", _try(_description, distribution), about
+        description = _try(distribution.read_text, "METADATA")
+        if not isinstance(description, Exception):
+            # Parsed here, as an import of the package importlib_metadata changes the
+            # result of `.metadata`.
+            message = email.message_from_string(description or "")
+            description = str(message.get_payload() or "")
+        yield f"dist/{name}/METADATA", description, about
         for file in sorted(distribution.files or [], key=str):
             _, inside, relative_path = str(file).partition(".dist-info/")
             path = Path(str(file.locate()))

@@ -28,7 +28,7 @@ from gristmill.dataprep.reading.binary_formats import (
     how_to_read,
 )
 from gristmill.dataprep.reading.compression import split_compression
-from gristmill.dataprep.reading.own_sources import ListedEntry, OwnProcess
+from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.pythondocs import (
     ListedFile,
     is_python_source,
@@ -66,22 +66,45 @@ Matches = tuple[str, list[Found]]
 
 def find(path: str) -> Matches:
     """Find the files of a path."""
-    return _find_remote(path) if "://" in path else _find_local(path)
+    if "://" in path:
+        import fsspec
 
-
-def _find_local(path: str) -> Matches:
+        store, inner = fsspec.core.url_to_fs(path)
+        if glob.has_magic(inner) and not store.exists(inner):
+            root = _split_glob(inner)[0]
+            return "glob", _remote_files(store, root, store.glob(inner, detail=True))
+        if store.isfile(inner):
+            root = inner.rpartition("/")[0]
+            return "file", _remote_files(store, root, {inner: store.info(inner)})
+        if not store.isdir(inner):
+            return "missing", []
+        return "folder", _remote_files(store, inner, store.find(inner, detail=True))
     path = os.path.expanduser(path)
     if os.path.isfile(path):
         return "file", [_local_file(*os.path.split(path))]
     if os.path.isdir(path):
-        return "folder", [_file_inside(path, name) for name in _walk(path)]
+        # regular files, also through links; no pipes, devices and outputs of runs
+        files: list[Found] = []
+        for parent, folders, names in os.walk(path):
+            folders[:] = sorted(
+                name
+                for name in folders
+                if not name.startswith(".") and name != DEFAULT_STORE
+            )
+            files += [
+                _file_inside(path, os.path.relpath(os.path.join(parent, name), path))
+                for name in sorted(names)
+                if not name.startswith(".")
+                and os.path.isfile(os.path.join(parent, name))
+            ]
+        return "folder", files
     if not glob.has_magic(path):
         return "missing", []
     root, pattern = _split_glob(path)
-    names = set(glob.glob(pattern, root_dir=root or None, recursive=True))
+    matches = set(glob.glob(pattern, root_dir=root or None, recursive=True))
     return "glob", [
         _file_inside(root, name)
-        for name in sorted(names)
+        for name in sorted(matches)
         if os.path.isfile(os.path.join(root, name))
         and (DEFAULT_STORE in pattern or DEFAULT_STORE not in Path(name).parts)
     ]
@@ -107,21 +130,6 @@ def _file_inside(root: str, name: str) -> Found:
     return _local_file(root, name)
 
 
-def _walk(folder: str) -> Iterator[str]:
-    """Yield the regular files below a folder, also through links, without pipes,
-    devices and outputs of runs.
-    """
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".") and name != DEFAULT_STORE
-        )
-        for name in sorted(names):
-            if not name.startswith(".") and os.path.isfile(os.path.join(parent, name)):
-                yield os.path.relpath(os.path.join(parent, name), folder)
-
-
 def _split_glob(path: str) -> tuple[str, str]:
     """Split a pattern before its first part with a wildcard: `a/b/**/*.py` is (`a/b`,
     `**/*.py`).
@@ -141,22 +149,6 @@ def _local_file(root: str, name: str) -> Found:
         status.st_size,
         str(status.st_mtime_ns),
     )
-
-
-def _find_remote(path: str) -> Matches:
-    import fsspec
-
-    store, inner = fsspec.core.url_to_fs(path)
-    if glob.has_magic(inner) and not store.exists(inner):
-        root = _split_glob(inner)[0]
-        return "glob", _remote_files(store, root, store.glob(inner, detail=True))
-    if store.isfile(inner):
-        return "file", _remote_files(
-            store, inner.rpartition("/")[0], {inner: store.info(inner)}
-        )
-    if not store.isdir(inner):
-        return "missing", []
-    return "folder", _remote_files(store, inner, store.find(inner, detail=True))
 
 
 def _remote_files(
@@ -436,9 +428,29 @@ def _listed(own_listing: OwnListing, base: str) -> list[Found]:
     """
     try:
         with OwnProcess(own_listing) as process:
-            files = [_entry(entry, base) for entry in process.files(base)]
+            entries = process.files(base)
     except OwnCodeError as error:
         raise SourceError(str(error)) from error
+    base = base.rstrip("/")
+    files = []
+    for entry in entries:
+        path = entry["path"]
+        location = path if "://" in path or os.path.isabs(path) else f"{base}/{path}"
+        # its path below `base`, or the full path; without a URL's scheme and query
+        name = location.removeprefix(f"{base}/").rpartition("://")[2].lstrip("/")
+        if "://" in location:
+            name = unquote(name.partition("?")[0])
+        name = entry.get("name") or name
+        if "://" in location and "size" in entry:  # not looked up
+            files.append(Found(name, location, entry["size"], ""))
+            continue
+        kind, matches = _find(location)
+        if kind != "file":
+            raise SourceError(
+                f"{location} is "
+                + ("not there" if kind == "missing" else f"a {kind}; list its files")
+            )
+        files.append(replace(matches[0], name=name))
     function = own_listing.use.reference
     if not files:
         raise SourceError(f"{function} lists no files")
@@ -449,27 +461,6 @@ def _listed(own_listing: OwnListing, base: str) -> list[Found]:
             "its own"
         )
     return files
-
-
-def _entry(entry: ListedEntry, base: str) -> Found:
-    """A listed file; an entry with a URL and a size is not looked up."""
-    path = entry["path"]
-    base = base.rstrip("/")
-    location = path if "://" in path or os.path.isabs(path) else f"{base}/{path}"
-    # its path below `base`, or the full path; without a URL's scheme and query
-    name = location.removeprefix(f"{base}/").rpartition("://")[2].lstrip("/")
-    if "://" in location:
-        name = unquote(name.partition("?")[0])
-    name = entry.get("name") or name
-    if "://" in location and "size" in entry:
-        return Found(name, location, entry["size"], "")
-    kind, matches = _find(location)
-    if kind != "file":
-        raise SourceError(
-            f"{location} is "
-            + ("not there" if kind == "missing" else f"a {kind}; list its files")
-        )
-    return replace(matches[0], name=name)
 
 
 class DatasetError(ValueError):

@@ -239,22 +239,20 @@ def _rows(batches: Batches, replaces: bool) -> Iterator[Row]:
             rows: list[Fields] = batch.to_pylist()
         except (ValueError, OverflowError):
             # not UTF-8, or a date that Python does not support
-            yield from (
-                _row(batch.slice(row, 1), replaces) for row in range(len(batch))
-            )
+            for number in range(len(batch)):
+                row_batch = batch.slice(number, 1)
+                try:
+                    row: Fields = row_batch.to_pylist()[0]
+                except UnicodeDecodeError as error:
+                    repaired = _repair_row(row_batch) if replaces else None
+                    yield repaired or LostRows(1, ValueError(not_utf8(error)))
+                except (ValueError, OverflowError) as error:
+                    problem = f"the row cannot be read: {one_line(error)}"
+                    yield LostRows(1, ValueError(problem))
+                else:
+                    yield row, 0
         else:
             yield from ((row, 0) for row in rows)
-
-
-def _row(row_batch: pa.RecordBatch, replaces: bool) -> Row:
-    try:
-        row: Fields = row_batch.to_pylist()[0]
-    except UnicodeDecodeError as error:
-        repaired = _repair_row(row_batch) if replaces else None
-        return repaired or LostRows(1, ValueError(not_utf8(error)))
-    except (ValueError, OverflowError) as error:
-        return LostRows(1, ValueError(f"the row cannot be read: {one_line(error)}"))
-    return row, 0
 
 
 def _repair_row(row_batch: pa.RecordBatch) -> tuple[Fields, int] | None:

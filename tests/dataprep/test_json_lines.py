@@ -312,7 +312,12 @@ def test_shards_are_the_same_from_columns_and_single_records(tmp_path: Path) -> 
                 writer.add(file.name, record)
             writer.close()
             counts.append(
-                (writer.counts(), writer.shown, writer.too_long, writer.shards)
+                (
+                    writer.counts(),
+                    writer.first_quarantined,
+                    writer.too_long,
+                    writer.shards,
+                )
             )
         assert counts[0] == counts[1]
         files = {

@@ -234,16 +234,17 @@ def test_committed_work_is_not_repeated(
     planned, log = tasks(3), tmp_path / "calls"
     written: list[str] = []
     if form == "engine":
-        original = shuffle._write_arrived
+        original = shuffle.atomic_write
 
-        def fail_at_third(path: Path, batches: Any) -> int:
-            if len(written) == 2:
-                raise OSError(28, "No space left on device")
-            written.append(path.name)
-            return original(path, batches)
+        def fail_at_third(path: Path) -> Any:
+            if path.suffix == ".arrow":
+                if len(written) == 2:
+                    raise OSError(28, "No space left on device")
+                written.append(path.name)
+            return original(path)
 
         with monkeypatch.context() as patch:
-            patch.setattr(shuffle, "_write_arrived", fail_at_third)
+            patch.setattr(shuffle, "atomic_write", fail_at_third)
             with pytest.raises(
                 OSError, match=r"^job/(words|numbers) \d: OSError: .*No space left"
             ):
@@ -276,11 +277,12 @@ def test_committed_work_is_not_repeated(
 
 def kill_at_the_third(form: str, work: Path, log: Path) -> None:
     """Run a job in this process, which is killed at the third file of a shuffle."""
-    name = {"files": "write_batches", "engine": "_write_arrived"}[form]
+    name = {"files": "write_batches", "engine": "atomic_write"}[form]
     original, written = getattr(shuffle, name), list[Path]()
 
     def kill(path: Path, *rows: Any) -> Any:
-        written.append(path)
+        if path.suffix == ".arrow":
+            written.append(path)
         if len(written) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(path, *rows)
