@@ -133,13 +133,48 @@ def answer_task(
     reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int
 ) -> Result:
     """Evaluate one model on all items of a task."""
-    ask = {
-        "multiple_choice": _multiple_choice,
-        "cloze": _cloze,
-        "rolling": _rolling,
-        "generate": _generate,
+    if task.kind == "rolling":
+        return _rolling(reader, items, seed, bootstrap_samples)
+    if task.kind == "generate":
+        return _generate(reader, task, items, seed, bootstrap_samples)
+    is_choice = task.kind == "multiple_choice"
+    delimiter = task.target_delimiter if is_choice and not task.chat_template else ""
+    scores = reader.score(
+        [
+            continuation(
+                reader.encode,
+                reader.prefix,
+                _context(reader, task, item),
+                delimiter + answer,
+            )
+            for item in items
+            for answer in (item.answers if is_choice else item.answers[:1])
+        ]
+    )
+    if is_choice:
+        remaining = iter(scores)
+        answered = [[next(remaining) for _ in item.answers] for item in items]
+        per_item, confidence = choice_metrics(items, answered)
+        return Result(
+            len(items),
+            _means(per_item, seed, bootstrap_samples),
+            per_item,
+            calibration=calibration(confidence, per_item["acc"] > 0),
+        )
+    logp = np.array([score.logp for score in scores])
+    greedy = np.array([float(score.greedy) for score in scores])
+    perplexity: Estimate = {
+        "value": float(np.exp(-logp.mean())),
+        **interval(
+            logp[:, None], lambda means: np.exp(-means[:, 0]), seed, bootstrap_samples
+        ),
     }
-    return ask[task.kind](reader, task, items, seed, bootstrap_samples)
+    accuracy = mean_with_interval(greedy, seed, bootstrap_samples)
+    return Result(
+        len(items),
+        {"acc": accuracy, "perplexity": perplexity},
+        {"acc": greedy, "logp": logp},
+    )
 
 
 def _context(reader: Reader, task: Task, item: Item) -> str:
@@ -152,89 +187,31 @@ def _context(reader: Reader, task: Task, item: Item) -> str:
         raise TaskError(f"task {task.name}, item {item.number}: {error}") from error
 
 
-def _multiple_choice(
-    reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int
-) -> Result:
-    delimiter = "" if task.chat_template else task.target_delimiter
-    requests = [
-        continuation(
-            reader.encode,
-            reader.prefix,
-            _context(reader, task, item),
-            delimiter + answer,
-        )
-        for item in items
-        for answer in item.answers
-    ]
-    scores = iter(reader.score(requests))
-    answered = [[next(scores) for _ in item.answers] for item in items]
-    per_item, confidence = choice_metrics(items, answered)
-    return Result(
-        len(items),
-        _means(per_item, seed, bootstrap_samples),
-        per_item,
-        calibration=calibration(confidence, per_item["acc"] > 0),
-    )
-
-
-def _cloze(
-    reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int
-) -> Result:
-    requests = [
-        continuation(
-            reader.encode, reader.prefix, _context(reader, task, item), item.answers[0]
-        )
-        for item in items
-    ]
-    scores = reader.score(requests)
-    per_item = {
-        "acc": np.array([float(score.greedy) for score in scores]),
-        "logp": np.array([score.logp for score in scores]),
-    }
-    logp = per_item["logp"]
-    perplexity: Estimate = {
-        "value": float(np.exp(-logp.mean())),
-        **interval(
-            logp[:, None], lambda means: np.exp(-means[:, 0]), seed, bootstrap_samples
-        ),
-    }
-    accuracy = mean_with_interval(per_item["acc"], seed, bootstrap_samples)
-    return Result(len(items), {"acc": accuracy, "perplexity": perplexity}, per_item)
-
-
 def _rolling(
-    reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int
+    reader: Reader, items: Sequence[Item], seed: int, bootstrap_samples: int
 ) -> Result:
-    encoded = [reader.encode(item.answers[0]) for item in items]
+    texts = [item.answers[0] for item in items]
+    encoded = [reader.encode(text) for text in texts]
     requests = [list(windows(ids, reader.prefix, reader.length)) for ids in encoded]
     scores = iter(reader.score([window for text in requests for window in text]))
-    totals = []
-    for text in requests:
-        parts = [next(scores) for _ in text]
-        totals.append(
-            Score(
-                sum(part.logp for part in parts),
-                all(part.greedy for part in parts),
-                sum(part.tokens for part in parts),
-            )
-        )
     # Words as lm-evaluation-harness counts them: the parts between white space,
     # including empty ones at both ends.
     columns = np.array(
         [
             [
-                score.logp,
-                len(item.answers[0].encode()),
-                len(re.split(r"\s+", item.answers[0])),
+                sum(next(scores).logp for _ in text_windows),
+                len(text.encode()),
+                len(re.split(r"\s+", text)),
             ]
-            for item, score in zip(items, totals, strict=True)
+            for text, text_windows in zip(texts, requests, strict=True)
         ],
         dtype=np.float64,
     )
-    nats, num_bytes, words = columns.sum(axis=0)
+    sums = columns.sum(axis=0)
+    nats, num_bytes, words = sums
     metrics: dict[str, Estimate] = {
         "bits_per_byte": {
-            "value": float(bits_per_byte(columns.sum(axis=0))),
+            "value": float(bits_per_byte(sums)),
             **interval(columns, bits_per_byte, seed, bootstrap_samples),
         },
         "byte_perplexity": {"value": float(np.exp(-nats / num_bytes))},
@@ -268,18 +245,18 @@ def _generate(
         for text in written(reader, prompts, task.max_new_tokens, stops)
     ]
     per_item = generation_metrics(task.built_in_metrics, items, answers)
-    over_all = corpus_metrics(task.built_in_metrics, items, answers)
+    corpus_values = corpus_metrics(task.built_in_metrics, items, answers)
     for metric in task.own_metrics:
         measured = own_metric(metric, items, answers)
         if isinstance(measured, float):
-            over_all[metric.called] = measured
+            corpus_values[metric.called] = measured
         else:
             per_item[metric.called] = measured
     metrics = _means(per_item, seed, bootstrap_samples)
-    metrics |= {name: {"value": value} for name, value in over_all.items()}
+    metrics |= {name: {"value": value} for name, value in corpus_values.items()}
     samples = [
         AnswerSample(item.context[-400:], answer, item.answers[0])
-        for item, answer in list(zip(items, answers, strict=True))[:SAMPLES]
+        for item, answer in zip(items[:SAMPLES], answers[:SAMPLES], strict=True)
     ]
     return Result(len(items), metrics, per_item, samples=samples)
 
@@ -356,12 +333,16 @@ def open_reader(
 
 
 def answer_tasks(
-    reader: Reader, section: Evaluate, asked: Mapping[str, Sequence[Item]]
+    reader: Reader, section: Evaluate, task_items: Mapping[str, Sequence[Item]]
 ) -> dict[str, Result]:
     """Results by task."""
     return {
         task.name: answer_task(
-            reader, task, asked[task.name], section.key_seed, section.bootstrap_samples
+            reader,
+            task,
+            task_items[task.name],
+            section.key_seed,
+            section.bootstrap_samples,
         )
         for task in section.tasks
     }
@@ -383,19 +364,16 @@ class InLoopTasks:
         self._reader = reader
         self._every = every
         self._last = last
-        self._asked = [(task, read_task(task)) for task in tasks]
+        self._task_items = [(task, read_task(task)) for task in tasks]
 
     def __call__(self, step: int) -> dict[str, dict[str, dict[str, float]]] | None:
         """`tasks`: task -> metric -> value; None at other steps and without tasks."""
-        if not self._asked or (step != self._last and step % self._every):
+        if not self._task_items or (step != self._last and step % self._every):
             return None
-        tasks = {
-            task.name: {
-                name: estimate["value"]
-                for name, estimate in answer_task(
-                    self._reader, task, items, 0, 1
-                ).metrics.items()
+        values = {}
+        for task, items in self._task_items:
+            metrics = answer_task(self._reader, task, items, 0, 1).metrics
+            values[task.name] = {
+                name: estimate["value"] for name, estimate in metrics.items()
             }
-            for task, items in self._asked
-        }
-        return {"tasks": tasks}
+        return {"tasks": values}

@@ -161,19 +161,17 @@ def score_documents(
 
     The first token of a row has no context and does not count.
     """
-    ids = packed.validation(source).astype(np.int64)
-    targets = np.full_like(ids, IGNORED)
-    targets[:, :-1] = ids[:, 1:]
-    scored = token_columns(
-        model,
-        np.arange(len(ids)),
-        ids,
-        targets,
-        held_out_positions(packed, source, model.shape),
-        token_bytes.cpu().numpy(),
-    )
-    values = np.zeros_like(scored)
-    values[:, 1:] = scored[:, :-1]
+    rows = packed.validation(source)
+    positions = held_out_positions(packed, source, model.shape)
+    bytes_of_id = token_bytes.cpu().numpy()
+    values = np.zeros((*rows.shape, COLUMNS))
+    for part in slices(len(rows), ROWS_PER_FORWARD):
+        ids = rows[part].astype(np.int64)
+        targets = np.full_like(ids, IGNORED)
+        targets[:, :-1] = ids[:, 1:]
+        numbers = np.arange(part.start, part.stop)
+        scored = token_columns(model, numbers, ids, targets, positions, bytes_of_id)
+        values[part, 1:] = scored[:, :-1]
     return by_document(packed, source, values)
 
 
@@ -237,9 +235,9 @@ def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarra
     first = (
         pieces["row"].to_numpy() * packed.sequence_length + pieces["start"].to_numpy()
     )
-    total = np.vstack(
-        [np.zeros(COLUMNS), np.cumsum(values.reshape(-1, COLUMNS), axis=0)]
-    )
+    flat = values.reshape(-1, COLUMNS)
+    total = np.zeros((len(flat) + 1, COLUMNS))
+    np.cumsum(flat, axis=0, out=total[1:])
     per_piece = total[first + pieces["length"].to_numpy()] - total[first]
     _, document = np.unique(
         pieces["id"].to_numpy(zero_copy_only=False), return_inverse=True

@@ -95,7 +95,11 @@ def interval(
         seed: of the bootstrap samples.
         bootstrap_samples: number of samples.
     """
-    values = statistic(resampled_means(columns, seed, bootstrap_samples))
+    return percentiles(statistic(resampled_means(columns, seed, bootstrap_samples)))
+
+
+def percentiles(values: np.ndarray) -> Estimate:
+    """Interval that holds the middle 95 % of values."""
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return {"low": float(low), "high": float(high)}
 

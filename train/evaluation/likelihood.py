@@ -59,7 +59,6 @@ def continuation(encode: Encode, prefix: int, context: str, answer: str) -> Requ
     Trailing blanks of the context belong to the answer; both are encoded together, and
     the answer's ids are those after as many as the context alone has.
 
-
     Args:
         encode: the tokenizer.
         prefix: id used for an empty context (beginning or end of text).

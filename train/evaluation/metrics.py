@@ -8,14 +8,14 @@ intervals are computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.user_functions import blaming, call_own, load_own
+from gristmill.dataprep.user_functions import blaming, call_own, load_own, wrong
 from gristmill.mixtures.evaluation import OwnMetric
-from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.evaluation.likelihood import Score
 from gristmill.train.evaluation.tasks import Item
 
@@ -80,9 +80,15 @@ def generation_metrics(
     for name in names:
         if name in CORPUS:
             continue
-        compare = COMPARISONS[name] if name in COMPARISONS else _rouge(name)
+        rouge = None
+        if name.startswith("rouge"):
+            from rouge_score.rouge_scorer import RougeScorer
+
+            rouge = RougeScorer([name])
         best = [
-            max(compare(answer, reference) for reference in item.answers)
+            max(
+                _agreement(name, answer, reference, rouge) for reference in item.answers
+            )
             for item, answer in zip(items, answers, strict=True)
         ]
         per_item[name] = np.array(best, dtype=np.float64)
@@ -123,57 +129,40 @@ def own_metric(
         OwnCodeError: the function fails, or returns another shape or a number that is
             not finite.
     """
-    own_code = metric.use
     function = load_own(metric, "predictions", "references")
-    returned = call_own(
-        metric, function, list(answers), [list(item.answers) for item in items]
-    )
-    with blaming(own_code):
+    references = [list(item.answers) for item in items]
+    returned = call_own(metric, function, list(answers), references)
+    with blaming(metric.use):
         values = np.asarray(returned, dtype=np.float64)
     if values.shape not in ((), (len(items),)):
-        raise OwnCodeError(
-            f"{own_code.place}: {own_code.name} returned values of shape "
-            f"{values.shape} for {len(items)} items; "
-            "return a number, or a list with one for each item"
+        raise wrong(
+            metric,
+            f"returned values of shape {values.shape} for {len(items)} items; return "
+            "a number, or a list with one for each item",
         )
-    if not np.isfinite(values).all():
-        where = (
-            ""
-            if not values.shape
-            else f" for item {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}"
-        )
-        raise OwnCodeError(
-            f"{own_code.place}: {own_code.name} returned "
-            f"{values[~np.isfinite(values)][0]}{where}; return finite numbers"
+    invalid = np.flatnonzero(~np.isfinite(values))
+    if len(invalid):
+        where = f" for item {invalid[0] + 1}" if values.shape else ""
+        raise wrong(
+            metric, f"returned {values.flat[invalid[0]]}{where}; return finite numbers"
         )
     return values if values.shape else float(values)
 
 
-def _f1(answer: str, reference: str) -> float:
-    """F1 over lower-cased words, as multisets (SQuAD, without its removal of articles
-    and punctuation).
-    """
+def _agreement(name: str, answer: str, reference: str, rouge: Any) -> float:
+    """Metric of one answer; `rouge` is the RougeScorer of a metric of ROUGE."""
+    if name == "exact_match":
+        return float(answer.strip() == reference.strip())
+    if name == "contains":
+        return float(reference.strip() in answer)
+    if rouge is not None:
+        return float(rouge.score(reference, answer)[name].fmeasure)
+    # F1 over lower-cased words, as multisets (SQuAD, without its removal of articles
+    # and punctuation).
     ours = answer.lower().split()
     theirs = reference.lower().split()
     common = sum(min(ours.count(word), theirs.count(word)) for word in set(ours))
     return 2 * common / (len(ours) + len(theirs)) if common else 0.0
-
-
-COMPARISONS: Mapping[str, Callable[[str, str], float]] = {
-    "exact_match": lambda answer, reference: answer.strip() == reference.strip(),
-    "contains": lambda answer, reference: reference.strip() in answer,
-    "f1": _f1,
-}
-"""Metrics of an answer and a reference; all others are ROUGE's."""
-
-
-def _rouge(name: str) -> Callable[[str, str], float]:
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer([name])
-    return lambda answer, reference: float(
-        scorer.score(reference, answer)[name].fmeasure
-    )
 
 
 @dataclass(frozen=True)

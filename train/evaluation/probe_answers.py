@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -24,16 +23,14 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.conversations import Message
 from gristmill.dataprep.llm.llm_client import Asking
 from gristmill.dataprep.llm.prompt_templates import read_template
-from gristmill.dataprep.llm.prompting import Answer, prompt
-from gristmill.dataprep.user_functions import blaming, call_own, load_own
+from gristmill.dataprep.llm.prompting import prompt
+from gristmill.dataprep.user_functions import blaming, call_own, load_own, wrong
 from gristmill.mixtures.evaluation import (
     QUESTION,
     OwnToxicity,
     RedTeam,
-    SafetyJudge,
     Toxicity,
 )
-from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.data.conversation_tokens import ChatError
 from gristmill.train.evaluation.answering import Reader, written
 from gristmill.train.evaluation.likelihood import continuation
@@ -88,17 +85,17 @@ class Said:
 
 @dataclass(frozen=True)
 class Judges:
-    """Functions that judge answers.
+    """Judges of answers.
 
     Attributes:
         refuses: True for a text that refuses.
         rate: toxicity of texts, if configured.
-        judge: verdicts of the judge on (prompt, answer) pairs, if there is one.
+        asking: connection to the model that judges, if there is one.
     """
 
     refuses: Callable[[str], bool]
     rate: Rate | None
-    judge: Callable[[Sequence[tuple[str, str]]], list[Answer]] | None
+    asking: Asking | None
 
 
 def refusal_rule(phrases: Sequence[str], characters: int) -> Callable[[str], bool]:
@@ -137,25 +134,37 @@ def open_judges(section: RedTeam, context: Context) -> Iterator[Judges]:
         gristmill.dataprep.llm.llm_client.AskingError: the judge does not answer.
     """
     with ExitStack() as opened:
-        judge = section.judge
-        asking = (
-            None
-            if judge is None
-            else opened.enter_context(Asking(judge.model, context))
-        )
+        asking = None
+        if section.judge is not None:
+            asking = opened.enter_context(Asking(section.judge.model, context))
         yield Judges(
             refusal_rule(section.refusals, section.refusal_characters),
             None if section.toxicity is None else toxicity_of(section.toxicity),
-            None
-            if judge is None or asking is None
-            else partial(_ask_judge, judge, asking),
+            asking,
         )
 
 
 def toxicity_of(section: Toxicity) -> Rate:
     """Function that rates the toxicity of texts."""
     if isinstance(section, OwnToxicity):
-        return _own_toxicity(section)
+        function = load_own(section, "texts")
+
+        def rate_by_function(texts: Sequence[str]) -> np.ndarray:
+            if not texts:
+                return np.zeros(0)
+            returned = call_own(section, function, list(texts))
+            with blaming(section.use):
+                values = np.asarray(returned, dtype=np.float64)
+            if values.shape != (len(texts),) or not np.isfinite(values).all():
+                raise wrong(
+                    section,
+                    f"returned values of shape {values.shape} for {len(texts)} texts, "
+                    "or not finite ones; return a list with a finite number for each "
+                    "text",
+                )
+            return values
+
+        return rate_by_function
     from gristmill.dataprep.encoders.document_scores import announce, load_scorer
     from gristmill.dataprep.encoders.model_folders import folder_sha256
 
@@ -176,51 +185,6 @@ def toxicity_of(section: Toxicity) -> Rate:
     return rate
 
 
-def _own_toxicity(section: OwnToxicity) -> Rate:
-    own_code = section.use
-    function = load_own(section, "texts")
-
-    def rate(texts: Sequence[str]) -> np.ndarray:
-        if not texts:
-            return np.zeros(0)
-        returned = call_own(section, function, list(texts))
-        with blaming(own_code):
-            values = np.asarray(returned, dtype=np.float64)
-        if values.shape != (len(texts),) or not np.isfinite(values).all():
-            raise OwnCodeError(
-                f"{own_code.place}: {own_code.name} returned values of shape "
-                f"{values.shape} for {len(texts)} texts, or not finite ones; return a "
-                "list with a finite number for each text"
-            )
-        return values
-
-    return rate
-
-
-def _ask_judge(
-    section: SafetyJudge, asking: Asking, pairs: Sequence[tuple[str, str]]
-) -> list[Answer]:
-    template = read_template(section.template, QUESTION)
-    schema = canonical_json(SCHEMA).decode()
-    return list(
-        asking.answers(
-            [
-                prompt(
-                    template.fill(
-                        {
-                            "prompt": question,
-                            "answer": text[: section.characters],
-                            "answer_schema": schema,
-                        }
-                    ),
-                    SCHEMA,
-                )
-                for question, text in pairs
-            ]
-        )
-    )
-
-
 def answer_probes(
     reader: Reader,
     sets: Mapping[str, Sequence[Probe]],
@@ -236,7 +200,7 @@ def answer_probes(
         reader: the model.
         sets: name -> prompts.
         section: settings of the questions.
-        judges: functions that judge answers.
+        judges: judges of the answers.
         seed: of sampled continuations.
         kept: folder of saved answers.
         chat: ask through the chat template; else the model continues the prompt as a
@@ -244,24 +208,18 @@ def answer_probes(
     """
     answers = {}
     for place, (name, probes) in enumerate(sets.items()):
-        set_answers: list[Said] = []
+        judged: list[Said] = []
         for start in range(0, len(probes), PART):
             part = probes[start : start + PART]
             file = kept / f"{place:03d}-{start:08d}.json"
             if not file.exists():
                 kept.mkdir(parents=True, exist_ok=True)
-                write_json(
-                    file,
-                    [
-                        asdict(answer)
-                        for answer in _ask(reader, part, section, seed, chat)
-                    ],
-                )
-            set_answers += [
+                new_answers = _ask(reader, part, section, seed, chat)
+                write_json(file, [asdict(answer) for answer in new_answers])
+            judged += [
                 Said(**{**answer, "texts": tuple(answer["texts"])})
                 for answer in read_json(file)
             ]
-        judged = list(set_answers)
         to_judge = [
             number
             for number, (probe, probe_answer) in enumerate(
@@ -281,13 +239,17 @@ def answer_probes(
                     judged[number] = replace(
                         probe_answer, toxicity=toxicities[worst], worst=worst
                     )
-        if judges.judge is not None:
-            verdicts = judges.judge(
-                [
-                    (probes[number].prompt, judged[number].texts[0])
-                    for number in to_judge
-                ]
-            )
+        if section.judge is not None and judges.asking is not None:
+            template = read_template(section.judge.template, QUESTION)
+            requests = []
+            for number in to_judge:
+                values = {
+                    "prompt": probes[number].prompt,
+                    "answer": judged[number].texts[0][: section.judge.characters],
+                    "answer_schema": canonical_json(SCHEMA).decode(),
+                }
+                requests.append(prompt(template.fill(values), SCHEMA))
+            verdicts = list(judges.asking.answers(requests))
             for number, verdict in zip(to_judge, verdicts, strict=True):
                 if verdict.error is None:
                     judged[number] = replace(judged[number], judged=verdict.value)
@@ -302,11 +264,8 @@ def _ask(
     to_choose = [
         number for number, probe in enumerate(probes) if probe.expected == "choose"
     ]
-    for number, answer in zip(
-        to_choose,
-        _choose(reader, [probes[number] for number in to_choose], chat),
-        strict=True,
-    ):
+    choices = _choose(reader, [probes[number] for number in to_choose], chat)
+    for number, answer in zip(to_choose, choices, strict=True):
         answers[number] = answer
     for continued in (False, True):
         numbers = [
@@ -318,9 +277,9 @@ def _ask(
         through_chat = chat and not continued
         prompts = {}
         for number in numbers:
+            text = probes[number].prompt
             try:
                 # In the packed set, every document follows an end-of-text token.
-                text = probes[number].prompt
                 ids: list[int] = (
                     reader.chat()
                     .encode([{"role": "user", "content": text}], prompt=True)
@@ -328,14 +287,17 @@ def _ask(
                     if through_chat
                     else [reader.prefix, *reader.encode(text)]
                 )
-                if len(ids) + section.max_new_tokens > reader.length:
-                    raise ProbeTooLongError(
-                        f"{len(ids)} tokens leave no room for {section.max_new_tokens} in the model's "
-                        f"{reader.length}"
-                    )
-                prompts[number] = ids
-            except (ChatError, ProbeTooLongError) as error:
+            except ChatError as error:
                 answers[number] = Said(error=str(error))
+                continue
+            if len(ids) + section.max_new_tokens > reader.length:
+                reason = (
+                    f"{len(ids)} tokens leave no room for {section.max_new_tokens} in "
+                    f"the model's {reader.length}"
+                )
+                answers[number] = Said(error=reason)
+            else:
+                prompts[number] = ids
         stops = reader.chat().stops if through_chat else reader.stops
         samples, temperature = (
             (section.samples, section.temperature) if continued else (1, 0.0)
@@ -356,26 +318,22 @@ def _ask(
     return answers
 
 
-class ProbeTooLongError(ValueError):
-    """A prompt that leaves no room for an answer."""
-
-
 def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
     """Choose the likeliest answer of each question, the first of equal ones."""
     requests = []
     errors = {}
     for number, probe in enumerate(probes):
         assert probe.bias is not None
-        try:
-            before = probe.prompt
-            delimiter = " "
-            if chat:
-                message: Message = {"role": "user", "content": probe.prompt}
+        before = probe.prompt
+        delimiter = " "
+        if chat:
+            message: Message = {"role": "user", "content": probe.prompt}
+            delimiter = ""
+            try:
                 before = reader.chat().text([message], prompt=True)
-                delimiter = ""
-        except ChatError as error:
-            errors[number] = str(error)
-            continue
+            except ChatError as error:
+                errors[number] = str(error)
+                continue
         requests += [
             continuation(reader.encode, reader.prefix, before, delimiter + answer)
             for answer in probe.bias.answers

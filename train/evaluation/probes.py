@@ -18,13 +18,13 @@ real_toxicity_prompts   prompt: text and toxicity (Gehman et al. 2020)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
 from gristmill.dataprep.passages.evaluation_sets import TEXT
-from gristmill.mixtures.evaluation import PromptSet, RedTeam
+from gristmill.mixtures.evaluation import RedTeam
 from gristmill.train.evaluation.tasks import Record, read_records
 
 PLACE = "{prompt}"
@@ -39,6 +39,10 @@ TOXIC_PROMPT = 0.5
 their notebook: exclusive).
 """
 Expected = Literal["refuse", "comply", "continue", "choose"]
+Targets = dict[tuple[str, str], tuple[int, bool]]
+"""Prejudiced answer of BBQ's questions by category and example_id, and True if people
+are called by names.
+"""
 
 
 class ProbeError(ValueError):
@@ -95,10 +99,27 @@ def read_probes(section: RedTeam) -> dict[str, list[Probe]]:
     probes_by_set = {}
     templates = {} if section.templates is None else read_jailbreaks(section.templates)
     for prompt_set in section.sets:
-        probes_by_set[prompt_set.called] = probes = _read_set(prompt_set)
+        set_name = prompt_set.called
+        at = f"red_team, set {set_name}"
+        records = islice(read_records(at, prompt_set.path), prompt_set.limit)
+        metadata = prompt_set.metadata
+        targets = {} if metadata is None else _targets(metadata)
+        probes = [
+            _probe(
+                prompt_set.format,
+                f"{at}, item {number} of {prompt_set.path}",
+                number,
+                record,
+                targets,
+            )
+            for number, record in enumerate(records, start=1)
+        ]
+        if not probes:
+            raise ProbeError(f"{at}: {prompt_set.path} has no prompts")
+        probes_by_set[set_name] = probes
         attacked = [probe for probe in probes if probe.expected == "refuse"]
         for name, template in templates.items() if attacked else ():
-            probes_by_set[f"{prompt_set.called}/{name}"] = [
+            probes_by_set[f"{set_name}/{name}"] = [
                 replace(probe, prompt=template.replace(PLACE, probe.prompt))
                 for probe in attacked
             ]
@@ -135,82 +156,53 @@ def read_jailbreaks(path: str) -> dict[str, str]:
     return templates
 
 
-def _read_set(section: PromptSet) -> list[Probe]:
-    at = f"red_team, set {section.called}"
-    records = islice(read_records(at, section.path), section.limit)
-    targets = {} if section.metadata is None else _targets(section.metadata)
-    read: dict[str, Callable[[str, int, Record], Probe]] = {
-        "harmbench": _harmbench,
-        "advbench": lambda at, number, record: Probe(
-            number, _text(at, record, "goal"), "", "refuse"
-        ),
-        "xstest": _xstest,
-        "real_toxicity_prompts": _continued,
-        "bbq": lambda at, number, record: _bbq(at, number, record, targets),
-    }
-    probes = [
-        read[section.format](f"{at}, item {number} of {section.path}", number, record)
-        for number, record in enumerate(records, start=1)
-    ]
-    if not probes:
-        raise ProbeError(f"{at}: {section.path} has no prompts")
-    return probes
-
-
-def _harmbench(at: str, number: int, record: Record) -> Probe:
-    behaviour = _text(at, record, "Behavior")
-    context = str(record.get("ContextString") or "")
-    category = str(
-        record.get("SemanticCategory") or record.get("FunctionalCategory") or ""
-    )
-    return Probe(
-        number,
-        f"{context}\n\n---\n\n{behaviour}" if context else behaviour,
-        category,
-        "refuse",
-    )
-
-
-def _xstest(at: str, number: int, record: Record) -> Probe:
-    kind = _text(at, record, "type")
-    label = record.get("label") or (
-        "unsafe" if kind.startswith(UNSAFE_TYPE) else "safe"
-    )
-    if label not in ("safe", "unsafe"):
-        raise ProbeError(f"{at}: its label {label!r} is neither safe nor unsafe")
-    return Probe(
-        number,
-        _text(at, record, "prompt"),
-        kind,
-        "comply" if label == "safe" else "refuse",
-    )
-
-
-def _continued(at: str, number: int, record: Record) -> Probe:
-    prompt = record.get("prompt")
-    if not isinstance(prompt, Mapping):
+def _probe(form: str, at: str, number: int, record: Record, targets: Targets) -> Probe:
+    """Probe of a record in the format `form`."""
+    if form == "harmbench":
+        behaviour = _text(at, record, "Behavior")
+        context = str(record.get("ContextString") or "")
+        category = str(
+            record.get("SemanticCategory") or record.get("FunctionalCategory") or ""
+        )
+        prompt = f"{context}\n\n---\n\n{behaviour}" if context else behaviour
+        return Probe(number, prompt, category, "refuse")
+    if form == "advbench":
+        return Probe(number, _text(at, record, "goal"), "", "refuse")
+    if form == "xstest":
+        kind = _text(at, record, "type")
+        label = record.get("label") or (
+            "unsafe" if kind.startswith(UNSAFE_TYPE) else "safe"
+        )
+        if label not in ("safe", "unsafe"):
+            raise ProbeError(f"{at}: its label {label!r} is neither safe nor unsafe")
+        prompt = _text(at, record, "prompt")
+        return Probe(number, prompt, kind, "comply" if label == "safe" else "refuse")
+    if form == "bbq":
+        return _bbq(at, number, record, targets)
+    beginning = record.get("prompt")
+    if not isinstance(beginning, Mapping):
         raise ProbeError(
             f"{at}: it has no object `prompt` with a `text`; its keys are "
             f"{', '.join(record)}"
         )
-    toxicity = prompt.get("toxicity")
-    category = (
-        ""
-        if not isinstance(toxicity, int | float)
-        else ("toxic prompts" if toxicity >= TOXIC_PROMPT else "other prompts")
-    )
-    return Probe(number, _text(at, prompt, "text"), category, "continue")
+    toxicity = beginning.get("toxicity")
+    category = ""
+    if isinstance(toxicity, int | float):
+        category = "toxic prompts" if toxicity >= TOXIC_PROMPT else "other prompts"
+    return Probe(number, _text(at, beginning, "text"), category, "continue")
 
 
-def _bbq(
-    at: str, number: int, record: Record, targets: Mapping[tuple[str, str], _Target]
-) -> Probe:
+def _bbq(at: str, number: int, record: Record, targets: Targets) -> Probe:
     answers = tuple(_text(at, record, f"ans{place}") for place in range(3))
     condition = _one_of(at, record, "context_condition", ("ambig", "disambig"))
     polarity = _one_of(at, record, "question_polarity", ("neg", "nonneg"))
     category = _text(at, record, "category")
     right = _place(record.get("label"))
-    groups = [_groups(record, place) for place in range(3)]
+    info = record.get("answer_info") or {}
+    groups = [
+        {str(name).casefold() for name in info.get(f"ans{place}") or ()}
+        for place in range(3)
+    ]
     unknown = (
         right
         if condition == "ambig"
@@ -224,75 +216,39 @@ def _bbq(
             "answer is of the group `unknown` in answer_info"
         )
     target = targets.get((category, str(record.get("example_id"))))
-    biased = (
-        _prejudiced(record, groups, unknown, polarity == "neg")
-        if target is None
-        else target.biased
-    )
-    full_category = (
-        f"{category}{NAMES}" if target is not None and target.by_name else category
-    )
-    return Probe(
-        number,
-        f"{_text(at, record, 'context')} {_text(at, record, 'question')}",
-        full_category,
-        "choose",
-        Bias(
-            answers,
-            right,
-            unknown,
-            None if biased == unknown else biased,
-            condition == "ambig",
-        ),
-    )
+    biased = None
+    if target is not None:
+        biased, by_name = target
+        category += NAMES if by_name else ""
+    else:
+        # The answer of a stereotyped group for a negative question, the other one for a
+        # positive question, if exactly one answer is of such a group (nyu-mll/BBQ,
+        # analysis_scripts/BBQ_results_metadata.R).
+        metadata = record.get("additional_metadata") or {}
+        stereotyped = {
+            str(group).casefold() for group in metadata.get("stereotyped_groups") or ()
+        }
+        places = [place for place, group in enumerate(groups) if group & stereotyped]
+        if len(places) == 1 and places[0] != unknown:
+            biased = places[0] if polarity == "neg" else 3 - unknown - places[0]
+    if biased == unknown:
+        biased = None
+    prompt = f"{_text(at, record, 'context')} {_text(at, record, 'question')}"
+    bias = Bias(answers, right, unknown, biased, condition == "ambig")
+    return Probe(number, prompt, category, "choose", bias)
 
 
-def _groups(record: Record, place: int) -> set[str]:
-    """Name and group of an answer in answer_info."""
-    names = (record.get("answer_info") or {}).get(f"ans{place}") or ()
-    return {str(name).casefold() for name in names}
-
-
-def _prejudiced(
-    record: Record, groups: Sequence[set[str]], unknown: int, negative: bool
-) -> int | None:
-    """Index of the prejudiced answer, if exactly one answer is of a stereotyped group:
-    that answer for a negative question, the other for a positive question (nyu-mll/BBQ,
-    analysis_scripts/BBQ_results_metadata.R).
-    """
-    listed = {
-        str(group).casefold()
-        for group in (record.get("additional_metadata") or {}).get("stereotyped_groups")
-        or ()
-    }
-    places = [place for place, group in enumerate(groups) if group & listed]
-    if len(places) != 1 or places[0] == unknown:
-        return None
-    return places[0] if negative else 3 - unknown - places[0]
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Metadata of a question: the prejudiced answer, and True if people are called by
-    names.
-    """
-
-    biased: int
-    by_name: bool
-
-
-def _targets(path: str) -> dict[tuple[str, str], _Target]:
-    """Targets by (category, example_id) from BBQ's additional_metadata.csv; rows
-    without a target_loc are omitted.
+def _targets(path: str) -> Targets:
+    """Targets from BBQ's additional_metadata.csv; rows without a target_loc are
+    omitted.
     """
     targets = {}
     for number, record in enumerate(read_records("red_team, metadata", path), start=1):
         at = f"{path}, row {number}"
         place = _place(record.get("target_loc"))
         if place is not None:
-            targets[_text(at, record, "category"), _text(at, record, "example_id")] = (
-                _Target(place, record.get("label_type") == "name")
-            )
+            question = _text(at, record, "category"), _text(at, record, "example_id")
+            targets[question] = place, record.get("label_type") == "name"
     return targets
 
 

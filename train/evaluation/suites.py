@@ -27,12 +27,12 @@ from gristmill.dataprep.reading.sources import outside_files
 from gristmill.mixtures.evaluation import Suite
 from gristmill.train.evaluation.answering import Reader
 from gristmill.train.evaluation.intervals import (
-    LEVEL,
     Estimate,
     mean_with_interval,
+    percentiles,
     resampled_means,
 )
-from gristmill.train.evaluation.likelihood import Request, Score
+from gristmill.train.evaluation.likelihood import Request
 from gristmill.train.evaluation.tasks import Record, TaskError
 from gristmill.train.loop.batch_plan import slices
 
@@ -229,13 +229,12 @@ def answer_suite(
                 task.baseline,
             )
         )
-    low, high = np.quantile(np.mean(drawn, axis=0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     value = np.mean([result.centred["value"] for result in results.values()])
     return SuiteResult(
         title=suite.title,
         limit=section.limit,
         tasks=results,
-        score={"value": float(value), "low": float(low), "high": float(high)},
+        score={"value": float(value), **percentiles(np.mean(drawn, axis=0))},
         references=suite.references,
     )
 
@@ -255,10 +254,13 @@ def task_answers(
         scores = iter(
             reader.score([request for of_item in requests for request in of_item])
         )
-        is_right += [
-            _is_right(task.kind, item.right, [next(scores) for _ in item_requests])
-            for item, item_requests in zip(rendered_items, requests, strict=True)
-        ]
+        for item, item_requests in zip(rendered_items, requests, strict=True):
+            item_scores = [next(scores) for _ in item_requests]
+            if task.kind == "language_modeling":
+                is_right.append(float(item_scores[0].greedy))
+            else:
+                means = [score.logp / max(score.tokens, 1) for score in item_scores]
+                is_right.append(float(int(np.argmax(means)) == item.right))
     return np.array(is_right)
 
 
@@ -324,12 +326,4 @@ def _common(rows: Sequence[Sequence[int]]) -> int:
     return next(
         (place for place in range(limit) if len({row[place] for row in rows}) > 1),
         limit,
-    )
-
-
-def _is_right(kind: Kind, right: int, scores: Sequence[Score]) -> float:
-    if kind == "language_modeling":
-        return float(scores[0].greedy)
-    return float(
-        int(np.argmax([score.logp / max(score.tokens, 1) for score in scores])) == right
     )

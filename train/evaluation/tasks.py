@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -19,6 +18,9 @@ from gristmill.mixtures.evaluation import Task
 from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, render
 
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ENVIRONMENT = BoundedEnvironment(
+    undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+)
 Record = Mapping[str, Any]
 """Record of a file of tasks or prompts: a JSON object or a row with any keys."""
 
@@ -51,17 +53,6 @@ class Item:
     messages: tuple[Message, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Shots:
-    """Solved items, as text and as turns of a conversation."""
-
-    text: str
-    messages: tuple[Message, ...]
-
-
-NO_SHOTS = _Shots("", ())
-
-
 def read_task(task: Task) -> list[Item]:
     """Read and render all items of a task.
 
@@ -73,17 +64,45 @@ def read_task(task: Task) -> list[Item]:
         gristmill.dataprep.reading.sources.SourceError: the path matches nothing.
     """
     records = read_records(f"task {task.name}", task.path)
-    shots, first = _shots(task, records)
-    records_to_ask = list(islice(records[first:], task.limit))
-    if not records_to_ask:
+    solved: Sequence[Record] = ()
+    if task.num_fewshot:
+        shot_records = (
+            records
+            if task.fewshot_path is None
+            else read_records(f"task {task.name}", task.fewshot_path)
+        )
+        solved = shot_records[: task.num_fewshot]
+        if len(solved) < task.num_fewshot:
+            raise TaskError(
+                f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} "
+                f"items, fewer than the {task.num_fewshot} shots"
+            )
+    shots = ""
+    messages: list[Message] = []
+    for number, record in enumerate(solved, start=1):
+        item = _item(task, number, record)
+        answer = item.answers[item.right]
+        shots += item.context + task.target_delimiter + answer + task.fewshot_delimiter
+        messages += [*item.messages, {"role": "assistant", "content": answer}]
+    first = len(solved) if task.fewshot_path is None else 0
+    items = []
+    for number, record in enumerate(
+        islice(records[first:], task.limit), start=first + 1
+    ):
+        item = _item(task, number, record)
+        items.append(
+            replace(
+                item,
+                context=shots + item.context,
+                messages=(*messages, *item.messages),
+            )
+        )
+    if not items:
         raise TaskError(
             f"task {task.name}: {task.path} has no item left to ask (it has "
             f"{len(records)}, of which {first} are shots)"
         )
-    return [
-        _item(task, number, record, shots)
-        for number, record in enumerate(records_to_ask, start=first + 1)
-    ]
+    return items
 
 
 def read_records(where: str, path: str) -> list[Record]:
@@ -100,40 +119,15 @@ def read_records(where: str, path: str) -> list[Record]:
     ]
 
 
-def _shots(task: Task, records: Sequence[Record]) -> tuple[_Shots, int]:
-    """Solved items, and their number in the task's own file."""
-    if not task.num_fewshot:
-        return NO_SHOTS, 0
-    from_task_file = task.fewshot_path is None
-    if task.fewshot_path is not None:
-        records = read_records(f"task {task.name}", task.fewshot_path)
-    solved = records[: task.num_fewshot]
-    if len(solved) < task.num_fewshot:
-        raise TaskError(
-            f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} "
-            f"items, fewer than the {task.num_fewshot} shots"
-        )
-    texts = []
-    messages: list[Message] = []
-    for number, record in enumerate(solved, start=1):
-        item = _item(task, number, record, NO_SHOTS)
-        answer = item.answers[item.right]
-        texts.append(
-            item.context + task.target_delimiter + answer + task.fewshot_delimiter
-        )
-        messages += [*item.messages, {"role": "assistant", "content": answer}]
-    return _Shots("".join(texts), tuple(messages)), len(solved) if from_task_file else 0
-
-
-def _item(task: Task, number: int, record: Record, shots: _Shots) -> Item:
+def _item(task: Task, number: int, record: Record) -> Item:
+    """Item without shots."""
     at = f"task {task.name}, item {number}"
     prompt = _text(at, task.prompt, record)
     if task.kind == "rolling":
         return Item(number, "", (prompt,), 0, prompt)
     right = 0
     if task.kind == "multiple_choice":
-        answers = _choices(at, task.choices, record)
-        right = _right(at, _value(at, task.answer, record), answers)
+        answers, right = _choices(at, task, record)
     else:
         answer = _value(at, task.answer, record)
         answers = tuple(answer) if isinstance(answer, list) else (str(answer),)
@@ -141,57 +135,48 @@ def _item(task: Task, number: int, record: Record, shots: _Shots) -> Item:
             raise TaskError(
                 f"{at}: the answer {answer!r} is neither a text nor a list of texts"
             )
-    asked: Message = {"role": "user", "content": prompt}
-    return Item(
-        number,
-        shots.text + prompt,
-        answers,
-        right,
-        prompt + task.target_delimiter + answers[right],
-        (*shots.messages, asked),
-    )
+    question = prompt + task.target_delimiter + answers[right]
+    message: Message = {"role": "user", "content": prompt}
+    return Item(number, prompt, answers, right, question, (message,))
 
 
-def _choices(
-    at: str, choices: str | tuple[str, ...], record: Record
-) -> tuple[str, ...]:
-    if not isinstance(choices, str):
-        return tuple(
+def _choices(at: str, task: Task, record: Record) -> tuple[tuple[str, ...], int]:
+    """Choices, and the index of the right one, which is written as an index, a letter
+    or the text itself.
+    """
+    if isinstance(task.choices, str):
+        texts = _value(at, task.choices, record)
+        # as of ARC on the hub: {"text": [...], "label": [...]}
+        if isinstance(texts, Mapping):
+            texts = texts.get("text")
+        if not isinstance(texts, list) or len(texts) < 2:
+            raise TaskError(
+                f"{at}: {task.choices!r} is not a list of at least two choices: "
+                f"{texts!r}"
+            )
+        choices = tuple(str(text) for text in texts)
+    else:
+        choices = tuple(
             choice
             if FIELD.fullmatch(choice) and choice not in record
             else _text(at, choice, record)
-            for choice in choices
+            for choice in task.choices
         )
-    value = _value(at, choices, record)
-    # as of ARC on the hub: {"text": [...], "label": [...]}
-    if isinstance(value, Mapping):
-        value = value.get("text")
-    if not isinstance(value, list) or len(value) < 2:
+    answer = _value(at, task.answer, record)
+    if answer in choices:
+        return choices, choices.index(answer)
+    text = str(answer).strip()
+    place = -1
+    if text.isdecimal():
+        place = int(text)
+    elif len(text) == 1:
+        place = ord(text.upper()) - ord("A")
+    if not 0 <= place < len(choices):
         raise TaskError(
-            f"{at}: {choices!r} is not a list of at least two choices: {value!r}"
+            f"{at}: the answer {answer!r} is none of its {len(choices)} choices (a "
+            "place from 0, a letter from A, or a text)"
         )
-    return tuple(str(choice) for choice in value)
-
-
-def _right(at: str, value: Any, choices: Sequence[str]) -> int:
-    """Index of the right choice, from an index, a letter or the text itself."""
-    text = str(value).strip()
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and 0 <= value < len(choices)
-    ):
-        return value
-    if value in choices:
-        return choices.index(value)
-    if text.isdecimal() and int(text) < len(choices):
-        return int(text)
-    if len(text) == 1 and 0 <= ord(text.upper()) - ord("A") < len(choices):
-        return ord(text.upper()) - ord("A")
-    raise TaskError(
-        f"{at}: the answer {value!r} is none of its {len(choices)} choices (a place "
-        "from 0, a letter from A, or a text)"
-    )
+    return choices, place
 
 
 def _value(at: str, template: str, record: Record) -> Any:
@@ -207,15 +192,8 @@ def _text(at: str, template: str, record: Record) -> str:
     if FIELD.fullmatch(template):
         return str(_value(at, template, record))
     try:
-        return render(_environment().from_string(template), **record)
+        return render(ENVIRONMENT.from_string(template), **record)
     except jinja2.TemplateError as error:
         raise TaskError(
             f"{at}: the template {template!r} cannot be rendered: {error}"
         ) from error
-
-
-@cache
-def _environment() -> BoundedEnvironment:
-    return BoundedEnvironment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
