@@ -146,52 +146,32 @@ def top_levels() -> frozenset[str]:
 
 def ip(text: bytes, at: int) -> Span | None:
     """Span of the public IP address that begins at `at`, or None."""
-    return _ipv4(text, at) or _ipv6(text, at)
-
-
-def _ipv4(text: bytes, at: int) -> Span | None:
-    match = _IPV4.match(text, at)
-    if match is None or not _may_begin(text, at):
-        return None
-    address = _read(match[0])
-    if address is None or not address.is_global or address.is_multicast:
-        return None
-    small = sum(number < LEAST_OF_AN_ADDRESS for number in address.packed)
-    if small >= 3 or address.packed[-1] == 0:
-        return None
-    if _NUMBERED.search(text[max(0, at - CONTEXT_BYTES) : at]):
-        return None
-    return match.span()
-
-
-def _may_begin(text: bytes, at: int) -> bool:
-    """Return True if an address may begin at `at`: not within a name; after a slash or
-    hyphen only in a URL or range.
-    """
     previous = text[max(0, at - 1) : at]
-    before_previous = text[max(0, at - 2) : max(0, at - 1)]
-    if previous == b"/":
-        return not _WORD.match(before_previous)
-    if previous == b"-":
-        return before_previous.isdigit()
-    return previous != b"." and not _WORD.match(previous)
-
-
-def _ipv6(text: bytes, at: int) -> Span | None:
+    if match := _IPV4.match(text, at):
+        # not within a name; after a slash or hyphen only in a URL or range
+        before_previous = text[max(0, at - 2) : max(0, at - 1)]
+        if previous == b"/":
+            may_begin = not _WORD.match(before_previous)
+        elif previous == b"-":
+            may_begin = before_previous.isdigit()
+        else:
+            may_begin = previous != b"." and not _WORD.match(previous)
+        address = _read(match[0]) if may_begin else None
+        if address is None or not address.is_global or address.is_multicast:
+            return None
+        small = sum(number < LEAST_OF_AN_ADDRESS for number in address.packed)
+        if small >= 3 or address.packed[-1] == 0:
+            return None
+        context = text[max(0, at - CONTEXT_BYTES) : at]
+        return None if _NUMBERED.search(context) else match.span()
     match = _IPV6.match(text, at)
-    previous = text[max(0, at - 1) : at]
     if match is None or previous in (b":", b".", b"-") or _WORD.match(previous):
         return None
-    address_text = match[0]
-    if address_text.endswith(b"::"):
+    address_text = match[0].removesuffix(b":")
+    address = None if match[0].endswith(b"::") else _read(address_text)
+    if address is None or not address.is_global:
         return None
-    address_text = address_text.removesuffix(b":")
-    address = _read(address_text)
-    return (
-        (at, at + len(address_text))
-        if address is not None and address.is_global
-        else None
-    )
+    return at, at + len(address_text)
 
 
 def _read(address_text: bytes) -> IPv4Address | IPv6Address | None:
@@ -266,8 +246,8 @@ _NATIONAL = re.compile(
     (
         rb"(?:"
         + rb"|".join(
-            rb"(?:\(%b\)_?|%b_)%b" % (area, area, rest)
-            for area, rest in (
+            rb"(?:\(%b\)_?|%b_)%b" % (area, area, local)
+            for area, local in (
                 (rb"02\d", rb"[3-8]\d{3}_\d{4}"),  # London, Cardiff, Belfast, ...
                 # other cities, services
                 (rb"0(?:11\d|1\d1|3\d\d|8[047]\d)", rb"\d{3}_\d{4}"),
@@ -355,18 +335,16 @@ def card(text: bytes, at: int) -> Span | None:
     if match is None or _WORD.match(previous) or (previous and previous in b".,-/+#"):
         return None
     digits = digits_of(match[0])
-    return match.span() if _is_issued(digits) and luhn(digits) else None
-
-
-def _is_issued(digits: bytes) -> bool:
+    if not luhn(digits):
+        return None
     for prefixes, lengths in CARD_PREFIXES.values():
+        if len(digits) not in lengths:
+            continue
         for prefix in prefixes.split():
             first, _, last = prefix.partition(b"-")
-            if len(digits) in lengths and first <= digits[: len(first)] <= (
-                last or first
-            ):
-                return True
-    return False
+            if first <= digits[: len(first)] <= (last or first):
+                return match.span()
+    return None
 
 
 def luhn(digits: bytes) -> bool:

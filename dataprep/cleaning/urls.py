@@ -89,7 +89,15 @@ def normalise_url(url: str) -> str:
         return url
     port = _DEFAULT_PORTS.sub("", authority_match[2])
     path = _normalise_escapes(path).rstrip("/")
-    return f"{scheme}{host}{port}{path}{_normalise_query(query)}"
+    parameters = []
+    for parameter in _normalise_escapes(query).split("&"):
+        name = parameter.partition("=")[0].lower()
+        is_tracking = name in TRACKING_PARAMETERS or name.startswith(TRACKING_PREFIXES)
+        if parameter and not is_tracking:
+            parameters.append(parameter)
+    parameters.sort(key=lambda parameter: parameter.partition("=")[0])
+    query = "?" + "&".join(parameters) if parameters else ""
+    return f"{scheme}{host}{port}{path}{query}"
 
 
 def normalise_host(host: str) -> str:
@@ -107,17 +115,6 @@ def normalise_host(host: str) -> str:
     while host.startswith("www.") and "." in host[4:]:
         host = host[4:]
     return host
-
-
-def _normalise_query(query: str) -> str:
-    kept = []
-    for parameter in _normalise_escapes(query).split("&"):
-        name = parameter.partition("=")[0].lower()
-        is_tracking = name in TRACKING_PARAMETERS or name.startswith(TRACKING_PREFIXES)
-        if parameter and not is_tracking:
-            kept.append(parameter)
-    kept.sort(key=lambda parameter: parameter.partition("=")[0])
-    return "?" + "&".join(kept) if kept else ""
 
 
 def _normalise_escapes(text: str) -> str:

@@ -269,9 +269,12 @@ def _read(reader: _Reader) -> Model:
         raise UnknownModelError("it has n-grams, but no buckets for them")
     kept, kept_before, kept_rows = _read_kept(reader, pruned, buckets)
     (quantised,) = reader.numbers("?")
-    rows = (
-        _dequantise(*_read_quantised(reader, d)) if quantised else _read_dense(reader)
-    )
+    if quantised:
+        rows, row_norms = _read_quantised(reader, d)
+        out = aligned(rows.shape, rows.dtype)
+        rows = np.multiply(rows, row_norms[:, None], out=out)
+    else:
+        rows = _read_dense(reader)
     (quantised_output,) = reader.numbers("?")
     output, norms = (
         _read_quantised(reader, d)
@@ -382,10 +385,6 @@ def _read_centroids(reader: _Reader) -> list[np.ndarray]:
         groups_centroids.append(centroids[start : start + size].reshape(CENTROIDS, -1))
         start += size
     return groups_centroids
-
-
-def _dequantise(rows: np.ndarray, norms: np.ndarray) -> np.ndarray:
-    return np.multiply(rows, norms[:, None], out=aligned(rows.shape, rows.dtype))
 
 
 def _read_kept(

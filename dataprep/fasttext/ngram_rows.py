@@ -35,7 +35,7 @@ class Ngrams(NamedTuple):
 
 @inlined_kernel
 def find_rows(
-    ngrams: Ngrams, found: np.ndarray, number: np.uint64, first_at: int, d: int
+    ngrams: Ngrams, buckets: np.ndarray, number: np.uint64, first_at: int, d: int
 ) -> np.uint64:
     """Find the rows of n-gram buckets, and prefetch them.
 
@@ -43,7 +43,7 @@ def find_rows(
     is added.
 
     Args:
-        found: the buckets; replaced by the addresses of their rows.
+        buckets: the buckets; replaced by the addresses of their rows.
         first_at: address of the first bucket's row.
 
     Returns:
@@ -53,15 +53,17 @@ def find_rows(
     if len(ngrams.kept):
         kept_number = np.uint64(0)
         for index in range(number):
-            bucket = found[index]
-            found[kept_number] = bucket
+            bucket = buckets[index]
+            buckets[kept_number] = bucket
             kept_number += is_kept(ngrams, bucket)
         number = kept_number
         for index in range(number):
-            found[index] = place_of(ngrams, found[index])
+            buckets[index] = place_of(ngrams, buckets[index])
     for index in range(number):
-        found[index] = np.uint64(first_at) + np.uint64(FLOAT_BYTES * d) * found[index]
-        fetch_floats(int(np.int64(found[index])), d)
+        buckets[index] = (
+            np.uint64(first_at) + np.uint64(FLOAT_BYTES * d) * buckets[index]
+        )
+        fetch_floats(int(np.int64(buckets[index])), d)
     return number
 
 
@@ -70,7 +72,7 @@ def ask_for_ngrams(
     ngrams: Ngrams,
     longest: np.uint64,
     hashes: np.ndarray,
-    found: np.ndarray,
+    addresses: np.ndarray,
     first: np.uint64,
     number: np.uint64,
     filled: np.uint64,
@@ -83,10 +85,10 @@ def ask_for_ngrams(
     Args:
         longest: words of the longest n-grams.
         hashes: uint32, of the line's words.
-        found: uint64; receives the addresses of the rows.
+        addresses: uint64; receives the addresses of the rows.
         first: index of the word.
         number: number of words of the line that have their hashes.
-        filled: number of addresses in `found`.
+        filled: number of addresses in `addresses`.
         first_at: address of the first bucket's row.
 
     Returns:
@@ -101,8 +103,8 @@ def ask_for_ngrams(
         if pruned and not is_kept(ngrams, bucket):
             continue
         row = place_of(ngrams, bucket) if pruned else bucket
-        found[filled] = np.uint64(first_at) + np.uint64(FLOAT_BYTES * d) * row
-        fetch_floats(int(np.int64(found[filled])), d)
+        addresses[filled] = np.uint64(first_at) + np.uint64(FLOAT_BYTES * d) * row
+        fetch_floats(int(np.int64(addresses[filled])), d)
         filled += single
     return filled
 

@@ -168,8 +168,9 @@ def _write(
     """
     if len(lowered):
         lower = int(lowered[code])
+        lower_width = 1 + (lower >= 0x80) + (lower >= 0x800) + (lower >= 0x10000)
         if code in (CAPITAL_SIGMA, CAPITAL_I_WITH_DOT) or (
-            lower != code and _width(lower) != width
+            lower != code and lower_width != width
         ):
             return False
         code = lower
@@ -181,12 +182,6 @@ def _write(
     for step in range(1, width):
         lines[place + np.uint64(step)] = 0x80 | code >> 6 * (width - 1 - step) & 0x3F
     return True
-
-
-@inner_kernel
-def _width(code: int) -> int:
-    """UTF-8 bytes of a code point."""
-    return 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
 
 
 @inner_kernel

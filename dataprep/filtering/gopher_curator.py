@@ -30,6 +30,7 @@ import numpy as np
 
 from gristmill.dataprep.filtering.gopher_words import (
     StopWords,
+    copy_shares,
     count_flag,
     find_stop_words,
     share,
@@ -39,14 +40,12 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
     EACH_NEWLINE,
     EACH_TWO_NEWLINES,
     drop_blank,
-    segment_chars,
     split_segments,
     starts_with,
 )
 from gristmill.dataprep.filtering.repetition import (
     LONGEST_NGRAM,
     LONGEST_TOP,
-    copied_segments,
     extend_ngrams,
     repeated_words,
     top_ngram,
@@ -97,11 +96,11 @@ def measure(
             row[6], _ = find_stop_words(texts, text, stop_words)
         if len(repetition):
             row = repetition[text]
-            row[0], row[1] = _later_copies(data, lines, line_ends)
+            row[0], row[1] = copy_shares(data, lines, line_ends, False, 0.0)
             paragraphs, paragraph_ends = split_segments(
                 data, begin, end, EACH_TWO_NEWLINES
             )
-            row[2], row[3] = _later_copies(data, paragraphs, paragraph_ends)
+            row[2], row[3] = copy_shares(data, paragraphs, paragraph_ends, False, 0.0)
             _ngram_shares(texts, text, row[4:])
 
 
@@ -140,15 +139,6 @@ def _mark_at_end(data: np.ndarray, begin: int, end: int) -> int:
 
 
 @kernel
-def _later_copies(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> tuple[float, float]:
-    chars = segment_chars(data, starts, ends)
-    number, length = copied_segments(data, starts, ends, False)
-    return share(number, len(starts), 0.0), share(length, chars.sum(), 0.0)
-
-
-@kernel
 def _ngram_shares(texts: CutTexts, text: int, shares: np.ndarray) -> None:
     data, per_word = texts.data, texts.per_word[text]
     begin, end = texts.offsets[text], texts.offsets[text + 1]
@@ -167,9 +157,16 @@ def _ngram_shares(texts: CutTexts, text: int, shares: np.ndarray) -> None:
             top, number = top_ngram(at, group, copies, chars, size, False)
             top = 0 if number == 0 else top
             length = chars[top : top + size].sum() + spaces * (size - 1)
-            joined = _join(
-                data, starts[top : top + size], ends[top : top + size], spaces
-            )
+            num_bytes = (ends[top : top + size] - starts[top : top + size]).sum()
+            joined = np.empty(num_bytes + spaces * (size - 1), np.uint8)
+            place = 0
+            for word in range(top, top + size):
+                if word > top and spaces > 0:
+                    joined[place] = 0x20
+                    place += 1
+                for step in range(starts[word], ends[word]):
+                    joined[place] = data[step]
+                    place += 1
             shares[n - 2] = length * count_occurrences(data, begin, end, joined) / total
             continue
         duplicated, last, next_group = 0, -size, 0
@@ -182,23 +179,6 @@ def _ngram_shares(texts: CutTexts, text: int, shares: np.ndarray) -> None:
             duplicated += spaces * min(size - overlap, size - 1)
             last = at[step]
         shares[n - 2] = duplicated / total
-
-
-@kernel
-def _join(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, spaces: int
-) -> np.ndarray:
-    """Return the bytes of some words, joined by one space or by nothing."""
-    joined = np.empty((ends - starts).sum() + spaces * (len(starts) - 1), np.uint8)
-    count = 0
-    for word in range(len(starts)):
-        if word > 0 and spaces > 0:
-            joined[count] = 0x20
-            count += 1
-        for at in range(starts[word], ends[word]):
-            joined[count] = data[at]
-            count += 1
-    return joined
 
 
 @kernel

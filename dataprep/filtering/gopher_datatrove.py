@@ -85,65 +85,57 @@ def measure(
     data = texts.data
     for text in range(len(texts.offsets) - 1):
         begin, end = texts.offsets[text], texts.offsets[text + 1]
-        if len(repetition) and begin == end:
-            repetition[text, :] = 1.0
-        elif len(repetition):
-            _repetition(texts, text, repetition[text])
-        if len(quality) == 0:
-            continue
-        _, _, chars, word_flags = text_words(texts, text)
-        words, length = 0, 0
-        for word in range(len(chars)):
-            is_content = word_flags[word] & CONTENT != 0
-            words += is_content
-            length += chars[word] * is_content
-        lines, line_ends = split_lines(data, begin, end)
-        bullets, ellipses = count_marked_lines(
-            data, lines, line_ends, texts.flags, BULLETS, (DOTS, ELLIPSIS)
-        )
-        symbols = max(
-            count_byte(data, begin, end, HASH), count_ellipses(data, begin, end)
-        )
-        row = quality[text]
-        row[0] = words
-        row[1] = share(length, words, 0.0)
-        row[2] = share(symbols, len(chars), 0.0)
-        row[3] = share(bullets, len(lines), 0.0)
-        row[4] = share(ellipses, len(lines), 0.0)
-        row[5] = share(count_flag(word_flags, ALPHABETIC), len(chars), 0.0)
-        _, row[6] = find_stop_words(texts, text, stop_words)
-
-
-@kernel
-def _repetition(texts: CutTexts, text: int, row: np.ndarray) -> None:
-    data, per_word = texts.data, texts.per_word[text]
-    begin, end = texts.offsets[text], texts.offsets[text + 1]
-    starts, ends, chars, _ = text_words(texts, text)
-    total, spaces = count_code_points(data, begin, end), 1 if per_word == 1 else 0
-    row[0], row[1] = _later_copies(data, begin, end, NEWLINE_RUNS, total)
-    first, last = strip(data, begin, end, texts.flags)
-    row[2], row[3] = _later_copies(data, first, last, TWO_NEWLINE_RUNS, total)
-    at, group, copies = repeated_words(data, starts, ends)
-    size = 1
-    for n in range(2, LONGEST_TOP + 1):
-        while size < n * per_word:
-            at, group, copies = extend_ngrams(at, group)
-            size += 1
-        top, number = top_ngram(at, group, copies, chars, size, False)
-        if number == 0:
-            top, number = 0, 1
-        if len(starts) >= size:
-            row[n + 2] = (
-                number * (chars[top : top + size].sum() + spaces * (size - 1)) / total
+        starts, ends, chars, word_flags = text_words(texts, text)
+        if len(quality):
+            words, length = 0, 0
+            for word in range(len(chars)):
+                is_content = word_flags[word] & CONTENT != 0
+                words += is_content
+                length += chars[word] * is_content
+            lines, line_ends = split_lines(data, begin, end)
+            bullets, ellipses = count_marked_lines(
+                data, lines, line_ends, texts.flags, BULLETS, (DOTS, ELLIPSIS)
             )
-    joined, offsets = join_words(data, starts, ends)
-    shared = shared_starts(joined, offsets)
-    candidates = np.arange(len(starts)).astype(np.int32)
-    for n in DUPLICATE_NGRAMS:
-        candidates = likely_copies(offsets, shared, candidates, n * per_word)
-        row[n + 2] = (
-            copied_chars(joined, offsets, candidates, chars, n * per_word) / total
-        )
+            symbols = max(
+                count_byte(data, begin, end, HASH), count_ellipses(data, begin, end)
+            )
+            row = quality[text]
+            row[0] = words
+            row[1] = share(length, words, 0.0)
+            row[2] = share(symbols, len(chars), 0.0)
+            row[3] = share(bullets, len(lines), 0.0)
+            row[4] = share(ellipses, len(lines), 0.0)
+            row[5] = share(count_flag(word_flags, ALPHABETIC), len(chars), 0.0)
+            _, row[6] = find_stop_words(texts, text, stop_words)
+        if len(repetition) == 0:
+            continue
+        row, per_word = repetition[text], texts.per_word[text]
+        if begin == end:
+            row[:] = 1.0
+            continue
+        total, spaces = count_code_points(data, begin, end), 1 if per_word == 1 else 0
+        row[0], row[1] = _later_copies(data, begin, end, NEWLINE_RUNS, total)
+        first, last = strip(data, begin, end, texts.flags)
+        row[2], row[3] = _later_copies(data, first, last, TWO_NEWLINE_RUNS, total)
+        at, group, copies = repeated_words(data, starts, ends)
+        size = 1
+        for n in range(2, LONGEST_TOP + 1):
+            while size < n * per_word:
+                at, group, copies = extend_ngrams(at, group)
+                size += 1
+            top, number = top_ngram(at, group, copies, chars, size, False)
+            if number == 0:
+                top, number = 0, 1
+            if len(starts) >= size:
+                top_chars = chars[top : top + size].sum() + spaces * (size - 1)
+                row[n + 2] = number * top_chars / total
+        joined, offsets = join_words(data, starts, ends)
+        shared = shared_starts(joined, offsets)
+        candidates = np.arange(len(starts)).astype(np.int32)
+        for n in DUPLICATE_NGRAMS:
+            size = n * per_word
+            candidates = likely_copies(offsets, shared, candidates, size)
+            row[n + 2] = copied_chars(joined, offsets, candidates, chars, size) / total
 
 
 @kernel

@@ -42,6 +42,7 @@ from gristmill.dataprep.filtering.gopher_words import (
     ELLIPSIS,
     HASH,
     StopWords,
+    copy_shares,
     count_ellipses,
     count_flag,
     count_marked_lines,
@@ -56,13 +57,11 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
     EACH_TWO_NEWLINES,
     drop_blank,
     ends_with,
-    segment_chars,
     split_segments,
 )
 from gristmill.dataprep.filtering.repetition import (
     LONGEST_NGRAM,
     LONGEST_TOP,
-    copied_segments,
     covered_chars,
     extend_ngrams,
     repeated_words,
@@ -163,14 +162,14 @@ def measure(
             row[6], _ = find_stop_words(texts, text, stop_words)
         if len(repetition):
             row = repetition[text]
-            row[0], row[1] = _copies(data, lines, line_ends)
+            row[0], row[1] = copy_shares(data, lines, line_ends, True, 1.0)
             paragraphs, paragraph_ends = split_segments(
                 data, begin, end, EACH_TWO_NEWLINES
             )
             paragraphs, paragraph_ends = drop_blank(
                 data, paragraphs, paragraph_ends, texts.flags, True
             )
-            row[2], row[3] = _copies(data, paragraphs, paragraph_ends)
+            row[2], row[3] = copy_shares(data, paragraphs, paragraph_ends, True, 1.0)
             ngram_shares(segments, text, True, row[4:])
 
 
@@ -185,15 +184,6 @@ def count_tokens(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> i
             count += flags[code] & WORD != 0 and code != UNDERSCORE
         separated = separates
     return count
-
-
-@kernel
-def _copies(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> tuple[float, float]:
-    chars = segment_chars(data, starts, ends)
-    number, length = copied_segments(data, starts, ends, True)
-    return share(number, len(starts), 1.0), share(length, chars.sum(), 1.0)
 
 
 @kernel

@@ -23,7 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.filtering.lines_and_sentences import ends_with, starts_with
+from gristmill.dataprep.filtering.lines_and_sentences import (
+    ends_with,
+    segment_chars,
+    starts_with,
+)
+from gristmill.dataprep.filtering.repetition import copied_segments
 from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.hashing import first_bytes, load64
 from gristmill.dataprep.text.kernels import kernel
@@ -233,32 +238,14 @@ def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
     """Return the number of occurrences of `...` (from the left, not overlapping) and of
     `…`.
     """
-    if not _has_ellipsis(data, begin, end):
-        return 0
-    count, dots = 0, 0
-    for at in range(begin, end):
-        byte = data[at]
-        if byte == 0x2E:
-            dots += 1
-            if dots == 3:
-                count, dots = count + 1, 0
-        else:
-            dots = 0
-            if byte == 0xE2 and data[at + 1] == 0x80 and data[at + 2] == 0xA6:  # U+2026
-                count += 1
-    return count
-
-
-@kernel
-def _has_ellipsis(data: np.ndarray, begin: int, end: int) -> bool:
-    """Return True if there is any ellipsis."""
     one_byte, two_bytes = np.uint64(8), np.uint64(16)
     at, stop = np.uint64(begin), np.uint64(end)
-    while at + one_byte <= stop:  # the first six of eight bytes may begin one
+    # Skip bytes before the first ellipsis; the first six of eight bytes may begin one.
+    while at + one_byte <= stop:
         eight = load64(data, at)
-        dots, leads = equal_to(eight, 0x2E), equal_to(eight, 0xE2)
-        if dots & dots >> one_byte & dots >> two_bytes != 0:
-            return True
+        stops, leads = equal_to(eight, 0x2E), equal_to(eight, 0xE2)
+        if stops & stops >> one_byte & stops >> two_bytes != 0:
+            break
         if (
             leads != 0
             and leads
@@ -266,21 +253,45 @@ def _has_ellipsis(data: np.ndarray, begin: int, end: int) -> bool:
             & equal_to(eight, 0xA6) >> two_bytes
             != 0
         ):
-            return True
+            break
         at += np.uint64(6)
-    for place in range(np.int64(at), end - 2):
-        dots = data[place] == data[place + 1] == data[place + 2] == 0x2E
-        if dots or (
-            data[place] == 0xE2 and data[place + 1] == 0x80 and data[place + 2] == 0xA6
-        ):
-            return True
-    return False
+    count, dots = 0, 0
+    for place in range(np.int64(at), end):
+        byte = data[place]
+        if byte == 0x2E:
+            dots += 1
+            if dots == 3:
+                count, dots = count + 1, 0
+        else:
+            dots = 0
+            if byte == 0xE2 and data[place + 1] == 0x80 and data[place + 2] == 0xA6:
+                count += 1
+    return count
 
 
 @kernel
 def share(part: float, whole: float, of_nothing: float) -> float:
     """Return part / whole, or a given value if the whole is 0."""
     return part / whole if whole else of_nothing
+
+
+@kernel
+def copy_shares(
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    first_counts: bool,
+    of_nothing: float,
+) -> tuple[float, float]:
+    """Return the shares of copied segments in all segments, and in their code points;
+    the arguments are those of `repetition.copied_segments` and `share`.
+    """
+    chars = segment_chars(data, starts, ends)
+    number, length = copied_segments(data, starts, ends, first_counts)
+    return (
+        share(number, len(starts), of_nothing),
+        share(length, chars.sum(), of_nothing),
+    )
 
 
 STOP_WORDS: dict[str, tuple[str, ...]] = {

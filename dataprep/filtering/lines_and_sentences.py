@@ -31,7 +31,6 @@ Punkt without training knows no abbreviations: 83 and 96 of 100
 from __future__ import annotations
 
 from functools import lru_cache
-from unicodedata import category
 
 import numpy as np
 
@@ -47,6 +46,7 @@ from gristmill.dataprep.text.unicode_tables import (
     UNSPACED_RANGES,
     decode,
     flag_code_points,
+    in_categories,
     ranges,
     single,
     skip_flagged,
@@ -107,7 +107,7 @@ def text_classes() -> np.ndarray:
             (LOWER, str.islower),
             (LETTER, str.isalpha),
             (WORD, str.isalnum),
-            (WORD, lambda character: category(character) in ("Mn", "Mc", "Me", "Cf")),
+            (WORD, in_categories("Mn", "Mc", "Me", "Cf")),
         ),
         (
             (WORD, single("_")),

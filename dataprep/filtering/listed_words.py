@@ -13,7 +13,6 @@ import gzip
 import io
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -25,29 +24,22 @@ import pyarrow.compute as pc
 from gristmill.core.files import as_path
 from gristmill.dataprep.text.hashing import hash_texts
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.unicode_tables import (
-    WORD,
-    code_point_flags,
-    decode,
-    decode_before,
-)
+from gristmill.dataprep.text.unicode_tables import WORD, decode, decode_before
 
 
-@dataclass(frozen=True)
-class Automaton:
-    """Automaton that finds the entries of a list.
-
-    Attributes:
-        following: int32 of shape (states, 256), the state after a byte.
-        length: int32 of shape (states,), bytes of the entry that ends in a state; 0 if
-            none does.
-        shorter: int32 of shape (states,), the state of the next shorter entry that ends
-            here too; 0 if none does.
-    """
+class Automaton(NamedTuple):
+    """Automaton that finds the entries of a list."""
 
     following: np.ndarray
+    """int32 of shape (states, 256), the state after a byte."""
     length: np.ndarray
+    """int32 of shape (states,), bytes of the entry that ends in a state; 0 if none
+    does.
+    """
     shorter: np.ndarray
+    """int32 of shape (states,), the state of the next shorter entry that ends here too;
+    0 if none does.
+    """
 
 
 def lower(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
@@ -90,41 +82,26 @@ def build(words: Iterable[str]) -> Automaton:
     return Automaton(following, length, shorter)
 
 
+@kernel
 def count(
-    texts: pa.Array | pa.ChunkedArray, automaton: Automaton, whole_words: bool
+    data: np.ndarray,
+    offsets: np.ndarray,
+    automaton: Automaton,
+    flags: np.ndarray,
+    whole_words: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count entries in n texts that are in lower case.
+    """Count entries in n texts.
 
     Args:
+        data, offsets: the texts (`kernels.text_buffers`), in lower case.
+        flags: `unicode_tables.code_point_flags()`.
         whole_words: count only entries without a word character (`\\w`) on either side.
 
     Returns:
         places where at least one entry ends, and bytes that belong to entries: two
         int64 arrays of shape (n,).
     """
-    data, offsets = text_buffers(texts)
-    places, covered = _count(
-        data,
-        offsets,
-        automaton.following,
-        automaton.length,
-        automaton.shorter,
-        code_point_flags(),
-        whole_words,
-    )
-    return places, covered
-
-
-@kernel
-def _count(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    following: np.ndarray,
-    length: np.ndarray,
-    shorter: np.ndarray,
-    flags: np.ndarray,
-    whole_words: bool,
-) -> tuple[np.ndarray, np.ndarray]:
+    following, length, shorter = automaton
     num_texts = len(offsets) - 1
     places, covered = np.zeros(num_texts, np.int64), np.zeros(num_texts, np.int64)
     for text in range(num_texts):

@@ -22,6 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from gristmill.dataprep.text.hashing import (
+    ODD,
     equal_bytes,
     first_bytes,
     hash_bytes,
@@ -35,7 +36,6 @@ TOP_NGRAMS = (2, 3, 4)
 DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 LONGEST_TOP, LONGEST_NGRAM = TOP_NGRAMS[-1], DUPLICATE_NGRAMS[-1]
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 _OTHER_ODD = np.uint64(0xD6E8FEB86659FD93)
 
 
@@ -74,7 +74,7 @@ def number_spans(
             if length <= 8
             else hash_bytes(data, start, start + length)
         )
-        value = (key ^ np.uint64(length)) * _ODD
+        value = (key ^ np.uint64(length)) * ODD
         slot = (value ^ value >> np.uint64(32)) & mask
         # Record the span as if it were new: a free slot then stands for it, without a
         # branch that half of the words of a text would take.
@@ -164,7 +164,7 @@ def extend_ngrams(
     num_groups = 0
     for pair in range(len(steps)):
         key = keys[pair]
-        slot = (key * _ODD >> np.uint64(32)) & mask
+        slot = (key * ODD >> np.uint64(32)) & mask
         firsts[num_groups] = key  # as if it were new, as above
         number = min(np.uint32(table[slot]), np.uint32(num_groups))
         while firsts[number] != key:
@@ -236,7 +236,7 @@ def copied_segments(
         start, size = starts[segment], ends[segment] - starts[segment]
         last = load64(data, ends[segment] - 8) if size > 8 else np.uint64(0)
         values[segment] = (
-            (first_bytes(data, start, size) ^ np.uint64(size)) * _ODD ^ last
+            (first_bytes(data, start, size) ^ np.uint64(size)) * ODD ^ last
         ) * _OTHER_ODD
     likely = likely_repeated(values)
     starts, ends = starts[likely], ends[likely]
@@ -300,7 +300,7 @@ def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     values, shared = np.empty(words, np.uint64), np.zeros(words, np.uint8)
     for word in range(words):
         values[word] = (
-            load64(joined, offsets[word]) * _ODD ^ load64(joined, offsets[word] + 8)
+            load64(joined, offsets[word]) * ODD ^ load64(joined, offsets[word] + 8)
         ) * _OTHER_ODD
     repeated = likely_repeated(values)
     likely, values = repeated, values[repeated]
@@ -309,7 +309,7 @@ def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         for number in range(len(likely)):
             value = values[number] ^ values[number] >> np.uint64(32)
             more = load64(joined, offsets[likely[number]] + length - 8)
-            values[number] = (value ^ more) * _ODD
+            values[number] = (value ^ more) * ODD
         repeated = likely_repeated(values)
         likely, values = likely[repeated], values[repeated]
     shared[likely] = MOST_SHARED
@@ -389,7 +389,7 @@ def copied_chars(
         # a number cannot be shifted by all of its 64 bits at once
         half = np.uint64(4 * beyond_16)
         second = load64(joined, start + 8) << half << half
-        values[number] = ((first ^ np.uint64(length)) * _ODD ^ second) * _OTHER_ODD
+        values[number] = ((first ^ np.uint64(length)) * ODD ^ second) * _OTHER_ODD
     candidates = candidates[likely_repeated(values)]
     if len(candidates) < 2:
         return 0

@@ -27,6 +27,8 @@ from gristmill.dataprep.filtering.listed_words import (
     read_list,
 )
 from gristmill.dataprep.filtering.rule_sets import RuleSet
+from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.mixtures.steps.rules import BadWords
 
 
@@ -47,8 +49,10 @@ def bad_word_statistics(rows: pa.Table, options: BadWords) -> dict[str, np.ndarr
         entries = bad_word_automaton(
             options.lists[language], options.allowed.get(language, ())
         )
+        data, offsets = text_buffers(texts)
+        whole_words = language not in options.unspaced
         places[rows_of_language], covered = count(
-            texts, entries, language not in options.unspaced
+            data, offsets, entries, code_point_flags(), whole_words
         )
         sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
         shares[rows_of_language] = covered / np.maximum(sizes, 1)

@@ -256,7 +256,20 @@ def _measure_texts(
     for text in range(len(html)):
         begin, end = offsets[text], offsets[text + 1]
         row = values[text]
-        head = _measure_lines(data, begin, end, row)
+        lines, longest, total, line, head = 0, 0, 0, begin, end
+        while line < end:
+            stop = line
+            while stop < end and data[stop] != 0x0A and data[stop] != 0x0D:
+                stop += 1
+            length = count_code_points(data, line, stop)
+            lines, longest, total = lines + 1, max(longest, length), total + length
+            if lines == FIRST_LINES:
+                head = stop
+            line = stop + 1
+            if stop + 1 < end and data[stop] == 0x0D and data[stop + 1] == 0x0A:
+                line += 1
+        row[0], row[1] = lines, longest
+        row[2] = total / lines if lines else 0.0
         characters, alphanumeric, alphabetic = 0, 0, 0
         at, opening = begin, end
         while at < end:
@@ -277,28 +290,6 @@ def _measure_texts(
         if html[text]:
             row[7] = visible_characters(data, begin, end)
             row[8] = row[7] / characters
-
-
-@kernel
-def _measure_lines(data: np.ndarray, begin: int, end: int, row: np.ndarray) -> int:
-    """Write number, longest and mean of the lines; return the end of the first few
-    lines.
-    """
-    lines, longest, total, line, head = 0, 0, 0, begin, end
-    while line < end:
-        stop = line
-        while stop < end and data[stop] != 0x0A and data[stop] != 0x0D:
-            stop += 1
-        length = count_code_points(data, line, stop)
-        lines, longest, total = lines + 1, max(longest, length), total + length
-        if lines == FIRST_LINES:
-            head = stop
-        line = stop + 1
-        if stop + 1 < end and data[stop] == 0x0D and data[stop + 1] == 0x0A:
-            line += 1
-    row[0], row[1] = lines, longest
-    row[2] = total / lines if lines else 0.0
-    return head
 
 
 LEAST_BASE64, LEAST_GROUPS = 64, 8
@@ -338,9 +329,7 @@ def encoded_characters(
         if (_IS_HEX[data[at]] and (at == begin or not _IS_WORD[data[at - 1]])) or data[
             at
         ] == 0x5C:
-            stop = _end_of_hexadecimal(data, begin, at, end, flags)
-            if stop == at:
-                stop = _end_of_escapes(data, at, end)
+            stop = _end_of_groups(data, begin, at, end, flags)
         if stop > at:
             length = count_code_points(data, at, stop)
             longest, total = max(longest, length), total + length
@@ -349,11 +338,11 @@ def encoded_characters(
 
 
 @kernel
-def _end_of_hexadecimal(
+def _end_of_groups(
     data: np.ndarray, begin: int, at: int, end: int, flags: np.ndarray
 ) -> int:
-    """Return the end of the match of the second pattern that begins here; `at` if there
-    is none.
+    """Return the end of the match of the second or else the third pattern that begins
+    here; `at` if there is none.
     """
     start, groups = at, 0
     while at < end and _is_border(data, begin, at, end, flags):
@@ -377,6 +366,14 @@ def _end_of_hexadecimal(
         else:
             break
         at, groups = behind, groups + 1
+    if groups >= LEAST_GROUPS:
+        return at
+    at, groups = start, 0
+    while at + 5 < end and data[at] == 0x5C and data[at + 1] == 0x75:
+        for digit in range(at + 2, at + 6):
+            if not _IS_HEX[data[digit]]:
+                return at if groups >= LEAST_GROUPS else start
+        at, groups = at + 6, groups + 1
     return at if groups >= LEAST_GROUPS else start
 
 
@@ -391,20 +388,6 @@ def _is_border(
     if at < end:
         after = flags[decode(data, at)[0]] & WORD != 0
     return before != after
-
-
-@kernel
-def _end_of_escapes(data: np.ndarray, at: int, end: int) -> int:
-    """Return the end of the match of the third pattern that begins here; `at` if there
-    is none.
-    """
-    start, groups = at, 0
-    while at + 5 < end and data[at] == 0x5C and data[at + 1] == 0x75:
-        for digit in range(at + 2, at + 6):
-            if not _IS_HEX[data[digit]]:
-                return at if groups >= LEAST_GROUPS else start
-        at, groups = at + 6, groups + 1
-    return at if groups >= LEAST_GROUPS else start
 
 
 @kernel

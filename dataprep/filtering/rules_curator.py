@@ -131,8 +131,30 @@ def _measure_texts(
     for text in range(len(longest)):
         begin, end = offsets[text], offsets[text + 1]
         row = values[text]
-        if begin < end:
-            longest[text] = _measure_characters(data, begin, end, classes, row)
+        total, alphanumeric, digits, white, brackets, in_urls = 0, 0, 0, 0, 0, 0
+        word, longest_word, url_end, at = 0, 0, begin, begin
+        while at < end:
+            code, width = decode(data, at)
+            total += 1
+            if code < 0x80:
+                flags = _BYTE_CLASSES[code]
+                alphanumeric += flags & _ALPHANUMERIC != 0
+                digits += flags & _DIGIT != 0
+                white += flags & _WHITESPACE != 0
+                brackets += flags & _BRACKET != 0
+            else:
+                brackets += code == 0x27E8 or code == 0x27E9
+            word = 0 if classes[code] & SPACE else word + 1
+            longest_word = max(longest_word, word)
+            if code == 0x68 and at >= url_end:
+                url_end = _end_of_url(data, at, end)
+                in_urls += url_end - at
+            at += width
+        longest[text] = longest_word
+        if total:
+            row[0], row[1] = (total - alphanumeric) / total, digits / total
+            row[2], row[3] = in_urls / total, white / total
+            row[4] = brackets / total
         if count_phrases(data, begin, end, placeholder) == 0:
             paragraphs, matching, at = 0, 0, begin
             while at <= end:
@@ -151,39 +173,6 @@ def _measure_texts(
             at = stop + 1
         if lines:
             row[6] = unended / lines
-
-
-@kernel
-def _measure_characters(
-    data: np.ndarray, begin: int, end: int, classes: np.ndarray, row: np.ndarray
-) -> int:
-    """Write the shares of code points; return the code points of the longest word."""
-    total, alphanumeric, digits, white, brackets, in_urls = 0, 0, 0, 0, 0, 0
-    word, longest, url_end, at = 0, 0, begin, begin
-    while at < end:
-        code, width = decode(data, at)
-        total += 1
-        if code < 0x80:
-            flags = _BYTE_CLASSES[code]
-            alphanumeric += flags & _ALPHANUMERIC != 0
-            digits += flags & _DIGIT != 0
-            white += flags & _WHITESPACE != 0
-            brackets += flags & _BRACKET != 0
-        else:
-            brackets += code == 0x27E8 or code == 0x27E9
-        word = 0 if classes[code] & SPACE else word + 1
-        longest = max(longest, word)
-        if code == 0x68 and at >= url_end:
-            url_end = _end_of_url(data, at, end)
-            in_urls += url_end - at
-        at += width
-    row[0], row[1], row[2] = (
-        (total - alphanumeric) / total,
-        digits / total,
-        in_urls / total,
-    )
-    row[3], row[4] = white / total, brackets / total
-    return longest
 
 
 @kernel

@@ -209,7 +209,7 @@ def _measure_texts(
 @kernel
 def _lettered_share(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> float:
     """Return words with a letter / words that count; NaN if no word counts."""
-    lettered, others = 0, 0
+    lettered, unlettered = 0, 0
     while begin < end:
         line_end = skip_to_newlines(data, begin, end, 1)
         in_line, markers, lettered_before = 0, 0, lettered
@@ -230,9 +230,10 @@ def _lettered_share(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -
             elif inside:
                 in_line += 1
             at = skip_flagged(data, at, line_end, flags, WHITESPACE)
-        others += 0 if arithmetic or in_line <= lettered - lettered_before else in_line
+        if not arithmetic and in_line > lettered - lettered_before:
+            unlettered += in_line
         begin = line_end + 1
-    return lettered / (lettered + others) if lettered + others else np.nan
+    return lettered / (lettered + unlettered) if lettered + unlettered else np.nan
 
 
 @kernel

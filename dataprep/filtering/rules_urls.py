@@ -40,11 +40,20 @@ from gristmill.dataprep.filtering.listed_words import (
     read_list,
 )
 from gristmill.dataprep.filtering.rule_sets import RuleSet, spread
+from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.mixtures.steps.rules import Urls
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://(?:www\.)?")
 _WORDS = re.compile(r"[a-z0-9]+")
 _UNSTRICT = str.maketrans("", "", "-.")
+URL_STATISTICS = (
+    "url_blocked_domain",
+    "url_blocked_page",
+    "url_hard_words",
+    "url_soft_words",
+    "url_strict_words",
+)
 
 
 def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
@@ -55,15 +64,34 @@ def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
     has_url = np.array([url is not None for url in all_urls], bool)
     urls = [url for url in all_urls if url is not None]
     plain = [_SCHEME.sub("", url.lower()) for url in urls]
-    columns = {}
-    for name, measure, forms, path in (
-        ("url_blocked_domain", _blocked_domains, urls, options.block_domains),
-        ("url_blocked_page", _blocked_pages, urls, options.block_urls),
-        ("url_hard_words", _count_words, plain, options.hard_words),
-        ("url_soft_words", _count_words, plain, options.soft_words),
-        ("url_strict_words", _count_parts, plain, options.strict_words),
-    ):
-        columns[name] = np.zeros(len(urls)) if path is None else measure(forms, path)
+    columns = {name: np.zeros(len(urls)) for name in URL_STATISTICS}
+    if options.block_domains is not None:
+        domains: list[str] = []
+        rows_of_domains: list[int] = []
+        for row, url in enumerate(urls):
+            host = url_host(url)
+            labels = host.split(".") if host else []
+            domains += [".".join(labels[first:]) for first in range(len(labels))]
+            rows_of_domains += [row] * len(labels)
+        blocked = hashed_list(options.block_domains, listed_domain)
+        is_listed = contained(hash_strings(domains), blocked)
+        blocked_rows = np.array(rows_of_domains, np.int64)[is_listed]
+        columns["url_blocked_domain"][blocked_rows] = 1
+    if options.block_urls is not None:
+        pages = hash_strings([normalise_url(url) for url in urls])
+        columns["url_blocked_page"] = contained(
+            pages, hashed_list(options.block_urls, normalise_url)
+        )
+    if options.hard_words is not None:
+        columns["url_hard_words"] = _count_words(plain, options.hard_words)
+    if options.soft_words is not None:
+        columns["url_soft_words"] = _count_words(plain, options.soft_words)
+    if options.strict_words is not None:
+        parts = [url.translate(_UNSTRICT) for url in plain]
+        data, offsets = text_buffers(pa.array(parts, pa.large_string()))
+        columns["url_strict_words"], _ = count(
+            data, offsets, _parts(options.strict_words), code_point_flags(), False
+        )
     return spread(columns, has_url)
 
 
@@ -75,25 +103,6 @@ def listed_domain(entry: str) -> str:
     `.a.org` for `a.org`.
     """
     return normalise_host(entry.lstrip("*."))
-
-
-def _blocked_domains(urls: list[str], path: str) -> np.ndarray:
-    names: list[str] = []
-    rows: list[int] = []
-    for row, url in enumerate(urls):
-        host = url_host(url)
-        labels = host.split(".") if host else []
-        names += [".".join(labels[first:]) for first in range(len(labels))]
-        rows += [row] * len(labels)
-    is_listed = contained(hash_strings(names), hashed_list(path, listed_domain))
-    blocked = np.zeros(len(urls), bool)
-    blocked[np.array(rows, np.int64)[is_listed]] = True
-    return blocked
-
-
-def _blocked_pages(urls: list[str], path: str) -> np.ndarray:
-    pages = hash_strings([normalise_url(url) for url in urls])
-    return contained(pages, hashed_list(path, normalise_url))
 
 
 @lru_cache(maxsize=8)
@@ -119,8 +128,3 @@ def _count_words(urls: list[str], path: str) -> np.ndarray:
 @lru_cache(maxsize=8)
 def _parts(path: str) -> Automaton:
     return build(entry.lower().translate(_UNSTRICT) for entry in read_list(path))
-
-
-def _count_parts(urls: list[str], path: str) -> np.ndarray:
-    parts = [url.translate(_UNSTRICT) for url in urls]
-    return count(pa.array(parts, pa.large_string()), _parts(path), False)[0]

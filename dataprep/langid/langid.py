@@ -141,33 +141,33 @@ def judge_lines(
             cut_numbers[document].add(number)
     judgements = []
     for document, document_lines in enumerate(lines):
-        gone = cut_numbers[document]
+        numbers = cut_numbers[document]
         lines_left = [
             number
             for number, line in enumerate(document_lines)
-            if number not in gone and line.strip()
+            if number not in numbers and line.strip()
         ]
         judgements.append(
             LineJudgement(
                 characters[document],
                 wanted_characters[document],
-                cut_lines(document_lines, gone),
-                len(gone),
+                cut_lines(document_lines, numbers),
+                len(numbers),
                 len(lines_left),
             )
         )
     return judgements
 
 
-def cut_lines(lines: Sequence[str], gone: set[int]) -> list[Edit]:
-    """Edits that remove the lines numbered `gone`, with their newlines; adjacent lines
+def cut_lines(lines: Sequence[str], numbers: set[int]) -> list[Edit]:
+    """Edits that remove the lines with these numbers and their newlines; adjacent lines
     make one edit.
     """
-    if not gone:
+    if not numbers:
         return []
     starts = [0, *accumulate(len(line.encode("utf-8")) + 1 for line in lines)]
     edits: list[Edit] = []
-    for number in sorted(gone):
+    for number in sorted(numbers):
         begin = starts[number]
         if edits and edits[-1][1] == begin:
             begin, _, _ = edits.pop()
@@ -179,11 +179,22 @@ def cut_lines(lines: Sequence[str], gone: set[int]) -> list[Edit]:
 
 
 def describe_lines(lines: Iterable[LineJudgement], cut: bool) -> dict[str, np.ndarray]:
-    """Columns of n documents' line languages."""
+    """Columns of n documents' line languages.
+
+    `line_languages` names the most frequent ones with their shares of the known
+    characters, as `en 0.91, de 0.09`.
+    """
     lines = list(lines)
-    names = np.array([_name_languages(line.characters) for line in lines], str)
+    names = []
+    for line in lines:
+        total = sum(line.characters.values())
+        ranked = sorted(line.characters.items(), key=lambda item: (-item[1], item[0]))
+        shares = [
+            f"{code} {size / total:.2f}" for code, size in ranked[:LANGUAGES_NAMED]
+        ]
+        names.append(", ".join(shares))
     columns = {
-        "line_languages": names,
+        "line_languages": np.array(names, str),
         "line_language_share": np.array([line.share for line in lines]),
     }
     if cut:
@@ -194,17 +205,6 @@ def describe_lines(lines: Iterable[LineJudgement], cut: bool) -> dict[str, np.nd
             [line.lines_left for line in lines], np.int64
         )
     return columns
-
-
-def _name_languages(characters: Mapping[str, int]) -> str:
-    """Most frequent languages with their shares of the known characters, as `en 0.91,
-    de 0.09`.
-    """
-    total = sum(characters.values())
-    ranked = sorted(characters.items(), key=lambda item: (-item[1], item[0]))[
-        :LANGUAGES_NAMED
-    ]
-    return ", ".join(f"{language} {size / total:.2f}" for language, size in ranked)
 
 
 PIECES = 4

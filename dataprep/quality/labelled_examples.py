@@ -185,10 +185,27 @@ def choose_examples(
             members = (number, np.arange(len(ids)), draw(ids, seed))
             members_by_class[is_positive].append(members)
             number += 1
-    return {
-        is_positive: _split(members_by_class[is_positive], section, is_positive)
-        for is_positive in classes
-    }
+    chosen: dict[bool, tuple[Examples, Examples]] = {}
+    for is_positive, members_of_class in members_by_class.items():
+        sizes = [len(part_rows) for _, part_rows, _ in members_of_class]
+        if sum(sizes) < 2:
+            name = "positive" if is_positive else "negative"
+            sources = getattr(section, name)
+            files = getattr(section, f"{name}_files")
+            raise QualityError(
+                f"quality: the {name} sources ({', '.join((*sources, *files))}) have "
+                f"{sum(sizes)} documents left, at least 2 are needed; name other "
+                f"sources as `{name}:`, or loosen the stages before"
+            )
+        parts = np.repeat([number for number, _, _ in members_of_class], sizes)
+        rows = np.concatenate([part_rows for _, part_rows, _ in members_of_class])
+        draws = np.concatenate([part_draws for _, _, part_draws in members_of_class])
+        training, held_out = (
+            Examples(parts[positions], rows[positions], draws[positions, 1])
+            for positions in split_draws(draws, section.holdout, section.max_documents)
+        )
+        chosen[is_positive] = training, held_out
+    return chosen
 
 
 def read_ngram_texts(inputs: Inputs, section: Quality) -> Iterator[str]:
@@ -258,31 +275,3 @@ def split_draws(
     if is_held_out.all() or not is_held_out.any():
         is_held_out[-1] = not is_held_out[-1]
     return order[~is_held_out][:max_documents], order[is_held_out][:max_documents]
-
-
-def _split(
-    members: list[Members], section: Classifier, is_positive: bool
-) -> tuple[Examples, Examples]:
-    draws = (
-        np.concatenate([part_draws for _, _, part_draws in members])
-        if members
-        else np.empty((0, 2), np.uint64)
-    )
-    if len(draws) < 2:
-        name = "positive" if is_positive else "negative"
-        sources = getattr(section, name)
-        files = getattr(section, f"{name}_files")
-        raise QualityError(
-            f"quality: the {name} sources ({', '.join((*sources, *files))}) have "
-            f"{len(draws)} documents left, at least 2 are needed; name other sources "
-            f"as `{name}:`, or loosen the stages before"
-        )
-    parts = np.concatenate(
-        [np.full(len(rows), number, np.int64) for number, rows, _ in members]
-    )
-    rows = np.concatenate([rows for _, rows, _ in members])
-    chosen = split_draws(draws, section.holdout, section.max_documents)
-    training, held_out = (
-        Examples(parts[part], rows[part], draws[part, 1]) for part in chosen
-    )
-    return training, held_out

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import read_table, write_table
-from gristmill.dataprep.text.hashing import fmix64, hash_bytes
+from gristmill.dataprep.text.hashing import ODD, fmix64, hash_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 BEGIN, END, UNKNOWN = np.uint64(1), np.uint64(2), np.uint64(3)
@@ -31,7 +31,6 @@ LOAD = 0.5
 """Load factor of the tables: an unsuccessful search probes 2.5 slots on average (Knuth,
 section 6.4).
 """
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Entries(NamedTuple):
@@ -157,7 +156,7 @@ def word_hash(data: np.ndarray, begin: int, end: int) -> np.uint64:
 @kernel
 def extend(key: np.uint64, word: np.uint64) -> np.uint64:
     """Hash of a sequence extended by one word; never 0."""
-    return max(fmix64(key * _ODD + word), np.uint64(1))
+    return max(fmix64(key * ODD + word), np.uint64(1))
 
 
 @kernel

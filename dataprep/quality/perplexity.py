@@ -97,15 +97,15 @@ def normalise(
     if rule == "none":
         return truncated
     lowered = [text.lower() for text in truncated]
-    return lowered if rule == "lower" else [_like_ccnet(text) for text in lowered]
-
-
-def _like_ccnet(text: str) -> str:
-    lines = text.split("\n")
-    stripped = "\n".join(line.strip() for line in lines)
-    if not stripped.isascii():
-        stripped = unicodedata.normalize("NFD", stripped)
-    return stripped.translate(_ccnet_table())
+    if rule == "lower":
+        return lowered
+    normalised = []
+    for text in lowered:
+        stripped = "\n".join(line.strip() for line in text.split("\n"))
+        if not stripped.isascii():
+            stripped = unicodedata.normalize("NFD", stripped)
+        normalised.append(stripped.translate(_ccnet_table()))
+    return normalised
 
 
 @lru_cache(maxsize=1)

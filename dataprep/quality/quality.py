@@ -312,10 +312,10 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> QualityS
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["rules"] for result in results),
         {name: ScoreReport(histograms=histograms[name]) for name in section.scores},
-        cuts=None if cuts is None else cuts.found,
+        cuts=None if cuts is None else cuts.by_group,
         buckets=None
         if buckets is None
-        else {name: cut.found for name, cut in zip(BUCKETS, buckets, strict=False)},
+        else {name: cut.by_group for name, cut in zip(BUCKETS, buckets, strict=False)},
         ngrams=None
         if trained.ngrams is None
         else [
@@ -588,8 +588,13 @@ def _single_cut(section: Quality, score: str, cuts: Cuts | None) -> float | None
         if SCORE_OF_THRESHOLD[name] == score
     ]
     values = [bound for bound in bounds if bound is not None]
-    if cuts is not None and cuts.score == score and not cuts.per_source and cuts.found:
-        values.append(cuts.found[ALL].score)
+    if (
+        cuts is not None
+        and cuts.score == score
+        and not cuts.per_source
+        and cuts.by_group
+    ):
+        values.append(cuts.by_group[ALL].score)
     if not values:
         return None
     return max(values) if SCORES[score].higher_is_better else min(values)

@@ -111,10 +111,24 @@ def find_cuts(read: Read, ranks: Mapping[int, int]) -> dict[int, Cut]:
             prefixes[group, word] |= np.uint64(digit) << shift
             candidates += int(counts[group, digit])
         if candidates <= FEW:
-            return _pick(read, prefixes, ranks_left, depth)
-    return {
-        group: Cut(int(prefixes[group, 0]), int(prefixes[group, 1])) for group in ranks
-    }
+            break
+    else:
+        return {
+            group: Cut(int(prefixes[group, 0]), int(prefixes[group, 1]))
+            for group in ranks
+        }
+    few = []
+    for part in read():
+        positions = _matches(part, prefixes, ranks_left, depth + 1)
+        few.append((part.groups[positions], part.keys[positions], part.ties[positions]))
+    groups, keys, ties = map(np.concatenate, zip(*few, strict=True))
+    cuts = {}
+    for group in np.flatnonzero(ranks_left).tolist():
+        members = np.flatnonzero(groups == group)
+        order = members[np.lexsort((ties[members], keys[members]))]
+        last_kept = order[ranks_left[group] - 1]
+        cuts[group] = Cut(int(keys[last_kept]), int(ties[last_kept]))
+    return cuts
 
 
 def _matches(
@@ -135,27 +149,6 @@ def _matches(
             == (prefixes[part.groups[positions], word] >> shift)
         ]
     return positions
-
-
-def _pick(
-    read: Read, prefixes: np.ndarray, ranks_left: np.ndarray, depth: int
-) -> dict[int, Cut]:
-    candidates = []
-    for part in read():
-        positions = _matches(part, prefixes, ranks_left, depth + 1)
-        candidates.append(
-            (part.groups[positions], part.keys[positions], part.ties[positions])
-        )
-    groups, keys, ties = (
-        np.concatenate([arrays[column] for arrays in candidates]) for column in range(3)
-    )
-    cuts = {}
-    for group in np.flatnonzero(ranks_left):
-        members = np.flatnonzero(groups == group)
-        order = members[np.lexsort((ties[members], keys[members]))]
-        last_kept = order[ranks_left[group] - 1]
-        cuts[int(group)] = Cut(int(keys[last_kept]), int(ties[last_kept]))
-    return cuts
 
 
 ALL = "all"
@@ -193,7 +186,7 @@ class Cuts:
     score: str
     higher_is_better: bool
     per_source: bool
-    found: dict[str, DescribedCut]
+    by_group: dict[str, DescribedCut]
 
 
 def rank_documents(
@@ -250,7 +243,7 @@ def kept_by_rank(
     has_score = ~np.isnan(scores)
     keys = rank_keys(scores, cuts.higher_is_better)
     groups = group_names(sources, cuts.per_source)
-    for name, group in cuts.found.items():
+    for name, group in cuts.by_group.items():
         members = has_score & (groups == name)
         (key,) = rank_keys(np.array([group.score]), cuts.higher_is_better)
         cut = Cut(int(key), int(group.tie, 16))

@@ -89,7 +89,8 @@ def keep_top_rule(
     def margins(columns: Columns) -> np.ndarray:
         groups = group_names(columns["source"].tolist(), cuts.per_source)
         bounds = [
-            cuts.found[name].score if name in cuts.found else np.nan for name in groups
+            cuts.by_group[name].score if name in cuts.by_group else np.nan
+            for name in groups
         ]
         distances: np.ndarray = np.abs(columns[score] - np.array(bounds, np.float64))
         return distances

@@ -13,7 +13,7 @@ import numpy as np
 
 from gristmill.dataprep.text.kernels import inner_kernel, kernel
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+ODD = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3,
 section 6.4).
 """
@@ -109,15 +109,15 @@ def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
     """64-bit hash of `data[begin:end]`, eight bytes at a time, seeded with the
     length.
     """
-    value = np.uint64(end - begin) * _ODD
+    value = np.uint64(end - begin) * ODD
     while end - begin >= 8:
-        value = (value ^ load64(data, begin)) * _ODD
+        value = (value ^ load64(data, begin)) * ODD
         value ^= value >> np.uint64(32)
         begin += 8
     tail = np.uint64(0)
     for pos in range(np.uint64(begin), np.uint64(end)):
         tail = tail << np.uint64(8) | np.uint64(data[pos])
-    return fmix64((value ^ tail) * _ODD)
+    return fmix64((value ^ tail) * ODD)
 
 
 @kernel
@@ -163,7 +163,25 @@ def sort_distinct(values: np.ndarray, spare: np.ndarray) -> int:
         number of distinct values at the front, ascending.
     """
     if len(values) > FEW:
-        _sort_bytes(values, spare)
+        # Four stable passes, lowest byte first; after an even number of passes the
+        # result is in `values`.
+        places = np.zeros(4 * 256, np.int64)
+        for value in values:
+            for step in range(4):
+                places[256 * step + (value >> np.uint32(8 * step) & _BYTE)] += 1
+        for step in range(4):
+            total = 0
+            for pos in range(256 * step, 256 * step + 256):
+                total, places[pos] = total + places[pos], total
+        source = values
+        target = spare
+        for step in range(4):
+            for pos in range(len(values)):
+                value = source[pos]
+                digit = 256 * step + (value >> np.uint32(8 * step) & _BYTE)
+                target[places[digit]] = value
+                places[digit] += 1
+            source, target = target, source
     else:
         for pos in range(1, len(values)):
             value = values[pos]
@@ -178,27 +196,3 @@ def sort_distinct(values: np.ndarray, spare: np.ndarray) -> int:
             values[count] = value
             count += 1
     return count
-
-
-@kernel
-def _sort_bytes(values: np.ndarray, spare: np.ndarray) -> None:
-    """Four stable passes, lowest byte first; after an even number of passes the result
-    is in `values`.
-    """
-    places = np.zeros(4 * 256, np.int64)
-    for value in values:
-        for step in range(4):
-            places[256 * step + (value >> np.uint32(8 * step) & _BYTE)] += 1
-    for step in range(4):
-        total = 0
-        for pos in range(256 * step, 256 * step + 256):
-            total, places[pos] = total + places[pos], total
-    source = values
-    target = spare
-    for step in range(4):
-        for pos in range(len(values)):
-            value = source[pos]
-            digit = 256 * step + (value >> np.uint32(8 * step) & _BYTE)
-            target[places[digit]] = value
-            places[digit] += 1
-        source, target = target, source

@@ -4,15 +4,11 @@ tables of all code points, a fifth.
 Imported by processes that are forked.
 """
 
-from gristmill.dataprep.text.kernels import kernel
+import numpy as np
+
+from gristmill.dataprep.text.hashing import fmix32
 from gristmill.dataprep.text.unicode_tables import code_point_flags, lower_case
 
-
-@kernel
-def _nothing() -> None:
-    return
-
-
-_nothing()
+fmix32(np.uint32(0))
 code_point_flags()
 lower_case()

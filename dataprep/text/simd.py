@@ -47,7 +47,7 @@ def _finder(find: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
     """Intrinsic that applies a mask function to the 64 bytes at an address."""
 
     @intrinsic
-    def found(typing: Any, address: Any) -> Any:
+    def find_in_64(typing: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.bitcast(
                 find(builder, _load(builder, arguments[0])), ir.IntType(64)
@@ -55,10 +55,14 @@ def _finder(find: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
 
         return types.uint64(address), generate
 
-    return found  # type: ignore[no-any-return]
+    return find_in_64  # type: ignore[no-any-return]
 
 
-def _separators(builder: Any, values: Any) -> Any:
+@_finder
+def separators_of_64(builder: Any, values: Any) -> Any:
+    """Mask of the bytes between fastText's words: a space, a control character from tab
+    to carriage return, or zero.
+    """
     spaces = builder.or_(
         builder.icmp_unsigned("==", values, _all(0x20)),
         builder.icmp_unsigned("==", values, _all(0)),
@@ -66,7 +70,9 @@ def _separators(builder: Any, values: Any) -> Any:
     return builder.or_(spaces, _within(builder, values, 0x09, 0x0D))
 
 
-def _ends_of_marks(builder: Any, values: Any) -> Any:
+@_finder
+def ends_of_marks_in_64(builder: Any, values: Any) -> Any:
+    """Mask of the bytes `>` and `_`."""
     return builder.or_(
         *(builder.icmp_unsigned("==", values, _all(byte)) for byte in b">_")
     )
@@ -76,12 +82,6 @@ def _at_least(byte: int) -> Callable[[Any, Any], Any]:
     return lambda builder, values: builder.icmp_unsigned(">=", values, _all(byte))
 
 
-separators_of_64 = _finder(_separators)
-"""Mask of the bytes between fastText's words: a space, a control character from tab to
-carriage return, or zero.
-"""
-ends_of_marks_in_64 = _finder(_ends_of_marks)
-"""Mask of the bytes `>` and `_`."""
 (
     above_blanks_of_64,
     high_of_64,

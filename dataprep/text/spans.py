@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.text.hashing import fmix64, load64
+from gristmill.dataprep.text.hashing import ODD, fmix64, load64
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.swar import (
     HIGH_BITS,
@@ -92,7 +92,8 @@ def strip(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tuple[in
 @kernel
 def end_of_line(data: np.ndarray, at: int, end: int) -> tuple[int, int]:
     """End of the line that begins at `at`, and start of the next line, as for
-    `str.splitlines()`.
+    `str.splitlines()`: lines end at LF, VT, FF, CR, CR LF, FS, GS, RS, U+0085, U+2028
+    and U+2029.
     """
     while at < end:
         if at + 8 <= end:
@@ -102,28 +103,20 @@ def end_of_line(data: np.ndarray, at: int, end: int) -> tuple[int, int]:
                 at += 8
                 continue
             at += int(np.int64(first_of(likely)))
-        width = _boundary_bytes(data, at, end)
+        byte = data[at]
+        width = 0
+        if byte == 0x0D:
+            width = 2 if at + 1 < end and data[at + 1] == NEWLINE else 1
+        elif byte < 0x20:
+            width = 1 if 0x0A <= byte < 0x0D or 0x1C <= byte <= 0x1E else 0
+        elif byte == 0xC2:
+            width = 2 if data[at + 1] == 0x85 else 0
+        elif byte == 0xE2 and data[at + 1] == 0x80:
+            width = 3 if data[at + 2] == 0xA8 or data[at + 2] == 0xA9 else 0
         if width > 0:
             return at, at + width
         at += 1
     return end, end
-
-
-@kernel
-def _boundary_bytes(data: np.ndarray, at: int, end: int) -> int:
-    """Bytes of the line boundary here (LF, VT, FF, CR, CR LF, FS, GS, RS, U+0085,
-    U+2028, U+2029), or 0.
-    """
-    byte = data[at]
-    if byte == 0x0D:
-        return 2 if at + 1 < end and data[at + 1] == NEWLINE else 1
-    if byte < 0x20:
-        return 1 if 0x0A <= byte < 0x0D or 0x1C <= byte <= 0x1E else 0
-    if byte == 0xC2:
-        return 2 if data[at + 1] == 0x85 else 0
-    if byte == 0xE2 and data[at + 1] == 0x80:
-        return 3 if data[at + 2] == 0xA8 or data[at + 2] == 0xA9 else 0
-    return 0
 
 
 @kernel
@@ -140,9 +133,6 @@ def count_code_points(data: np.ndarray, begin: int, end: int) -> int:
         continuing += np.uint64(data[pos] & 0xC0 == 0x80)
         pos += np.uint64(1)
     return end - begin - int(np.int64(continuing))
-
-
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
 
 
 @kernel
@@ -225,7 +215,7 @@ def hashed_words(
         if length == 0:
             starts[count] = pos
         pos += width
-        value = (value ^ np.uint64(lower[code])) * _ODD
+        value = (value ^ np.uint64(lower[code])) * ODD
         value ^= value >> np.uint64(32)
         length += np.uint64(1)
         if flag & ALONE != 0:

@@ -7,7 +7,7 @@ same version (`unicodedata.unidata_version`) on every code point.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -139,21 +139,21 @@ Flag = np.unsignedinteger[Any]
 
 def flag_code_points(
     kind: type[Flag],
-    told: Iterable[tuple[Flag, Callable[[str], bool]]],
+    predicates: Sequence[tuple[Flag, Callable[[str], bool]]],
     listed: Iterable[tuple[Flag, Iterable[tuple[int, int]]]],
 ) -> np.ndarray:
     """Flags of every code point: an array of unsigned integers, of shape
     (CODE_POINTS,).
 
     Args:
-        told: flags, each with its predicate on characters; not set outside of ASSIGNED.
+        predicates: flags, each with its predicate on characters; not set outside of
+            ASSIGNED.
         listed: flags, each with the first and last code points of its ranges.
     """
     flags = np.zeros(CODE_POINTS, kind)
-    told = list(told)
     for begin, end in ASSIGNED:
         characters = [chr(code) for code in range(begin, end)]
-        for flag, predicate in told:
+        for flag, predicate in predicates:
             flags[begin:end] |= (
                 np.fromiter(map(predicate, characters), bool, end - begin) * flag
             )
@@ -173,9 +173,10 @@ def code_point_flags() -> np.ndarray:
             (ALPHABETIC, str.isalpha),
             (ALPHABETIC_PROPERTY, str.isalpha),
             (WORD, str.isalnum),
-            (MARK, _is_mark),
+            (MARK, in_categories("Mn", "Mc")),
         ),
         (
+            (MARK, ((code, code) for code in JOINERS)),
             (ALPHABETIC_PROPERTY, ranges(ALPHABETIC_BEYOND_LETTERS)),
             (ALONE, UNSPACED_RANGES),
             (WORD, single("_")),
@@ -194,8 +195,9 @@ def single(characters: str) -> list[tuple[int, int]]:
     return [(ord(character), ord(character)) for character in characters]
 
 
-def _is_mark(character: str) -> bool:
-    return unicodedata.category(character) in ("Mn", "Mc") or ord(character) in JOINERS
+def in_categories(*categories: str) -> Callable[[str], bool]:
+    """Predicate that is true for characters of these general categories."""
+    return lambda character: unicodedata.category(character) in categories
 
 
 @lru_cache(maxsize=1)

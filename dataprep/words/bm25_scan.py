@@ -9,7 +9,7 @@ counts of the best CANDIDATES are kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,15 +109,23 @@ def search_words(
         most: number of documents.
         most_bytes: bytes of text to search; all if None.
     """
-    sizes = []
-    for shard in corpus.shards:
+    parts: list[tuple[int, range]] = []
+    total = 0
+    for number, shard in enumerate(corpus.shards):
         with open_table(corpus.inputs[INGEST] / shard) as file:
-            sizes.append(int(file.metadata.num_rows))
+            size = int(file.metadata.num_rows)
+        total += size
+        parts += [
+            (number, range(first, min(first + ROW_GROUP_ROWS, size)))
+            for first in range(0, size, ROW_GROUP_ROWS)
+        ]
     counts = np.zeros(len(terms), np.int64)
     kept = np.zeros((0, 3 + len(terms)), np.int64)
     """Number of the shard, row, bytes, and count of each term."""
     documents = bytes_ = matching = 0
-    for number, row, texts in _parts(corpus, sizes):
+    for number, part in parts:
+        shard = corpus.shards[number]
+        texts = read_document_rows(corpus.inputs, shard, part, [TEXT])[TEXT]
         lengths = (
             pc.fill_null(pc.binary_length(texts), 0)
             .to_numpy(zero_copy_only=False)
@@ -130,8 +138,8 @@ def search_words(
         rows = np.flatnonzero(frequencies.any(axis=1))
         matching += len(rows)
         numbers = np.full(len(rows), number)
-        hits = [numbers, row + rows, lengths[rows], frequencies[rows]]
-        kept = np.concatenate([kept, np.column_stack(hits)])
+        columns = [numbers, part.start + rows, lengths[rows], frequencies[rows]]
+        kept = np.concatenate([kept, np.column_stack(columns)])
         if len(kept) > CANDIDATES:
             kept = kept[_best(_scores(kept, counts, documents, bytes_), CANDIDATES)]
         if most_bytes is not None and bytes_ >= most_bytes:
@@ -143,7 +151,7 @@ def search_words(
         )
         for place in _best(scores, most).tolist()
     ]
-    return WordSearch(hits, matching, documents, sum(sizes))
+    return WordSearch(hits, matching, documents, total)
 
 
 def _best(scores: np.ndarray, most: int) -> np.ndarray:
@@ -226,19 +234,3 @@ def _count(texts: pa.Array | pa.ChunkedArray, pattern: str) -> np.ndarray:
         zero_copy_only=False
     )
     return counts
-
-
-def _parts(
-    corpus: Corpus, sizes: Sequence[int]
-) -> Iterator[tuple[int, int, pa.ChunkedArray]]:
-    """Yield the texts of all documents by row group: number of the shard, first row,
-    and the texts.
-    """
-    for number, (shard, size) in enumerate(zip(corpus.shards, sizes, strict=True)):
-        for row in range(0, size, ROW_GROUP_ROWS):
-            rows = range(row, min(row + ROW_GROUP_ROWS, size))
-            yield (
-                number,
-                row,
-                read_document_rows(corpus.inputs, shard, rows, [TEXT])[TEXT],
-            )

@@ -138,39 +138,39 @@ def punctuated_words(
                 is_plain &= flag & (WORD | MARK) != 0 and code != UNDERSCORE
                 pos = pos + width
                 length = length + 1
-            is_exception = length > 0 and (
-                (length == 6 and _spells_cannot(data, begin))
-                or _may_have_unit(data, begin, pos)
-            )
-            if is_plain and length > 0 and not is_exception:
+            stop = pos
+            pos += width
+            if length == 0:
+                continue
+            is_exception = (
+                length == 6 and _spells_cannot(data, begin)
+            ) or _may_have_unit(data, begin, stop)
+            if is_plain and not is_exception:
                 starts[count], ends[count], chars[count], flag_unions[count] = (
                     begin,
-                    pos,
+                    stop,
                     length,
                     flag_union,
                 )
                 count += 1
-            elif length > 0:
-                place = begin
-                for step in range(length):
-                    positions[step] = place
-                    codes[step], size = decode(data, place)
-                    place += size
-                positions[length] = pos
-                take_apart(codes[:length], flags, cuts)
-                count = _write_words(
-                    codes,
-                    positions,
-                    cuts,
-                    length,
-                    flags,
-                    starts,
-                    ends,
-                    chars,
-                    flag_unions,
-                    count,
-                )
-            pos += width
+                continue
+            place = begin
+            for step in range(length):
+                positions[step] = place
+                codes[step], size = decode(data, place)
+                place += size
+            positions[length] = stop
+            take_apart(codes[:length], flags, cuts)
+            first = 0
+            flag_union = np.uint16(0)
+            for step in range(length):
+                flag_union |= flags[codes[step]]
+                if cuts[step + 1]:
+                    starts[count], ends[count] = positions[first], positions[step + 1]
+                    chars[count], flag_unions[count] = step + 1 - first, flag_union
+                    count = count + 1
+                    first = step + 1
+                    flag_union = np.uint16(0)
         word_offsets[number + 1] = count
     return Words(
         word_offsets, starts[:count], ends[:count], chars[:count], flag_unions[:count]
@@ -335,32 +335,6 @@ def _is_single_stop(data: np.ndarray, place: int, end: int) -> bool:
 
 
 @kernel
-def _write_words(
-    codes: np.ndarray,
-    positions: np.ndarray,
-    cuts: np.ndarray,
-    length: int,
-    flags: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    chars: np.ndarray,
-    flag_unions: np.ndarray,
-    count: int,
-) -> int:
-    first = 0
-    flag_union = np.uint16(0)
-    for step in range(length):
-        flag_union |= flags[codes[step]]
-        if cuts[step + 1]:
-            starts[count], ends[count] = positions[first], positions[step + 1]
-            chars[count], flag_unions[count] = step + 1 - first, flag_union
-            count = count + 1
-            first = step + 1
-            flag_union = np.uint16(0)
-    return count
-
-
-@kernel
 def take_apart(codes: np.ndarray, flags: np.ndarray, cuts: np.ndarray) -> None:
     """Mark the starts of the words in a run without whitespace.
 
@@ -396,22 +370,15 @@ def take_apart(codes: np.ndarray, flags: np.ndarray, cuts: np.ndarray) -> None:
         high -= length
         cuts[high] = True
     if not (_is_whole(codes, low, high) or _is_address(codes, low, high, flags)):
-        _split_middle(codes, low, high, flags, cuts)
+        core = high - _contraction(codes, low, high)
+        cuts[core] = True
+        step = low + 1
+        while step < core - 1:
+            length = _infix_length(codes, step, core, flags)
+            if length > 0:
+                cuts[step] = cuts[step + length] = True
+            step += max(length, 1)
     _join_whole(codes, cuts)
-
-
-@kernel
-def _split_middle(
-    codes: np.ndarray, low: int, high: int, flags: np.ndarray, cuts: np.ndarray
-) -> None:
-    core = high - _contraction(codes, low, high)
-    cuts[core] = True
-    step = low + 1
-    while step < core - 1:
-        length = _infix_length(codes, step, core, flags)
-        if length > 0:
-            cuts[step] = cuts[step + length] = True
-        step += max(length, 1)
 
 
 @kernel
@@ -437,11 +404,14 @@ def _join_whole(codes: np.ndarray, cuts: np.ndarray) -> None:
     while begin < len(codes) - 1:
         joined = 0
         for end in range(min(begin + LONGEST_WHOLE, len(codes)), begin + 1, -1):
-            if (
-                cuts[end]
-                and _is_whole(codes, begin, end)
-                and not _repeats(codes, begin, end)
-            ):
+            if not (cuts[end] and _is_whole(codes, begin, end)):
+                continue
+            mark = codes[begin]
+            # spaCy leaves most pairs within a longer row of the mark split.
+            is_in_row = (begin > 0 and codes[begin - 1] == mark) or (
+                end < len(codes) and codes[end] == mark
+            )
+            if end - begin != 2 or mark != codes[begin + 1] or not is_in_row:
                 joined = end
                 break
         for step in range(begin + 1, joined):
@@ -449,20 +419,6 @@ def _join_whole(codes: np.ndarray, cuts: np.ndarray) -> None:
         begin = max(joined, begin + 1)
         while begin < len(codes) and not cuts[begin]:
             begin += 1
-
-
-@kernel
-def _repeats(codes: np.ndarray, begin: int, end: int) -> bool:
-    """True if two equal marks are part of a longer row of them; spaCy leaves most of
-    these split.
-    """
-    mark = codes[begin]
-    if end - begin != 2 or mark != codes[begin + 1]:
-        return False
-    return bool(
-        (begin > 0 and codes[begin - 1] == mark)
-        or (end < len(codes) and codes[end] == mark)
-    )
 
 
 @kernel
@@ -512,16 +468,11 @@ def _suffix_length(codes: np.ndarray, low: int, high: int, flags: np.ndarray) ->
             high - low > 2 and _is_capital(codes[high - 3])
         )
         return dots if dots > 1 or not (initial or before in NEVER_BEFORE_STOP) else 0
-    if code != UNDERSCORE and flags[code] & (WORD | MARK) != 0:
-        return _unit(codes, low, high)
-    if code in JOINED_AT_END:
-        return 1 if code in AFTER_DIGITS and _is_digit(before) else 0
-    return 1
-
-
-@kernel
-def _unit(codes: np.ndarray, low: int, high: int) -> int:
-    """Number of letters at the end that are a unit after a digit, or 0."""
+    if code == UNDERSCORE or flags[code] & (WORD | MARK) == 0:
+        if code in JOINED_AT_END:
+            return 1 if code in AFTER_DIGITS and _is_digit(before) else 0
+        return 1
+    # a unit after a digit
     length = 0
     packed = ZERO
     while (

@@ -12,8 +12,6 @@ repeat (Zipf's law), so that nearly all are looked up.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -71,33 +69,24 @@ def load_tokenizer() -> Any:
     Raises:
         NoSpacyError: the package spacy is not installed.
     """
+    # spaCy's models would use torch, its rules do not, and its import takes longest.
+    hides_torch = "torch" not in sys.modules
+    if hides_torch:
+        sys.modules["torch"] = None  # type: ignore[assignment]
     try:
-        with _without_torch():
-            import spacy
+        import spacy
     except ImportError as error:
         raise NoSpacyError(
             "words: exact takes its words from the package spacy, which is not "
             "installed; install spacy, or leave `words` out to use gristmill's own rule"
         ) from error
+    finally:
+        if hides_torch:
+            del sys.modules["torch"]
     tokenizer = spacy.blank("en").tokenizer
     # shapes and other attributes of new words take two fifths of the time
     tokenizer.vocab.lex_attr_getters = {}
     return tokenizer
-
-
-@contextmanager
-def _without_torch() -> Iterator[None]:
-    """Hide torch in a block: spaCy's models would use it, its rules do not, and its
-    import takes longest.
-    """
-    if "torch" in sys.modules:
-        yield
-        return
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules["torch"]
 
 
 def spacy_words(data: np.ndarray, offsets: np.ndarray) -> Words:
@@ -151,40 +140,35 @@ def _split_runs(
     numbers, _ = number_spans(data, runs.starts[complex_runs], runs.ends[complex_runs])
     firsts = complex_runs[np.unique(numbers, return_index=True)[1]]
     places = zip(runs.starts[firsts].tolist(), runs.ends[firsts].tolist(), strict=True)
-    lengths = _word_lengths(
-        tokenizer, [data[begin:end].tobytes() for begin, end in places], lengths_of
-    )
+    distinct_runs = [data[begin:end].tobytes() for begin, end in places]
+    cached = [lengths_of.get(run) for run in distinct_runs]
+    unknown = [
+        run
+        for run, run_lengths in zip(distinct_runs, cached, strict=True)
+        if run_lengths is None
+    ]
+    new_lengths: Lengths = {}
+    if unknown:
+        # all unknown runs are split in one call
+        cut: list[list[int]] = [[]]
+        for token in tokenizer(BETWEEN_RUNS.join(run.decode() for run in unknown)):
+            if token.text == BETWEEN_RUNS:
+                cut.append([])
+            else:
+                cut[-1].append(len(token.text.encode()))
+        new_lengths = dict(zip(unknown, cut, strict=True))
+        if len(lengths_of) + len(new_lengths) > REMEMBERED_RUNS:
+            lengths_of.clear()
+        lengths_of.update(new_lengths)
+    lengths = [
+        new_lengths[run] if run_lengths is None else run_lengths
+        for run, run_lengths in zip(distinct_runs, cached, strict=True)
+    ]
     bounds = np.cumsum([0, *map(len, lengths)]).astype(np.int64)
     flat = np.array([length for run in lengths for length in run], np.int64)
     return _lay_out(
         data, code_point_flags(), _byte_kinds(), runs, sizes, numbers, bounds, flat
     )
-
-
-def _word_lengths(
-    tokenizer: Any, runs: Sequence[bytes], lengths_of: Lengths
-) -> list[list[int]]:
-    """Lengths of each run's words; unknown runs are split in one call."""
-    cached = [lengths_of.get(run) for run in runs]
-    unknown = [
-        run for run, lengths in zip(runs, cached, strict=True) if lengths is None
-    ]
-    if not unknown:
-        return cached  # type: ignore[return-value]
-    cut: list[list[int]] = [[]]
-    for token in tokenizer(BETWEEN_RUNS.join(run.decode() for run in unknown)):
-        if token.text == BETWEEN_RUNS:
-            cut.append([])
-        else:
-            cut[-1].append(len(token.text.encode()))
-    new_lengths = dict(zip(unknown, cut, strict=True))
-    if len(lengths_of) + len(new_lengths) > REMEMBERED_RUNS:
-        lengths_of.clear()
-    lengths_of.update(new_lengths)
-    return [
-        new_lengths[run] if lengths is None else lengths
-        for run, lengths in zip(runs, cached, strict=True)
-    ]
 
 
 @lru_cache(maxsize=1)
@@ -237,9 +221,15 @@ def count_simple_words(
     cuts = np.empty(MOST_WORDS + 1, np.int64)
     for run in range(len(starts)):
         words = _split_simple(data, starts[run], ends[run], kinds, cuts)
-        if _is_simple(data, kinds, cuts, words) and not _may_have_exception(
-            data, cuts, words, exceptions
-        ):
+        if not _is_simple(data, kinds, cuts, words):
+            continue
+        # any sequence of adjacent words may be an exception
+        may_be_exception = False
+        for first in range(words):
+            for last in range(first + 1, words + 1):
+                slot = _exception_slot(data, cuts[first], cuts[last])
+                may_be_exception |= exceptions[slot]
+        if not may_be_exception:
             word_counts[run] = words
     return word_counts
 
@@ -319,18 +309,6 @@ def _is_simple(
         ):
             return False
     return True
-
-
-@kernel
-def _may_have_exception(
-    data: np.ndarray, cuts: np.ndarray, words: int, exceptions: np.ndarray
-) -> bool:
-    """True if any sequence of adjacent words may be an exception."""
-    for first in range(words):
-        for last in range(first + 1, words + 1):
-            if exceptions[_exception_slot(data, cuts[first], cuts[last])]:
-                return True
-    return False
 
 
 @kernel

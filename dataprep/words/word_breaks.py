@@ -201,19 +201,14 @@ def word_breaks() -> np.ndarray:
     return breaks
 
 
-@lru_cache(maxsize=1)
-def _ascii_kinds() -> np.ndarray:
-    """Role of every byte below 0x80 in a word; 0 for all others: uint8 of shape
-    (256,).
-    """
-    kinds = np.zeros(256, np.uint8)
-    kinds[0x30:0x3A] = ASCII_DIGIT
-    kinds[0x41:0x5B] = kinds[0x61:0x7B] = ASCII_LETTER
-    kinds[UNDERSCORE] = ASCII_UNDERSCORE
-    kinds[ord(":")] = JOINS_LETTERS
-    kinds[[ord(","), ord(";")]] = JOINS_DIGITS
-    kinds[[ord("."), ord("'")]] = JOINS_LETTERS | JOINS_DIGITS
-    return kinds
+_ASCII_KINDS = np.zeros(256, np.uint8)
+_ASCII_KINDS[0x30:0x3A] = ASCII_DIGIT
+_ASCII_KINDS[0x41:0x5B] = _ASCII_KINDS[0x61:0x7B] = ASCII_LETTER
+_ASCII_KINDS[UNDERSCORE] = ASCII_UNDERSCORE
+_ASCII_KINDS[ord(":")] = JOINS_LETTERS
+_ASCII_KINDS[[ord(","), ord(";")]] = JOINS_DIGITS
+_ASCII_KINDS[[ord("."), ord("'")]] = JOINS_LETTERS | JOINS_DIGITS
+"""Role of every byte below 0x80 in a word; 0 for all others: uint8 of shape (256,)."""
 
 
 def segmented_words(
@@ -226,7 +221,7 @@ def segmented_words(
         words with `seen` zero, as n-grams do not need it.
     """
     return Words(
-        *_segmented_words(data, offsets, flags, which, word_breaks(), _ascii_kinds())
+        *_segmented_words(data, offsets, flags, which, word_breaks(), _ASCII_KINDS)
     )
 
 

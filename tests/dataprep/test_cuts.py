@@ -99,7 +99,7 @@ def test_nan_scores_are_never_kept_and_sources_are_ranked_alone() -> None:
 
     ranking = rank_documents(read, "perplexity", False, 0.5, per_source=True)
     assert {
-        name: (cut.score, cut.kept, cut.of) for name, cut in ranking.found.items()
+        name: (cut.score, cut.kept, cut.of) for name, cut in ranking.by_group.items()
     } == {
         "a": (2.0, 2, 3),
         "b": (4.0, 1, 2),
@@ -115,7 +115,7 @@ def test_nan_scores_are_never_kept_and_sources_are_ranked_alone() -> None:
         False
     ]
     together = rank_documents(read, "quality", True, 0.4, per_source=False)
-    assert together.found == {
+    assert together.by_group == {
         "all": DescribedCut(
             by="quality", score=4.0, kept=2, of=5, tie="0000000000000004"
         )

@@ -32,6 +32,8 @@ from gristmill.dataprep.filtering.rules_toxicity import (
 )
 from gristmill.dataprep.filtering.rules_urls import url_statistics
 from gristmill.dataprep.quality.classifier import train
+from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.mixtures.steps.quality import Classifier
 from gristmill.mixtures.steps.rules import BadWords, Toxicity, Urls
 
@@ -251,8 +253,9 @@ def plain_count(text: str, words: list[str], whole_words: bool) -> int:
 def test_automaton_equals_trying_every_entry_everywhere(
     texts: list[str], words: list[str], whole_words: bool
 ) -> None:
+    data, offsets = text_buffers(lower(pa.array(texts, pa.large_string())))
     counts, covered = count(
-        lower(pa.array(texts, pa.large_string())), build(words), whole_words
+        data, offsets, build(words), code_point_flags(), whole_words
     )
     assert counts.tolist() == [plain_count(text, words, whole_words) for text in texts]
     assert ((covered > 0) == (counts > 0)).all()
@@ -305,8 +308,9 @@ def test_ldnoobw_lists_match_like_c4s_pattern(tmp_path: Path) -> None:
         whole_words = language not in ("ja", "th", "zh")
         joined = "|".join(re.escape(word.lower()) for word in entries)
         pattern = re.compile(rf"(?:\W|^)({joined})(?:\W|$)" if whole_words else joined)
+        data, offsets = text_buffers(lower(pa.array(texts, pa.large_string())))
         counts, _ = count(
-            lower(pa.array(texts, pa.large_string())), build(entries), whole_words
+            data, offsets, build(entries), code_point_flags(), whole_words
         )
         assert (counts > 0).tolist() == [
             pattern.search(text.lower()) is not None for text in texts
