@@ -71,17 +71,13 @@ def measure_texts(
             errors.append(error)
             if measured is not None:
                 parts.append(measured)
-    return {
-        name: _concatenate([part[name] for part in parts]) for name in parts[0]
-    }, errors
-
-
-def _concatenate(arrays: list[Any]) -> Any:
-    return (
-        pa.concat_arrays(arrays)
-        if isinstance(arrays[0], pa.Array)
-        else np.concatenate(arrays)
-    )
+    columns: Columns = {}
+    for name, first in parts[0].items():
+        concatenate = (
+            pa.concat_arrays if isinstance(first, pa.Array) else np.concatenate
+        )
+        columns[name] = concatenate([part[name] for part in parts])
+    return columns, errors
 
 
 def spread(values: np.ndarray | pa.Array, errors: Remarks) -> pa.Array:

@@ -225,14 +225,10 @@ class Corpus:
         document: DocumentValues = (
             self.read(shard, self.schema.names, None).slice(row, 1).to_pylist()[0]
         )
-        return {**document, "steps": self._verdicts(shard, row)}
-
-    def _verdicts(self, shard: str, row: int) -> list[Verdict]:
         verdicts: list[Verdict] = []
         for step in self.steps:
-            judged = (
-                read_annotations(self.inputs, shard, step).slice(row, 1).to_pylist()[0]
-            )
+            annotations = read_annotations(self.inputs, shard, step)
+            judged = annotations.slice(row, 1).to_pylist()[0]
             if judged["keep"] is None:
                 break
             values = {
@@ -249,7 +245,7 @@ class Corpus:
                     values=values,
                 )
             )
-        return verdicts
+        return {**document, "steps": verdicts}
 
     def check(self, columns: Sequence[str] | None) -> None:
         """Raise UnknownColumnError if a column does not exist."""
@@ -356,24 +352,41 @@ class _Reading:
         schema = self._corpus.schema
         row_numbers = pa.array(rows)
         fields = [schema.field(name) for name in names]
-        return pa.table(
-            [
-                _shown(self._column(name, row_numbers), column.type)
-                for name, column in zip(names, fields, strict=True)
-            ],
-            schema=pa.schema(fields),
-        )
+        columns: list[Column] = []
+        for field_ in fields:
+            column = self._column(field_.name, row_numbers)
+            if pa.types.is_fixed_size_binary(column.type):
+                column = hex_ids(column)
+            elif column.type != field_.type:
+                column = column.cast(field_.type)
+            columns.append(column)
+        return pa.table(columns, schema=pa.schema(fields))
 
     def _column(self, name: str, rows: pa.Array) -> Column:
         if name in (TEXT, ORIGINAL_TEXT):
-            return self._texts(rows, edited=name == TEXT)
-        if name in DERIVED:
-            inputs = [
-                self._documents[column].take(rows).to_pylist()
-                for column in DERIVED[name]
-            ]
-            derive = url_of if name == "url" else self._licence
-            return pa.array(map(derive, *inputs), pa.string())
+            if not len(rows):
+                return pa.array([], pa.large_string())
+            if TEXT not in self._documents.column_names:
+                self._documents = self._documents.append_column(
+                    TEXT, read_table(self._folder / self._shard, [TEXT])[TEXT]
+                )
+            texts = self._documents[TEXT].take(rows)
+            if self._edits is None or name == ORIGINAL_TEXT:
+                return texts
+            return apply_edits(texts, self._edits.take(rows))
+        if name == "url":
+            return urls_of(self._documents.select(DERIVED[name]).take(rows))
+        if name == "licence":
+            licences: list[str | None] = []
+            documents = self._documents.select(DERIVED[name]).take(rows)
+            for source, metadata in zip(
+                *(column.to_pylist() for column in documents.columns), strict=True
+            ):
+                licence = _first(metadata, LICENCE_KEYS)
+                if licence is None:
+                    licence = self._corpus.licences.get(source)
+                licences.append(licence)
+            return pa.array(licences, pa.string())
         if name in OF_DOCUMENT:
             return self._documents[name].take(rows)
         # A step omits a column without values.
@@ -382,22 +395,6 @@ class _Reading:
             if name in self._columns
             else pa.nulls(len(rows))
         )
-
-    def _texts(self, rows: pa.Array, edited: bool) -> Column:
-        if not len(rows):
-            return pa.array([], pa.large_string())
-        if TEXT not in self._documents.column_names:
-            self._documents = self._documents.append_column(
-                TEXT, read_table(self._folder / self._shard, [TEXT])[TEXT]
-            )
-        texts = self._documents[TEXT].take(rows)
-        if self._edits is None or not edited:
-            return texts
-        return apply_edits(texts, self._edits.take(rows))
-
-    def _licence(self, source: str, metadata: str) -> str | None:
-        licence = _first(metadata, LICENCE_KEYS)
-        return licence if licence is not None else self._corpus.licences.get(source)
 
 
 def url_of(locator: str, metadata: str | None) -> str | None:
@@ -418,12 +415,6 @@ def _first(metadata: str | None, keys: Sequence[str]) -> str | None:
         return None
     values = json.loads(metadata)
     return next((values[key] for key in keys if isinstance(values.get(key), str)), None)
-
-
-def _shown(values: Column, kind: pa.DataType) -> Column:
-    if pa.types.is_fixed_size_binary(values.type):
-        return hex_ids(values)
-    return values if values.type == kind else values.cast(kind)
 
 
 def hex_ids(ids: Column) -> pa.Array:

@@ -11,6 +11,7 @@ and the same rows in the same order, with `id` repeated and checked on every rea
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -427,6 +428,14 @@ def check_ids(
             f"{inputs[INGEST] / shard}; "
             f"rerun the stage: gristmill stage {stage} MANIFEST --force"
         )
+
+
+def as_numbers(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Convert a column to float64: NaN for null, 1 for true."""
+    numbers: np.ndarray = pc.fill_null(values.cast(pa.float64()), math.nan).to_numpy(
+        zero_copy_only=False
+    )
+    return numbers
 
 
 def judged_rows(

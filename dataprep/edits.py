@@ -158,7 +158,17 @@ def then(first: pa.Array, second: pa.Array) -> pa.Array:
 
     operands = _buffers(first), _buffers(second)
     for firsts, begins, ends, *_ in operands:
-        _check_order(firsts, begins, ends)
+        # The edits of each text are ascending and disjoint.
+        previous_ends = np.zeros(len(begins), np.int64)
+        previous_ends[1:] = ends[:-1]
+        previous_ends[firsts[:-1][firsts[:-1] < len(begins)]] = 0
+        violations = np.flatnonzero((begins < previous_ends) | (ends < begins))
+        if len(violations):
+            text = int(np.searchsorted(firsts, violations[0], side="right")) - 1
+            raise BadEditError(
+                f"the edits of document {text} of {len(firsts) - 1} "
+                "overlap or are out of order"
+            )
     offsets, begins, ends, data, cuts = compose(*operands[0], *operands[1])
     texts = pa.LargeStringArray.from_buffers(
         len(begins), pa.py_buffer(cuts), pa.py_buffer(data)
@@ -180,19 +190,3 @@ def _buffers(
         data,
         offsets,
     )
-
-
-def _check_order(firsts: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
-    """Check that the edits of each text are ascending and disjoint (all int64; text i
-    has those from firsts[i] on).
-    """
-    previous_ends = np.zeros(len(begins), np.int64)
-    previous_ends[1:] = ends[:-1]
-    previous_ends[firsts[:-1][firsts[:-1] < len(begins)]] = 0
-    violations = np.flatnonzero((begins < previous_ends) | (ends < begins))
-    if len(violations):
-        text = int(np.searchsorted(firsts, violations[0], side="right")) - 1
-        raise BadEditError(
-            f"the edits of document {text} of {len(firsts) - 1} "
-            "overlap or are out of order"
-        )

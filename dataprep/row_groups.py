@@ -63,12 +63,16 @@ def read_matching(
         ]
         read = None if columns is None else list(dict.fromkeys((column, *columns)))
         table = file.read_row_groups(groups, read, use_threads=is_local(path))
-    hits = table.filter(
-        pc.is_in(
-            table[column],
-            value_set=_array_of(sorted_values, table.schema.field(column).type),
+    kind = table.schema.field(column).type
+    if pa.types.is_integer(kind):
+        value_set = integers(np.array(sorted_values, dtype=np.int64)).cast(kind)
+    elif pa.types.is_fixed_size_binary(kind):
+        value_set = pa.FixedSizeBinaryArray.from_buffers(
+            kind, len(sorted_values), [None, pa.py_buffer(b"".join(sorted_values))]
         )
-    )
+    else:
+        value_set = pa.array(sorted_values, kind)
+    hits = table.filter(pc.is_in(table[column], value_set=value_set))
     return hits if columns is None else hits.select(list(columns))
 
 
@@ -217,7 +221,7 @@ def ahead(items: Iterator[T]) -> Generator[T, None, None]:
 
 
 def read_texts(
-    inputs: Inputs, shard: str, found: Combined, part_bytes: int
+    inputs: Inputs, shard: str, annotations: Combined, part_bytes: int
 ) -> Iterator[pa.Array]:
     """Text of the documents kept by every stage, with all edits, in parts of about
     `part_bytes`.
@@ -227,7 +231,7 @@ def read_texts(
     Args:
         inputs: `ingest`.
         shard: name of the shard.
-        found: annotations of its documents, with their edits
+        annotations: annotations of its documents, with their edits
             (`documents.combine_annotations`).
         part_bytes: mean bytes of a part's text before edits.
 
@@ -241,21 +245,11 @@ def read_texts(
         for batch in file.iter_batches(rows, columns=["text"], use_threads=False):
             texts = batch["text"]
             part = slice(begin, begin + len(batch))
-            if found.edits is not None:
-                texts = apply_edits(texts, found.edits[part])
-            kept = found.keep[part]
+            if annotations.edits is not None:
+                texts = apply_edits(texts, annotations.edits[part])
+            kept = annotations.keep[part]
             yield texts if kept.all() else texts.filter(pa.array(kept))
             begin = part.stop
-
-
-def _array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_integer(kind):
-        return integers(np.array(values, dtype=np.int64)).cast(kind)
-    if pa.types.is_fixed_size_binary(kind):
-        return pa.FixedSizeBinaryArray.from_buffers(
-            kind, len(values), [None, pa.py_buffer(b"".join(values))]
-        )
-    return pa.array(values, kind)
 
 
 def integers(values: np.ndarray) -> pa.Array:

@@ -9,7 +9,6 @@ rules of settings `min_x` and `max_x` are listed here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import Inputs, read_annotations, read_documents
+from gristmill.dataprep.documents import (
+    Inputs,
+    as_numbers,
+    read_annotations,
+    read_documents,
+)
 from gristmill.dataprep.thresholds import Side, bounds_of, count_failures
 from gristmill.mixtures.base import Judging
 
@@ -245,20 +249,15 @@ def judge_shard(
     reasons = np.array(table["reason"].cast(pa.string()).to_pylist(), object)
     columns = {name: measured(table[name]) for name in statistics}
     fixed = ~kept & ~np.isin(reasons.astype(str), [rule.name for rule in before])
-    return tuple(  # type: ignore[return-value]
-        _verdicts(rows, columns, rules, fixed) for rules in (before, after)
-    )
-
-
-def _verdicts(
-    rows: np.ndarray, columns: Columns, rules: list[Rule], fixed: np.ndarray
-) -> Verdicts:
-    failed = {rule.label: rule.fails(columns) & ~fixed for rule in rules}
-    keep = ~fixed & ~np.any([*failed.values(), np.zeros(len(rows), bool)], axis=0)
-    tallies = {
-        name: Tally(**numbers) for name, numbers in count_failures(failed).items()
-    }
-    return Verdicts(rows, keep, failed, columns, tallies)
+    verdicts: list[Verdicts] = []
+    for stage_rules in (before, after):
+        failed = {rule.label: rule.fails(columns) & ~fixed for rule in stage_rules}
+        keep = ~fixed & ~np.any([*failed.values(), np.zeros(len(rows), bool)], axis=0)
+        tallies = {
+            name: Tally(**numbers) for name, numbers in count_failures(failed).items()
+        }
+        verdicts.append(Verdicts(rows, keep, failed, columns, tallies))
+    return verdicts[0], verdicts[1]
 
 
 def measured(column: pa.ChunkedArray) -> np.ndarray:
@@ -272,10 +271,7 @@ def measured(column: pa.ChunkedArray) -> np.ndarray:
         return np.array(column.to_pylist(), object)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.array(column.cast(pa.string()).to_pylist(), object)
-    values: np.ndarray = pc.fill_null(column.cast(pa.float64()), math.nan).to_numpy(
-        zero_copy_only=False
-    )
-    return values
+    return as_numbers(column)
 
 
 def nearest(

@@ -189,44 +189,34 @@ def _metadata_values(
     tree: dict[str, Any] = {}
     for path in keys:
         name = ".".join(path)
+        values = [field_of(value, name) for value in objects]
+        kinds: set[pa.DataType] = set()
+        for value in values:
+            if isinstance(value, bool):
+                kinds.add(pa.bool_())
+            elif isinstance(value, int | float):
+                kinds.add(pa.float64())
+            elif value is not None:
+                kinds.add(pa.string())
+        if len(kinds) > 1:
+            raise ExpressionError(
+                f"{METADATA}.{name} is of several types: "
+                f"{', '.join(sorted(map(str, kinds)))}; give all records the same one"
+            )
+        kind = kinds.pop() if kinds else pa.null()
+        if kind == pa.float64():
+            values = [None if value is None else float(value) for value in values]
+        elif kind == pa.string():
+            # a list or an object becomes its JSON text
+            values = [
+                value if value is None or isinstance(value, str) else json.dumps(value)
+                for value in values
+            ]
         level = tree
         for part in path[:-1]:
             level = level.setdefault(part, {})
-        level[path[-1]] = _plain_values(
-            name, [field_of(value, name) for value in objects]
-        )
+        level[path[-1]] = pa.array(values, kind)
     return _as_struct(tree)
-
-
-_COLUMN_TYPES = ((bool, pa.bool_()), ((int, float), pa.float64()))
-
-
-def _plain_values(name: str, values: Sequence[Any]) -> pa.Array:
-    """Values as doubles, booleans or strings; a list or an object becomes its JSON
-    text.
-    """
-    kinds = {
-        next(
-            (kind for types, kind in _COLUMN_TYPES if isinstance(value, types)),
-            pa.string(),
-        )
-        for value in values
-        if value is not None
-    }
-    if len(kinds) > 1:
-        raise ExpressionError(
-            f"{METADATA}.{name} is of several types: "
-            f"{', '.join(sorted(map(str, kinds)))}; give all records the same one"
-        )
-    kind = kinds.pop() if kinds else pa.null()
-    if kind == pa.float64():
-        values = [None if value is None else float(value) for value in values]
-    elif kind == pa.string():
-        values = [
-            value if value is None or isinstance(value, str) else json.dumps(value)
-            for value in values
-        ]
-    return pa.array(values, kind)
 
 
 def _as_struct(tree: Mapping[str, object]) -> pa.Array:
@@ -375,7 +365,26 @@ def _check_node(node: Node, columns: Collection[str]) -> None:
     kind = node["class"]
     node_type = node["type"]
     if kind == "FUNCTION":
-        _check_function(node)
+        name = node["function_name"].lower()
+        if name not in ALLOWED_FUNCTIONS or node.get("schema") or node.get("catalog"):
+            raise NotAllowedError(
+                f"the function {name} is not allowed; an expression looks at one "
+                f"document alone; allowed are {GRAMMAR}"
+            )
+        if (
+            node.get("distinct")
+            or node.get("filter")
+            or (node.get("order_bys") or {}).get("orders")
+        ):
+            raise NotAllowedError(
+                f"{name} has DISTINCT, FILTER or ORDER BY, which are for several "
+                "documents"
+            )
+        arguments = node.get("arguments") or node.get("children") or []
+        if name in OF_TWO and len(arguments) != len(OF_TWO):
+            raise NotAllowedError(
+                f"{name} takes two values of one document, and has {len(arguments)}"
+            )
     elif kind == "COLUMN_REF":
         path = node["column_names"]
         name = ".".join(path)
@@ -400,30 +409,8 @@ def _check_node(node: Node, columns: Collection[str]) -> None:
     ):
         construct = NAMES_OF_CLASSES.get(kind, node_type.lower())
         function = node.get("function_name")
-        called = f" ({function})" if function else ""
+        detail = f" ({function})" if function else ""
         raise NotAllowedError(
-            f"{construct} is not allowed{called}; an expression looks at one "
+            f"{construct} is not allowed{detail}; an expression looks at one "
             f"document alone; allowed are {GRAMMAR}"
-        )
-
-
-def _check_function(node: Node) -> None:
-    name = node["function_name"].lower()
-    if name not in ALLOWED_FUNCTIONS or node.get("schema") or node.get("catalog"):
-        raise NotAllowedError(
-            f"the function {name} is not allowed; an expression looks at one "
-            f"document alone; allowed are {GRAMMAR}"
-        )
-    if (
-        node.get("distinct")
-        or node.get("filter")
-        or (node.get("order_bys") or {}).get("orders")
-    ):
-        raise NotAllowedError(
-            f"{name} has DISTINCT, FILTER or ORDER BY, which are for several documents"
-        )
-    arguments = node.get("arguments") or node.get("children") or []
-    if name in OF_TWO and len(arguments) != len(OF_TWO):
-        raise NotAllowedError(
-            f"{name} takes two values of one document, and has {len(arguments)}"
         )

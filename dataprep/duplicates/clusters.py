@@ -208,7 +208,13 @@ def explain_choices(
     for key in keys:
         winners = members[key.column].take(survivor[open_rows]).combine_chunks()
         losers = members[key.column].take(open_rows).combine_chunks()
-        differ = _differ(winners, losers)
+        # Null equals null, and NaN equals NaN.
+        both_null = pc.and_(winners.is_null(), losers.is_null())
+        same = pc.or_(pc.fill_null(pc.equal(winners, losers), False), both_null)
+        if pa.types.is_floating(winners.type):
+            both_nan = pc.and_(pc.is_nan(winners), pc.is_nan(losers))
+            same = pc.or_(same, pc.fill_null(both_nan, False))
+        differ = ~same.to_numpy(zero_copy_only=False)
         rows = open_rows[differ]
         reasons["decided_by"][rows] = str(key)
         for name, values in (("survivor_value", winners), ("member_value", losers)):
@@ -225,13 +231,3 @@ def explain_choices(
             **{name: pa.array(values, pa.string()) for name, values in reasons.items()},
         }
     )
-
-
-def _differ(first: pa.Array, second: pa.Array) -> np.ndarray:
-    """Mask of unequal values (bool); null equals null, and NaN equals NaN."""
-    same = pc.fill_null(pc.equal(first, second), False)
-    same = pc.or_(same, pc.and_(first.is_null(), second.is_null()))
-    if pa.types.is_floating(first.type):
-        both_nan = pc.and_(pc.is_nan(first), pc.is_nan(second))
-        same = pc.or_(same, pc.fill_null(both_nan, False))
-    return ~same.to_numpy(zero_copy_only=False)

@@ -145,7 +145,8 @@ def write_index_shard(
         kept: int64, row numbers of the kept documents, ascending.
 
     Returns:
-        the files, and the sum of the ids, which the name of the index depends on.
+        the files, and the sum of the ids as integers modulo 2^128, independent of their
+        order, which the name of the index depends on.
     """
     sketches = read_sketches(work, shard)
     rows = np.searchsorted(sketches["row"].to_numpy(), kept)
@@ -161,7 +162,9 @@ def write_index_shard(
             write_page_checksum=True,
             column_encoding={"shingles.list.element": "DELTA_BINARY_PACKED"},
         )
-    return [path], sum_of_ids(table["id"])
+    numbers = np.ascontiguousarray(binary_numbers(table["id"])).view(np.uint32)
+    words: Sequence[int] = numbers.sum(axis=0, dtype=np.uint64).tolist()
+    return [path], sum(word << 32 * place for place, word in enumerate(words)) % 2**128
 
 
 def write_header(
@@ -190,13 +193,6 @@ def import_shard(path: Path, section: Dedup) -> pa.Table:
     return sketch_batch(
         {"row": np.arange(len(table)), **columns}, unpack_sketches(table)
     )
-
-
-def sum_of_ids(ids: pa.ChunkedArray) -> int:
-    """Sum of the ids as integers modulo 2^128, independent of their order."""
-    numbers = np.ascontiguousarray(binary_numbers(ids)).view(np.uint32)
-    words: Sequence[int] = numbers.sum(axis=0, dtype=np.uint64).tolist()
-    return sum(word << 32 * place for place, word in enumerate(words)) % 2**128
 
 
 @dataclass(frozen=True)

@@ -89,24 +89,18 @@ def _similarities(
     for pair in range(len(first_texts)):
         first = hashes[offsets[first_texts[pair]] : offsets[first_texts[pair] + 1]]
         second = hashes[offsets[second_texts[pair]] : offsets[second_texts[pair] + 1]]
-        shared = _count_shared(first, second)
+        shared = 0
+        i = 0
+        j = 0
+        while i < len(first) and j < len(second):
+            a = first[i]
+            b = second[j]
+            shared += a == b
+            i += a <= b
+            j += b <= a
         if shared:
             result[pair] = shared / (len(first) + len(second) - shared)
     return result
-
-
-@kernel
-def _count_shared(first: np.ndarray, second: np.ndarray) -> int:
-    shared = 0
-    i = 0
-    j = 0
-    while i < len(first) and j < len(second):
-        a = first[i]
-        b = second[j]
-        shared += a == b
-        i += a <= b
-        j += b <= a
-    return shared
 
 
 @kernel
@@ -120,7 +114,12 @@ def _shingle_texts(
     number = len(offsets) - 1
     hashes = np.empty((offsets[-1] - offsets[0]) // 2 + number, np.uint32)
     ends = np.zeros(number + 1, np.int64)
-    ascii_words = _ascii_words(flags, lower)
+    # Lower case of each ASCII byte of a word, 0 for a byte that ends a word: 128 bytes,
+    # small enough for the cache.
+    ascii_words = np.zeros(128, np.uint8)
+    for code in range(128):
+        if flags[code] & WORD != 0:
+            ascii_words[code] = lower[code]
     for text in range(number):
         words = _word_hashes(
             data, offsets[text], offsets[text + 1], flags, lower, ascii_words
@@ -133,18 +132,6 @@ def _shingle_texts(
             shingles, np.empty(len(shingles), np.uint32)
         )
     return hashes[: ends[number]].copy(), ends
-
-
-@kernel
-def _ascii_words(flags: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """Lower case of each ASCII byte of a word, 0 for a byte that ends a word: 128
-    bytes, small enough for the cache.
-    """
-    table = np.zeros(128, np.uint8)
-    for code in range(128):
-        if flags[code] & WORD != 0:
-            table[code] = lower[code]
-    return table
 
 
 @kernel

@@ -304,7 +304,9 @@ def send_decisions(
     )
     dropped = decisions["reason"].is_valid()
     duplicates = decisions.filter(dropped).select(recorded)
-    yield Sent(TWINS, duplicates, ranges_of(duplicates["cluster"], num_ranges))
+    # `num_ranges` equal ranges of all ids
+    leading = binary_numbers(duplicates["cluster"]).view(">u4")[:, 0]
+    yield Sent(TWINS, duplicates, leading.astype(np.int64) * num_ranges >> 32)
     return decisions.filter(pc.and_not(pc.greater(decisions["size"], 1), dropped))
 
 
@@ -461,9 +463,3 @@ def write_duplicates(path: Path, twins: Shuffled) -> None:
             while len(buffered) >= ROW_GROUP_ROWS or (is_last and len(buffered)):
                 writer.write_table(buffered.slice(0, ROW_GROUP_ROWS).combine_chunks())
                 buffered = buffered.slice(ROW_GROUP_ROWS)
-
-
-def ranges_of(ids: pa.ChunkedArray, num_ranges: int) -> np.ndarray:
-    """Index (int64) of each id's range among `num_ranges` equal ranges of all ids."""
-    leading = binary_numbers(ids).view(">u4")[:, 0]
-    return leading.astype(np.int64) * num_ranges >> 32

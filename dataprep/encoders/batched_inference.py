@@ -25,13 +25,13 @@ class Read(NamedTuple):
     Attributes:
         rows: float32 of shape (n, k).
         tokens, windows: int64 of shape (n,), numbers of tokens and windows read.
-        whole: bool of shape (n,), true if the text was read to its end.
+        complete: bool of shape (n,), true if the text was read to its end.
     """
 
     rows: np.ndarray
     tokens: np.ndarray
     windows: np.ndarray
-    whole: np.ndarray
+    complete: np.ndarray
 
 
 TEXTS_AT_ONCE = 1_000
@@ -76,5 +76,5 @@ class TextReader:
             pool_windows(self.finish(rows), windows, self.pool),
             tokens.astype(np.int64),
             np.bincount(windows.texts, minlength=len(texts)),
-            windows.whole,
+            windows.complete,
         )

@@ -21,7 +21,6 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.core.files import (
     as_path,
@@ -34,6 +33,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.documents import (
     Inputs,
+    as_numbers,
     judged_rows,
     read_shard,
     read_table,
@@ -151,7 +151,7 @@ def read_scores(
         )
     column = corpus.read(shard, [judge.column], kept=None)[judge.column]
     try:
-        return pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy()
+        return as_numbers(column)
     except pa.ArrowInvalid as error:
         raise QualityError(
             f"quality.judge.column: {judge.column} holds no numbers: {error}"

@@ -125,16 +125,16 @@ def _model(section: Annotate) -> ScoringModel:
     return section.model
 
 
-def check_bounds(section: Annotate, found: Announced) -> None:
+def check_bounds(section: Annotate, announced: Announced) -> None:
     """Raise ModelFolderError if a threshold bounds something other than a numeric
     column of the model.
     """
     for bound in bounds_of(section):
-        if bound.statistic not in found.numbers:
+        if bound.statistic not in announced.numbers:
             raise ModelFolderError(
                 f"{bound.key} bounds no column of numbers that {_model(section).path} "
-                f"has{did_you_mean(bound.statistic, list(found.numbers))}; it has "
-                f"{', '.join(found.numbers) or 'none'}"
+                f"has{did_you_mean(bound.statistic, list(announced.numbers))}; it has "
+                f"{', '.join(announced.numbers) or 'none'}"
             )
 
 
@@ -181,20 +181,20 @@ def score_shard(
     )
 
 
-def as_measure(found: Announced, score: Score) -> Measure:
+def as_measure(announced: Announced, score: Score) -> Measure:
     """Make a measure of the model's columns and the counts READ for batches of
     texts.
     """
     no_scores = Scored(
-        np.zeros((0, len(found.numbers))),
+        np.zeros((0, len(announced.numbers))),
         (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)),
     )
 
     def measure(texts: pa.Array) -> Columns:
         scores = score(texts) if len(texts) else no_scores
-        columns = dict(zip(found.numbers, scores.numbers.T, strict=True))
-        if found.likeliest is not None:
-            columns[found.likeliest] = pa.array(scores.likeliest, pa.string())
+        columns = dict(zip(announced.numbers, scores.numbers.T, strict=True))
+        if announced.likeliest is not None:
+            columns[announced.likeliest] = pa.array(scores.likeliest, pa.string())
         return columns | dict(zip(READ, scores.counts, strict=True))
 
     return measure

@@ -29,12 +29,12 @@ class Windows:
     Attributes:
         ids: token ids of each window, int64 of shape (tokens,).
         texts: int64, index of each window's text, ascending.
-        whole: bool of shape (n,), true if the windows cover the text to its end.
+        complete: bool of shape (n,), true if the windows cover the text to its end.
     """
 
     ids: Sequence[np.ndarray]
     texts: np.ndarray
-    whole: np.ndarray
+    complete: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
@@ -57,7 +57,25 @@ class WindowTokenizer:
             ModelFolderError: the tokenizer is missing, or windows would overlap by more
                 than half.
         """
-        self._tokenizer = _load_tokenizer(folder)
+        from tokenizers import Tokenizer
+
+        self._tokenizer: Any
+        if (folder / TOKENIZER_FILE).is_file():
+            self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        else:
+            try:
+                # transformers converts other formats
+                tokenizer = needed("transformers").AutoTokenizer.from_pretrained(
+                    str(folder), local_files_only=True
+                )
+                self._tokenizer = tokenizer.backend_tokenizer
+            except ModelFolderError:
+                raise
+            except (AttributeError, ImportError, OSError, ValueError) as error:
+                raise ModelFolderError(
+                    f"{folder} has no {TOKENIZER_FILE}, and its tokenizer cannot be "
+                    f"made otherwise: {error}"
+                ) from error
         self._tokenizer.no_padding()
         # a static vector of [CLS] does not depend on the text
         self._adds = not is_static(folder)
@@ -98,26 +116,6 @@ class WindowTokenizer:
 
 MOST_WINDOW = 1 << 20
 """Default of `window_tokens`."""
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    """Load tokenizer.json, or convert another tokenizer format with transformers."""
-    from tokenizers import Tokenizer
-
-    if (folder / TOKENIZER_FILE).is_file():
-        return Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-    try:
-        tokenizer = needed("transformers").AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True
-        )
-        return tokenizer.backend_tokenizer
-    except (AttributeError, ImportError, OSError, ValueError) as error:
-        if isinstance(error, ModelFolderError):
-            raise
-        raise ModelFolderError(
-            f"{folder} has no {TOKENIZER_FILE}, and its tokenizer cannot be made "
-            f"otherwise: {error}"
-        ) from error
 
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:

@@ -397,7 +397,7 @@ def sft_example(row: Row, form: str = "auto") -> Example:
         ValueError: its form is unknown, or is not `form`; the message says why.
     """
     refuse_media("the record", row)
-    messages = SFT_FORMS[form_of(row) if form == "auto" else form](row)
+    messages = sft_messages(row, form_of(row) if form == "auto" else form)
     messages = with_system(row, messages)
     check_turns("the conversation", messages)
     return with_tools(row, {"messages": messages})
@@ -431,20 +431,21 @@ def form_of(row: Row) -> str:
     )
 
 
-def _messages(row: Row) -> list[Message]:
-    key = "messages" if "messages" in row else "conversations"
-    return _converted(key, row.get(key), _openai_message)
-
-
-def _sharegpt(row: Row) -> list[Message]:
-    key = "conversations" if "conversations" in row else "messages"
-    return _converted(key, row.get(key), _sharegpt_message)
-
-
-def _completion(row: Row) -> list[Message]:
-    answer = "completion" if "completion" in row else "response"
-    prompt = turns("prompt", row.get("prompt"), "user")
-    return prompt + turns(answer, row.get(answer), "assistant")
+def sft_messages(row: Row, form: str) -> list[Message]:
+    """Messages of a row in a form of `form_of`; `with_system` adds the row's `system`
+    text.
+    """
+    if form == "messages":
+        key = "messages" if "messages" in row else "conversations"
+        return _converted(key, row.get(key), _openai_message)
+    if form == "sharegpt":
+        key = "conversations" if "conversations" in row else "messages"
+        return _converted(key, row.get(key), _sharegpt_message)
+    if form == "completion":
+        key = "completion" if "completion" in row else "response"
+        prompt = turns("prompt", row.get("prompt"), "user")
+        return prompt + turns(key, row.get(key), "assistant")
+    return instructed(row) + turns("output", row.get("output"), "assistant")
 
 
 def instructed(row: Row) -> list[Message]:
@@ -464,16 +465,3 @@ def instructed(row: Row) -> list[Message]:
         messages += turns(f"history, question {number}", pair[0], "user")
         messages += turns(f"history, answer {number}", pair[1], "assistant")
     return messages + turns("instruction", question, "user")
-
-
-def _instruction(row: Row) -> list[Message]:
-    return instructed(row) + turns("output", row.get("output"), "assistant")
-
-
-SFT_FORMS: dict[str, Callable[[Row], list[Message]]] = {
-    "messages": _messages,
-    "sharegpt": _sharegpt,
-    "completion": _completion,
-    "instruction": _instruction,
-}
-"""Functions from a row to its messages; `with_system` adds the row's `system` text."""

@@ -90,7 +90,7 @@ class Draft:
     """An answer to a prompt.
 
     Attributes:
-        asked: the prompt.
+        prompt: the prompt.
         number: index among the prompt's answers, from 0.
         text: current text of the answer.
         first: text before any revision.
@@ -101,7 +101,7 @@ class Draft:
         error: the endpoint's error, or None.
     """
 
-    asked: Asked
+    prompt: Asked
     number: int
     text: str = ""
     first: str = ""
@@ -137,15 +137,15 @@ def answer_prompts(
     """
     drafts = [Draft(prompt, index) for prompt in prompts for index in range(number)]
     requests = [
-        Request(draft.asked.messages, number=draft.number, about=draft.asked.about)
+        Request(draft.prompt.messages, number=draft.number, about=draft.prompt.about)
         for draft in drafts
     ]
     known_answers: set[tuple[str, str]] = set()
     for draft, answer in zip(drafts, ask(model, requests), strict=True):
         draft.text = draft.first = draft.take(answer, keeps_cut) or ""
-        if draft.usable and (draft.asked.id, draft.text) in known_answers:
+        if draft.usable and (draft.prompt.id, draft.text) in known_answers:
             draft.dropped = REPEATED
-        known_answers.add((draft.asked.id, draft.text))
+        known_answers.add((draft.prompt.id, draft.text))
     return drafts
 
 
@@ -168,30 +168,30 @@ def revise(
     for round_ in range(rounds):
         active = [draft for draft in drafts if draft.usable]
         for draft in active:
-            key = seeded_key(seed, "principle", draft.asked.id, draft.number, round_)
+            key = seeded_key(seed, "principle", draft.prompt.id, draft.number, round_)
             draft.principles.append(drawn(principles, key))
         texts = [""] * len(active)
         for template in templates:
             requests = [
                 template.request(
                     {
-                        "prompt": draft.asked.text,
+                        "prompt": draft.prompt.text,
                         "answer": draft.text,
                         "principle": draft.principles[-1],
                         "critique": previous_text,
                     },
                     number=draft.number,
-                    about=draft.asked.about,
+                    about=draft.prompt.about,
                 )
                 for draft, previous_text in zip(active, texts, strict=True)
             ]
             answers = ask(model, requests)
-            taken = [
+            new_texts = [
                 draft.take(answer, keeps_cut)
                 for draft, answer in zip(active, answers, strict=True)
             ]
             active = [draft for draft in active if draft.usable]
-            texts = [text for text in taken if text is not None]
+            texts = [text for text in new_texts if text is not None]
         for draft, text in zip(active, texts, strict=True):
             draft.text = text
 
@@ -233,34 +233,34 @@ def _values(
         requests = []
         for draft in drafts:
             values = {
-                "prompt": draft.asked.text,
+                "prompt": draft.prompt.text,
                 "answer": draft.text,
                 "answer_schema": schema,
             }
-            requests.append(template.request(values, SCORE, about=draft.asked.about))
+            requests.append(template.request(values, SCORE, about=draft.prompt.about))
         scores: list[float | None] = []
         for draft, answer in zip(drafts, ask(spec.model, requests), strict=True):
             draft.error = answer.error
             scores.append(None if answer.error else float(answer.value["score"]))
         return scores
     if isinstance(spec, OwnReward):
-        examples = [draft.asked.example for draft in drafts]
+        examples = [draft.prompt.example for draft in drafts]
         columns = record_columns(
-            spec, examples, [list(draft.asked.messages) for draft in drafts]
+            spec, examples, [list(draft.prompt.messages) for draft in drafts]
         )
         return own_reward(spec)(
-            [draft.asked.messages[-1]["content"] for draft in drafts],
+            [draft.prompt.messages[-1]["content"] for draft in drafts],
             [draft.text for draft in drafts],
             columns,
         )
     if isinstance(spec, ModelReward):
         score = pkgutil.resolve_name(MODEL_SCORES)(spec.path)
         return score(
-            [[*draft.asked.messages, answer_of(draft.text)] for draft in drafts]
+            [[*draft.prompt.messages, answer_of(draft.text)] for draft in drafts]
         )
     check = verifier_of(spec)
     return [
-        check(Checked(draft.text, 0, draft.asked.example.get("answer")))
+        check(Checked(draft.text, 0, draft.prompt.example.get("answer")))
         for draft in drafts
     ]
 
@@ -281,7 +281,7 @@ def compare(
     """
     requests: list[Request | str] = []
     for first, second in pairs:
-        prompt = first.asked
+        prompt = first.prompt
         principle = drawn(principles, seeded_key(seed, "compare", prompt.id))
         texts = {"prompt": prompt.text, "chosen": first.text, "rejected": second.text}
         requests += in_both_orders(

@@ -311,24 +311,17 @@ def least_alike(prepared: Path) -> list[NearDuplicate]:
         [(name, "ascending") for name in reversed(columns)]
     )
     pairs = [tuple(row.values()) for row in near_duplicates.slice(0, SHOWN).to_pylist()]
-    texts = _texts(
-        prepared / DOCUMENTS / views["dedup"],
-        {locator for pair in pairs for locator in pair[:2]},
-    )
+    locators = sorted({locator for pair in pairs for locator in pair[:2]})
+    documents = prepared / DOCUMENTS / views["dedup"]
+    texts: dict[str, str] = {}
+    for shard in shard_names(documents) if locators else ():
+        rows = read_table(documents / shard, ["locator", "text"])
+        value_set = pa.array(locators, rows["locator"].type)
+        is_shown = pc.is_in(rows["locator"], value_set=value_set)
+        for row in rows.filter(is_shown).to_pylist():
+            end = "..." if len(row["text"]) > EXCERPT else ""
+            texts[row["locator"]] = row["text"][:EXCERPT] + end
     return [
         NearDuplicate(*pair, *(texts.get(locator, "") for locator in pair[:2]))
         for pair in pairs
     ]
-
-
-def _texts(documents: Path, locators: set[str]) -> dict[str, str]:
-    """Beginnings of some documents, by locator."""
-    texts: dict[str, str] = {}
-    for shard in shard_names(documents) if locators else ():
-        table = read_table(documents / shard, ["locator", "text"])
-        value_set = pa.array(sorted(locators), table["locator"].type)
-        is_chosen = pc.is_in(table["locator"], value_set=value_set)
-        for row in table.filter(is_chosen).to_pylist():
-            end = "..." if len(row["text"]) > EXCERPT else ""
-            texts[row["locator"]] = row["text"][:EXCERPT] + end
-    return texts

@@ -356,7 +356,7 @@ class _SetWriter:
             self.excluded,
             lambda requests: self.ask(self.section.model, requests),
         )
-        known = {seed.id: seed for seed in seeds}
+        by_id = {seed.id: seed for seed in seeds}
         new_ids = {new_prompt.id for new_prompt in self.grown.prompts}
         prompts: list[Asked] = []
         for new_prompt in self.grown.prompts:
@@ -364,9 +364,9 @@ class _SetWriter:
             licences: set[str] = set()
             older: list[str] = []
             for parent in new_prompt.parents:
-                licences.update(known[parent].licences)
+                licences.update(by_id[parent].licences)
                 if parent not in new_ids:
-                    older += known[parent].parents
+                    older += by_id[parent].parents
             prompts.append(
                 replace(
                     new_prompt,
@@ -374,7 +374,7 @@ class _SetWriter:
                     licences=tuple(sorted(licences)),
                 )
             )
-            known[new_prompt.id] = prompts[-1]
+            by_id[new_prompt.id] = prompts[-1]
         if not prompts:
             raise ExamplesError(
                 f"examples.{self.name}: {self.grown.requests} requests gave no new "
@@ -418,7 +418,7 @@ class _SetWriter:
                 self.ask,
             )
             preferred = {
-                pair[0].asked.id: list(pair[::order])
+                pair[0].prompt.id: list(pair[::order])
                 for pair, order in zip(pairs, orders, strict=True)
                 if order
             }
@@ -428,7 +428,7 @@ class _SetWriter:
                 key=lambda draft: (-draft.reward, draft.number),
             )
             errors = [draft.error for draft in group if draft.error is not None]
-            prompt = group[0].asked
+            prompt = group[0].prompt
             if errors and (compare is not None or not usable):
                 outcome.errors[prompt.id] = errors[0]
                 continue
@@ -462,7 +462,23 @@ class _SetWriter:
         if not sufficient:
             return BELOW
         if section.gives == "pairs":
-            return self._take_pair(prompt, usable, outcome)
+            best = usable[0]
+            worst = usable[-1:] if section.chooses else []
+            rejected = worst[0].text if worst else best.first
+            if rejected == best.text or (
+                section.rewards and best.reward == usable[-1].reward
+            ):
+                return TIED
+            pair: Example = {
+                "prompt": list(prompt.messages),
+                "chosen": [answer_of(best.text)],
+                "rejected": [answer_of(rejected)],
+            }
+            if not self._keep(prompt, pair, [best, *worst], outcome):
+                return EXCLUDED
+            outcome.kept.append(best)
+            outcome.rejected += worst
+            return None
         kept = [
             draft
             for draft in sufficient[: section.best]
@@ -475,27 +491,6 @@ class _SetWriter:
         ]
         outcome.kept += kept
         return None if kept else EXCLUDED
-
-    def _take_pair(
-        self, prompt: Asked, usable: Sequence[Draft], outcome: _Made
-    ) -> str | None:
-        best = usable[0]
-        worst = usable[-1:] if self.section.chooses else []
-        rejected = worst[0].text if worst else best.first
-        if rejected == best.text or (
-            self.section.rewards and best.reward == usable[-1].reward
-        ):
-            return TIED
-        pair: Example = {
-            "prompt": list(prompt.messages),
-            "chosen": [answer_of(best.text)],
-            "rejected": [answer_of(rejected)],
-        }
-        if not self._keep(prompt, pair, [best, *worst], outcome):
-            return EXCLUDED
-        outcome.kept.append(best)
-        outcome.rejected += worst
-        return None
 
     def _keep(
         self,
@@ -555,7 +550,7 @@ class _SetWriter:
 
     def summary(self, made: _Made, drafts: Sequence[Draft]) -> MadeSet:
         """Summary for the report."""
-        sample = sorted(made.kept, key=lambda draft: (draft.asked.id, draft.number))
+        sample = sorted(made.kept, key=lambda draft: (draft.prompt.id, draft.number))
         sampled = sample[:SAMPLE_TEXTS]
         groups = {
             "all": [draft for draft in drafts if draft.usable],
@@ -585,12 +580,12 @@ class _SetWriter:
             ],
             texts=describe(
                 [draft.text[:SAMPLE_CHARACTERS] for draft in sampled],
-                [draft.asked.text[:SAMPLE_CHARACTERS] for draft in sampled],
+                [draft.prompt.text[:SAMPLE_CHARACTERS] for draft in sampled],
             ),
             rewards=rewards,
             principles=dict(principles),
             licences=sorted(
-                {licence for draft in made.kept for licence in draft.asked.licences}
+                {licence for draft in made.kept for licence in draft.prompt.licences}
             ),
             grown=None if self.grown is None else self.grown.counts(),
         )

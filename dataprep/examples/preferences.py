@@ -33,7 +33,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -166,26 +165,25 @@ def _split(chosen: list[Message], rejected: list[Message]) -> Example:
 
 
 def _transcripts(row: Row) -> Example:
-    return _split(*(_dialogue(key, row.get(key)) for key in WHOLE))
-
-
-def _dialogue(key: str, value: Any) -> list[Message]:
-    preamble, *parts = _TURN.split(text(key, value))
-    if preamble.strip() or not parts:
-        raise ValueError(
-            f"{key} is not a transcript: it must begin with a blank line and Human:"
-        )
-    messages: list[Message] = []
-    speakers = zip(parts[::2], parts[1::2], strict=True)
-    for number, (speaker, content) in enumerate(speakers, start=1):
-        role = _SPEAKERS[speaker]
-        if messages and messages[-1]["role"] == role:
+    dialogues: list[list[Message]] = []
+    for key in WHOLE:
+        preamble, *parts = _TURN.split(text(key, row.get(key)))
+        if preamble.strip() or not parts:
             raise ValueError(
-                f"{key}: turns {number - 1} and {number} are both the {role}'s"
+                f"{key} is not a transcript: it must begin with a blank line and Human:"
             )
-        content = text(f"{key}, turn {number} ({speaker})", content.strip())
-        messages.append({"role": role, "content": content})
-    return messages
+        messages: list[Message] = []
+        speakers = zip(parts[::2], parts[1::2], strict=True)
+        for number, (speaker, content) in enumerate(speakers, start=1):
+            role = _SPEAKERS[speaker]
+            if messages and messages[-1]["role"] == role:
+                raise ValueError(
+                    f"{key}: turns {number - 1} and {number} are both the {role}'s"
+                )
+            content = text(f"{key}, turn {number} ({speaker})", content.strip())
+            messages.append({"role": role, "content": content})
+        dialogues.append(messages)
+    return _split(*dialogues)
 
 
 def _scored(row: Row) -> Example:
@@ -196,10 +194,17 @@ def _scored(row: Row) -> Example:
         )
     question = "prompt" if "prompt" in row else "instruction"
     prompt = turns(question, row.get(question), "user")
-    answers = [
-        _answer(f"{key}, answer {number}", answer)
-        for number, answer in enumerate(row[key], start=1)
-    ]
+    answers = []
+    for number, answer in enumerate(row[key], start=1):
+        if isinstance(answer, dict):
+            text_key = first_key(answer, ANSWER_TEXTS)
+            if text_key is None:
+                raise ValueError(
+                    f"{key}, answer {number} has no text, under one of "
+                    f"{', '.join(ANSWER_TEXTS)}"
+                )
+            answer = answer[text_key]
+        answers.append(answer)
     raw_scores = row.get("scores")
     if not isinstance(raw_scores, list):
         raw_scores = [
@@ -251,15 +256,6 @@ def _labelled(row: Row) -> Example:
         raise ValueError("there is no message in front of the answer")
     check_answered("the conversation", prompt + answer)
     return {"prompt": prompt, "completion": answer, "label": row[label]}
-
-
-def _answer(where: str, answer: Any) -> Any:
-    if not isinstance(answer, dict):
-        return answer
-    key = first_key(answer, ANSWER_TEXTS)
-    if key is None:
-        raise ValueError(f"{where} has no text, under one of {', '.join(ANSWER_TEXTS)}")
-    return answer[key]
 
 
 DPO_FORMS: dict[str, Callable[[Row], Example]] = {

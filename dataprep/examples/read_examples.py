@@ -31,7 +31,6 @@ from typing import Any, Literal
 from gristmill.core.files import as_path, canonical_json
 from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.examples.conversations import (
-    SFT_FORMS,
     Example,
     Row,
     check_answered,
@@ -39,6 +38,7 @@ from gristmill.dataprep.examples.conversations import (
     form_of,
     refuse_media,
     sft_example,
+    sft_messages,
     turns,
     with_system,
     with_tools,
@@ -173,7 +173,7 @@ def prompt_example(
 
     Args:
         row: as read.
-        form: `prompts`, one of SFT_FORMS, or `auto`.
+        form: `prompts`, a form of `sft_messages`, or `auto`.
         answer: key of the reference answer.
         columns: keys whose values are kept under `columns`.
 
@@ -187,9 +187,16 @@ def prompt_example(
         key = first_key(row, PROMPT_KEYS) or PROMPT_KEYS[0]
         messages = turns(key, row.get(key), "user")
     else:
-        messages = SFT_FORMS[form](row)
+        messages = sft_messages(row, form)
     messages = with_system(row, messages)
-    reference = _answer(answer, row.get(answer))
+    value = row.get(answer)
+    reference: str | None = None
+    if isinstance(value, str) and value.strip():
+        reference = value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        reference = str(value)
+    elif value is not None:
+        raise ValueError(f"{answer} must be a text or a number, not {value!r}")
     if messages[-1]["role"] == "assistant":
         *messages, answer_message = messages
         reference = answer_message["content"] if reference is None else reference
@@ -244,16 +251,6 @@ def prompt_form_of(row: Row) -> str:
         ) from None
 
 
-def _answer(key: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, str) and value.strip():
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise ValueError(f"{key} must be a text or a number, not {value!r}")
-
-
 def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Example]:
     """Read the examples of a set, none of whose records may be quarantined; see
     `read_set`.
@@ -276,7 +273,8 @@ def read_set(
         path: JSON lines or a JSON array (.json, .jsonl, .gz, .zst, .bz2), Parquet, or
             `python-docs://`.
         kind: `sft`, `dpo` or `prompts`.
-        form: one of SFT_FORMS or DPO_FORMS, or `auto`: determined by each row's keys.
+        form: a form of `sft_messages` or `dpo_example`, or `auto`: determined by each
+            row's keys.
         limit: number of examples to keep, the first by id.
         max_quarantined: share of the records that may be quarantined.
         answer: for prompts, the key of the reference answer.

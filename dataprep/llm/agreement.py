@@ -54,7 +54,11 @@ def count_pairs(first: np.ndarray, second: np.ndarray) -> PairCounts:
     y = second[has_scores]
     rounded = np.rint(np.stack([x, y], axis=1)).astype(int).tolist()
     return {
-        "pairs": dict(Counter(f"{score} {other}" for score, other in rounded)),
+        "pairs": dict(
+            Counter(
+                f"{first_score} {second_score}" for first_score, second_score in rounded
+            )
+        ),
         "n": len(x),
         "x": float(x.sum()),
         "y": float(y.sum()),
@@ -67,15 +71,16 @@ def count_pairs(first: np.ndarray, second: np.ndarray) -> PairCounts:
 def agreement(counts: PairCounts) -> Agreement:
     """Statistics of the counts of `count_pairs`."""
     n = counts.get("n", 0)
+    result = Agreement(
+        documents=n,
+        same=None,
+        kappa=None,
+        weighted_kappa=None,
+        correlation=None,
+        difference=None,
+    )
     if not n:
-        return {
-            "documents": 0,
-            "same": None,
-            "kappa": None,
-            "weighted_kappa": None,
-            "correlation": None,
-            "difference": None,
-        }
+        return result
     pairs = {
         tuple(map(int, key.split())): number for key, number in counts["pairs"].items()
     }
@@ -97,14 +102,8 @@ def agreement(counts: PairCounts) -> Agreement:
     by_chance = float(expected.trace())
     distance = float((squared_distance * observed).sum())
     distance_by_chance = float((squared_distance * expected).sum())
-    result = Agreement(
-        documents=n,
-        same=same,
-        kappa=None,
-        weighted_kappa=None,
-        correlation=None,
-        difference=(counts["x"] - counts["y"]) / n,
-    )
+    result["same"] = same
+    result["difference"] = (counts["x"] - counts["y"]) / n
     if by_chance < 1:
         result["kappa"] = (same - by_chance) / (1 - by_chance)
     if distance_by_chance:

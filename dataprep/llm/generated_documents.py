@@ -183,13 +183,13 @@ class _Chosen:
 
     Attributes:
         parents: of the shard.
-        wanted: per new document the numbers of its parents (the first one leads), and
+        new_documents: for each, the numbers of its parents (the first one leads), and
             its own number.
         prompts: per new document its request, or the reason for having none.
     """
 
     parents: Sequence[Parent]
-    wanted: Sequence[tuple[tuple[int, ...], int]]
+    new_documents: Sequence[tuple[tuple[int, ...], int]]
     prompts: Sequence[Request | str]
 
 
@@ -351,11 +351,13 @@ class _Source:
             parents.append(Parent(bytes.fromhex(document), row["text"], licence))
             for number in range(self.section.per_document):
                 more_parents: list[int] = []
-                if others := self.section.others:
+                if other_count := self.section.others:
                     draws = np.random.default_rng(self._key(document, "others", number))
-                    most = min(len(rows), others + 1)
+                    most = min(len(rows), other_count + 1)
                     drawn = draws.choice(len(rows), most, replace=False).tolist()
-                    more_parents = [index for index in drawn if index != place][:others]
+                    more_parents = [index for index in drawn if index != place][
+                        :other_count
+                    ]
                 filled = {
                     **{key: row[key] for key in READS[1:]},
                     "text": texts[place],
@@ -384,13 +386,15 @@ class _Source:
         sample: list[tuple[str, str, str]] = []
         errors: list[Failure] = []
         counts: Counts = {
-            "read": len(chosen.wanted),
+            "read": len(chosen.new_documents),
             "kept": 0,
             "dropped": {},
             "quarantined": 0,
             "bytes_kept": 0,
         }
-        for (places, number), answer in zip(chosen.wanted, answers[0], strict=True):
+        for (places, number), answer in zip(
+            chosen.new_documents, answers[0], strict=True
+        ):
             child_parents = [chosen.parents[place] for place in places]
             first = child_parents[0]
             if answer.error is not None:

@@ -33,7 +33,7 @@ from gristmill.dataprep.conservation import (
     fit_histograms,
     histogram,
 )
-from gristmill.dataprep.documents import Inputs, annotate, write_table
+from gristmill.dataprep.documents import Inputs, annotate, as_numbers, write_table
 from gristmill.dataprep.jobs.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.llm.agreement import (
     Agreement,
@@ -232,8 +232,3 @@ def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:
     if kind in ("number", "integer"):
         values = [None if value is None else float(value) for value in values]
     return pa.array(values, ARROW[kind])
-
-
-def as_numbers(values: pa.Array) -> np.ndarray:
-    """Values as float64: NaN for null, 1 for true."""
-    return np.array(values.to_pylist(), np.float64)

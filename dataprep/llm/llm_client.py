@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict
 
 from gristmill.core.files import canonical_json
@@ -100,7 +101,7 @@ class _Endpoint:
     """Address, number of open requests, and the time until which it accepts none."""
 
     url: Any
-    shown: str
+    masked_url: str
     on_their_way: int = 0
     closed_until: float = 0.0
 
@@ -182,17 +183,37 @@ class Asking:
             # distinguishes the files of a folder from others
             self._identity = outside_listing("folder", model.folder)
         self._opened = ExitStack()
+        self._slots = asyncio.Semaphore(model.concurrency)
+        self._in_flight: dict[str, asyncio.Task[Completion]] = {}
+        self._reserved: dict[str, Spending] = {}
+        self._settled = asyncio.Condition()
+        self._ended: AskingError | None = None
+        self._end = asyncio.Event()
 
     def __enter__(self) -> Self:
         import httpx
 
         with ExitStack() as stack:
             served_model = stack.enter_context(served(self.model, self._context))
-            self._key = _api_key(served_model)
+            self._key = None
+            if (variable := served_model.api_key_env) is not None:
+                self._key = os.environ.get(variable, "").strip()
+                if not self._key:
+                    raise AskingError(
+                        f"`api_key_env` names ${variable}, which is not set here; set "
+                        "it in the environment of `gristmill run`"
+                    )
+                remember_secrets({"api_key": self._key})
+            work = self._context.work
+            # Spending adds up over all attempts at an output, whose name is the
+            # answers' owner. A step may run inside another one.
+            step_work = next(
+                (path for path in (work, *work.parents) if path.name == "work"), work
+            )
             self._kept = KeptAnswers(
-                self._context.answers or self._context.work / "answers",
+                self._context.answers or work / "answers",
                 settings_of(self.model, self._identity),
-                self._owner(),
+                step_work.parent.name.replace("~", "-") or self._context.stage,
             )
             stack.callback(self._kept.close)
             self.tally.spent = self._kept.spent
@@ -206,12 +227,6 @@ class Asking:
                 for url in served_model.endpoints
             ]
             self._loop = asyncio.new_event_loop()
-            self._slots = asyncio.Semaphore(self.model.concurrency)
-            self._in_flight: dict[str, asyncio.Task[Completion]] = {}
-            self._reserved: dict[str, Spending] = {}
-            self._settled = asyncio.Condition()
-            self._ended: AskingError | None = None
-            self._end = asyncio.Event()
             thread = threading.Thread(
                 target=self._loop.run_forever, name="asking", daemon=True
             )
@@ -262,15 +277,6 @@ class Asking:
         thread.join()
         self._loop.close()
 
-    def _owner(self) -> str:
-        """Name of the output being made; its spending adds up over all attempts."""
-        work = self._context.work
-        # A step may run inside another one.
-        step_work = next(
-            (folder for folder in (work, *work.parents) if folder.name == "work"), work
-        )
-        return step_work.parent.name.replace("~", "-") or self._context.stage
-
     def _body(self, messages: Sequence[Message], request: Request) -> bytes:
         model = self.model
         body: dict[str, object] = {
@@ -306,10 +312,7 @@ class Asking:
         remaining = iter(requests)
         try:
             while True:
-                while (
-                    len(window) < window_size
-                    and (request := next(remaining, None)) is not None
-                ):
+                for request in islice(remaining, window_size - len(window)):
                     window.append(self._begin(request))
                 if not window:
                     break
@@ -457,7 +460,18 @@ class Asking:
         wait = FIRST_WAIT_SECONDS
         endpoint: _Endpoint | None = None
         while True:
-            endpoint = self._choose(endpoint)
+            # The endpoint that opens first and has the fewest requests; not the last
+            # one again, unless it is the only one.
+            now = time.monotonic()
+            last = endpoint
+            endpoint = min(
+                self._endpoints,
+                key=lambda candidate: (
+                    candidate is last,
+                    max(candidate.closed_until, now),
+                    candidate.on_their_way,
+                ),
+            )
             if (seconds_closed := endpoint.closed_until - time.monotonic()) > 0:
                 await self._pause(seconds_closed)
             problem, retry_after = await self._try(endpoint, body)
@@ -467,7 +481,7 @@ class Asking:
             pause = max(retry_after, random.uniform(0, wait))
             seconds = time.monotonic() - start
             if seconds + pause > self.model.patience_seconds:
-                problem = f"no answer from {endpoint.shown} within {seconds:,.0f} s: {problem}"
+                problem = f"no answer from {endpoint.masked_url} within {seconds:,.0f} s: {problem}"
                 if retry_after > self.model.patience_seconds:
                     problem += (
                         f", which wants to be asked again in {retry_after:,.0f} s"
@@ -494,20 +508,6 @@ class Asking:
             return
         assert self._ended is not None
         raise self._ended
-
-    def _choose(self, tried: _Endpoint | None) -> _Endpoint:
-        """Endpoint that opens first and has the fewest requests; not the last tried,
-        unless it is the only one.
-        """
-        now = time.monotonic()
-        return min(
-            self._endpoints,
-            key=lambda endpoint: (
-                endpoint is tried,
-                max(endpoint.closed_until, now),
-                endpoint.on_their_way,
-            ),
-        )
 
     async def _try(
         self, endpoint: _Endpoint, body: bytes
@@ -562,7 +562,7 @@ class Asking:
             return f"{status} {message}", retry_after
         if status in REFUSED:
             raise _RefusedError(
-                f"{endpoint.shown} refuses the request: {status} {message}"
+                f"{endpoint.masked_url} refuses the request: {status} {message}"
             )
         key = self.model.api_key_env
         remedies = {
@@ -576,7 +576,7 @@ class Asking:
             f"{self.model.called!r}",
         }
         raise AskingError(
-            f"{self._context.stage}: {endpoint.shown} refuses all requests: {status} "
+            f"{self._context.stage}: {endpoint.masked_url} refuses all requests: {status} "
             f"{message}; {remedies.get(status, 'correct `endpoint`')}"
         )
 
@@ -616,21 +616,3 @@ def _further_documents(stored: Completion, request: Request) -> str:
         for document in (request.about or "").split()
         if document != stored.get("of")
     )
-
-
-def _api_key(model: AskedModel) -> str | None:
-    """API key, which is masked in all output from now on.
-
-    Raises:
-        AskingError: the variable is not set.
-    """
-    if model.api_key_env is None:
-        return None
-    key = os.environ.get(model.api_key_env, "").strip()
-    if not key:
-        raise AskingError(
-            f"`api_key_env` names ${model.api_key_env}, which is not set here; set it "
-            "in the environment of `gristmill run`"
-        )
-    remember_secrets({"api_key": key})
-    return key

@@ -11,10 +11,10 @@ from typing import TypedDict
 import numpy as np
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.documents import Inputs
+from gristmill.dataprep.documents import Inputs, as_numbers
 from gristmill.dataprep.llm.agreement import Agreement, agreement, count_pairs
 from gristmill.dataprep.llm.batch_requests import ShardPrompts, ask_shards
-from gristmill.dataprep.llm.judge import GIVEN, as_numbers, column_of, read_prompts
+from gristmill.dataprep.llm.judge import GIVEN, column_of, read_prompts
 from gristmill.dataprep.llm.llm_client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import read_template
 from gristmill.dataprep.llm.prompting import Answer

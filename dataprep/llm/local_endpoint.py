@@ -57,7 +57,7 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
     key = os.environ.setdefault(API_KEY_VARIABLE, secrets.token_urlsafe(KEY_BYTES))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
-    command = _vllm(model, port) if model.server == "vllm" else _gristmill(model, port)
+    command = _server_command(model, port)
     with (context.work / LOG).open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", __name__, str(os.getpid()), *command],
@@ -78,25 +78,17 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
             end_session(child, END_SECONDS)
 
 
-def _gristmill(model: AskedModel, port: int) -> list[str]:
-    if find_spec("torch") is None:
-        raise ServerError(
-            f"the model in {model.folder} needs torch, which is not installed; install "
-            "it with: pip install 'gristmill[train]', or give the `endpoint` of a "
-            "server instead of `folder`"
-        )
-    batch = min(model.concurrency, MOST_AT_ONCE)
-    return [
-        sys.executable,
-        "-m",
-        SERVER_MODULE,
-        str(model.folder),
-        str(port),
-        str(batch),
-    ]
-
-
-def _vllm(model: AskedModel, port: int) -> list[str]:
+def _server_command(model: AskedModel, port: int) -> list[str]:
+    folder = str(model.folder)
+    if model.server != "vllm":
+        if find_spec("torch") is None:
+            raise ServerError(
+                f"the model in {folder} needs torch, which is not installed; install "
+                "it with: pip install 'gristmill[train]', or give the `endpoint` of a "
+                "server instead of `folder`"
+            )
+        batch = min(model.concurrency, MOST_AT_ONCE)
+        return [sys.executable, "-m", SERVER_MODULE, folder, str(port), str(batch)]
     sibling = Path(sys.executable).with_name("vllm")
     program = str(sibling) if sibling.exists() else shutil.which("vllm")
     if program is None:
@@ -108,7 +100,7 @@ def _vllm(model: AskedModel, port: int) -> list[str]:
     return [
         program,
         "serve",
-        str(model.folder),
+        folder,
         "--host",
         "127.0.0.1",
         "--port",
@@ -130,30 +122,22 @@ def _wait(
     import httpx
 
     end = time.monotonic() + START_SECONDS
+    problem = f"does not answer after {START_SECONDS:g} s"
     with httpx.Client(trust_env=False, timeout=5.0) as client:
         while time.monotonic() < end:
             if (status := child.poll()) is not None:
-                raise ServerError(
-                    f"the server of {model.folder} ended (status "
-                    f"{status}): {_last(log)}"
-                )
+                problem = f"ended (status {status})"
+                break
             try:
                 if client.get(f"http://127.0.0.1:{port}/health").is_success:
                     return
             except httpx.HTTPError:
                 pass
             time.sleep(LOOK_SECONDS)
+    last_lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+    output = " | ".join(line.strip() for line in last_lines if line.strip())
     raise ServerError(
-        f"the server of {model.folder} does not answer after "
-        f"{START_SECONDS:g} s: {_last(log)}"
-    )
-
-
-def _last(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
-    return (
-        " | ".join(line.strip() for line in lines[-SHOWN_LINES:] if line.strip())
-        or f"see {log}"
+        f"the server of {model.folder} {problem}: {output or f'see {log}'}"
     )
 
 

@@ -223,7 +223,8 @@ def send_anchors(task: ShardTask, plan: SubstringsPlan) -> Sending[Numbers]:
     texts, _ = plan.read(task)
     windows = find_windows(texts.texts, plan.section.min_words)
     anchors, copies = np.unique(
-        windows.hashes[find_anchors(windows, plan.spread)], return_counts=True
+        windows.hashes[find_anchors(windows.hashes, windows.offsets, plan.spread)],
+        return_counts=True,
     )
     shard = np.full(len(anchors), task.payload["shard"])
     rows = pa.table({"hash": anchors, "copies": copies, "shard": shard})
@@ -280,11 +281,11 @@ def windows_near_repeats(
         repeated: repeated anchors by shard.
     """
     windows = find_windows(texts, plan.section.min_words)
-    anchors = np.flatnonzero(find_anchors(windows, plan.spread))
+    anchors = np.flatnonzero(find_anchors(windows.hashes, windows.offsets, plan.spread))
     repeated_hashes = _by_hash(repeated, task.payload["shard"])["hash"]
     marked = np.zeros(len(windows.hashes), bool)
     marked[anchors[find_hashes(repeated_hashes, windows.hashes[anchors]) >= 0]] = True
-    return windows, np.flatnonzero(near(windows, marked, plan.spread - 1))
+    return windows, np.flatnonzero(near(windows.offsets, marked, plan.spread - 1))
 
 
 def find_repeated_windows(

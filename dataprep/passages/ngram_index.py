@@ -137,15 +137,6 @@ def _word_slot(
 
 
 @kernel
-def _hash_words(words: np.ndarray, begin: int, length: int) -> np.uint64:
-    value = np.uint64(length)
-    for word in words[begin : begin + length]:
-        value = (value ^ np.uint64(word)) * _ODD
-        value ^= value >> np.uint64(32)
-    return fmix64(value)
-
-
-@kernel
 def _ngram_slot(
     words: np.ndarray,
     begin: int,
@@ -158,8 +149,12 @@ def _ngram_slot(
     """Slot of the n-gram `words[begin:begin + length]` in the table, or the free slot
     for it.
     """
+    value = np.uint64(length)
+    for word in words[begin : begin + length]:
+        value = (value ^ np.uint64(word)) * _ODD
+        value ^= value >> np.uint64(32)
     mask = np.uint64(len(table) - 1)
-    slot = _hash_words(words, begin, length) & mask
+    slot = fmix64(value) & mask
     while True:
         ngram = table[slot]
         if ngram < 0:

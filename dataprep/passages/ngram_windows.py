@@ -57,20 +57,6 @@ def find_windows(texts: pa.Array | pa.ChunkedArray, length: int) -> Windows:
     return Windows(*_find_windows(data, offsets, code_point_flags(), length))
 
 
-def find_anchors(windows: Windows, spread: int) -> np.ndarray:
-    """Mask of anchors (bool): at least one of any `spread` consecutive windows, and one
-    of a text with fewer.
-    """
-    return _find_anchors(windows.hashes, windows.offsets, spread)
-
-
-def near(windows: Windows, marked: np.ndarray, distance: int) -> np.ndarray:
-    """Mask of windows within `distance` windows of a marked window of the same text
-    (bool).
-    """
-    return _near(windows.offsets, marked, distance)
-
-
 @kernel
 def _find_windows(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, length: int
@@ -126,7 +112,13 @@ def _find_windows(
 
 
 @kernel
-def _find_anchors(hashes: np.ndarray, offsets: np.ndarray, spread: int) -> np.ndarray:
+def find_anchors(hashes: np.ndarray, offsets: np.ndarray, spread: int) -> np.ndarray:
+    """Mask of anchors (bool): at least one of any `spread` consecutive windows, and one
+    of a text with fewer.
+
+    Args:
+        hashes, offsets: as in `Windows`.
+    """
     anchors = np.zeros(len(hashes), np.bool_)
     for text in range(len(offsets) - 1):
         first = offsets[text]
@@ -146,7 +138,14 @@ def _find_anchors(hashes: np.ndarray, offsets: np.ndarray, spread: int) -> np.nd
 
 
 @kernel
-def _near(offsets: np.ndarray, marked: np.ndarray, distance: int) -> np.ndarray:
+def near(offsets: np.ndarray, marked: np.ndarray, distance: int) -> np.ndarray:
+    """Mask of windows within `distance` windows of a marked window of the same text
+    (bool).
+
+    Args:
+        offsets: as in `Windows`.
+        marked: bool per window.
+    """
     is_near = np.zeros(len(marked), np.bool_)
     for text in range(len(offsets) - 1):
         first = offsets[text]

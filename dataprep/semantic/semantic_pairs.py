@@ -15,11 +15,6 @@ KEPT_AT_ONCE = 16_384
 """Kept rows that BLOCK rows are compared with at a time: 67 MB of cosines."""
 
 
-def least_cosine(threshold: float) -> float:
-    """Least cosine that, rounded to thousandths, reaches the threshold."""
-    return (math.ceil(threshold * GRID - 1e-6) - 0.5) / GRID
-
-
 def survivors_in_order(
     vectors: np.ndarray, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +33,8 @@ def survivors_in_order(
         the survivor of each document, int64 of shape (n,); and the cosine with it,
         rounded to thousandths, float64, 1 for a kept document.
     """
-    least = least_cosine(threshold)
+    # the least cosine that, rounded to thousandths, reaches the threshold
+    least = (math.ceil(threshold * GRID - 1e-6) - 0.5) / GRID
     survivor = np.arange(len(vectors))
     cosine = np.ones(len(vectors))
     kept = np.empty(0, np.int64)

@@ -35,7 +35,13 @@ from gristmill.dataprep.conservation import (
     fit_histograms,
     histogram,
 )
-from gristmill.dataprep.documents import Inputs, Remarks, read_table, write_table
+from gristmill.dataprep.documents import (
+    Inputs,
+    Remarks,
+    as_numbers,
+    read_table,
+    write_table,
+)
 from gristmill.dataprep.jobs.tasks import (
     Done,
     ShardTask,
@@ -277,9 +283,15 @@ def measure(
                     for name in announced
                 }
             )
-    columns = {
-        name: _join(section, name, [part[name] for part in parts]) for name in announced
-    }
+    columns: dict[str, pa.Array] = {}
+    for name in announced:
+        arrays = [part[name] for part in parts]
+        kind = common_type(section, name, [array.type for array in arrays])
+        columns[name] = (
+            pa.concat_arrays([array.cast(kind) for array in arrays])
+            if arrays
+            else pa.nulls(0)
+        )
     return Measured(columns, errors, decides)
 
 
@@ -400,13 +412,6 @@ def _array(function: DocumentFunction, name: str, value: Any, rows: int) -> pa.A
     return column
 
 
-def _join(section: OwnAnnotate, name: str, parts: Sequence[pa.Array]) -> pa.Array:
-    kind = common_type(section, name, [part.type for part in parts])
-    return (
-        pa.concat_arrays([part.cast(kind) for part in parts]) if parts else pa.nulls(0)
-    )
-
-
 def common_type(
     section: OwnAnnotate, name: str, types: Iterable[pa.DataType]
 ) -> pa.DataType:
@@ -429,14 +434,6 @@ def common_type(
 def is_number(kind: pa.DataType) -> bool:
     """Test if columns of a type have thresholds and histograms; True is 1."""
     return not pa.types.is_string(kind)
-
-
-def as_numbers(values: pa.Array) -> np.ndarray:
-    """Convert a column to float64, with NaN for null."""
-    numbers: np.ndarray = pc.fill_null(values.cast(pa.float64()), math.nan).to_numpy(
-        zero_copy_only=False
-    )
-    return numbers
 
 
 def judge(
@@ -483,18 +480,17 @@ def compare_calls(
         for row, first_value, second_value in zip(
             good, measured.columns[name].to_pylist(), values.to_pylist(), strict=False
         ):
-            if not _alike(first_value, second_value):
+            is_equal = first_value == second_value
+            if isinstance(first_value, float) and isinstance(second_value, float | int):
+                is_equal = math.isclose(
+                    first_value, second_value, rel_tol=LIKE, abs_tol=LIKE
+                )
+            if not is_equal:
                 return (
                     f"two calls with document {read.shown(row)} gave {first_value!r} "
                     f"and {second_value!r} as {name!r}"
                 )
     return None
-
-
-def _alike(first: Any, second: Any) -> bool:
-    if isinstance(first, float) and isinstance(second, float | int):
-        return math.isclose(first, second, rel_tol=LIKE, abs_tol=LIKE)
-    return bool(first == second)
 
 
 def unite_types(

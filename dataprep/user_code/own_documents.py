@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -315,32 +315,25 @@ def read_judged_columns(
     judged = judged_rows(kept_shard.documents, kept_shard.rows, sources)
     row_numbers = pa.array(judged)
     rows = kept_shard.documents.take(row_numbers)
-    measured = [name for name in reads if name not in DOCUMENT_COLUMNS]
-    step_columns = (
-        Corpus(inputs).read(shard, measured, kept=None).take(row_numbers)
-        if measured
-        else None
-    )
     # `keep` preserves the number of rows, which a table without columns would not have.
-    columns = {"keep": pa.nulls(len(rows))}
+    columns: dict[str, Column] = {"keep": pa.nulls(len(rows))}
+    measured = [name for name in reads if name not in DOCUMENT_COLUMNS]
+    if measured:
+        table = Corpus(inputs).read(shard, measured, kept=None).take(row_numbers)
     for name in reads:
-        columns[name] = (
-            step_columns[name]
-            if step_columns is not None and name in measured
-            else _column(rows, name)
-        )
+        if name in measured:
+            columns[name] = table[name]
+        elif name == "id":
+            columns[name] = hex_ids(rows[name])
+        elif name == "url":
+            columns[name] = urls_of(rows)
+        elif name == "source":
+            columns[name] = rows[name].cast(pa.string())
+        else:
+            columns[name] = rows[name]
     return JudgedColumns(
         kept_shard.documents, kept_shard.rows, judged, pa.table(columns)
     )
-
-
-def _column(rows: pa.Table, name: str) -> Column:
-    """Column of the documents in the form for functions."""
-    if name == "id":
-        return hex_ids(rows[name])
-    if name == "url":
-        return urls_of(rows)
-    return rows[name].cast(pa.string()) if name == "source" else rows[name]
 
 
 @dataclass(frozen=True)
@@ -366,8 +359,20 @@ def call_on(
     If a batch raises, the function is called on each of its documents alone.
     """
     if function.batch is None:
-        for values in _values(function, given):
-            yield _call(function, values, limit)
+        columns: list[Iterable[Any]] = []
+        for name in function.reads:
+            values = _python_values(given[name])
+            if name == "metadata":
+                # parsed one by one; an undecodable text is an error in its place
+                columns.append(
+                    json.loads(text) if isinstance(text, str) else text
+                    for text in values
+                )
+            else:
+                columns.append(values)
+        rows = zip(*columns, strict=True) if columns else iter([()] * len(given))
+        for arguments in rows:
+            yield _call(function, arguments, limit)
         return
     result = _call(function, [_batch(function, given)], limit, len(given))
     if result.error is None or len(given) == 1:
@@ -404,35 +409,15 @@ def _batch(
     return pa.RecordBatch.from_arrays(columns, names=table.column_names)
 
 
-def _values(
-    function: DocumentFunction, documents: pa.Table
-) -> Iterator[tuple[Any, ...]]:
-    """Arguments of a function for each document; an error in place of a text that is
-    not UTF-8.
-    """
-    columns = [
-        map(_metadata, _texts(documents[name]))
-        if name == "metadata"
-        else _texts(documents[name])
-        for name in function.reads
-    ]
-    return zip(*columns, strict=True) if columns else iter([()] * len(documents))
-
-
-def _texts(column: pa.ChunkedArray) -> list[Any]:
+def _python_values(column: pa.ChunkedArray) -> list[Any]:
+    """Values of a column, with an error in place of a text that is not UTF-8."""
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
-        values = [_value(scalar) for scalar in column]
+        values = []
+        for scalar in column:
+            try:
+                values.append(scalar.as_py())
+            except UnicodeDecodeError as error:
+                values.append(error)
     return values
-
-
-def _value(scalar: pa.Scalar) -> Any:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError as error:
-        return error
-
-
-def _metadata(text: Any) -> Any:
-    return json.loads(text) if isinstance(text, str) else text

@@ -26,7 +26,12 @@ import pyarrow as pa
 
 from gristmill.core.files import as_path, is_local
 from gristmill.dataprep.annotate_batches import spread
-from gristmill.dataprep.documents import annotation_stages, read_table, shard_names
+from gristmill.dataprep.documents import (
+    annotation_stages,
+    as_numbers,
+    read_table,
+    shard_names,
+)
 from gristmill.dataprep.reading.document_shards import ShardWriter
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_pages
 from gristmill.dataprep.reading.ingest import DEFAULT_EXTRACTOR, own_records, reading_of
@@ -523,7 +528,7 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTr
                     function, step, read, measured, limit
                 )
                 numbers = {
-                    name: annotate.as_numbers(values)
+                    name: as_numbers(values)
                     for name, values in measured.columns.items()
                     if annotate.is_number(values.type)
                 }

@@ -516,7 +516,8 @@ def test_anchors_are_the_last_minimum_of_every_row_of_windows(
                 + at
                 + max(place for place, value in enumerate(row) if value == min(row))
             )
-    assert set(np.flatnonzero(find_anchors(windows, spread)).tolist()) == expected
+    anchors = find_anchors(windows.hashes, windows.offsets, spread)
+    assert set(np.flatnonzero(anchors).tolist()) == expected
 
 
 @settings(deadline=None)
@@ -535,7 +536,7 @@ def test_near_marks_windows_of_the_same_text_within_the_distance(
         for text in texts
         for at in range(len(text))
     ]
-    assert near(windows, marked, distance).tolist() == expected
+    assert near(windows.offsets, marked, distance).tolist() == expected
 
 
 @settings(deadline=None)
