@@ -176,16 +176,16 @@ def run_in_flow(
     def run() -> str:
         return _run(session, stages, force, subscribers, server)
 
-    shown: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "manifest": session.manifest_file,
         "overrides": tuple(masked["overrides"]),
         "store": masked["store"],
     }
     if len(stages) == 1 and list(session.plan) != stages:
-        shown |= {"stage": stages[0], "force": bool(force)}
-        return as_path(call_in_flow(gristmill_stage, shown, run))
-    shown |= {"until": list(session.plan)[-1], "force": tuple(sorted(force))}
-    return as_path(call_in_flow(gristmill, shown, run))
+        parameters |= {"stage": stages[0], "force": bool(force)}
+        return as_path(call_in_flow(gristmill_stage, parameters, run))
+    parameters |= {"until": list(session.plan)[-1], "force": tuple(sorted(force))}
+    return as_path(call_in_flow(gristmill, parameters, run))
 
 
 def call_in_flow(

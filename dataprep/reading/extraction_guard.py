@@ -50,7 +50,7 @@ START_SECONDS = 120.0
 READ_BYTES = 1 << 16
 
 
-class ExtractorError(RuntimeError):
+class ExtractorError(ValueError):
     """The extracting process cannot be started."""
 
 

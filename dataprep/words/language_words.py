@@ -38,7 +38,7 @@ ANY_LANGUAGE = "xx"
 """spaCy's rules for all languages."""
 
 
-class NoTokenizerError(RuntimeError):
+class NoTokenizerError(ImportError):
     """`words: language` needs a library that is not installed."""
 
 

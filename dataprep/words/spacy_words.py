@@ -58,7 +58,7 @@ MOST_WORDS, MOST_HYPHENS = 8, 2
 EXCEPTION_BITS = 18
 
 
-class NoSpacyError(RuntimeError):
+class NoSpacyError(ImportError):
     """`words: exact` needs spaCy."""
 
 

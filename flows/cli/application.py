@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 EXIT_STAGE_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-FAILURES = ("StageFailedError", "LeaseLostError", "ConservationError")
-"""Errors of work that had begun, with another exit code than those of wrong input."""
 STORAGE_LIBRARIES = tuple(
     "adlfs aiobotocore aiohttp azure botocore gcsfs google requests s3fs".split()
 )
@@ -51,7 +49,8 @@ class WholeSentences(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error that the user can mend ends it with a message
-        instead of a traceback.
+        instead of a traceback: a RuntimeError with the exit code of a failure, any
+        other error with that of wrong input.
         """
         try:
             with masked_output():
@@ -62,7 +61,7 @@ class WholeSentences(TyperGroup):
             message = why_refused(error)
             if message is None:
                 raise
-            is_failure = type(error).__name__ in FAILURES
+            is_failure = isinstance(error, RuntimeError)
             fail(message, EXIT_STAGE_FAILED if is_failure else EXIT_USAGE)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -320,15 +319,14 @@ def print_json(value: Any) -> None:
 
     def plain(value: Any) -> Any:
         if is_dataclass(value) and not isinstance(value, type):
-            return asdict(value, dict_factory=_json_object)
+            return {
+                field.name.rstrip("_"): getattr(value, field.name)
+                for field in fields(value)
+            }
         return str(value)
 
     text = json.dumps(value, indent=1, ensure_ascii=False, default=plain)
     echo(text.translate(_ESCAPES))
-
-
-def _json_object(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name.rstrip("_"): value for name, value in items}
 
 
 _ESCAPES = {

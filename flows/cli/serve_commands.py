@@ -7,12 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from gristmill.flows.cli.application import (
-    EXIT_STAGE_FAILED,
-    StoreOption,
-    app,
-    fail,
-)
+from gristmill.flows.cli.application import StoreOption, app, fail
 from gristmill.flows.cli.completion import complete_manifest
 
 ManifestsArgument = Annotated[
@@ -46,9 +41,7 @@ def serve(
     started there.
     """
     require_prefect()
-    from gristmill.flows.orchestration.serving import (
-        serve_deployments,
-    )
+    from gristmill.flows.orchestration.serving import serve_deployments
 
     check_manifests(manifests or [])
     serve_deployments(limit, manifests or [], allow_open_server)
@@ -86,23 +79,13 @@ def up(
     """
     require_prefect()
     from gristmill.core.store import store_at
-    from gristmill.flows.orchestration.server_settings import DatabaseError
-    from gristmill.flows.orchestration.serving import (
-        NoServerError,
-        PortTakenError,
-        up_and_serve,
-    )
+    from gristmill.flows.orchestration.serving import up_and_serve
 
     check_manifests(manifests or [])
     opened_store = store_at(store)
     if store is not None:  # runs started in Prefect's UI read it
         os.environ["GRISTMILL_STORE"] = store
-    try:
-        up_and_serve(port, limit, opened_store, database, manifests or [])
-    except (DatabaseError, PortTakenError) as error:
-        fail(str(error))
-    except NoServerError as error:
-        fail(str(error), EXIT_STAGE_FAILED)
+    up_and_serve(port, limit, opened_store, database, manifests or [])
 
 
 def require_prefect() -> None:

@@ -183,9 +183,21 @@ def show(trial: StepTrial | ReaderTrial, workers: int) -> None:
     from gristmill.flows.running.terminal import plain_console
 
     if isinstance(trial, ReaderTrial):
-        lines, count, unit = _reader_lines(trial), trial.records, "records"
+        count = trial.records
+        unit = "records"
+        lines = [
+            f"\n{trial.records:,} records: {trial.documents:,} documents, "
+            f"{trial.empty:,} without text, {len(trial.quarantined):,} quarantined"
+        ]
+        for document in trial.shown:
+            lines.append(f"  {document.locator} {document.metadata}")
+            lines.append(f"    {_short(document.text)}")
+        for failure in trial.quarantined[:3]:
+            lines.append(f"  record {failure.record}: {failure.error}")
     else:
-        lines, count, unit = _step_lines(trial), trial.documents, "documents"
+        count = trial.documents
+        unit = "documents"
+        lines = list(_step_lines(trial))
     console = plain_console()
     console.print(
         f"{trial.function} ({trial.kind}) on {trial.documents:,} documents: {trial.on}"
@@ -198,17 +210,18 @@ def show(trial: StepTrial | ReaderTrial, workers: int) -> None:
     if count:
         rate = count / max(trial.seconds, 1e-9)
         console.print(f"\n{rate:,.0f} {unit} per second in one process")
-        whole = trial.whole
-        if whole.seconds is None:
+        estimate = trial.whole
+        if estimate.seconds is None:
             console.print(f"the total number of {unit} is unknown")
             return
         time = "less than a second"
-        if whole.seconds >= 1:
-            time = duration(whole.seconds)
+        if estimate.seconds >= 1:
+            time = duration(estimate.seconds)
             if workers > 1:
-                time += f", with {workers} workers {duration(whole.seconds / workers)}"
-        about = "" if whole.is_exact else "about "
-        console.print(f"all {about}{whole.documents:,} would take {time}")
+                seconds = estimate.seconds / workers
+                time += f", with {workers} workers {duration(seconds)}"
+        about = "" if estimate.is_exact else "about "
+        console.print(f"all {about}{estimate.documents:,} would take {time}")
 
 
 def _step_lines(trial: StepTrial) -> Iterator[str]:
@@ -257,18 +270,6 @@ def _step_lines(trial: StepTrial) -> Iterator[str]:
         yield f"\nwould quarantine {trial.errors.total:,} of {trial.documents:,}"
         for failure in trial.errors.shown:
             yield f"  {failure.locator}: {failure.error}"
-
-
-def _reader_lines(trial: ReaderTrial) -> Iterator[str]:
-    yield (
-        f"\n{trial.records:,} records: {trial.documents:,} documents, "
-        f"{trial.empty:,} without text, {len(trial.quarantined):,} quarantined"
-    )
-    for document in trial.shown:
-        yield f"  {document.locator} {document.metadata}"
-        yield f"    {_short(document.text)}"
-    for failure in trial.quarantined[:3]:
-        yield f"  record {failure.record}: {failure.error}"
 
 
 def _value(value: Any) -> str:

@@ -107,13 +107,12 @@ def evaluate_folder(
     import torch
 
     from gristmill.dataprep.llm.llm_client import AskingError
-    from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError
-    from gristmill.dataprep.reading.sources import SourceError
+    from gristmill.dataprep.llm.local_endpoint import ServerError
     from gristmill.flows.running.missing_libraries import is_installed, sentence_of
     from gristmill.train.evaluation.answering import answer_tasks, open_reader
     from gristmill.train.evaluation.red_teaming import red_teaming
     from gristmill.train.evaluation.suites import answer_suite, read_suite
-    from gristmill.train.evaluation.tasks import TaskError, read_task
+    from gristmill.train.evaluation.tasks import read_task
     from gristmill.train.models.weights import load_model
     from gristmill.train.parallel.process_groups import make_deterministic
 
@@ -154,14 +153,7 @@ def evaluate_folder(
                 if team is not None:
                     summaries[RED_TEAM] = team.ask(reader, "model", chat)
                 return summaries
-    except (
-        FileNotFoundError,
-        ValueError,
-        TaskError,
-        EvaluationSetError,
-        SourceError,
-        AskingError,
-    ) as error:
+    except (FileNotFoundError, ValueError, AskingError, ServerError) as error:
         raise EvaluationError(str(error)) from error
 
 

@@ -4,7 +4,6 @@ folder, or a manifest's last model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,9 +56,19 @@ def find_model(model: str, tokenizer: str | None) -> ModelFolders:
         )
     if tokenizer is not None:
         return ModelFolders(folder, _without_code(as_path(tokenizer)))
-    for candidate in (folder, *_recorded_tokenizers(folder)):
-        if (candidate / TOKENIZER).exists():
-            return ModelFolders(folder, _without_code(candidate))
+    if (folder / TOKENIZER).exists():
+        return ModelFolders(folder, _without_code(folder))
+    for parent in list(folder.parents)[:2]:
+        record = parent / "stage.json"
+        inputs = read_inputs(read_json(record)) if record.exists() else {}
+        if TOKENIZER_STAGE in inputs:
+            recorded = inputs[TOKENIZER_STAGE]
+            # in the same store, if that was moved
+            name = recorded.parent.name
+            moved = parent.parent.parent / TOKENIZER_STAGE / name / "data"
+            for candidate in (recorded, moved):
+                if (candidate / TOKENIZER).exists():
+                    return ModelFolders(folder, _without_code(candidate))
     raise ModelNotFoundError(
         f"{folder} has no {TOKENIZER}, and no record of the stage that trained the "
         "model; copy its tokenizer's files there, or name their folder with --tokenizer"
@@ -116,16 +125,3 @@ def _without_code(tokenizer: Path) -> Path:
             "manifest instead of the folder, or export the model"
         )
     return tokenizer
-
-
-def _recorded_tokenizers(folder: Path) -> Iterator[Path]:
-    """Folders of the tokenizer in the record of a model's stage: as recorded, and in
-    the same store if it was moved.
-    """
-    for parent in list(folder.parents)[:2]:
-        record = parent / "stage.json"
-        inputs = read_inputs(read_json(record)) if record.exists() else {}
-        if TOKENIZER_STAGE in inputs:
-            recorded = inputs[TOKENIZER_STAGE]
-            yield recorded
-            yield parent.parent.parent / TOKENIZER_STAGE / recorded.parent.name / "data"

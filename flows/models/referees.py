@@ -147,15 +147,11 @@ def referee(model: ModelFolders) -> list[Finding]:
         reader = open_reader(load_model(folder), folder)
         findings: list[Finding] = []
         for name, modules, ask in REFEREES:
-            if _installed(modules):
+            if all(find_spec(module) is not None for module in modules):
                 findings += ask(reader, folder, work)
             else:
                 findings.append(Finding(name, "-"))
         return findings
-
-
-def _installed(modules: Sequence[str]) -> bool:
-    return all(find_spec(module) is not None for module in modules)
 
 
 def _theirs(folder: Path) -> tuple[Any, Any]:

@@ -49,7 +49,7 @@ with an @.
 """
 
 
-class DatabaseError(RuntimeError):
+class DatabaseError(ValueError):
     """A database that Prefect's server cannot use; the message names its location,
     never the password.
     """
@@ -100,11 +100,10 @@ def check_database(url: str | None) -> str | None:
     match = _POSTGRESQL.fullmatch(connection.partition("://")[2])
     if not connection.startswith("postgresql") or match is None:
         return None
-    location = (
-        f"PostgreSQL at {match['place']}"
-        if match["place"][0] != "/"
-        else f"PostgreSQL, {match['place'][1:]}"
-    )
+    user = match["user"] or "the default user"
+    location = f"PostgreSQL at {match['place']}"
+    if match["place"][0] == "/":
+        location = f"PostgreSQL, {match['place'][1:]}"
     try:
         # In a new thread, as the caller's may run an event loop.
         with ThreadPoolExecutor(1) as thread:
@@ -116,9 +115,15 @@ def check_database(url: str | None) -> str | None:
             "and port, and that this machine may connect"
         ) from error
     except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = " ".join(str(cause).split()) or type(cause).__name__
+        password = connection.partition("://")[2].partition("@")[0].partition(":")[2]
+        if password and password in reason:  # some drivers repeat it
+            reason = type(cause).__name__
         raise DatabaseError(
-            f"{location} cannot be used as {match['user'] or 'the default user'}: "
-            f"{_driver_message(error, connection)}; correct --database or "
+            f"{location} cannot be used as {user}: {reason}; correct --database or "
             f"{DATABASE_VARIABLE}"
         ) from error
     if version < LEAST_VERSION:
@@ -128,9 +133,8 @@ def check_database(url: str | None) -> str | None:
         )
     if not may_create:
         raise DatabaseError(
-            f"{location} does not allow {match['user'] or 'the default user'} to "
-            "create tables; as its administrator, run: GRANT CREATE ON DATABASE ... "
-            "and ON SCHEMA public TO ..."
+            f"{location} does not allow {user} to create tables; as its administrator, "
+            "run: GRANT CREATE ON DATABASE ... and ON SCHEMA public TO ..."
         )
     return f"Prefect's records: {location}"
 
@@ -152,17 +156,6 @@ async def _query_server(connection: str) -> tuple[int, bool]:
     finally:
         await engine.dispose()
     return int(row[0]), bool(row[1])
-
-
-def _driver_message(error: BaseException, connection: str) -> str:
-    """A driver's message in one line; only the error's type if the message repeats the
-    password.
-    """
-    while error.__cause__ is not None:
-        error = error.__cause__
-    message = " ".join(str(error).split()) or type(error).__name__
-    password = connection.partition("://")[2].partition("@")[0].partition(":")[2]
-    return type(error).__name__ if password and password in message else message
 
 
 SERVER_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
@@ -189,9 +182,26 @@ def prefect_setting(name: str) -> str | None:
     profiles = Path(
         os.environ.get("PREFECT_PROFILES_PATH") or prefect_folder() / "profiles.toml"
     )
-    if "prefect" not in sys.modules and not (
-        profiles.exists() or _is_set_in_this_folder()
-    ):
+    dotenv = Path(".env")
+    project = Path("pyproject.toml")
+    try:
+        # Most pyproject.toml files have no settings of Prefect.
+        has_settings = (
+            "prefect" in sys.modules
+            or profiles.exists()
+            or Path("prefect.toml").exists()
+            or (
+                dotenv.exists()
+                and "prefect_" in dotenv.read_text(errors="replace").lower()
+            )
+            or (
+                project.exists()
+                and "prefect" in tomllib.loads(project.read_text()).get("tool", {})
+            )
+        )
+    except ValueError:
+        has_settings = True  # Prefect reports the error
+    if not has_settings:
         return os.environ.get(name) or None
     import prefect.settings
 
@@ -201,24 +211,6 @@ def prefect_setting(name: str) -> str | None:
         if value is None
         else str(getattr(value, "get_secret_value", lambda: value)())
     )
-
-
-def _is_set_in_this_folder() -> bool:
-    """True if a file of the current folder has settings of Prefect, which most
-    pyproject.toml files do not have.
-    """
-    if Path("prefect.toml").exists():
-        return True
-    dotenv = Path(".env")
-    if dotenv.exists() and "prefect_" in dotenv.read_text(errors="replace").lower():
-        return True
-    project = Path("pyproject.toml")
-    try:
-        return project.exists() and "prefect" in tomllib.loads(project.read_text()).get(
-            "tool", {}
-        )
-    except ValueError:
-        return True  # Prefect reports the error
 
 
 def password_file() -> Path:

@@ -69,17 +69,21 @@ STEADY_SECONDS = 120.0
 """A child that ran for this long counts as working: the delays start over."""
 
 
-class NoServerError(RuntimeError):
-    """No Prefect server to register with, or none with the requested database."""
+class NoServerError(LookupError):
+    """No Prefect server to register with, or one that rejects the password."""
 
 
-class OpenServerError(RuntimeError):
+class ServerFailedError(RuntimeError):
+    """The server of `up` does not answer, or a child process kept ending."""
+
+
+class OpenServerError(ValueError):
     """A server without a password, which any web page that its users open can
     control.
     """
 
 
-class PortTakenError(RuntimeError):
+class PortTakenError(ValueError):
     """A port of `up` is in use; the message says by what."""
 
 
@@ -196,7 +200,7 @@ class Supervised:
         """Restart the process if it has ended, with growing delays.
 
         Raises:
-            NoServerError: the process has ended too often.
+            ServerFailedError: the process has ended too often.
         """
         now = time.monotonic()
         if self.restart_at is not None:
@@ -241,7 +245,7 @@ def up_and_serve(
 
     Raises:
         PortTakenError: a port is in use.
-        NoServerError: the server did not answer in time, or a child process kept
+        ServerFailedError: the server did not answer in time, or a child process kept
             ending.
         DatabaseError: the database cannot be used.
     """
@@ -399,10 +403,10 @@ def start_child(
 
 
 def check_children(children: list[subprocess.Popen[bytes]]) -> None:
-    """Raise NoServerError if a child has ended."""
+    """Raise ServerFailedError if a child has ended."""
     for child in children:
         if child.poll() is not None:
-            raise NoServerError(
+            raise ServerFailedError(
                 f"{shlex.join(cast(list[str], child.args)[2:])} ended with code "
                 f"{child.returncode}; start again with: gristmill up"
             )
@@ -416,7 +420,7 @@ def wait_for_answer(
     while not is_ready(api):
         check_children(children)
         if time.monotonic() > deadline:
-            raise NoServerError(
+            raise ServerFailedError(
                 f"the Prefect server did not answer at {api} within "
                 f"{SERVER_START_SECONDS:.0f} s"
             )

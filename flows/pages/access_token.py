@@ -81,15 +81,15 @@ class AccessToken:
         """Return the path and query without the token, or None if the query does not
         have the right token.
         """
-        tokens, others = [], []
+        tokens, parameters = [], []
         for name, value in parse_qsl(query, keep_blank_values=True):
             if name == PARAMETER:
                 tokens.append(value)
             else:
-                others.append((name, value))
+                parameters.append((name, value))
         if not any(map(self.matches, tokens)):
             return None
-        remaining = urlencode(others)
+        remaining = urlencode(parameters)
         # Browsers read two slashes, or a backslash, as the name of another host.
         local_path = "/" + path.lstrip("/\\")
         return f"{local_path}?{remaining}" if remaining else local_path
@@ -113,7 +113,9 @@ class SignIn:
             await self._app(scope, receive, send)
             return
         request, token, answer = HTTPConnection(scope), self._token, self._app
-        given = (request.headers.get(name, "") for name in ("cookie", "authorization"))
+        credentials = (
+            request.headers.get(name, "") for name in ("cookie", "authorization")
+        )
         raw_path = scope["raw_path"].decode("latin-1")
         query = scope.get("query_string", b"").decode("latin-1")
         path = token.signed_in_path(raw_path, query)
@@ -123,6 +125,6 @@ class SignIn:
                 "referrer-policy": "no-referrer",
             }
             answer = RedirectResponse(path, HTTPStatus.SEE_OTHER, headers)
-        elif not token.admits(*given):
+        elif not token.admits(*credentials):
             answer = PlainTextResponse(REFUSAL, HTTPStatus.FORBIDDEN)
         await answer(scope, receive, send)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
@@ -56,6 +55,28 @@ WIDTH_INCHES, HEIGHT_INCHES = 5.2, 2.5
 """Small, so that letters can still be read where a phone shrinks the picture to its
 width.
 """
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "gristmill",
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": LINE,
+    "axes.edgecolor": EDGE,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 3,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+}
+"""Settings of matplotlib."""
 MOST_DRAWN = 64
 """Pictures that are kept, some 20 kB each."""
 _drawn: dict[str, str] = {}
@@ -72,66 +93,35 @@ def picture(draw: Callable[Concatenate[Any, P], None]) -> Callable[P, str]:
         key = json.dumps(
             [draw.__name__, args, kwargs], default=lambda numbers: numbers.tolist()
         )
-        if key not in _drawn:
-            while len(_drawn) >= MOST_DRAWN:
-                _drawn.pop(next(iter(_drawn)))
-            figure = _figure()
-            axes = figure.add_subplot()
-            draw(axes, *args, **kwargs)
-            _, names = axes.get_legend_handles_labels()
-            if len(names) > 1:
-                figure.legend(ncols=min(4, len(names)), loc="outside lower center")
-            _drawn[key] = _svg(figure)
+        if key in _drawn:
+            return _drawn[key]
+        while len(_drawn) >= MOST_DRAWN:
+            _drawn.pop(next(iter(_drawn)))
+        import matplotlib as mpl
+        from cycler import cycler
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+
+        mpl.use("svg")
+        mpl.rcParams.update({**STYLE, "axes.prop_cycle": cycler(color=COLOURS)})
+        figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes, *args, **kwargs)
+        _, names = axes.get_legend_handles_labels()
+        if len(names) > 1:
+            figure.legend(ncols=min(4, len(names)), loc="outside lower center")
+        buffer = io.StringIO()
+        # `savefig` draws each picture twice, once to know how large it is.
+        FigureCanvasSVG(figure).print_svg(
+            buffer, metadata={"Date": None, "Creator": None}
+        )
+        _, tag, svg = buffer.getvalue().partition("<svg")
+        for colour, variable in VARIABLES.items():
+            svg = svg.replace(colour, f"var(--{variable}, {colour})")
+        _drawn[key] = tag + svg
         return _drawn[key]
 
     return draw_or_find
-
-
-def _figure() -> Any:
-    import matplotlib as mpl
-    from cycler import cycler
-
-    mpl.use("svg")
-    mpl.rcParams.update(
-        {
-            "svg.fonttype": "none",
-            "svg.hashsalt": "gristmill",
-            "font.family": "sans-serif",
-            "font.size": 8,
-            "axes.prop_cycle": cycler(color=COLOURS),
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "grid.color": LINE,
-            "axes.edgecolor": EDGE,
-            "axes.axisbelow": True,
-            "legend.frameon": False,
-            "lines.linewidth": 1.6,
-            "lines.markersize": 3,
-            "text.color": INK,
-            "axes.labelcolor": INK,
-            "xtick.color": INK,
-            "ytick.color": INK,
-            "figure.facecolor": PAPER,
-            "axes.facecolor": PAPER,
-        }
-    )
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
-
-
-def _svg(figure: Any) -> str:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    def variable(colour: re.Match[str]) -> str:
-        return f"var(--{VARIABLES[colour[0]]}, {colour[0]})"
-
-    buffer = io.StringIO()
-    # `savefig` draws each picture twice, once to know how large it is.
-    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    return re.sub("|".join(VARIABLES), variable, text[text.index("<svg") :])
 
 
 @picture

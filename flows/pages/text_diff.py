@@ -34,8 +34,8 @@ def differences(before: str, after: str) -> tuple[list[Piece], list[Piece]]:
         runs: Iterable[Run] = [unit]
         if is_changed and text and other_text:
             runs = _runs(WORD, MOST_COMPARED, text, other_text)
-        for own, other, differs in runs:
-            for side, addition in zip(pieces, (own, other), strict=True):
+        for part, other_part, differs in runs:
+            for side, addition in zip(pieces, (part, other_part), strict=True):
                 is_marked = differs and not addition.isspace()
                 if addition and side and side[-1][1] == is_marked:
                     side[-1] = (side[-1][0] + addition, is_marked)

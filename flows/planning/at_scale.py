@@ -212,33 +212,50 @@ def costs_of(extent: Extent) -> list[Cost]:
     """Return the cost of each step in order; `dedup` is included if documents have
     keys.
     """
-    return [
-        _cost("ingest", extent, files=2 * extent.shards),
-        *([_dedup(extent)] if extent.keys else []),
-        _cost("tokenize", extent, files=4 * extent.shards),
-        _mix(extent),
-    ]
+    costs = [_cost("ingest", extent, files=2 * extent.shards)]
+    if extent.keys:
+        rates = RATES["dedup"]
+        key_bytes = extent.documents * extent.keys * BYTES_PER_KEY
+        partitions = count_partitions(int(key_bytes))
+        pieces = extent.senders * partitions
+        dedup = _cost(
+            "dedup",
+            extent,
+            files=6 * extent.shards + 7 * partitions,
+            partitions=partitions,
+            seconds=pieces * OPEN_SECONDS,
+            memory=extent.workers * rates.sorting * key_bytes / partitions,
+            work=_linear(rates.work, extent) + BATCH_BYTES * pieces,
+        )
+        costs.append(dedup)
+    costs.append(_cost("tokenize", extent, files=4 * extent.shards))
+    documents = extent.documents * extent.kept
+    segments = 1 << partition_bits(int(documents), ENTRY_BYTES)
+    shards = ceil(extent.tokens * 2 / SHARD_BYTES)
+    segment_bytes = RATES["mix"].sorting * documents * ENTRY_BYTES / segments
+    sorting = min(extent.workers, segments) * segment_bytes
+    writing = min(extent.workers, shards) * PIECE_BYTES * extent.pieces / max(1, shards)
+    tables = ceil(documents / FILE_DOCUMENTS)
+    opened = 2 * extent.senders * segments + segments * shards
+    mapped = 0 if extent.sends else extent.shards * shards
+    mix = _cost(
+        "mix",
+        extent,
+        files=3 * extent.shards + 4 * segments + 6 * shards + tables,
+        partitions=segments,
+        seconds=opened * OPEN_SECONDS + mapped * PART_SECONDS,
+        memory=max(sorting, writing) + RECORD_BYTES * (shards + segments),
+        work=documents * (ENTRY_BYTES + CANDIDATE_BYTES + ENTRY_BYTES)
+        + extent.pieces * PLACED_BYTES
+        + BATCH_BYTES * opened,
+        row_shards=shards,
+    )
+    return [*costs, mix]
 
 
 def _linear(per_document_and_byte: tuple[float, float], extent: Extent) -> float:
     per_document, per_byte = per_document_and_byte
     return extent.documents * (per_document + per_byte * extent.document_bytes)
-
-
-def _dedup(extent: Extent) -> Cost:
-    rates = RATES["dedup"]
-    key_bytes = extent.documents * extent.keys * BYTES_PER_KEY
-    partitions = count_partitions(int(key_bytes))
-    pieces = extent.senders * partitions
-    return _cost(
-        "dedup",
-        extent,
-        files=6 * extent.shards + 7 * partitions,
-        partitions=partitions,
-        seconds=pieces * OPEN_SECONDS,
-        memory=extent.workers * rates.sorting * key_bytes / partitions,
-        work=_linear(rates.work, extent) + BATCH_BYTES * pieces,
-    )
 
 
 def _cost(
@@ -272,30 +289,6 @@ def _cost(
         files,
         partitions,
         row_shards,
-    )
-
-
-def _mix(extent: Extent) -> Cost:
-    documents = extent.documents * extent.kept
-    segments = 1 << partition_bits(int(documents), ENTRY_BYTES)
-    shards = ceil(extent.tokens * 2 / SHARD_BYTES)
-    segment_bytes = RATES["mix"].sorting * documents * ENTRY_BYTES / segments
-    sorting = min(extent.workers, segments) * segment_bytes
-    writing = min(extent.workers, shards) * PIECE_BYTES * extent.pieces / max(1, shards)
-    tables = ceil(documents / FILE_DOCUMENTS)
-    opened = 2 * extent.senders * segments + segments * shards
-    mapped = 0 if extent.sends else extent.shards * shards
-    return _cost(
-        "mix",
-        extent,
-        files=3 * extent.shards + 4 * segments + 6 * shards + tables,
-        partitions=segments,
-        seconds=opened * OPEN_SECONDS + mapped * PART_SECONDS,
-        memory=max(sorting, writing) + RECORD_BYTES * (shards + segments),
-        work=documents * (ENTRY_BYTES + CANDIDATE_BYTES + ENTRY_BYTES)
-        + extent.pieces * PLACED_BYTES
-        + BATCH_BYTES * opened,
-        row_shards=shards,
     )
 
 

@@ -99,7 +99,22 @@ def _copy(files: Sequence[SourceFile], folder: Path, budget: int) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         room = budget - used
         if file.size > room and file.format == "parquet":
-            used += _copy_rows(file, target, room)
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            from gristmill.dataprep.documents import open_parquet
+
+            with open_parquet(as_path(file.location)) as table:
+                rows = table.metadata.num_rows
+                num_rows = max(1, rows * room // file.size)
+                batches = table.iter_batches(batch_size=num_rows, use_threads=False)
+                first = next(batches, None)
+                copied = file.size
+                if first is not None:
+                    head = pa.Table.from_batches([first])
+                    pq.write_table(head, str(target), compression="zstd")
+                    copied = file.size * len(first) // rows
+                used += max(copied, 1)
         else:
             is_whole = file.format == OWN or file.name.endswith(UNCUTTABLE)
             with as_path(file.location).open("rb") as stream, target.open("wb") as sink:
@@ -111,19 +126,3 @@ def _copy(files: Sequence[SourceFile], folder: Path, budget: int) -> int:
         if used >= budget:
             break
     return used
-
-
-def _copy_rows(file: SourceFile, target: Path, budget: int) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from gristmill.dataprep.documents import open_parquet
-
-    with open_parquet(as_path(file.location)) as table:
-        rows = table.metadata.num_rows
-        num_rows = max(1, rows * budget // file.size)
-        first = next(table.iter_batches(batch_size=num_rows, use_threads=False), None)
-        if first is None:
-            return max(file.size, 1)
-        pq.write_table(pa.Table.from_batches([first]), str(target), compression="zstd")
-        return max(file.size * len(first) // rows, 1)

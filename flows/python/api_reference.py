@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 MODULES = ("gristmill", "gristmill.losses", "gristmill.training")
@@ -32,12 +32,29 @@ ENTRY = re.compile(r"^(?P<names>[\w.*]+(, [\w.*]+)*): (?P<text>.*)$", re.DOTALL)
 
 def reference() -> str:
     """Return the whole page."""
-    return "\n".join(
-        [
-            TITLE,
-            *(part for module in MODULES for part in _module(import_module(module))),
-        ]
-    )
+    parts = [TITLE]
+    for module_name in MODULES:
+        module = import_module(module_name)
+        values = [(name, getattr(module, name)) for name in module.__all__]
+        parts.append(f"## {module_name}\n")
+        if module_name != MODULES[0]:
+            parts.append(_prose(module.__doc__))
+        classes = [entry for entry in values if inspect.isclass(entry[1])]
+        errors = [entry for entry in classes if issubclass(entry[1], Exception)]
+        for name, value in values:
+            if inspect.isfunction(value):
+                parts += _function(f"{module_name}.{name}", value, "###")
+        for name, kind in classes:
+            if (name, kind) not in errors:
+                parts += _class(module_name, name, kind)
+        for name, value in values:
+            if isinstance(value, int | str):
+                # A version would make the page out of date with every release.
+                suffix = "" if name == "__version__" else f" = `{value!r}`"
+                parts.append(f"### `{module_name}.{name}`{suffix}\n")
+        for name, kind in errors:
+            parts.append(f"### `{module_name}.{name}`\n\n{_prose(kind.__doc__)}")
+    return "\n".join(parts)
 
 
 def public_objects() -> Iterator[tuple[str, Any]]:
@@ -54,29 +71,6 @@ def public_objects() -> Iterator[tuple[str, Any]]:
                     (f"{module.__name__}.{name}.{member}", member_value)
                     for member, member_value in _members(value)
                 )
-
-
-def _module(module: ModuleType) -> Iterator[str]:
-    values = [(name, getattr(module, name)) for name in module.__all__]
-    yield f"## {module.__name__}\n"
-    if module.__name__ != MODULES[0]:
-        yield _prose(module.__doc__)
-    functions = [entry for entry in values if inspect.isfunction(entry[1])]
-    classes = [entry for entry in values if inspect.isclass(entry[1])]
-    errors = [entry for entry in classes if issubclass(entry[1], Exception)]
-    for name, function in functions:
-        yield from _function(f"{module.__name__}.{name}", function, "###")
-    for name, kind in classes:
-        if (name, kind) not in errors:
-            yield from _class(module.__name__, name, kind)
-    for name, value in values:
-        if isinstance(value, int | str):
-            # A version would make the page out of date with every release.
-            yield f"### `{module.__name__}.{name}`" + (
-                "\n" if name == "__version__" else f" = `{value!r}`\n"
-            )
-    for name, kind in errors:
-        yield f"### `{module.__name__}.{name}`\n\n{_prose(kind.__doc__)}"
 
 
 def _class(module: str, name: str, kind: type) -> Iterator[str]:
@@ -214,8 +208,10 @@ def _prose(
             match = ENTRY.match(line)
             if match is not None:
                 names = match["names"].split(", ")
-                known = {name: f": {types[name]}" for name in names if name in types}
-                listed = ", ".join(f"`{name}{known.get(name, '')}`" for name in names)
+                suffixes = {name: f": {types[name]}" for name in names if name in types}
+                listed = ", ".join(
+                    f"`{name}{suffixes.get(name, '')}`" for name in names
+                )
                 line = f"{listed}: {match['text']}"
             lines.append(f"- {line}")
         blocks.append("\n".join([f"{title}:\n", *lines]))

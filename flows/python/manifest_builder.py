@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from datetime import date
 from pathlib import Path
@@ -247,39 +247,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_plain(inner) for inner in value]
     if callable(value):
-        return _reference(value)
+        name = getattr(value, "__qualname__", "")
+        module = getattr(value, "__module__", "")
+        imported: Any = getattr(sys.modules.get(module), name, None)
+        if module == "__main__" or not name.isidentifier() or imported is not value:
+            raise ValueError(
+                f"the function {name or value!r} cannot be imported by name; write it "
+                "at the top level of a file of its own, such as steps.py, and give "
+                f'"./steps.py:{name.rpartition(".")[2]}"'
+            )
+        source = inspect.getsourcefile(value)
+        if "." in module or source is None:
+            return f"{module}:{name}"
+        return f"{Path(source).resolve()}:{name}"
     if hasattr(value, "item"):
         return _plain(value.item())  # a NumPy scalar
     raise ValueError(
         f"{value!r} ({type(value).__name__}) cannot be a value in a manifest, which "
         "holds mappings, lists, texts, numbers, true, false and null"
-    )
-
-
-def _reference(function: Callable[..., Any]) -> str:
-    """Return the reference of a function for `use`; raise ValueError if it is not a
-    module-level function.
-    """
-    name, module = (
-        getattr(function, "__qualname__", ""),
-        getattr(function, "__module__", ""),
-    )
-    if (
-        module == "__main__"
-        or not name.isidentifier()
-        or getattr(sys.modules.get(module), name, None) is not function
-    ):
-        raise ValueError(
-            f"the function {name or function!r} cannot be imported by name; write it "
-            "at the top level "
-            'of a file of its own, such as steps.py, and give "./steps.py:'
-            f'{name.rpartition(".")[2]}"'
-        )
-    file = inspect.getsourcefile(function)
-    return (
-        f"{module}:{name}"
-        if "." in module or file is None
-        else f"{Path(file).resolve()}:{name}"
     )
 
 

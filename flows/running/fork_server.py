@@ -261,11 +261,18 @@ class Server:
         """Fork the workers whose modules are all imported; a worker never waits for the
         modules of another.
         """
+        server = os.getpid()
         for worker in list(self._pending):
-            if not _missing(worker.request):
-                self._pending.remove(worker)
-                self._fork(worker)
-                os.close(worker.output)
+            if _missing(worker.request):
+                continue
+            self._pending.remove(worker)
+            pid = os.fork()
+            if not pid:
+                self._become_worker(server, worker)
+            self._workers[pid] = worker.line
+            self._selector.register(worker.line, selectors.EVENT_READ)
+            _send_number(worker.line, pid)
+            os.close(worker.output)
 
     def _import_one(self) -> None:
         """Import a module of the first pending worker, otherwise one of `later`."""
@@ -293,15 +300,6 @@ class Server:
             return True
         self._pending.append(PendingWorker(line, descriptors[1], json.loads(content)))
         return True
-
-    def _fork(self, worker: PendingWorker) -> None:
-        server = os.getpid()
-        pid = os.fork()
-        if not pid:
-            self._become_worker(server, worker)
-        self._workers[pid] = worker.line
-        self._selector.register(worker.line, selectors.EVENT_READ)
-        _send_number(worker.line, pid)
 
     def _become_worker(self, server: int, worker: PendingWorker) -> NoReturn:
         code = 1

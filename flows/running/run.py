@@ -257,7 +257,7 @@ class Runner:
         self, node: Node, folder: StageFolder, lease: Lease, workers: int
     ) -> Outcome:
         started = time.time()
-        header = self.header(node)
+        record = self.header(node)
         # Only the process needs the credentials of addresses, so they are not written;
         # the next attempt gets them again.
         description, secrets = split_secrets(self.describe(node, workers))
@@ -268,13 +268,13 @@ class Runner:
         summary = read_json(folder.work / "result.json")
         lease.check()
         seconds = time.time() - started
-        record = {
-            **header,
-            **how_of(node),
-            "started": started,
-            "seconds": round(seconds, 3),
-            "lease": lease.number,
-        }
+        # settings of a training that its recipe does not contain
+        how = {key: node.config[key] for key in HOW_KEYS if key in node.config}
+        if how:
+            record["how"] = how
+        record["started"] = started
+        record["seconds"] = round(seconds, 3)
+        record["lease"] = lease.number
         cost_file = folder.work / "cost.json"
         if cost_file.exists():
             record["cost"] = read_json(cost_file)
@@ -455,12 +455,6 @@ class Runner:
         return mask_text(
             f"{node.name}: {reason}\n  log: {log}\n  resume with: {self.resume_command}"
         )
-
-
-def how_of(node: Node) -> dict[str, Any]:
-    """Settings of a training that its recipe does not contain, for the record."""
-    used = {key: node.config[key] for key in HOW_KEYS if key in node.config}
-    return {"how": used} if used else {}
 
 
 def _end_cleaning(folder: StageFolder) -> None:

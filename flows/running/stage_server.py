@@ -25,7 +25,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,13 +67,28 @@ def early_server(
     """Start the server of a run's stages before the stages are known; ends it if it
     stays unused.
 
-    Skipped if a completed run of the same manifest suggests that all stages are made;
-    this guess may be wrong.
+    Skipped if the last run in a local store completed the same command, which suggests
+    that all stages are made; this guess may be wrong.
 
     Args:
         manifest, overrides, store: arguments of the command.
     """
-    if not _is_likely_made(Path(manifest), overrides, store):
+    runs = Path(store or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE) / "runs"
+    last_record = max(runs.glob("*/run.json"), default=None)
+    is_made = False
+    file = Path(manifest)
+    with suppress(OSError, ValueError):  # an unreadable file suggests nothing
+        if (
+            last_record is not None
+            and last_record.stat().st_mtime >= file.stat().st_mtime
+        ):
+            record = read_json(last_record)
+            is_made = (
+                record["state"] == "completed"
+                and record["manifest_file"] == str(file.resolve())
+                and record["overrides"] == list(overrides)
+            )
+    if not is_made:
         _early.append(_start())
     try:
         yield
@@ -114,29 +129,6 @@ def stage_server(
         yield server
     finally:
         server.close()
-
-
-def _is_likely_made(
-    manifest: Path, overrides: Sequence[str], store: str | None
-) -> bool:
-    """True if the last run in a local store completed the same command, by its
-    record.
-    """
-    runs = Path(store or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE) / "runs"
-    last_record = max(runs.glob("*/run.json"), default=None)
-    try:
-        if (
-            last_record is None
-            or last_record.stat().st_mtime < manifest.stat().st_mtime
-        ):
-            return False
-        record = read_json(last_record)
-    except (OSError, ValueError):
-        return False
-    is_same_command = record["manifest_file"] == str(manifest.resolve()) and record[
-        "overrides"
-    ] == list(overrides)
-    return record["state"] == "completed" and is_same_command
 
 
 def _start() -> ForkServer:

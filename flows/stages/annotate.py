@@ -71,11 +71,11 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
         earlier: [column for column in measured[earlier] if column != EDITS]
         for earlier in list(manifest.steps)[: place[1]]
     }
-    known = list(DOCUMENT_COLUMNS)
+    available_columns = list(DOCUMENT_COLUMNS)
     for columns_of_step in names_of(earlier_columns).values():
-        known += columns_of_step.values()
+        available_columns += columns_of_step.values()
     try:
-        check_source(step, known)
+        check_source(step, available_columns)
     except OwnCodeError as error:
         yield (*place, "use"), str(error)
     if not isinstance(step, OwnAnnotate):

@@ -24,8 +24,7 @@ from gristmill.flows.stages.stage import (
     Stage,
     always,
 )
-from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.generated_source import Generate, generation_order
+from gristmill.mixtures.generated_source import generation_order
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.asked_model import HOW
 from gristmill.mixtures.steps.judge import Question
@@ -53,11 +52,26 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
         verify,
         [name for name in manifest.document_sources if name in parents],
     )
+    from gristmill.dataprep.llm.prompt_templates import shipped
+
     order = generation_order(sources)
-    generated = [
-        {"name": name, **_recipe(sources[name].generate, manifest, verify)}
-        for name in order
-    ]
+    generated = []
+    for name in order:
+        section = sources[name].generate
+        settings = name_outside_files(dump(section), section, verify)
+        # access to the model, which does not affect its answers, is left out
+        model = {
+            key: value for key, value in settings["model"].items() if key not in HOW
+        }
+        steps = []
+        for step in section.prepare:
+            stage = CHOOSING[step.stage]
+            step_settings, _ = step_recipe(stage, step.config, manifest, verify)
+            steps.append({step.stage: step_settings, "version": stage.version})
+        entry = {"name": name, **settings, "model": model, "prepare": steps}
+        if section.template is None:
+            entry["prompt"] = shipped(f"generate-{section.style}").sha256
+        generated.append(entry)
     sections = {name: dump(sources[name].generate) for name in order}
     return (
         {**recipe, "generated": generated, "seed": manifest.seed},
@@ -68,31 +82,6 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
             "ingest": dump(manifest.ingest),
         },
     )
-
-
-def _recipe(section: Generate, manifest: Manifest, verify: bool) -> Recipe:
-    """Return the settings without access to models, with the steps' versions and the
-    checksum of a prompt that comes with gristmill.
-    """
-    from gristmill.dataprep.llm.prompt_templates import shipped
-
-    settings = name_outside_files(dump(section), section, verify)
-    model = {key: value for key, value in settings["model"].items() if key not in HOW}
-    steps = [
-        {
-            step.stage: step_recipe(
-                CHOOSING[step.stage], step.config, manifest, verify
-            )[0],
-            "version": CHOOSING[step.stage].version,
-        }
-        for step in section.prepare
-    ]
-    prompt = (
-        {}
-        if section.template is not None
-        else {"prompt": shipped(f"generate-{section.style}").sha256}
-    )
-    return {**settings, "model": model, "prepare": steps, **prompt}
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:

@@ -19,9 +19,7 @@ from gristmill.mixtures.steps.judge import Judge, Question
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
 
 
-def asked_recipe(
-    section: Question | JudgePairs, settings: Recipe, shipped_name: str = ""
-) -> Recipe:
+def asked_recipe(section: Question | JudgePairs, settings: Recipe) -> Recipe:
     """Return the settings without access to the judges, with the checksum of a question
     that comes with gristmill.
     """
@@ -34,7 +32,12 @@ def asked_recipe(
     }
     if section.template is not None:
         return {**settings, **models}
-    name = f"judge-{section.rubric}" if isinstance(section, Question) else shipped_name
+    if isinstance(section, Question):
+        name = f"judge-{section.rubric}"
+    else:
+        from gristmill.dataprep.llm.judge_pairs import QUESTION
+
+        name = QUESTION
     return {**settings, **models, "question": shipped(name).sha256}
 
 

@@ -73,22 +73,22 @@ def name_outside_files(
     """
     from gristmill.dataprep.reading.sources import outside_listing
 
-    named: Recipe = deepcopy(recipe)
+    pinned: Recipe = deepcopy(recipe)
     for location, path in outside_paths(section):
         if location[0] in left_out:
             continue
         *parents, last = location
-        parent: Any = named
+        parent: Any = pinned
         for part in parents:
             parent = parent[part]
         parent[last] = outside_listing(".".join(map(str, location)), path, verify)
-    return named
+    return pinned
 
 
 def dump_only(section: Section, verify: bool, *keys: str) -> Recipe:
     """Return some settings of a section, with listings in place of outside files."""
-    named = name_outside_files(dump(section), section, verify)
-    return {key: named[key] for key in keys}
+    pinned = name_outside_files(dump(section), section, verify)
+    return {key: pinned[key] for key in keys}
 
 
 def without(item: Recipe, *keys: str) -> Recipe:

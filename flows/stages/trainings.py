@@ -32,7 +32,6 @@ from gristmill.flows.stages.stage import (
     TrainingStage,
     always,
 )
-from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.engine import Trackers
 from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
 from gristmill.mixtures.optimizers import OPTIMIZERS
@@ -42,18 +41,11 @@ from gristmill.mixtures.steps.judge_pairs import JudgePairs
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.training import Training
 
-
-def _compared(section: JudgePairs, settings: Recipe) -> Recipe:
-    from gristmill.dataprep.llm.judge_pairs import QUESTION
-
-    return judge.asked_recipe(section, settings, QUESTION)
-
-
 COMPARES = Stage(
     "judge_pairs",
     1,
     "gristmill.dataprep.llm.judge_pairs:run",
-    step=PrepareStep(JudgePairs, recipe=_compared),
+    step=PrepareStep(JudgePairs, recipe=judge.asked_recipe),
 )
 """The step that only examples have: it compares the answers of pairs."""
 JUDGES = {

@@ -385,11 +385,11 @@ def analyse(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> SweepResults:
             means = [mixture.bits_per_byte[name].mean for mixture in mixtures]
             source_fits[name] = fit(sampled_shares, np.array(means))
     limits = limits_of(sweep, outcomes)
-    fits = {
+    models = {
         name: SourceFit(source_fit.model, dict(source_fit.errors))
         for name, source_fit in source_fits.items()
     }
-    results = replace(results, fits=fits, limits=limits)
+    results = replace(results, fits=models, limits=limits)
     return _suggest(results, limits, shares, source_fits)
 
 

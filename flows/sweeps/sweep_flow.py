@@ -125,7 +125,7 @@ def _run(sweep: Sweep, subscribers: Sequence[Subscriber] = ()) -> list[MixtureOu
         _run_task(SHARED, set(), partial(run_shared, sweep, emit))
         return [
             _run_task(
-                mixture_name(number),
+                f"mixture-{number:02d}",
                 {TRAINING_TAG},
                 partial(run_mixture, sweep, number, emit),
             )
@@ -148,11 +148,6 @@ def _run_task(name: str, tags: set[str], work: Callable[[], T]) -> T:
         return work()
 
     return run_work()
-
-
-def mixture_name(number: int) -> str:
-    """Return the name of a mixture's task."""
-    return f"mixture-{number:02d}"
 
 
 def launch_sweep(

@@ -30,8 +30,8 @@ from gristmill.flows.orchestration.deployments import (
 )
 from gristmill.flows.orchestration.server_settings import password_file, server_password
 from gristmill.flows.orchestration.serving import (
-    NoServerError,
     OpenServerError,
+    ServerFailedError,
     Supervised,
     check_password,
     serve_deployments,
@@ -457,7 +457,7 @@ def test_a_child_of_up_that_ends_by_itself_is_started_again_and_given_up_where_t
     child = Supervised("server", 4200, {}, None)
 
     with pytest.raises(
-        NoServerError, match=r"ended with code 3; start again with: gristmill up"
+        ServerFailedError, match=r"ended with code 3; start again with: gristmill up"
     ):
         wait_for(child.look, "giving it up")
 

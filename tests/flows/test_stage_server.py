@@ -240,12 +240,6 @@ def test_a_worker_does_not_wait_for_what_another_one_imports(
 ) -> None:
     (tmp_path / "gristmill_toy_module.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    forked: list[list[str]] = []
-    monkeypatch.setattr(
-        Server,
-        "_fork",
-        lambda self, worker: forked.append(worker.request["modules"]),
-    )
     ours, requests = socket.socketpair()
     with ours, requests:
         server = Server(requests, lambda request: 0)
@@ -255,11 +249,15 @@ def test_a_worker_does_not_wait_for_what_another_one_imports(
                 socket.send_fds(ours, [b"w"], [theirs.fileno(), output.fileno()])
                 line.sendall(json.dumps({"modules": modules}).encode() + b"\n")
                 assert server._answer_request()
+        monkeypatch.setattr(os, "fork", iter((1, 2)).__next__)  # numbers of no children
         server._fork_ready_workers()
-        assert forked == [["os"]]
+        waiting = [worker.request["modules"] for worker in server._pending]
+        assert waiting == [["os", "gristmill_toy_module"]]
         server._import_one()
         server._fork_ready_workers()
-        assert forked == [["os"], ["os", "gristmill_toy_module"]]
+        assert not server._pending
         server._woken.close()
         server._wake.close()
+        for line in server._workers.values():
+            line.close()
     sys.modules.pop("gristmill_toy_module")

@@ -457,7 +457,9 @@ def test_referees_agree_with_a_model_and_disagree_with_a_damaged_one(
 
     monkeypatch.setattr(referees, "load_model", damaged)
     monkeypatch.setattr(
-        referees, "_installed", lambda modules: modules == ("transformers",)
+        referees,
+        "find_spec",
+        lambda module: module if module == "transformers" else None,
     )
     result = CliRunner().invoke(app, ["verify", str(exported)])
     assert result.exit_code == 1

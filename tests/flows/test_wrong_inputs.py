@@ -279,8 +279,7 @@ ANSWERS = {
     "run recipe:finweb": "no recipe is called 'finweb', did you mean 'fineweb'?",
     "new x.yaml --recipe nosuch": "--recipe: no recipe is called 'nosuch'",
     "new good.yaml --recipe c4": "good.yaml exists and was not changed",
-    "new x.yaml --recipe c4 --source craw=a.txt": "write NAME=PATH, did you mean "
-    "'crawl'? the recipe has",
+    "new x.yaml --recipe c4 --source craw=a.txt": "did you mean 'crawl'?",
     "new x.yaml": "to skip the questions, give the data",
     "new good.yaml --source a.txt": "good.yaml exists and was not changed",
     "new x.yaml --source absent": "absent does not exist; correct its path",

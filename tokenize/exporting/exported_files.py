@@ -54,7 +54,7 @@ SHARD_TOKENS = 100_000_000
 """Tokens per file of sharded formats, as in dev/data/fineweb.py of llm.c."""
 
 
-class ExportError(RuntimeError):
+class ExportError(ValueError):
     """An export that cannot be written."""
 
 

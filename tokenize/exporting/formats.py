@@ -120,7 +120,7 @@ SHARD_BYTES = 1 << 26
 """The library's own default."""
 
 
-class MissingLibraryError(RuntimeError):
+class MissingLibraryError(ImportError):
     """mosaicml-streaming is not installed."""
 
 
