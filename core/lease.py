@@ -182,7 +182,14 @@ def acquire(
             or (done := (folder / f"{number}.done").exists())
             or beats.is_dead(folder, number, owner)
         ):
-            _end_orphan(folder / f"{number}.child.json")
+            # A dead owner's processes on this machine end before anything is written.
+            record = folder / f"{number}.child.json"
+            child = read_json(record) if record.exists() else None
+            deadline = time.monotonic() + KILL_SECONDS
+            while child and is_alive(child) and time.monotonic() < deadline:
+                with suppress(ProcessLookupError):
+                    os.killpg(child["pid"], signal.SIGKILL)
+                time.sleep(0.05)
             commit = folder / f"{number}.commit"
             if (
                 owner is not None
@@ -296,18 +303,6 @@ class _BeatWatch:
         if self._seen[:2] != (number, current) or now - last > BLIND_SECONDS:
             self._seen = (number, current, now)
         return now - self._seen[2] > STALE_SECONDS
-
-
-def _end_orphan(record: Path) -> None:
-    """End the process group of a dead owner on this machine before anything else is
-    written.
-    """
-    child = read_json(record) if record.exists() else None
-    deadline = time.monotonic() + KILL_SECONDS
-    while child and is_alive(child) and time.monotonic() < deadline:
-        with suppress(ProcessLookupError):
-            os.killpg(child["pid"], signal.SIGKILL)
-        time.sleep(0.05)
 
 
 def highest(folder: Path) -> int:

@@ -150,11 +150,9 @@ class Warned:
     """
 
     def __init__(self, warn: Warn) -> None:
-        self._warn, self._lock, self._last = (
-            warn,
-            threading.Lock(),
-            -SECONDS_BETWEEN_WARNINGS,
-        )
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._last = -SECONDS_BETWEEN_WARNINGS
 
     def __call__(self, message: str) -> None:
         """Pass a message on unless one was passed on less than a minute ago."""
@@ -176,11 +174,9 @@ class Patience:
     """
 
     def __init__(self, retry_seconds: float, warn: Warn, advice: str) -> None:
-        self._retry_seconds, self._warn, self._advice = (
-            retry_seconds,
-            Warned(warn),
-            advice,
-        )
+        self._retry_seconds = retry_seconds
+        self._warn = Warned(warn)
+        self._advice = advice
         self._stopped = threading.Event()
 
     def ask(self, what: str, attempt: Callable[[], T], done: str = "read") -> T:

@@ -78,15 +78,21 @@ def mask_text(text: str) -> str:
 
 def mask_known(text: str) -> str:
     """Mask all remembered secrets in a text; other addresses stay unchanged."""
-    secrets = _known | _secrets_of_variable(os.environ.get(VARIABLE, "[]"))
-    return _secrets_pattern(frozenset(secrets)).sub(MASK, text) if secrets else text
+    variable = os.environ.get(VARIABLE, "[]")
+    pattern = _secrets_pattern(frozenset(_known), variable)
+    return text if pattern is None else pattern.sub(MASK, text)
 
 
 @lru_cache
-def _secrets_pattern(secrets: frozenset[str]) -> re.Pattern[str]:
-    """Pattern of all secrets, longest first; case-insensitive, as libraries lower-case
-    hosts and buckets.
+def _secrets_pattern(known: frozenset[str], variable: str) -> re.Pattern[str] | None:
+    """Pattern of the remembered secrets and those of VARIABLE, longest first;
+    case-insensitive, as libraries lower-case hosts and buckets.
     """
+    secrets = known.union(
+        *(_secrets_in(original) for _, original in json.loads(variable))
+    )
+    if not secrets:
+        return None
     return re.compile(
         "|".join(map(re.escape, sorted(secrets, key=len, reverse=True))), re.IGNORECASE
     )
@@ -105,16 +111,6 @@ def remember_secrets(value: Any) -> None:
     """
     for _, original in _hidden(value, mask_secrets(value), ()):
         _known.update(_secrets_in(original))
-
-
-@lru_cache
-def _secrets_of_variable(variable: str) -> frozenset[str]:
-    """Credentials in the value of VARIABLE."""
-    return frozenset(
-        secret
-        for _, original in json.loads(variable)
-        for secret in _secrets_in(original)
-    )
 
 
 def _secrets_in(original: str) -> Iterator[str]:

@@ -2,14 +2,16 @@
 file that is written last.
 
     STORE/<stage>/<name>--<fingerprint>/
-        stage.json      description of the work, written before any work lease/
-        numbered leases of the owners; the number is the fencing token logs/
-        output of the stage's processes work/           state across attempts: records
-        of finished shards, spills, checkpoints data/           the final files
-        manifest.json   every file with size and checksum, counts, timings, versions
-        _SUCCESS        the checksum of manifest.json: the commit point kept_output.json
-        the earlier version's output that is used in place of this one
-        (`output_identities.py`)
+        stage.json        description of the work, written before any work
+        lease/            numbered leases of the owners; the number is the fencing token
+        logs/             output of the stage's processes
+        work/             state across attempts: records of finished shards, spills,
+                          checkpoints
+        data/             the final files
+        manifest.json     every file with size and checksum, counts, timings, versions
+        _SUCCESS          the checksum of manifest.json: the commit point
+        kept_output.json  the earlier version's output that is used in place of this one
+                          (`output_identities.py`)
     STORE/runs/<run>/run.json
 
 The folders alone determine what is done. This file does not depend on what a stage

@@ -125,32 +125,30 @@ def docstrings(section: type[BaseModel]) -> dict[str, str]:
     """
     texts_below: dict[str, str | None] = {}
     for base in reversed(section.__mro__):
-        if base.__module__.startswith("gristmill."):
-            texts_below.update(_written_below(base))
+        if not base.__module__.startswith("gristmill."):
+            continue
+        try:
+            definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        except OSError:  # the class comes from `create_model`
+            continue
+        assert isinstance(definition, ast.ClassDef)
+        for setting, below in pairwise([*definition.body, ast.Pass()]):
+            if isinstance(setting, ast.AnnAssign) and isinstance(
+                setting.target, ast.Name
+            ):
+                text = None
+                if (
+                    isinstance(below, ast.Expr)
+                    and isinstance(below.value, ast.Constant)
+                    and isinstance(below.value.value, str)
+                ):
+                    text = inspect.cleandoc(below.value.value)
+                texts_below[setting.target.id] = text
     descriptions = {
         name: field.description or texts_below.get(name)
         for name, field in section.model_fields.items()
     }
     return {name: text for name, text in descriptions.items() if text}
-
-
-def _written_below(section: type) -> Iterator[tuple[str, str | None]]:
-    """Yield the settings that a class itself defines, with the docstring of each."""
-    try:
-        definition = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
-    except OSError:  # the class comes from `create_model`
-        return
-    assert isinstance(definition, ast.ClassDef)
-    for setting, below in pairwise([*definition.body, ast.Pass()]):
-        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name):
-            text = None
-            if (
-                isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-                and isinstance(below.value.value, str)
-            ):
-                text = inspect.cleandoc(below.value.value)
-            yield setting.target.id, text
 
 
 class Seeded(Section):
@@ -283,8 +281,8 @@ def in_circles(references: Mapping[str, Collection[str]]) -> list[str]:
     waiting = dict(references)
     while ready := [
         name
-        for name, others in waiting.items()
-        if not any(other in waiting for other in others)
+        for name, targets in waiting.items()
+        if not any(target in waiting for target in targets)
     ]:
         for name in ready:
             del waiting[name]

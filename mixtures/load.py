@@ -226,7 +226,22 @@ def check_manifest(
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
         problems += [_field_problem(item, written) for item in error.errors()]
-    problems += _contradictions(written)
+    reserved_names = [*Manifest.model_fields, *STEP_SECTIONS]
+    step_names = wrong_step_names(written_steps(raw.get("prepare")), reserved_names)
+    secret = (
+        "secrets do not belong in a manifest, which is kept with every run; use "
+        "environment variables"
+    )
+    contradictory = [
+        *contradictions(raw),
+        *((("prepare", index, NAME), text) for index, text in step_names.items()),
+        *(
+            (location, secret)
+            for location in _locations(raw)
+            if str(location[-1]).lower() in KEPT_TOKEN_NAMES
+        ),
+    ]
+    problems += [written.problem(*problem) for problem in contradictory]
     if problems or manifest is None:
         raise ManifestError(problems)
     for location, function in own_functions(manifest):
@@ -266,37 +281,34 @@ def _apply_overrides(
     problems: list[Problem] = []
     settings: dict[Location, str] = {}
     for override in overrides:
-        key, equals, value = override.partition("=")
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            message = "write an override as key.path=value, e.g. pretrain.steps=50"
+            problems.append(Problem(f"{SETTING}{key}", 0, key, message))
+            continue
         message = ""
         try:
-            if equals and key:
-                settings[_replace(raw, full_key(key, raw), parse_yaml(value))] = key
-            else:
-                message = "write an override as key.path=value, e.g. pretrain.steps=50"
+            *parents, last = full_key(key, raw).split(".")
+            value = parse_yaml(text)
+            target: Any = raw
+            at: Location = ()
+            for parent in parents:
+                target, way = _child(target, parent)
+                at += way
+            place: str | int = last
+            if isinstance(target, list):
+                place = _index(target, last)
+            elif not isinstance(target, dict):
+                raise LookupError(f"there is nothing below {target!r}")
+            target[place] = value
+            settings[*at, place] = key
         except yaml.YAMLError as error:
-            message = f"{shortened(value)} is not valid YAML: {why_invalid(error)[1]}"
+            message = f"{shortened(text)} is not valid YAML: {why_invalid(error)[1]}"
         except LookupError as error:
             message = f"cannot be overridden: {error.args[0]}"
         if message:
             problems.append(Problem(f"{SETTING}{key}", 0, key, message))
     return problems, settings
-
-
-def _replace(target: Any, key: str, value: Any) -> Location:
-    """Replace a value, and return its location."""
-    at: Location = ()
-    *parents, last = key.split(".")
-    for parent in parents:
-        target, way = _child(target, parent)
-        at += way
-    if isinstance(target, list):
-        index = _index(target, last)
-        target[index] = value
-        return (*at, index)
-    if not isinstance(target, dict):
-        raise LookupError(f"there is nothing below {target!r}")
-    target[last] = value
-    return (*at, last)
 
 
 def full_key(key: str, raw: RawSection | None = None) -> str:
@@ -447,29 +459,6 @@ def written_location(location: Sequence[str | int], raw: Any) -> Location:
         except (LookupError, TypeError):
             value = None
     return tuple(written)
-
-
-def _contradictions(written: Written) -> list[Problem]:
-    """Return contradictions that no single field can detect, and secrets, which do not
-    belong in a manifest.
-    """
-    raw = written.raw
-    reserved_names = [*Manifest.model_fields, *STEP_SECTIONS]
-    step_names = wrong_step_names(written_steps(raw.get("prepare")), reserved_names)
-    secret = (
-        "secrets do not belong in a manifest, which is kept with every run; use "
-        "environment variables"
-    )
-    problems = [
-        *contradictions(raw),
-        *((("prepare", index, NAME), text) for index, text in step_names.items()),
-        *(
-            (location, secret)
-            for location in _locations(raw)
-            if str(location[-1]).lower() in KEPT_TOKEN_NAMES
-        ),
-    ]
-    return [written.problem(*problem) for problem in problems]
 
 
 def _locations(value: Any, at: Location = ()) -> Iterator[Location]:

@@ -217,11 +217,33 @@ def context_warnings(manifest: Manifest, trained: int) -> dict[str, str]:
 
 def known_keys(location: Location) -> list[str]:
     """Return the keys that the schema has at a location."""
-    models = _models_at(location)
-    return (
-        sorted([*models[0].model_fields, *(STEP_SECTIONS if models[0] is Step else ())])
-        if models
-        else []
+    models: list[Any] = [Manifest]
+    for part in location:
+        if isinstance(part, int) or not models:
+            continue
+        if models[0] is Step and part in STEP_SECTIONS:
+            models = [STEP_SECTIONS[part]]
+            continue
+        field = models[0].model_fields.get(part)
+        if field is not None:
+            models = models_in(field.annotation)
+        else:
+            # A part that is not a key is the kind that pydantic names for one of
+            # several models.
+            kinds = [
+                model
+                for model in models
+                if part == getattr(model, "TAG", None)
+                or (
+                    "kind" in model.model_fields
+                    and part in get_args(model.model_fields["kind"].annotation)
+                )
+            ]
+            models = kinds or models
+    if not models:
+        return []
+    return sorted(
+        [*models[0].model_fields, *(STEP_SECTIONS if models[0] is Step else ())]
     )
 
 
@@ -247,34 +269,6 @@ def dotted(location: Location) -> str:
         else:
             key += f".{part}" if key else str(part)
     return key
-
-
-def _models_at(location: Location) -> list[Any]:
-    """Return the sections that may stand at a location."""
-    models: list[Any] = [Manifest]
-    for part in location:
-        if isinstance(part, int) or not models:
-            continue
-        if models[0] is Step and part in STEP_SECTIONS:
-            models = [STEP_SECTIONS[part]]
-            continue
-        field = models[0].model_fields.get(part)
-        if field is not None:
-            models = models_in(field.annotation)
-        else:
-            # A part that is not a key is the kind that pydantic names for one of
-            # several models.
-            kinds = [
-                model
-                for model in models
-                if part == getattr(model, "TAG", None)
-                or (
-                    "kind" in model.model_fields
-                    and part in get_args(model.model_fields["kind"].annotation)
-                )
-            ]
-            models = kinds or models
-    return models
 
 
 def models_in(annotation: Any) -> list[Any]:

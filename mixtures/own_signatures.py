@@ -106,14 +106,49 @@ def batch_type(hint: str | None) -> str | None:
 
 
 def measured_columns(own: OwnFunction) -> list[str]:
-    """Return the columns that a function evidently returns, by its type hint or its
-    `return {...}`; may be empty.
+    """Return the columns that a function evidently returns; may be empty.
+
+    They are the fields of the class in its type hint, or the function's name if the
+    hint is a plain type; else the keys of dictionaries that it returns or makes a table
+    from, and the columns that it appends.
     """
     definition = own.definition()
     if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
         return []
-    hinted_columns = list(_hinted(definition, ast.parse(own.source or "")))
-    return hinted_columns or list(dict.fromkeys(_returned(definition)))
+    columns: list[str] = []
+    if definition.returns is not None:
+        hint = ast.unparse(definition.returns).strip("'\"")
+        if hint in PLAIN_TYPES:
+            return [definition.name]
+        classes = {
+            node.name: node
+            for node in ast.parse(own.source or "").body
+            if isinstance(node, ast.ClassDef)
+        }
+        columns += _fields(hint, classes)
+    if columns:
+        return columns
+    nodes = list(_own_nodes(definition))
+    names = {
+        node.value.id
+        for node in nodes
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
+    }
+    for node in nodes:
+        if isinstance(node, ast.Return) and node.value is not None:
+            columns += _keys(node.value)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name) and target.id in names:
+                    columns += _keys(node.value)
+                elif (
+                    isinstance(target, ast.Subscript)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id in names
+                ):
+                    columns += _texts([target.slice])
+    return list(dict.fromkeys(columns))
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
@@ -124,22 +159,6 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
         ):
             yield node
             yield from _own_nodes(node)
-
-
-def _hinted(
-    function: ast.FunctionDef | ast.AsyncFunctionDef, file: ast.Module
-) -> Iterator[str]:
-    """Yield the fields of the class in the return hint, or the function's own name if
-    that is one plain value.
-    """
-    if function.returns is None:
-        return
-    hint = ast.unparse(function.returns).strip("'\"")
-    if hint in PLAIN_TYPES:
-        yield function.name
-        return
-    classes = {node.name: node for node in file.body if isinstance(node, ast.ClassDef)}
-    yield from _fields(hint, classes)
 
 
 def _fields(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
@@ -156,32 +175,6 @@ def _fields(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
     for node in classes[name].body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id
-
-
-def _returned(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """Yield the keys of dictionaries that a function returns or makes a table from, and
-    the columns that it appends.
-    """
-    nodes = list(_own_nodes(function))
-    names = {
-        node.value.id
-        for node in nodes
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
-    }
-    for node in nodes:
-        if isinstance(node, ast.Return) and node.value is not None:
-            yield from _keys(node.value)
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
-                if isinstance(target, ast.Name) and target.id in names:
-                    yield from _keys(node.value)
-                elif (
-                    isinstance(target, ast.Subscript)
-                    and isinstance(target.value, ast.Name)
-                    and target.value.id in names
-                ):
-                    yield from _texts([target.slice])
 
 
 def _keys(value: ast.expr) -> Iterator[str]:

@@ -301,18 +301,16 @@ class Training(Seeded):
         }
 
 
-def _steps_or_epochs(schema: JsonSchemaValue) -> None:
-    """Tell editors that one of the two keys is needed."""
-    schema["anyOf"] = [{"required": [name]} for name in ("steps", "epochs")]
-
-
 class TrainingInEpochs(Training):
     """Training of an existing model on examples, with its length in steps or in
     epochs.
     """
 
     added: ClassVar[tuple[str, ...]] = ("epochs",)
-    model_config = ConfigDict(json_schema_extra=_steps_or_epochs)
+    # Editors learn that one of the two keys is needed.
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["steps"]}, {"required": ["epochs"]}]}
+    )
 
     steps: Positive = 0
     """Optimizer steps; computed from `epochs` if absent."""
@@ -503,7 +501,9 @@ class Pretrain(Objectives, Training):
                         f"model.{key}; remove one of them"
                     )
             at_adamws_rate = [
-                known for known, facts in OPTIMIZERS.items() if facts.adamws_rate
+                optimizer
+                for optimizer, facts in OPTIMIZERS.items()
+                if facts.adamws_rate
             ]
             if (
                 kind not in at_adamws_rate
@@ -514,7 +514,9 @@ class Pretrain(Objectives, Training):
                     f"{', '.join(at_adamws_rate)}, but the optimizer is {kind}; set "
                     "optimizer.learning_rate"
                 )
-        scaled = [known for known, facts in OPTIMIZERS.items() if facts.fixed_size]
+        scaled = [
+            optimizer for optimizer, facts in OPTIMIZERS.items() if facts.fixed_size
+        ]
         if self.model.mup_base_width is not None and kind not in scaled:
             yield (
                 f"model.mup_base_width scales the rates of {', '.join(scaled)}, but "

@@ -160,18 +160,12 @@ class OwnFunction:
         """Return its definition by `def` or `class`; None if its source is not
         available or defines it otherwise.
         """
-        statement = (
-            _named(ast.parse(self.source), self.name)
-            if self.source is not None
-            else None
-        )
-        return (
-            statement
-            if isinstance(
-                statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-            )
-            else None
-        )
+        if self.source is None:
+            return None
+        statement = _named(ast.parse(self.source), self.name)
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return statement
+        return None
 
     @classmethod
     def __get_pydantic_core_schema__(
@@ -513,7 +507,7 @@ def _take_file(folder: Path, file: str, files: dict[str, str]) -> None:
     try:
         files[file] = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        near = sorted(other.name for other in path.parent.glob("*.py"))
+        near = sorted(sibling.name for sibling in path.parent.glob("*.py"))
         raise OwnCodeError(
             f"there is no file {path.name} in {path.parent}"
             f"{did_you_mean(path.name, near)}"

@@ -35,11 +35,6 @@ def id_words(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
     return words.astype(np.uint64)
 
 
-def columns_of(rows: pa.Table) -> dict[str, np.ndarray]:
-    """Columns of a table by name."""
-    return {name: rows[name].to_numpy() for name in rows.column_names}
-
-
 def words_of(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """Ids as `id_words` from the columns `high` and `low`."""
     return np.stack([columns["high"], columns["low"]], axis=1)

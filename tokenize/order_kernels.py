@@ -74,7 +74,7 @@ def unrank_all(counts, places, sources, index):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def reorder(counts, half_bits, round_keys, places, inverse, found):  # type: ignore[no-untyped-def]
+def reorder(counts, half_bits, round_keys, places, inverse, shuffled):  # type: ignore[no-untyped-def]
     """Rows at places of one epoch of one stage; or, with `inverse`, the places of rows.
 
     Args:
@@ -83,7 +83,7 @@ def reorder(counts, half_bits, round_keys, places, inverse, found):  # type: ign
         round_keys: uint64 (S, rounds), of this epoch, in the order of their use.
         places: int64 (n,), in [0, R).
         inverse: undo it.
-        found: int64 (n,), filled.
+        shuffled: int64 (n,), filled.
     """
     sources, index = (
         np.empty(len(places), np.int64),
@@ -109,11 +109,11 @@ def reorder(counts, half_bits, round_keys, places, inverse, found):  # type: ign
             slots,
         )
         rank_source(counts, source, rows, slots)
-        found[chosen] = slots[: len(rows)]
+        shuffled[chosen] = slots[: len(rows)]
 
 
 @kernel
-def rows_of_span(counts, half_bits, round_keys, place, found):  # type: ignore[no-untyped-def]
+def rows_of_span(counts, half_bits, round_keys, place, shuffled):  # type: ignore[no-untyped-def]
     """`reorder` of places that follow one another, several times as fast: source by
     source, in loops over numbers that have nothing to do with each other, which the
     compiler turns into vector instructions.
@@ -124,23 +124,23 @@ def rows_of_span(counts, half_bits, round_keys, place, found):  # type: ignore[n
     Args:
         counts, half_bits, round_keys: see `reorder`.
         place: the first one; all lie in [0, R).
-        found: int64 (n,), filled.
+        shuffled: int64 (n,), filled.
     """
     total = counts.sum()
     within, index = (
-        np.empty(len(found), np.int64),
-        np.empty(len(found), np.int64),
+        np.empty(len(shuffled), np.int64),
+        np.empty(len(shuffled), np.int64),
     )
     values, slots = (
-        np.empty(len(found), np.uint64),
-        np.empty(len(found), np.int64),
+        np.empty(len(shuffled), np.uint64),
+        np.empty(len(shuffled), np.int64),
     )
     for source in range(len(counts)):
         count = counts[source]
         if count == 0:
             continue
         first = first_row_from(counts, source, total, place)
-        filled = first_row_from(counts, source, total, place + len(found)) - first
+        filled = first_row_from(counts, source, total, place + len(shuffled)) - first
         for number in range(filled):
             index[number] = first + number
         rank_source(counts, source, index[:filled], within)
@@ -155,7 +155,7 @@ def rows_of_span(counts, half_bits, round_keys, place, found):  # type: ignore[n
         )
         rank_source(counts, source, index[:filled], slots)
         for number in range(filled):
-            found[within[number] - place] = slots[number]
+            shuffled[within[number] - place] = slots[number]
 
 
 @kernel
@@ -197,8 +197,10 @@ def permute_source(index, count, half_bits, round_keys, inverse, values, slots):
             swap_halves(values[:outside], bits, mask)
         for key in round_keys:
             for number in range(outside):
-                left, right = values[number] >> bits, values[number] & mask
-                values[number] = right << bits | left ^ splitmix64(right ^ key) & mask
+                high_half, low_half = values[number] >> bits, values[number] & mask
+                values[number] = (
+                    low_half << bits | high_half ^ splitmix64(low_half ^ key) & mask
+                )
         if inverse:
             swap_halves(values[:outside], bits, mask)
         still = 0

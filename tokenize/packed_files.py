@@ -1,20 +1,21 @@
 """Files of a packed set: rows of tokens, and the origins of their documents.
 
-    packed.json                 what is in the set (below) train-00000.bin
-    rows of `sequence_length` tokens, raw little-endian uint16 (uint32: large
-    vocabularies) train-00000.docs.parquet    one row per document piece of that shard:
-    row (of the whole set), start, length, id,
-                                source, copy, offset (within the document); an
-                                end-of-text counts to its document
-    train-00000.ids.parquet     the rows of each document in that shard, by id, for
-    lookups without a search train-00000.sums            XXH64 of each row, to check
-    single rows (`row_bytes.py`) train-00000.cu              boundaries of the pieces of
-    each row, for hot loops (`Boundaries`) val-<source>-00000.bin, .docs.parquet,
-    .ids.parquet, .cu    held-out documents of one source; rows count from 0
-    documents.parquet           every tokenised document by id: its location, and why no
-    row has it (LEDGER_SCHEMA);
-                                above 67 million documents several tables, by the
-                                leading bits of the id
+    packed.json               what is in the set (below)
+    train-00000.bin           rows of `sequence_length` tokens, raw little-endian uint16
+                              (uint32: large vocabularies)
+    train-00000.docs.parquet  one row per document piece of that shard: row (of the whole
+                              set), start, length, id, source, copy, offset (within the
+                              document); an end-of-text counts to its document
+    train-00000.ids.parquet   the rows of each document in that shard, by id, for lookups
+                              without a search
+    train-00000.sums          checksum of each row, to check single rows (`row_bytes.py`)
+    train-00000.cu            boundaries of the pieces of each row, for hot loops
+                              (`Boundaries`)
+    val-<source>-00000.bin, .docs.parquet, .ids.parquet, .cu
+                              held-out documents of one source; rows count from 0
+    documents.parquet         every tokenised document by id: its location, and why no row
+                              has it (LEDGER_SCHEMA); above 67 million documents several
+                              tables, by the leading bits of the id
 
 A training row holds text of one source only, and row r belongs to the source at place r
 of the merged order (`order.sources_of_rows`), so every prefix of the files holds the
@@ -27,9 +28,9 @@ source.
 `train-00000.cu` holds the boundaries of the table of pieces, without ids, for loops
 that read it by memory map:
 
-    int64 (rows + 1,)    first entry of each row among the int32 that follow int32
-    (entries,)     of each row: the start of every piece (0 first), then the end of its
-    last token
+    int64 (rows + 1,)  first entry of each row among the int32 that follow
+    int32 (entries,)   of each row: the start of every piece (0 first), then the end of
+                       its last token
 
 Both little-endian. Tokens after the last entry of a row are padding, identified by
 position, never by id. These are cumulative sequence lengths per row (`cu_seqlens`, as

@@ -145,7 +145,19 @@ class Shards:
                     f"checksum than {sums_name(name)} says; one of the two files is "
                     f"damaged: `{REPAIR}` and a run make it again"
                 )
-            self._map(shard)
+            # `_open` keeps the registered addresses alive.
+            entry = self.shards[shard]
+            sums = sums_name(entry["file"])
+            if sums not in self._open:
+                check_size(self.folder / sums, entry["rows"], CHECKSUM_DTYPE.itemsize)
+                self._open.setdefault(
+                    sums, read_tokens(self.folder / sums, CHECKSUM_DTYPE)
+                )
+            self._sums[shard] = self._open[sums].ctypes.data
+            path = self.folder / entry["file"]
+            row_bytes = self.sequence_length * self.dtype.itemsize
+            check_size(path, entry["rows"], row_bytes)
+            self._addresses[shard] = self._opened(entry["file"], path).ctypes.data
 
     def load(self, entry: ShardEntry, compare: bool = True) -> np.ndarray:
         """All tokens (rows, L) of a shard, training or held out; the content of a local
@@ -164,21 +176,6 @@ class Shards:
         if compare or not self.local:
             path = self.here(entry["file"], entry["sha256"])
         return self._opened(entry["file"], path)
-
-    def _map(self, shard: int) -> None:
-        """Register the addresses of a local shard's rows and checksums; `_open` keeps
-        them alive.
-        """
-        name = self.shards[shard]["file"]
-        rows = self.shards[shard]["rows"]
-        sums = sums_name(name)
-        if sums not in self._open:
-            check_size(self.folder / sums, rows, CHECKSUM_DTYPE.itemsize)
-            self._open.setdefault(sums, read_tokens(self.folder / sums, CHECKSUM_DTYPE))
-        self._sums[shard] = self._open[sums].ctypes.data
-        path = self.folder / name
-        check_size(path, rows, self.sequence_length * self.dtype.itemsize)
-        self._addresses[shard] = self._opened(name, path).ctypes.data
 
     def _opened(self, name: str, path: Path) -> np.ndarray:
         if name not in self._open:

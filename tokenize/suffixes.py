@@ -361,7 +361,7 @@ def keep_alike(prints, wanted, most, firsts, lasts):  # type: ignore[no-untyped-
 
 
 @kernel
-def find_longest(text, size, begins, firsts, lasts, places, n, rows, found):  # type: ignore[no-untyped-def]
+def find_longest(text, size, begins, firsts, lasts, places, n, rows, passages):  # type: ignore[no-untyped-def]
     """The longest passage from each of some places of a text on that stands in the
     rows, and where.
 
@@ -373,7 +373,7 @@ def find_longest(text, size, begins, firsts, lasts, places, n, rows, found):  # 
         places: of the partition.
         n: tokens of the shortest passage.
         rows: see Rows.
-        found: int64 (k, 3), filled with the passage's tokens (0: there is none), and
+        passages: int64 (k, 3), filled with the passage's tokens (0: there is none), and
             [first, last) of its places.
     """
     for number in range(len(begins)):
@@ -398,7 +398,7 @@ def find_longest(text, size, begins, firsts, lasts, places, n, rows, found):  # 
             longest = max(
                 longest, _shared(address, remaining, np.int64(places[low]), rows)[0]
             )
-        found[number] = 0
+        passages[number] = 0
         if longest < n:
             continue
         begins_at, ends_at, high = first, low, low
@@ -418,7 +418,7 @@ def find_longest(text, size, begins, firsts, lasts, places, n, rows, found):  # 
                 ends_at = middle + 1
             else:
                 high = middle
-        found[number, 0], found[number, 1], found[number, 2] = (
+        passages[number, 0], passages[number, 1], passages[number, 2] = (
             longest,
             begins_at,
             ends_at,

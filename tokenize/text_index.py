@@ -1,11 +1,12 @@
 """Stage `text_index`: the places of training rows in suffix order, for finding
 passages.
 
-    index.json           `shortest_span`, `bits` of a bucket's number, `partitions`,
-    `places`, `dtype` of the files places-00000.bin     the places of a partition, by
-    bucket and within it by suffix (`suffixes.py`) prints-00000.bin     eight more bits
-    of the hash of each place buckets-00000.bin    first place of each of its buckets,
-    and the end of the last
+    index.json         `shortest_span`, `bits` of a bucket's number, `partitions`,
+                       `places`, `dtype` of the files
+    places-00000.bin   the places of a partition, by bucket and within it by suffix
+                       (`suffixes.py`)
+    prints-00000.bin   eight more bits of the hash of each place
+    buckets-00000.bin  first place of each of its buckets, and the end of the last
 
 It is a suffix array (Manber & Myers 1993), cut into buckets by the hash of the first
 tokens: a passage is found by one lookup of its bucket and a search in it, with all its
@@ -288,13 +289,13 @@ class Part(NamedTuple):
     """Candidates of a text's n-grams in one partition.
 
     Attributes:
-        held: the partition.
+        partition: that may hold them.
         begins: int64 (k,), places in the text.
         firsts, lasts: int64 (k,), range of the partition that may hold the n-gram at
             each place.
     """
 
-    held: Partition
+    partition: Partition
     begins: np.ndarray
     firsts: np.ndarray
     lasts: np.ndarray
@@ -344,10 +345,20 @@ class OpenIndex:
         hash_text(address, size, shortest, self._bits, rows.wide, buckets, prints)
         owners = buckets // self._per_partition
         matches = np.zeros((len(buckets), 3), np.int64)
-        for held, begins, firsts, lasts in self._look_ahead(owners, buckets, prints):
+        for partition, begins, firsts, lasts in self._look_ahead(
+            owners, buckets, prints
+        ):
             some = np.zeros((len(begins), 3), np.int64)
             find_longest(
-                address, size, begins, firsts, lasts, held.places, shortest, rows, some
+                address,
+                size,
+                begins,
+                firsts,
+                lasts,
+                partition.places,
+                shortest,
+                rows,
+                some,
             )
             matches[begins] = some
         lengths = matches[:, 0]
@@ -372,36 +383,36 @@ class OpenIndex:
         for number in np.unique(owners).tolist():
             begins = np.flatnonzero(owners == number)
             slots = buckets[begins] - number * self._per_partition
-            held = self._partition(number)
-            read_ahead(held.starts, slots, slots + 2)
-            looked_up.append((held, begins, slots))
+            partition = self._partition(number)
+            read_ahead(partition.starts, slots, slots + 2)
+            looked_up.append((partition, begins, slots))
         parts = [
             Part(
-                held,
+                partition,
                 begins,
-                held.starts[slots].astype(np.int64),
-                held.starts[slots + 1].astype(np.int64),
+                partition.starts[slots].astype(np.int64),
+                partition.starts[slots + 1].astype(np.int64),
             )
-            for held, begins, slots in looked_up
+            for partition, begins, slots in looked_up
         ]
         for part in parts:
             short = part.within(MOST_PRINTS)
-            read_ahead(part.held.prints, part.firsts[short], part.lasts[short])
+            read_ahead(part.partition.prints, part.firsts[short], part.lasts[short])
         candidates = []
-        for held, begins, firsts, lasts in parts:
-            keep_alike(held.prints, prints[begins], MOST_PRINTS, firsts, lasts)
+        for partition, begins, firsts, lasts in parts:
+            keep_alike(partition.prints, prints[begins], MOST_PRINTS, firsts, lasts)
             there = lasts > firsts
             if there.any():
-                part = Part(held, begins[there], firsts[there], lasts[there])
+                part = Part(partition, begins[there], firsts[there], lasts[there])
                 candidates.append(part)
                 ends = np.minimum(part.lasts, part.firsts + MOST_PRINTS)
-                read_ahead(held.places, part.firsts, ends)
+                read_ahead(partition.places, part.firsts, ends)
         places = []
         for part in candidates:
             some = part.within(MOST_ROWS)
             ranges = map(range, part.firsts[some].tolist(), part.lasts[some].tolist())
             indices = np.array([*chain.from_iterable(ranges)], np.int64)
-            places.append(part.held.places[indices].astype(np.int64))
+            places.append(part.partition.places[indices].astype(np.int64))
         if places:
             self._rows.read_ahead(np.concatenate(places), AHEAD_TOKENS)
         return candidates

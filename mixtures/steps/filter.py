@@ -147,26 +147,23 @@ class Filter(Judging):
         `Section.added`) only if they equal those of `rules`.
         """
         dumped = self._omit_added_defaults(dump, info)
-        if dumped.get("by_language"):
+        if not dumped.get("by_language"):
+            return dumped
+        dumped["by_language"] = {}
+        for language, rules in self.by_language.items():
+            sets = rules.model_dump(mode=info.mode)
+            for name in sets:
+                section, general = getattr(rules, name), getattr(self.rules, name)
+                for key in section.added:
+                    inherited = (
+                        type(section).model_fields[key].default
+                        if general is None
+                        else getattr(general, key)
+                    )
+                    if getattr(section, key) == inherited:
+                        del sets[name][key]
             disabled = dict.fromkeys(self.rules.sets)
-            dumped["by_language"] = {
-                language: {**disabled, **self._differing(rules, info.mode)}
-                for language, rules in self.by_language.items()
-            }
-        return dumped
-
-    def _differing(self, rules: Rules, mode: str) -> DumpedSection:
-        dumped = rules.model_dump(mode=mode)
-        for name in dumped:
-            section, general = getattr(rules, name), getattr(self.rules, name)
-            for key in section.added:
-                inherited = (
-                    type(section).model_fields[key].default
-                    if general is None
-                    else getattr(general, key)
-                )
-                if getattr(section, key) == inherited:
-                    del dumped[name][key]
+            dumped["by_language"][language] = {**disabled, **sets}
         return dumped
 
     @field_validator(

@@ -4,7 +4,7 @@ each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -410,7 +410,26 @@ def expand(rules: Any) -> Any:
         return rules
     expanded: dict[str, object] = {}
     for name, values in named_items(rules):
-        for rule_set, section in _sets_of(name, values):
+        sections: Iterable[tuple[str, Any]] = [(name, values)]
+        if name in PRESETS:
+            if values is None:
+                continue
+            preset = PRESETS[name]
+            unknown = (
+                values.keys() - preset.keys()
+                if isinstance(values, Mapping)
+                else {repr(values)}
+            )
+            if unknown:
+                raise ValueError(
+                    f"{name} stands for {', '.join(preset)}; it has no "
+                    f"{', '.join(sorted(unknown))}"
+                )
+            sections = (
+                (rule_set, {**section, **(values.get(rule_set) or {})})
+                for rule_set, section in preset.items()
+            )
+        for rule_set, section in sections:
             if rule_set in expanded:
                 raise ValueError(
                     f"the rule set {rule_set!r} is given twice; put all "
@@ -418,25 +437,6 @@ def expand(rules: Any) -> Any:
                 )
             expanded[rule_set] = section
     return expanded
-
-
-def _sets_of(name: str, values: Any) -> Iterator[tuple[str, Any]]:
-    if name not in PRESETS:
-        yield name, values
-        return
-    if values is None:
-        return
-    preset = PRESETS[name]
-    unknown = (
-        values.keys() - preset.keys() if isinstance(values, Mapping) else {repr(values)}
-    )
-    if unknown:
-        raise ValueError(
-            f"{name} stands for {', '.join(preset)}; it has no "
-            f"{', '.join(sorted(unknown))}"
-        )
-    for rule_set, section in preset.items():
-        yield rule_set, {**section, **(values.get(rule_set) or {})}
 
 
 def add_to_schema(schema: JsonSchemaValue) -> None:

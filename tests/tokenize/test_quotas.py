@@ -224,14 +224,14 @@ def test_quota_without_redistribution_is_the_rounded_share(
 ) -> None:
     quotas = plan_rows(request_)
     for line, rows, phase in zip(
-        quotas.asked, quotas.rows, request_.phases, strict=True
+        quotas.requested, quotas.rows, request_.phases, strict=True
     ):
         assert list(line) == [sum(rows) * share for share in phase.shares()]
         assert all(
             abs(number - share) < 1 for number, share in zip(rows, line, strict=True)
         )
     for rows, requested in zip(
-        quotas.per_source(), quotas.asked_per_source(), strict=True
+        quotas.per_source(), quotas.requested_per_source(), strict=True
     ):
         assert abs(rows - requested) < 1
 
@@ -286,7 +286,7 @@ def test_every_prefix_keeps_the_weights_of_its_phase_within_the_bound(
     sources = sources_of_rows(quotas.rows, order.rows(np.arange(order.total)))
     first, requested_before = 0, np.zeros(len(request_.supplies))
     for number, (rows, requested) in enumerate(
-        zip(quotas.rows, quotas.asked, strict=True)
+        zip(quotas.rows, quotas.requested, strict=True)
     ):
         size, present = sum(rows), sum(1 for part in rows if part)
         for source, (part, share) in enumerate(zip(rows, requested, strict=True)):
@@ -378,7 +378,7 @@ def test_short_source_is_reduced_in_every_phase_proportionally() -> None:
     supplies = {"a": Supply(1, 250), "b": Supply(1, 1000), "c": Supply(1, 1000)}
     quotas = plan_rows(MixRequest(1000, LENGTH, phases, supplies), redistribute=True)
     assert quotas.rows == ((20, 60, 0), (5, 0, 15))
-    assert quotas.asked == ((40, 40, 0), (10, 0, 10))
+    assert quotas.requested == ((40, 40, 0), (10, 0, 10))
 
 
 def test_max_epochs_limits_all_phases_together() -> None:

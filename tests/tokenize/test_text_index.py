@@ -428,5 +428,5 @@ def test_sorting_a_partition_takes_at_most_eight_bytes_per_place(
     )
     summary = build_index(packed, tmp_path / "index")
     buckets = len(files(tmp_path / "index")["buckets-00000.bin"]) // 4
-    assert summary == {"places": 20_000 * (LENGTH - SHORTEST + 1), "partitions": 1}
+    assert summary == text_index.IndexSummary(20_000 * (LENGTH - SHORTEST + 1), 1)
     assert peak_bytes(sorting[0]) < 8 * summary.places + 32 * buckets

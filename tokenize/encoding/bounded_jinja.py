@@ -203,16 +203,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         # The sandbox gives its own function for a text's `format`, around the method.
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
         name = getattr(function, "__name__", "")
-        given = (*args, *options.values())
+        values = (*args, *options.values())
         if isinstance(owner, str | bytes | list | tuple):
             if name in GROWING_METHODS:
-                _spend_product((owner, *given))
+                _spend_product((owner, *values))
             else:
                 _spend(_weight((owner, *args)))
             if name in ("format", "format_map"):
                 refuse_widths(str(owner))
         elif not isinstance(function, Macro) and not isinstance(owner, dict):
-            _spend_product(given)
+            _spend_product(values)
         return super().call(context, function, *args, **options)
 
 

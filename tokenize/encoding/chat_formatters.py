@@ -101,8 +101,23 @@ class Formatter:
             raise FormatterError(
                 " ".join(blame(self._own.use, error).split())
             ) from error
+        parts: list[tuple[str, bool]] = []
+        for pair in pairs:
+            if (
+                not isinstance(pair, tuple | list)
+                or len(pair) != 2
+                or not isinstance(pair[0], str)
+                or not isinstance(pair[1], bool)
+            ):
+                raise FormatterError(
+                    f"{self._own.use.place}: {self._own.use.name} gives "
+                    f"{str(pair)[:40]!r} ({type(pair).__name__}) where a segment "
+                    "belongs; give pairs of text and True where the assistant speaks, "
+                    "else False"
+                )
+            if pair[0]:
+                parts.append((pair[0], pair[1]))
         # Adjacent segments of one kind are encoded together.
-        parts = [part for part in map(self._checked, pairs) if part[0]]
         merged = [
             ("".join(text for text, _ in group), generated)
             for generated, group in groupby(parts, key=itemgetter(1))
@@ -124,20 +139,6 @@ class Formatter:
         """Segments that the function returns or yields."""
         written = self._call(*arguments)
         return list(written) if isinstance(written, Iterable) else [written]
-
-    def _checked(self, pair: Any) -> tuple[str, bool]:
-        if (
-            not isinstance(pair, tuple | list)
-            or len(pair) != 2
-            or not isinstance(pair[0], str)
-            or not isinstance(pair[1], bool)
-        ):
-            raise FormatterError(
-                f"{self._own.use.place}: {self._own.use.name} gives {str(pair)[:40]!r} "
-                f"({type(pair).__name__}) where a segment belongs; give pairs of text "
-                "and True where the assistant speaks, else False"
-            )
-        return pair[0], pair[1]
 
 
 def _parameters(own: OwnFormatter) -> Collection[str]:

@@ -85,7 +85,18 @@ def read_known(tokenizer: Tokenizer) -> Known:
     first = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     stand_ins: list[list[int]] = []
     if byte_level:
-        vocabulary = _byte_level_vocabulary(vocabulary)
+        characters = byte_characters()
+        _refuse_missing(
+            byte for byte in TEXT_BYTES if characters[byte] not in model["vocab"]
+        )
+        # Text never becomes a token that is not spelt in bytes, but gigatoken would
+        # match it.
+        spelt = set(characters)
+        vocabulary = {
+            token: number
+            for token, number in vocabulary.items()
+            if token and spelt.issuperset(token)
+        }
         if any(step["type"] != "NFC" for step in normalizers):
             raise NotKnownError(f"its normalizer is {_names(normalizers)}")
         pre_tokenizer, digits = _pre_tokenizer(pre_tokenizer)
@@ -149,23 +160,6 @@ others.
 """
 
 
-def _byte_level_vocabulary(vocabulary: Mapping[str, int]) -> dict[str, int]:
-    """Tokens spelt in bytes; text never becomes any other token, but gigatoken would
-    match it.
-
-    Raises:
-        NotKnownError: a byte has no token.
-    """
-    characters = byte_characters()
-    _refuse_missing(byte for byte in TEXT_BYTES if characters[byte] not in vocabulary)
-    spelt = set(characters)
-    return {
-        token: number
-        for token, number in vocabulary.items()
-        if token and spelt.issuperset(token)
-    }
-
-
 def _refuse_missing(missing: Iterator[int]) -> None:
     if number := len(list(missing)):
         raise NotKnownError(f"its vocabulary lacks {number} of the bytes of text")
@@ -222,12 +216,23 @@ def _added_tokens(described: TokenizerJson, nfc: bool) -> list[AddedToken]:
         True in normalized and described["normalizer"] and not nfc
     ):
         raise NotKnownError("its added tokens are looked for in normalized text")
-    if hidden_pair := _hidden(special, {token["content"] for token in plain}):
-        raise NotKnownError(
-            "its added token {1!r} may be a part of the special token {0!r}".format(
-                *hidden_pair
-            )
-        )
+    contents = {token["content"] for token in plain}
+    beginnings: dict[str, str] = {}
+    if special:
+        for content in contents:
+            beginnings |= {content[:end]: content for end in range(1, len(content))}
+    # The library does not match an added token within a special one.
+    for text in special:
+        for begin in range(len(text)):
+            tail = text[begin:]
+            heads = (tail[:end] for end in range(1, len(tail) + 1))
+            part = beginnings.get(tail) if begin else None
+            part = part or next((head for head in heads if head in contents), None)
+            if part is not None:
+                raise NotKnownError(
+                    f"its added token {part!r} may be a part of the special token "
+                    f"{text!r}"
+                )
     return [_plain(token["id"], token["content"]) for token in plain]
 
 
@@ -239,24 +244,6 @@ COMPOSING = frozenset("<=>" + string.ascii_letters)
 """ASCII that NFC composes with a following mark: letters, and the signs that a slash
 negates.
 """
-
-
-def _hidden(special: Sequence[str], plain: set[str]) -> tuple[str, str] | None:
-    """A special token and an added token that the library does not match within it."""
-    beginnings = (
-        {token[:length]: token for token in plain for length in range(1, len(token))}
-        if special
-        else {}
-    )
-    for token in special:
-        for begin in range(len(token)):
-            tail = token[begin:]
-            if begin and tail in beginnings:
-                return token, beginnings[tail]
-            for end in range(1, len(tail) + 1):
-                if tail[:end] in plain:
-                    return token, tail[:end]
-    return None
 
 
 def _pre_tokenizer(described: Step | None) -> tuple[Step, bool]:

@@ -121,8 +121,25 @@ def pre_tokenizer_name(described: Step | None, ignores_merges: bool) -> str:
         if described is not None and described["type"] == "Sequence"
         else [described]
     )
-    parts = tuple(part for step in steps for part in _part_of(step or {"type": "none"}))
-    name = PRE_TOKENIZERS.get(parts)
+    parts: list[str] = []
+    for step in steps:
+        match step or {"type": "none"}:
+            case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}:
+                pass  # it only spells bytes
+            case {"type": "ByteLevel", "add_prefix_space": False}:
+                parts.append("gpt2")
+            case {"type": "Digits", "individual_digits": True}:
+                parts.append("digits")
+            case {
+                "type": "Split",
+                "behavior": "Isolated",
+                "invert": False,
+                "pattern": {"Regex": pattern},
+            }:
+                parts.append(pattern)
+            case {"type": kind}:
+                parts.append(kind)
+    name = PRE_TOKENIZERS.get(tuple(parts))
     if name is None:
         raise NotForLlamaCppError(
             "it splits text in a way that llama.cpp has no name for: "
@@ -134,20 +151,3 @@ def pre_tokenizer_name(described: Step | None, ignores_merges: bool) -> str:
             f"{name} does not"
         )
     return WHOLE_WORDS[name] if ignores_merges else name
-
-
-def _part_of(step: Step) -> list[str]:
-    """Step in the form of PRE_TOKENIZERS; empty if it only spells bytes."""
-    match step:
-        case {"type": "ByteLevel", "add_prefix_space": False}:
-            return ["gpt2"] if step.get("use_regex", True) else []
-        case {"type": "Digits", "individual_digits": True}:
-            return ["digits"]
-        case {
-            "type": "Split",
-            "behavior": "Isolated",
-            "invert": False,
-            "pattern": {"Regex": pattern},
-        }:
-            return [pattern]
-    return [step["type"]]

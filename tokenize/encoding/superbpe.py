@@ -105,14 +105,14 @@ def learn_superwords(
     vocab: dict[str, int] = {}
     merges: dict[tuple[str, str], None] = {}
     for merge in json.loads(tokenizer.to_str())["model"]["merges"]:
-        left, right = (
+        prefix, suffix = (
             "".join(spelt[character] for character in side) for side in merge
         )
-        if left + right not in word_vocab and left + right not in vocab:
+        if prefix + suffix not in word_vocab and prefix + suffix not in vocab:
             if len(vocab) == new_tokens:
                 break
-            vocab[left + right] = len(word_vocab) + len(vocab)
-        merges[left, right] = None
+            vocab[prefix + suffix] = len(word_vocab) + len(vocab)
+        merges[prefix, suffix] = None
     return vocab, [*merges]
 
 

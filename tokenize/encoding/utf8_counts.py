@@ -69,7 +69,7 @@ def scan_texts(
     listed: Listed,
     characters: np.ndarray,
     words: np.ndarray,
-    found: np.ndarray,
+    hits: np.ndarray,
 ) -> bool:
     """Count characters and words of n texts, and mark those with a listed code point.
 
@@ -79,7 +79,7 @@ def scan_texts(
         data, offsets: as in `kernels.text_buffers`, but possibly invalid UTF-8.
         listed: code points to search for.
         characters, words: int64 of shape (n,), filled.
-        found: bool of shape (n,), filled.
+        hits: bool of shape (n,), filled.
 
     Returns:
         whether every text is UTF-8; if not, the filled arrays are meaningless.
@@ -129,7 +129,7 @@ def scan_texts(
                 )
             at += WIDTH
         wrong |= expected
-        characters[text], words[text], found[text] = (
+        characters[text], words[text], hits[text] = (
             np.int64(number),
             np.int64(word_count),
             hit,

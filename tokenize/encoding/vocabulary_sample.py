@@ -32,9 +32,8 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.jobs.shuffle import Sent, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
-from gristmill.dataprep.shuffle_format import MOST_PARTITIONS
+from gristmill.dataprep.shuffle_format import MOST_PARTITIONS, columns_of
 from gristmill.tokenize.document_sampling import (
-    columns_of,
     draw,
     drawn_below,
     drawn_order,

@@ -1,10 +1,11 @@
 """Writing a packed set in the formats that other trainers read, with checksums and a
 word on how to read it.
 
-    llmc        train_000000.bin ...                 llm.c, modded-nanogpt megatron
-    train_text_document.bin and .idx     Megatron-LM memmap      train.bin
-    nanoGPT, and whatever maps raw tokens olmo        train-00000.npy and .csv.gz ...
-    OLMo-core mds         train/                               MosaicML Streaming
+    llmc      train_000000.bin ...              llm.c, modded-nanogpt
+    megatron  train_text_document.bin and .idx  Megatron-LM
+    memmap    train.bin                         nanoGPT, and whatever maps raw tokens
+    olmo      train-00000.npy and .csv.gz ...   OLMo-core
+    mds       train/                            MosaicML Streaming
 
 Beside each file lies `<name>.docs.parquet` (`write_documents`), and per split
 `train.json` (what was exported) and `train.sha256` (written last; `sha256sum -c` reads
@@ -260,7 +261,9 @@ def _samples(rows: Split) -> Iterator[Sample]:
 
 
 def _dtype(form: str, dtype: np.dtype) -> np.dtype:
-    return formats.megatron_dtype(dtype) if form == "megatron" else dtype
+    if form != "megatron":
+        return dtype
+    return np.dtype("<u2") if dtype.itemsize == 2 else np.dtype("<i4")
 
 
 def _check(

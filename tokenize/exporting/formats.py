@@ -60,11 +60,6 @@ def llmc_header(tokens: int, dtype: np.dtype) -> bytes:
     return header.tobytes()
 
 
-def megatron_dtype(dtype: np.dtype) -> np.dtype:
-    """Megatron's storage dtype for tokens of a set's dtype."""
-    return np.dtype("<u2") if dtype.itemsize == 2 else np.dtype("<i4")
-
-
 def write_megatron_index(
     sink: Sink, lengths: Callable[[], Iterator[np.ndarray]], dtype: np.dtype
 ) -> None:

@@ -525,9 +525,23 @@ def bounds_of(
         document_tokens: see above.
     """
     if runs.are_documents:
-        return _without_ends(runs, content, end_of_text)
+        size = runs.dtype.itemsize
+        nonempty = np.flatnonzero(runs.tokens)
+        last = runs.begin[nonempty] + (runs.tokens[nonempty] - 1) * size
+        last_ids = content[last[:, None] + np.arange(size)].view(runs.dtype).ravel()
+        is_end = last_ids == end_of_text
+        lengths = runs.tokens.copy()
+        lengths[nonempty[is_end]] -= 1
+        other_ids, counts = np.unique(last_ids[~is_end], return_counts=True)
+        other_end = None
+        if len(counts):
+            top = int(counts.argmax())
+            other_end = (int(other_ids[top]), int(counts[top]))
+        return Bounds(
+            runs.dtype, runs.begin, lengths, int(is_end.sum()), other_end, runs.metadata
+        )
     nothing = np.empty(0, np.int64)
-    begins, lengths = [nothing], [nothing]
+    begins, sizes = [nothing], [nothing]
     ended = 0
     for begin, tokens in zip(runs.begin.tolist(), runs.tokens.tolist(), strict=True):
         if document_tokens is not None:
@@ -548,25 +562,7 @@ def bounds_of(
             starts, stops = np.append(0, ends + 1), np.append(ends, tokens)
         is_some = stops > starts
         begins.append(begin + starts[is_some] * runs.dtype.itemsize)
-        lengths.append((stops - starts)[is_some])
+        sizes.append((stops - starts)[is_some])
     return Bounds(
-        runs.dtype, np.concatenate(begins), np.concatenate(lengths), ended, None
-    )
-
-
-def _without_ends(runs: Runs, content: np.ndarray, end_of_text: int) -> Bounds:
-    size = runs.dtype.itemsize
-    nonempty = np.flatnonzero(runs.tokens)
-    last = runs.begin[nonempty] + (runs.tokens[nonempty] - 1) * size
-    ids = content[last[:, None] + np.arange(size)].view(runs.dtype).ravel()
-    is_end = ids == end_of_text
-    tokens = runs.tokens.copy()
-    tokens[nonempty[is_end]] -= 1
-    other_ids, counts = np.unique(ids[~is_end], return_counts=True)
-    other_end = None
-    if len(counts):
-        top = int(counts.argmax())
-        other_end = (int(other_ids[top]), int(counts[top]))
-    return Bounds(
-        runs.dtype, runs.begin, tokens, int(is_end.sum()), other_end, runs.metadata
+        runs.dtype, np.concatenate(begins), np.concatenate(sizes), ended, None
     )

@@ -5,9 +5,8 @@ Row j of a source's stream holds the same tokens in every set of the same docume
 any number of rows. A training has read the rows of a source in some order; the later
 rows of the stream follow those of its set:
 
-    numbers     0 1 2 ... u-1 | u ... n-1 | n n+1 ...     of a source's rows in the
-    order of that training
-                were read     | were next | not in the set
+    0 1 2 ... u-1 | u ... n-1 | n n+1 ...       numbers of a source's rows in the order
+      were read   | were next | not in the set  of that training
 
 The kept rows have the first numbers, and new rows take the next ones: no row is read
 twice, for any weights. The number of each row is computed from the keyed permutations

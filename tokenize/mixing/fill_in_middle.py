@@ -5,9 +5,10 @@ A document of n tokens is cut at two places, drawn uniformly from 0 to n, into p
 middle and suffix, each possibly empty. It becomes one of (the second is the paper's
 variant 2 of suffix-prefix-middle)
 
-    <prefix> prefix <suffix> suffix <middle> middle <end of text>
-    prefix-suffix-middle, PSM <prefix> <suffix> suffix <middle> prefix middle <end of
-    text>        suffix-prefix-middle, SPM
+    prefix-suffix-middle, PSM:
+        <prefix> prefix <suffix> suffix <middle> middle <end of text>
+    suffix-prefix-middle, SPM:
+        <prefix> <suffix> suffix <middle> prefix middle <end of text>
 
 where names in brackets are special tokens. Documents are rearranged before packing, the
 paper's "document level". (seed, id) alone decides whether a document is rearranged, so

@@ -27,8 +27,8 @@ from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.jobs.shuffle import Shuffled
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.row_groups import read_matching
+from gristmill.dataprep.shuffle_format import columns_of
 from gristmill.tokenize.document_sampling import (
-    columns_of,
     ordered_by,
     word_ids,
     words_of,
@@ -82,7 +82,7 @@ class Taken:
 
     Attributes:
         any: bool of shape (streams,), whether the stream takes any document.
-        whole: bool of shape (streams,), whether it takes all documents.
+        complete: bool of shape (streams,), whether it takes all documents.
         draw: uint64 of shape (streams,), draw of the last document; id and time break
             ties.
         words: uint64 of shape (streams, 2), its id.
@@ -90,25 +90,43 @@ class Taken:
     """
 
     any: np.ndarray
-    whole: np.ndarray
+    complete: np.ndarray
     draw: np.ndarray
     words: np.ndarray
     time: np.ndarray
 
-    def holds(
-        self, stream: np.ndarray, draws: np.ndarray, words: np.ndarray, time: int
+    def used(
+        self,
+        words: np.ndarray,
+        source: np.ndarray,
+        state: np.ndarray,
+        repeats: np.ndarray,
+        draws: Draws,
     ) -> np.ndarray:
-        """Mask (bool) of the first-pass entries that the streams take."""
-        last = self.draw[stream]
-        mask = self.any[stream] & (draws <= last)
-        # Equal draws are rare.
-        for tied in np.flatnonzero(mask & (draws == last)):
-            number = stream[tied]
-            mask[tied] = (*words[tied].tolist(), time) <= (
-                *self.words[number].tolist(),
-                int(self.time[number]),
-            )
-        return mask
+        """Mask (bool) of the documents that any stream takes."""
+        held_out = state == HELD_OUT
+        times = np.where(held_out, 1, np.where(state == TRAINS, repeats, 0))
+        stream = np.where(
+            held_out, validation_stream(source, draws.sources), train_stream(source)
+        ).astype(np.int64)
+        used = self.complete[stream] & (times > 0)
+        undecided = self.any[stream] & ~used
+        for time in range(int(times[undecided].max(initial=0))):
+            selection = np.flatnonzero(undecided & (times > time) & ~used)
+            streams = stream[selection]
+            selected_words = words.take(selection, axis=0)
+            drawn = draws.of(streams, selected_words, np.full(len(selection), time), 0)
+            last = self.draw[streams]
+            mask = drawn <= last
+            # Equal draws are rare.
+            for tied in np.flatnonzero(drawn == last):
+                number = streams[tied]
+                mask[tied] = (*selected_words[tied].tolist(), time) <= (
+                    *self.words[number].tolist(),
+                    int(self.time[number]),
+                )
+            used[selection] = mask
+        return used
 
 
 def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
@@ -132,7 +150,7 @@ def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
         time = segment.time[last : last + 1]
         later_entries = streams.bases.entries[0, partition + 1 :, stream]
         last_entries.any[stream] = True
-        last_entries.whole[stream] = (
+        last_entries.complete[stream] = (
             last + 1 == len(segment.words) and not later_entries.any()
         )
         last_entries.draw[stream] = streams.draws.of(
@@ -216,7 +234,7 @@ def write_ledger(
     if used is not None:
         trained = train_stream(np.arange(len(sources)))
         last_entries.any[trained] = False
-        last_entries.whole[trained] = False
+        last_entries.complete[trained] = False
     tables = -(-candidates.documents // FILE_DOCUMENTS)
     bits = min(max(0, tables - 1).bit_length(), candidates.ledger_bits)
     partitions_per_table = 1 << (candidates.ledger_bits - bits)
@@ -340,7 +358,7 @@ def _judged(
     source, state, repeats = columns["source"], columns["state"], columns["repeats"]
     trains = state == TRAINS
     held_out = state == HELD_OUT
-    used = _used(words, source, state, repeats, draws, last_entries)
+    used = last_entries.used(words, source, state, repeats, draws)
     if used_documents is not None:
         used |= trains & _among(ids, word_ids(words_of(columns_of(used_documents))))
     laid_out = used & trains
@@ -388,34 +406,6 @@ def _judged(
         ],
         schema=LEDGER_SCHEMA,
     )
-
-
-def _used(
-    words: np.ndarray,
-    source: np.ndarray,
-    state: np.ndarray,
-    repeats: np.ndarray,
-    draws: Draws,
-    last_entries: Taken,
-) -> np.ndarray:
-    """Mask (bool) of the documents that any stream takes."""
-    held_out = state == HELD_OUT
-    times = np.where(held_out, 1, np.where(state == TRAINS, repeats, 0))
-    stream = np.where(
-        held_out, validation_stream(source, draws.sources), train_stream(source)
-    ).astype(np.int64)
-    used = last_entries.whole[stream] & (times > 0)
-    undecided = last_entries.any[stream] & ~used
-    for time in range(int(times[undecided].max(initial=0))):
-        selection = np.flatnonzero(undecided & (times > time) & ~used)
-        selected_words = words.take(selection, axis=0)
-        drawn = draws.of(
-            stream[selection], selected_words, np.full(len(selection), time), 0
-        )
-        used[selection] = last_entries.holds(
-            stream[selection], drawn, selected_words, time
-        )
-    return used
 
 
 def _among(ids: pa.Array, documents: pa.Array) -> np.ndarray:

@@ -183,7 +183,7 @@ def describe(
             cut_tokens=layout.tokens - layout.end,
         )
     total = sum(quotas.per_source())
-    requested_rows = dict(zip(names, quotas.asked_per_source(), strict=True))
+    requested_rows = dict(zip(names, quotas.requested_per_source(), strict=True))
     return MixSummary(
         counts=mixed.counts,
         rows=sum(layout.rows for layout in layouts),
@@ -236,7 +236,7 @@ def redistributed(
     moved = [
         (rows - share) * length
         for rows, share in zip(
-            quotas.per_source(), quotas.asked_per_source(), strict=True
+            quotas.per_source(), quotas.requested_per_source(), strict=True
         )
     ]
     # Rounding to whole rows moves less than a row.
@@ -281,7 +281,7 @@ def _phases(
             rows=sum(rows[number]),
             tokens=sum(tokens[number]),
             rows_per_source=list(rows[number]),
-            requested=_shares(sources, quotas.asked[number]),
+            requested=_shares(sources, quotas.requested[number]),
             realised=_shares(sources, [Fraction(part) for part in tokens[number]]),
         )
         for number, end in enumerate(ends)

@@ -74,18 +74,22 @@ def pack(
         starts = np.concatenate([[0], np.cumsum(lengths)])
         pieces = cut(starts, 0, int(starts[-1]), Packing(sequence_length))
     elif method == "best_fit":
-        whole, rests = np.divmod(lengths, sequence_length)
-        with_rest = np.flatnonzero(rests)
+        full_rows, remainders = np.divmod(lengths, sequence_length)
+        with_remainder = np.flatnonzero(remainders)
         bins, _ = best_fit_decreasing(
-            rests[with_rest].astype(np.int32), sequence_length
+            remainders[with_remainder].astype(np.int32), sequence_length
         )
-        number = np.arange(whole.sum()) - np.repeat(np.cumsum(whole) - whole, whole)
-        document = np.repeat(np.arange(len(lengths)), whole)
+        number = np.arange(full_rows.sum()) - np.repeat(
+            np.cumsum(full_rows) - full_rows, full_rows
+        )
+        document = np.repeat(np.arange(len(lengths)), full_rows)
         pieces = Pieces(
             np.concatenate([np.arange(len(number)), len(number) + bins]),
-            np.concatenate([document, with_rest]),
-            np.concatenate([number, whole[with_rest]]) * sequence_length,
-            np.concatenate([np.full(len(number), sequence_length), rests[with_rest]]),
+            np.concatenate([document, with_remainder]),
+            np.concatenate([number, full_rows[with_remainder]]) * sequence_length,
+            np.concatenate(
+                [np.full(len(number), sequence_length), remainders[with_remainder]]
+            ),
         )
     else:
         raise ValueError(f"method must be best_fit or stream, not {method!r}")

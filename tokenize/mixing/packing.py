@@ -355,9 +355,9 @@ def cut_best_fit(
 
 @kernel
 def measure_stream(
-    starts: np.ndarray, end: int, length: int, found: np.ndarray
+    starts: np.ndarray, end: int, length: int, totals: np.ndarray
 ) -> None:
-    """Add to `found` the number of documents cut at row ends, and their tokens before
+    """Add to `totals` the number of documents cut at row ends, and their tokens before
     `end` (int64 (2,)).
     """
     for document in range(len(starts) - 1):
@@ -365,32 +365,32 @@ def measure_stream(
         if at >= end:
             break
         if min((at // length + 1) * length, end) < starts[document + 1]:
-            found[0] += 1
-            found[1] += min(starts[document + 1], end) - at
+            totals[0] += 1
+            totals[1] += min(starts[document + 1], end) - at
 
 
 @kernel
 def measure_aligned(
-    starts: np.ndarray, end: int, length: int, found: np.ndarray
+    starts: np.ndarray, end: int, length: int, totals: np.ndarray
 ) -> None:
     """Count rows that begin with documents.
 
     Args:
-        found: int64 of shape (5,), updated: cut documents, their tokens before `end`,
+        totals: int64 of shape (5,), updated: cut documents, their tokens before `end`,
             rows, tokens in rows, and the end of the last row.
     """
     for document in range(len(starts) - 1):
         at, stop = starts[document], starts[document + 1]
         if at >= end:
             break
-        if at >= found[4]:
-            found[4] = at + length
-            found[2] += 1
-        until = min(stop, found[4], end)
-        found[3] += until - at
+        if at >= totals[4]:
+            totals[4] = at + length
+            totals[2] += 1
+        until = min(stop, totals[4], end)
+        totals[3] += until - at
         if until < stop:
-            found[0] += 1
-            found[1] += min(stop, end) - at
+            totals[0] += 1
+            totals[1] += min(stop, end) - at
 
 
 @kernel
@@ -401,7 +401,7 @@ def measure_best_fit(
     last: int,
     length: int,
     aligned: bool,
-    found: np.ndarray,
+    totals: np.ndarray,
     rests: np.ndarray,
 ) -> None:
     """Count the best-fit rows of the tokens [begin, end) of a stream without laying
@@ -409,7 +409,7 @@ def measure_best_fit(
 
     Args:
         last: end of the last phase.
-        found: int64 of shape (4,), updated: cut documents, their tokens before `last`,
+        totals: int64 of shape (4,), updated: cut documents, their tokens before `last`,
             whole rows, tokens in rows.
         rests: int64 of shape (L,), updated: number of remainders of each length.
     """
@@ -423,13 +423,13 @@ def measure_best_fit(
         size = min(stop, end) - at
         # A document that continues from the previous phase was counted there.
         if start >= begin and min(at + length, end) < stop:
-            found[0] += 1
-            found[1] += min(stop, last) - start
+            totals[0] += 1
+            totals[1] += min(stop, last) - start
         if aligned:
             size = min(size, length)
-        found[2] += size // length
+        totals[2] += size // length
         rests[size % length] += 1
-        found[3] += size
+        totals[3] += size
 
 
 @dataclass(frozen=True)
@@ -548,12 +548,12 @@ class Fit:
         self._packing = packing
         self._ends = ends
         phases = len(ends) - 1
-        self._found = np.zeros((phases, 4), np.int64)
+        self._totals = np.zeros((phases, 4), np.int64)
         self._rests = np.zeros((phases, packing.sequence_length), np.int64)
 
     def places(self) -> Places:
         """State for the rows of the next segment."""
-        full_rows = self._found[:, 2].copy()
+        full_rows = self._totals[:, 2].copy()
         return Places(np.zeros_like(full_rows), full_rows, self._rests.copy())
 
     def add(self, starts: np.ndarray) -> None:
@@ -567,18 +567,18 @@ class Fit:
                     self._ends[-1],
                     self._packing.sequence_length,
                     self._packing.aligned,
-                    self._found[phase],
+                    self._totals[phase],
                     self._rests[phase],
                 )
 
     def cost(self) -> tuple[int, int, int, int]:
         """Rows and document tokens of all phases, cut documents and their tokens."""
-        cut, cut_tokens, _, tokens = self._found.sum(axis=0).tolist()
+        cut, cut_tokens, _, tokens = self._totals.sum(axis=0).tolist()
         return sum(self.rows()), tokens, cut, cut_tokens
 
     def rows(self) -> list[int]:
         """Rows of each phase."""
-        counts = zip(self._found[:, 2].tolist(), self._dealt, strict=True)
+        counts = zip(self._totals[:, 2].tolist(), self._dealt, strict=True)
         return [number + used for number, (_, _, used) in counts]
 
     def dealings(self) -> list[Dealing]:
@@ -587,7 +587,7 @@ class Fit:
         return [
             Dealing(np.array([row, counts[2]]), begins, dealt)
             for row, counts, (begins, dealt, _) in zip(
-                first, self._found, self._dealt, strict=False
+                first, self._totals, self._dealt, strict=False
             )
         ]
 

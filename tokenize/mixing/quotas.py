@@ -183,19 +183,19 @@ class Quotas:
     Attributes:
         rows: by phase and source; each number, and each source's sum over the phases,
             is its exact share (within limits) rounded down or up.
-        asked: exact rows by phase and source from the weights alone.
+        requested: exact rows by phase and source from the weights alone.
     """
 
     rows: tuple[tuple[int, ...], ...]
-    asked: tuple[tuple[Fraction, ...], ...]
+    requested: tuple[tuple[Fraction, ...], ...]
 
     def per_source(self) -> list[int]:
         """Rows of each source over all phases."""
         return [sum(column) for column in zip(*self.rows, strict=True)]
 
-    def asked_per_source(self) -> list[Fraction]:
+    def requested_per_source(self) -> list[Fraction]:
         """Exact rows of each source over all phases, from the weights alone."""
-        return column_sums(self.asked)
+        return column_sums(self.requested)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class MixRequest:
     supplies: Mapping[str, Supply]
     kept: Sequence[Sequence[int]] = ()
 
-    def asked(self, total: int) -> Table:
+    def requested(self, total: int) -> Table:
         """Exact rows by phase and source of a set of `total` rows, from the weights
         alone; without finished phases.
         """
@@ -233,7 +233,7 @@ class MixRequest:
 
     def filled(self, total: int) -> Table:
         """Exact rows within the sources' limits (see `fill`)."""
-        requested = self.asked(total)[len(self.kept) :]
+        requested = self.requested(total)[len(self.kept) :]
         kept = self._kept()
         read = column_sums(kept) or [Fraction(0)] * len(self.supplies)
         shares = [[part / sum(line) for part in line] for line in requested]
@@ -328,7 +328,7 @@ def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
                 f"{supply.least_rows(length)} rows of "
                 f"{length} tokens, but {_limit(supply, length)}; lower min_tokens"
             )
-    requested = request.asked(total)
+    requested = request.requested(total)
     rows = round_table(request.filled(total) if redistribute else requested)
     quotas = Quotas(tuple(map(tuple, rows)), tuple(map(tuple, requested)))
     if not redistribute and not _fits(request, quotas.per_source()):
@@ -406,9 +406,14 @@ def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
     weights = request.phases[0].weights
     other_weights = sum(weights) - weights[number]
     most = supply.most_rows(length)
-    others = sum(rows) - most
-    if len(request.phases) == 1 and not request.kept and other_weights and others > 0:
-        weight = floor(other_weights * most / others * 1000) / 1000
+    other_rows = sum(rows) - most
+    if (
+        len(request.phases) == 1
+        and not request.kept
+        and other_weights
+        and other_rows > 0
+    ):
+        weight = floor(other_weights * most / other_rows * 1000) / 1000
         remedy += f", or lower its weight to {weight:g}"
     return remedy
 
@@ -434,7 +439,7 @@ def _most_tokens(request: MixRequest) -> int:
     # Rounding may change the total by one row per source and phase.
     for total in range(exact_rows + len(shares) * len(request.phases), 0, -1):
         try:
-            rows = round_table(request.asked(total))
+            rows = round_table(request.requested(total))
         except MixError:
             continue
         if _fits(request, [sum(column) for column in zip(*rows, strict=True)]):
@@ -616,9 +621,9 @@ def _cycle(
         sign = -1 if axis else 1
         line, source = path[-1]
         cells = [
-            (line, other) if axis else (other, source)
-            for other in range(shape[axis])
-            if other != path[-1][axis]
+            (line, position) if axis else (position, source)
+            for position in range(shape[axis])
+            if position != path[-1][axis]
         ]
         # Prefer a cell that closes the cycle: short cycles keep the order of the
         # remainders.

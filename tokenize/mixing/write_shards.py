@@ -23,9 +23,9 @@ from numba import carray
 from gristmill.core.files import as_path, is_local
 from gristmill.dataprep.jobs.shuffle import Shuffled
 from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.shuffle_format import columns_of
 from gristmill.dataprep.text.kernels import kernel, pointer
 from gristmill.tokenize.document_sampling import (
-    columns_of,
     order_below,
     word_ids,
     words_of,

@@ -1,12 +1,12 @@
 """A folder of files by their checksum, on a local disk, that the processes of a machine
 share and never overfill.
 
-    <sha256>            a whole file; it appears when its content was checked and lies
-    on the disk <sha256>.part       the same file while it is being fetched, as long as
-    the whole from the beginning <sha256>.lock       held shared by every process that
-    uses or fetches the file, alone by the one that removes it <sha256>.fetch.lock held
-    alone by the process that fetches it .lock               held alone while room is
-    made
+    <sha256>             a complete file, whose content was checked
+    <sha256>.part        the same file while it is being fetched, at its full size
+    <sha256>.lock        held shared by every process that uses or fetches the file,
+                         alone by the one that removes it
+    <sha256>.fetch.lock  held alone by the process that fetches it
+    .lock                held alone while room is made
 
 The kernel drops a process's locks however it dies, so nothing has to be cleaned up
 behind one that was killed: its unfinished file is fetched again by the next process
@@ -111,27 +111,12 @@ class FileCache:
         self, path: Path, size: int, fetch: Callable[[BinaryIO], None], needed: bool
     ) -> bool:
         part = path.with_name(f"{path.name}{PART}")
-        if not self._reserve(part, size, needed):
-            return False
-        try:
-            with open(part, "r+b") as sink:
-                fetch(sink)
-                sink.flush()
-                os.fsync(sink.fileno())
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-        return True
-
-    def _reserve(self, part: Path, size: int, needed: bool) -> bool:
-        """Evict files and allocate the space at once, so that no other process takes
-        it.
-        """
         with self._opened(LOCK) as alone:
             fcntl.flock(alone, fcntl.LOCK_EX)
             part.unlink(missing_ok=True)
             if not self._make_room(size) and not needed:
                 return False
+            # Allocated at once, so that no other process takes the space.
             with open(part, "wb") as sink:
                 try:
                     os.posix_fallocate(sink.fileno(), 0, max(size, 1))
@@ -141,6 +126,14 @@ class FileCache:
                     if needed:
                         raise
                     return False
+        try:
+            with open(part, "r+b") as sink:
+                fetch(sink)
+                sink.flush()
+                os.fsync(sink.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
         return True
 
     def _make_room(self, size: int) -> bool:

@@ -123,7 +123,19 @@ class RemoteRows:
         """
         requests = []
         for shard, rows, places in wanted:
-            rows, places = self._take_from_disk(shard, rows, places, out)
+            tokens = self._here.get(shard)
+            if tokens is not None:
+                gather_rows(tokens, rows, places, out)
+                wrong = row_checksums(out[places]) != self._checksums(shard)[rows]
+                if wrong.any():
+                    entry = self._shards[shard]
+                    self._here.pop(shard, None)
+                    self._cache.drop(entry["sha256"])
+                    self._warn(
+                        f"{entry['file']}: its copy in the cache is damaged and "
+                        "was removed; its rows are read from the store"
+                    )
+                rows, places = rows[wrong], places[wrong]
             for part in self._requests(rows):
                 requests.append(
                     self._pool.submit(self._read, shard, rows[part], places[part], out)
@@ -163,25 +175,6 @@ class RemoteRows:
             self._filling.join()
         self._cache.close()
         self._small.close()
-
-    def _take_from_disk(
-        self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Fill in rows from the local disk, and return those still to be read."""
-        tokens = self._here.get(shard)
-        if tokens is None:
-            return rows, places
-        gather_rows(tokens, rows, places, out)
-        wrong = row_checksums(out[places]) != self._checksums(shard)[rows]
-        if wrong.any():
-            entry = self._shards[shard]
-            self._here.pop(shard, None)
-            self._cache.drop(entry["sha256"])
-            self._warn(
-                f"{entry['file']}: its copy in the cache is damaged and "
-                "was removed; its rows are read from the store"
-            )
-        return rows[wrong], places[wrong]
 
     def _requests(self, rows: np.ndarray) -> list[np.ndarray]:
         """Indices into `rows` for each request: rows too far from the previous ones
@@ -248,21 +241,23 @@ class RemoteRows:
             for shard in shards_that_fit(sizes, self._limit):
                 if self._patience.stopped:
                     return
-                if shard not in self._here:
-                    self._fetch_shard(shard, sizes[shard], wait)
-
-    def _fetch_shard(self, shard: int, size: int, wait: bool) -> None:
-        file, sha256 = self._shards[shard]["file"], self._shards[shard]["sha256"]
-        try:
-            copy = partial(self._copy, file, size, sha256)
-            path = self._cache.get(sha256, size, copy, wait)
-        except OSError as error:
-            # the rows themselves are asked for one by one, and decide
-            self._warn(f"{file} was not kept in the cache: {error}")
-            return
-        if path is not None:
-            tokens = read_tokens(path, self._dtype)
-            self._here[shard] = tokens.reshape(-1, self._length)
+                if shard in self._here:
+                    continue
+                file, sha256 = (
+                    self._shards[shard]["file"],
+                    self._shards[shard]["sha256"],
+                )
+                size = sizes[shard]
+                copy = partial(self._copy, file, size, sha256)
+                try:
+                    path = self._cache.get(sha256, size, copy, wait)
+                except OSError as error:
+                    # the rows themselves are asked for one by one, and decide
+                    self._warn(f"{file} was not kept in the cache: {error}")
+                    continue
+                if path is not None:
+                    tokens = read_tokens(path, self._dtype)
+                    self._here[shard] = tokens.reshape(-1, self._length)
 
     def _read_object(
         self,
