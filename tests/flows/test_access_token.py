@@ -58,7 +58,7 @@ def client() -> TestClient:
         ("", {"Cookie": "a=b; \x01 ;;="}),
     ],
 )
-def test_nothing_is_answered_without_the_token(
+def test_requests_without_the_token_are_rejected(
     client: TestClient, method: str, query: str, headers: dict[str, str]
 ) -> None:
     assert (
@@ -66,7 +66,7 @@ def test_nothing_is_answered_without_the_token(
     )
 
 
-def test_the_printed_address_signs_a_browser_in(client: TestClient) -> None:
+def test_printed_address_signs_in_a_browser(client: TestClient) -> None:
     address = TOKEN.url("127.0.0.1", "/documents/a%20b") + "&page=2"
     response = client.get(address, follow_redirects=False)
     assert (response.status_code, response.headers["location"]) == (
@@ -87,14 +87,14 @@ def test_the_printed_address_signs_a_browser_in(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "path", ["//attacker.example/", "/%5C/", "///a", "/\\attacker.example"]
 )
-def test_signing_in_leads_to_no_other_host(path: str) -> None:
+def test_sign_in_never_redirects_to_another_host(path: str) -> None:
     location = TOKEN.signed_in_path(path, f"token={TOKEN.value}")
     assert location is not None
     assert location[0] == "/"
     assert location[1] not in "/\\"
 
 
-def test_programs_send_the_token_as_a_bearer_token(client: TestClient) -> None:
+def test_bearer_token_is_accepted(client: TestClient) -> None:
     assert (
         client.get(
             "/documents", headers={"Authorization": f"bearer {TOKEN.value}"}
@@ -108,7 +108,7 @@ def test_two_servers_have_different_tokens() -> None:
     assert len(TOKEN.value) >= 32
 
 
-def test_browse_prints_the_only_address_that_is_answered(
+def test_browse_answers_only_at_its_printed_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[SignIn] = []
@@ -155,7 +155,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     server.server_close()
 
 
-def test_reports_are_served_to_those_who_have_their_link(
+def test_reports_are_served_only_under_their_signed_link(
     reports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = report_link(reports)
@@ -178,7 +178,7 @@ def test_reports_are_served_to_those_who_have_their_link(
             assert error.value.code == 403
 
 
-def test_files_of_prefects_server_are_their_users_alone(tmp_path: Path) -> None:
+def test_files_of_the_prefect_server_are_private_to_their_user(tmp_path: Path) -> None:
     (tmp_path / "prefect.db").touch(0o644)
     create = f"open({str(tmp_path / 'prefect.db-wal')!r}, 'w')"
     subprocess.run(
@@ -198,7 +198,7 @@ def test_files_of_prefects_server_are_their_users_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.json", "../report.html", "absent/report.html"])
-def test_a_signed_link_leads_to_nothing_but_a_report(reports: Path, name: str) -> None:
+def test_signed_link_serves_reports_only(reports: Path, name: str) -> None:
     link = report_link(reports.parent / name)
     assert link is not None
     with pytest.raises(urllib.error.HTTPError) as error:
@@ -207,7 +207,7 @@ def test_a_signed_link_leads_to_nothing_but_a_report(reports: Path, name: str) -
         assert error.value.code == 404
 
 
-def test_bytes_of_a_query_that_are_no_text_are_refused_like_any_other() -> None:
+def test_query_with_invalid_utf8_is_rejected() -> None:
     """Test clients encode such bytes."""
     scope = {
         "type": "http",

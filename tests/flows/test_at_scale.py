@@ -58,15 +58,15 @@ MILLION = Extent(1e6, 197, kept=0.91)
 
 
 @pytest.mark.parametrize("step", MEASURED)
-def test_a_million_documents_take_what_was_measured_within_a_quarter(step: str) -> None:
+def test_costs_of_a_million_documents_are_within_25_percent_of_measurements(
+    step: str,
+) -> None:
     cost = next(step_cost for step_cost in costs_of(MILLION) if step_cost.step == step)
     for key, measured in MEASURED[step].items():
         assert getattr(cost, key) == pytest.approx(measured, rel=0.25), key
 
 
-def test_memory_stays_what_it_is_until_a_bound_no_longer_holds_and_that_is_said() -> (
-    None
-):
+def test_memory_is_constant_until_a_named_bound_is_exceeded() -> None:
     """Mixing holds two segments of 64 MB, seven while they are placed, and some records
     of tasks.
     """
@@ -177,7 +177,7 @@ def test_the_table_fits_a_narrow_terminal(
     assert not any("…" in line for line in lines)
 
 
-def test_the_command_takes_several_sizes_and_refuses_what_belongs_to_them_alone(
+def test_plan_accepts_several_sizes_and_rejects_their_options_without_a_size(
     tmp_path: Path,
 ) -> None:
     path = str(manifest_file(tmp_path))

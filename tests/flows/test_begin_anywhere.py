@@ -200,7 +200,7 @@ def made(session: Session) -> dict[str, dict[str, Any]]:
         ("export: {}", "tokenizer model export"),
     ],
 )
-def test_what_begins_with_a_model_has_no_other_stages(
+def test_manifest_with_a_given_model_plans_no_earlier_stages(
     folder: Path, text: str, stages: str
 ) -> None:
     session = opened(folder, f"name: tuned\nmodel: {{path: model}}\n{text}\n")
@@ -210,7 +210,7 @@ def test_what_begins_with_a_model_has_no_other_stages(
 
 
 @pytest.mark.slow
-def test_a_tuning_of_a_given_model_is_a_whole_manifest(folder: Path) -> None:
+def test_manifest_can_only_fine_tune_a_given_model(folder: Path) -> None:
     """The export has the model's shape, tokenizer and template, but other weights."""
     session = opened(
         folder,
@@ -236,7 +236,7 @@ def test_a_tuning_of_a_given_model_is_a_whole_manifest(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_given_model_is_measured_and_exported_as_it_is(folder: Path) -> None:
+def test_given_model_is_evaluated_and_exported_unchanged(folder: Path) -> None:
     session = opened(
         folder,
         """
@@ -274,7 +274,7 @@ def test_a_given_model_is_measured_and_exported_as_it_is(folder: Path) -> None:
         ),
     ],
 )
-def test_every_tuning_begins_with_a_given_model(
+def test_every_kind_of_tuning_starts_from_a_given_model(
     folder: Path, stage: str, section: str
 ) -> None:
     summaries = made(
@@ -284,7 +284,7 @@ def test_every_tuning_begins_with_a_given_model(
 
 
 @pytest.mark.slow
-def test_a_preparation_alone_is_a_whole_manifest(folder: Path) -> None:
+def test_manifest_can_only_prepare_documents(folder: Path) -> None:
     """A manifest may also only read documents that another tool cleaned."""
     session = opened(
         folder,
@@ -307,7 +307,7 @@ def test_a_preparation_alone_is_a_whole_manifest(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(
+def test_imported_tokens_are_mixed_and_traced_to_their_documents(
     folder: Path,
 ) -> None:
     """A mixture needs only the tokens and the file of their tokenizer, without
@@ -456,7 +456,7 @@ MODEL = "name: a\nmodel: {path: m}\n"
         ),
     ],
 )
-def test_what_is_missing_is_said_with_line_and_key(text: str, problem: str) -> None:
+def test_missing_section_is_reported_with_line_and_key(text: str, problem: str) -> None:
     with pytest.raises(ManifestError) as error:
         parse_manifest(text, "m.yaml")
     assert any(
@@ -465,7 +465,7 @@ def test_what_is_missing_is_said_with_line_and_key(text: str, problem: str) -> N
     ), str(error.value)
 
 
-def test_what_is_wrong_with_a_models_folder_is_said_before_any_work(
+def test_invalid_model_folder_is_rejected_before_any_work(
     folder: Path,
 ) -> None:
     (folder / "other").mkdir(exist_ok=True)
@@ -484,7 +484,7 @@ def test_what_is_wrong_with_a_models_folder_is_said_before_any_work(
         opened(folder, "name: a\nmodel: {path: other}\nexport: {}\n")
 
 
-def test_a_stage_that_lies_before_all_of_a_manifest_cannot_be_its_last(
+def test_until_rejects_a_stage_before_the_first_of_the_manifest(
     folder: Path,
 ) -> None:
     with pytest.raises(
@@ -494,7 +494,7 @@ def test_a_stage_that_lies_before_all_of_a_manifest_cannot_be_its_last(
         opened(folder, "name: a\nmodel: {path: model}\nexport: {}\n", until="ingest")
 
 
-def test_every_manifest_of_the_page_is_whole() -> None:
+def test_every_manifest_of_the_page_is_valid() -> None:
     page = Path(__file__).parents[2] / "docs" / "begin-anywhere.md"
     manifests = [
         block.partition("```")[0] for block in page.read_text().split("```yaml\n")[1:]
@@ -521,7 +521,7 @@ def mistral(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_mistral_is_exported_as_one_that_ends_where_it_did(
+def test_exported_mistral_keeps_its_end_of_text_ids(
     folder: Path, mistral: dict[str, Any]
 ) -> None:
     session = opened(folder, "name: again\nmodel: {path: mistral}\nexport: {}\n")
@@ -554,7 +554,7 @@ def test_a_mistral_is_exported_as_one_that_ends_where_it_did(
         ),
     ],
 )
-def test_a_tuning_beyond_the_sliding_window_is_refused_before_any_work(
+def test_tuning_beyond_the_sliding_window_is_rejected_before_any_work(
     folder: Path, mistral: dict[str, Any], start: str, stage: str, section: str
 ) -> None:
     text = (

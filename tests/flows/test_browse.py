@@ -110,7 +110,7 @@ def kind_of(link: str) -> str:
     return re.sub(r"[0-9a-f]{32}|\d+", "N", path) + re.sub("=[^&]*", "", query)
 
 
-def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(
+def test_all_links_resolve_and_document_text_is_escaped(
     client: TestClient,
 ) -> None:
     queue, visited, kinds = ["/"], {"/"}, set()
@@ -192,7 +192,7 @@ def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(
         ({"words": "nowhere"}, lambda row: False),
     ],
 )
-def test_a_search_lists_what_fits_in_the_order_of_the_corpus(
+def test_search_lists_matching_documents_in_corpus_order(
     client: TestClient, session: Session, query: dict[str, Any], matches: Any
 ) -> None:
     rows = rows_of(
@@ -206,12 +206,12 @@ def test_a_search_lists_what_fits_in_the_order_of_the_corpus(
     )
 
 
-def test_a_search_is_continued_within_a_bound_of_zero() -> None:
+def test_links_of_a_search_keep_a_bound_of_zero() -> None:
     link = Search(column="filter_words", least=0.0).link("0-1")
     assert link == "/documents?column=filter_words&least=0.0&after=0-1"
 
 
-def test_a_search_for_words_stops_after_some_bytes_says_so_and_goes_on(
+def test_search_for_words_stops_at_the_byte_limit_and_can_be_continued(
     client: TestClient, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(document_list, "SCANNED_BYTES", 1000)
@@ -227,7 +227,7 @@ def test_a_search_for_words_stops_after_some_bytes_says_so_and_goes_on(
     assert every_id(client, "/documents?words=garden") == expected
 
 
-def test_a_document_is_shown_before_and_after_its_edits(
+def test_document_page_shows_text_before_and_after_edits(
     client: TestClient, session: Session
 ) -> None:
     (document,) = [
@@ -244,7 +244,7 @@ def test_a_document_is_shown_before_and_after_its_edits(
     assert "clean kept" in text_of(page)
 
 
-def test_a_long_document_is_cut_with_a_link_to_the_whole(
+def test_long_document_is_truncated_with_a_link_to_its_full_text(
     client: TestClient, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gristmill.flows.browse import document_page
@@ -262,7 +262,7 @@ def test_a_long_document_is_cut_with_a_link_to_the_whole(
     )
 
 
-def test_a_cut_has_what_it_dropped_on_one_side_and_what_it_passed_on_the_other(
+def test_cut_page_shows_nearest_dropped_and_passed_documents(
     client: TestClient,
 ) -> None:
     page = client.get("/cuts/filter.rules.gopher_quality.min_words").text
@@ -279,7 +279,7 @@ def test_a_cut_has_what_it_dropped_on_one_side_and_what_it_passed_on_the_other(
         assert f"{count} of 69 documents" in text_of(client.get(unescape(link)).text)
 
 
-def test_a_cluster_shows_the_pair_with_its_differences(client: TestClient) -> None:
+def test_cluster_page_shows_the_differences_of_a_pair(client: TestClient) -> None:
     list_page = client.get("/duplicates/dedup").text
     assert "dedup dropped 2 documents of 2 clusters" in text_of(list_page)
     pages = [
@@ -295,7 +295,7 @@ def test_a_cluster_shows_the_pair_with_its_differences(client: TestClient) -> No
     ] == [[("ins", "One more.")]]
 
 
-def test_a_row_has_its_tokens_as_text_with_boundaries_and_losses(
+def test_row_page_shows_tokens_with_boundaries_and_loss_masks(
     client: TestClient, run: BrowsedRun
 ) -> None:
     packed = run.packed("mix")
@@ -326,7 +326,7 @@ def test_a_row_has_its_tokens_as_text_with_boundaries_and_losses(
         )
 
 
-def test_a_step_that_is_still_to_come_says_what_it_will_read(
+def test_page_of_a_future_step_shows_the_rows_it_will_read(
     client: TestClient,
 ) -> None:
     page = text_of(client.get("/training/pretrain/2").text)
@@ -338,7 +338,7 @@ def test_a_step_that_is_still_to_come_says_what_it_will_read(
     )
 
 
-def test_what_is_found_by_id_or_locator_leads_to_its_page(
+def test_find_redirects_an_id_or_locator_to_its_page(
     client: TestClient, session: Session
 ) -> None:
     document = rows_of(session, "id", "locator")[5]
@@ -356,7 +356,7 @@ def test_what_is_found_by_id_or_locator_leads_to_its_page(
         assert (answer.status_code, answer.headers["location"]) == (303, page)
 
 
-def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_duplicates_and_rows(
+def test_prepared_examples_show_their_drop_reason_and_link_to_duplicates_and_rows(
     client: TestClient,
 ) -> None:
     (dropped_id,) = every_id(client, "/documents?corpus=sft_prepare&outcome=dropped")
@@ -459,7 +459,7 @@ def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_d
         ("/nonsense", 404, "there is no page /nonsense"),
     ],
 )
-def test_what_an_address_asks_in_vain_gets_a_sentence(
+def test_invalid_address_gets_an_error_page_with_one_sentence(
     client: TestClient, link: str, status: int, message: str
 ) -> None:
     answer = client.get(link)
@@ -472,7 +472,7 @@ def test_what_an_address_asks_in_vain_gets_a_sentence(
     )
 
 
-def test_an_invalid_value_in_an_output_is_not_blamed_on_the_address(
+def test_invalid_value_in_an_output_is_a_server_error(
     run: BrowsedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(run: BrowsedRun) -> str:
@@ -483,7 +483,7 @@ def test_an_invalid_value_in_an_output_is_not_blamed_on_the_address(
         assert client.get("/cuts").status_code == 500
 
 
-def test_other_hosts_other_sites_and_other_methods_are_refused(
+def test_foreign_hosts_sites_and_methods_are_rejected(
     client: TestClient,
 ) -> None:
     for host in ("rebound.example", "127.0.0.1.rebound.example:4300", ""):
@@ -506,7 +506,7 @@ def test_other_hosts_other_sites_and_other_methods_are_refused(
     assert [name for name in answer.headers if name.startswith("access-control")] == []
 
 
-def test_pages_of_a_run_that_has_not_come_far_say_what_to_run(
+def test_pages_without_data_name_the_command_to_run(
     session: Session, tmp_path: Path
 ) -> None:
     folder = Path(session.manifest_file).parent
@@ -524,7 +524,7 @@ def test_pages_of_a_run_that_has_not_come_far_say_what_to_run(
         assert client.get("/documents?column=words").status_code == 400
 
 
-def test_damaged_outputs_get_a_sentence_and_lose_no_other_page(
+def test_damaged_output_breaks_only_its_own_pages(
     session: Session, tmp_path: Path
 ) -> None:
     shutil.copytree(Path(session.manifest_file).parent / "store", tmp_path / "store")
@@ -562,7 +562,7 @@ WORDY = st.lists(
 
 
 @given(WORDY, WORDY)
-def test_differences_hold_both_texts_and_what_is_unmarked_is_in_both(
+def test_differences_contain_both_texts_and_agree_where_unmarked(
     before: str, after: str
 ) -> None:
     sides = differences(before, after)
@@ -577,7 +577,7 @@ def test_differences_hold_both_texts_and_what_is_unmarked_is_in_both(
     )
 
 
-def test_differences_of_long_texts_are_found_in_time() -> None:
+def test_diff_of_long_texts_is_fast() -> None:
     first_text = " ".join(f"word{number % 50}" for number in range(30_000))
     second_text = first_text.replace("word7 ", "word8 ", 3)
     first_side, second_side = differences(first_text, second_text)

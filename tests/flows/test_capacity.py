@@ -25,7 +25,7 @@ Make = Callable[..., Runner]
         ),
     ],
 )
-def test_a_stage_that_ran_out_of_memory_is_told_to_hold_fewer_shards(
+def test_out_of_memory_error_suggests_fewer_shards_in_memory(
     toy_runner: Make, stage: dict[str, dict[str, object]], message: str
 ) -> None:
     runner = toy_runner(first={"n": 3}, **stage)

@@ -14,7 +14,7 @@ from gristmill.flows.cli.main import app
 @pytest.mark.parametrize(
     ("group", "title"), [([], "Run:"), (["mixtures"], "Commands:")]
 )
-def test_help_says_what_a_command_does_to_the_end_of_the_sentence(group, title):
+def test_help_does_not_truncate_summaries_of_commands(group, title):
     help_text = CliRunner().invoke(app, [*group, "--help"], terminal_width=60).output
 
     commands = help_text.partition(title)[2].partition("Example:")[0]
@@ -23,7 +23,7 @@ def test_help_says_what_a_command_does_to_the_end_of_the_sentence(group, title):
     assert max(len(line) for line in commands.splitlines()) <= 60
 
 
-def test_every_command_stands_under_a_heading_with_an_example_of_itself():
+def test_every_command_has_a_heading_and_an_example():
     grouped_commands = [name for commands in GROUPS.values() for name in commands]
 
     assert sorted(grouped_commands) == sorted(get_command(app).commands), (
@@ -40,7 +40,7 @@ def test_every_command_stands_under_a_heading_with_an_example_of_itself():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES.values())
-def test_an_example_has_the_options_and_arguments_of_its_command(example):
+def test_examples_use_options_and_arguments_of_their_command(example):
     program, name, *arguments = shlex.split(example)
     command = get_command(app).commands[name]
     if arguments and name == "mixtures":
@@ -52,7 +52,7 @@ def test_an_example_has_the_options_and_arguments_of_its_command(example):
 
 
 @pytest.mark.slow
-def test_help_names_what_an_option_takes_in_words_of_people():
+def test_help_shows_no_python_types_of_options():
     commands = get_command(app).commands
     help_texts = {
         name: CliRunner().invoke(app, [name, "--help"], terminal_width=200).output

@@ -67,7 +67,7 @@ def manifest_file(tmp_path: Path) -> Path:
     ("size", "form"),
     [(size, form) for size, forms in COUNTED.items() for form in forms],
 )
-def test_the_laws_give_what_was_counted(size: int, form: str) -> None:
+def test_request_laws_match_counted_requests(size: int, form: str) -> None:
     for step, request_counts in COUNTED[size][form].items():
         for law, number in zip(REQUESTS[form][step], request_counts, strict=True):
             assert asked(law, size, size) == pytest.approx(number, rel=0.03, abs=2), (
@@ -76,7 +76,7 @@ def test_the_laws_give_what_was_counted(size: int, form: str) -> None:
             assert min(law) >= 0
 
 
-def test_requests_are_paid_by_thousands_and_workers_by_the_hour(
+def test_costs_are_priced_per_thousand_requests_and_per_worker_hour(
     manifest_file: Path,
 ) -> None:
     manifest = load_manifest(manifest_file)
@@ -96,7 +96,7 @@ def test_requests_are_paid_by_thousands_and_workers_by_the_hour(
     assert larger_cluster.totals.memory_bytes == plan.totals.memory_bytes
 
 
-def test_ten_times_the_text_shuffles_ten_times_the_bytes_in_no_more_elements(
+def test_shuffled_bytes_grow_linearly_while_elements_stay_bounded(
     manifest_file: Path,
 ) -> None:
     manifest = load_manifest(manifest_file)
@@ -112,7 +112,7 @@ def test_ten_times_the_text_shuffles_ten_times_the_bytes_in_no_more_elements(
     ]
 
 
-def test_an_engines_own_shuffle_asks_the_store_for_less_than_files_do() -> None:
+def test_engine_shuffle_sends_fewer_store_requests_than_file_shuffle() -> None:
     extent = Extent(1e10, 1000, shard_bytes=256_000_000)
     files, engine = (
         {
@@ -127,7 +127,7 @@ def test_an_engines_own_shuffle_asks_the_store_for_less_than_files_do() -> None:
     assert engine["dedup"] < 50 * (extent.shards + 4096) < files["dedup"] / 100
 
 
-def test_every_engine_says_where_the_shuffled_rows_lie(manifest_file: Path) -> None:
+def test_every_engine_names_the_location_of_shuffled_rows(manifest_file: Path) -> None:
     manifest = load_manifest(manifest_file)
     first_sentences = {
         plan.engine: plan.sentences[0]
@@ -156,7 +156,7 @@ def test_the_table_fits_a_narrow_terminal(
     assert not any("…" in line for line in lines)
 
 
-def test_the_command_takes_amounts_and_engines_and_refuses_what_it_does_not_know(
+def test_plan_accepts_amounts_and_engines_and_rejects_unknown_ones(
     manifest_file: Path,
 ) -> None:
     path = str(manifest_file)

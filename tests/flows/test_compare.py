@@ -108,7 +108,7 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def test_what_differs_and_what_is_the_same_is_told_apart(store: Store) -> None:
+def test_comparison_separates_equal_from_different_outputs(store: Store) -> None:
     comparison = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))
     assert comparison.manifest == [ChangedKey("pretrain.steps", 10, 20)]
     assert [(row.stage, row.same) for row in comparison.stages] == [
@@ -130,7 +130,7 @@ def test_what_differs_and_what_is_the_same_is_told_apart(store: Store) -> None:
     assert comparison.evaluation == []
 
 
-def test_a_run_is_found_by_any_unmistakable_part_of_its_name(store: Store) -> None:
+def test_run_is_found_by_a_unique_part_of_its_name(store: Store) -> None:
     assert (
         find_run(store, "0102")["run"]
         == find_run(store, "last")["run"]
@@ -150,7 +150,7 @@ def test_a_run_is_found_by_any_unmistakable_part_of_its_name(store: Store) -> No
         find_run(Store.at(store.root / "empty"), "last")
 
 
-def test_an_output_that_is_gone_leaves_its_figures_open(store: Store) -> None:
+def test_missing_output_leaves_its_figures_empty(store: Store) -> None:
     folder = store.folder("pretrain", "toy", "f" * 64)
     (folder.data / "metrics.jsonl").unlink()
     comparison = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))
@@ -159,7 +159,7 @@ def test_an_output_that_is_gone_leaves_its_figures_open(store: Store) -> None:
     assert pair(row.last, lambda loss: f"{loss:.1f}") == "3.1 -> -"
 
 
-def test_lists_are_compared_entry_by_entry_and_preparing_steps_by_name() -> None:
+def test_lists_are_compared_by_entry_and_prepare_steps_by_name() -> None:
     assert keyed(
         {
             "prepare": [{"dedup": {"n": 5}}, {"langid": {}}],

@@ -33,7 +33,7 @@ def names(offers: list[tuple[str, str]]) -> list[str]:
     return [name for name, _ in offers]
 
 
-def test_stages_are_offered_in_the_order_in_which_they_run() -> None:
+def test_stages_are_completed_in_execution_order() -> None:
     assert complete_stage("de") == [
         "dedup",
         "dedup_semantic",
@@ -45,7 +45,7 @@ def test_stages_are_offered_in_the_order_in_which_they_run() -> None:
     assert complete_stage("nonsense") == []
 
 
-def test_manifests_and_the_folders_on_the_way_are_offered(
+def test_manifests_and_folders_are_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mixtures").mkdir()
@@ -66,7 +66,7 @@ def test_manifests_and_the_folders_on_the_way_are_offered(
     assert complete_manifest("absent/x") == []
 
 
-def test_runs_are_offered_newest_first_with_how_they_ended(tmp_path: Path) -> None:
+def test_runs_are_completed_newest_first_with_their_state(tmp_path: Path) -> None:
     for name, state in (
         ("20260101-1-tiny", "completed"),
         ("20260102-1-tiny", "failed"),
@@ -87,7 +87,7 @@ def test_runs_are_offered_newest_first_with_how_they_ended(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_keys_of_the_manifest_are_offered_with_their_first_sentence(
+def test_manifest_keys_are_completed_with_their_summary(
     tmp_path: Path,
 ) -> None:
     manifest = tmp_path / "tiny.yaml"
@@ -107,7 +107,7 @@ def test_keys_of_the_manifest_are_offered_with_their_first_sentence(
 
 
 @pytest.mark.slow
-def test_values_that_can_be_counted_are_offered_behind_the_equals_sign() -> None:
+def test_enumerable_values_are_completed_after_the_equals_sign() -> None:
     completion_context = context(manifest=None)
     assert names(complete_setting(completion_context, "pretrain.schedule.kind=co")) == [
         "pretrain.schedule.kind=cosine",
@@ -122,7 +122,7 @@ def test_values_that_can_be_counted_are_offered_behind_the_equals_sign() -> None
 
 
 @pytest.mark.slow
-def test_every_key_that_is_offered_is_one_that_a_setting_may_name() -> None:
+def test_every_completed_key_is_a_valid_setting() -> None:
     from gristmill.mixtures.load import ManifestError, parse_manifest
 
     unknown = []
@@ -138,7 +138,7 @@ def test_every_key_that_is_offered_is_one_that_a_setting_may_name() -> None:
 
 
 @pytest.mark.slow
-def test_a_shell_gets_its_answer_without_anything_heavy(tmp_path: Path) -> None:
+def test_completion_imports_no_heavy_library(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(MANIFEST)
     code = (
         "import atexit, sys; sys.argv[0] = 'gristmill'; "

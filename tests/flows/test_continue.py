@@ -46,7 +46,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_a_finished_training_is_continued_with_other_weights_and_traced_on_both_sides(
+def test_finished_training_continues_with_new_weights_and_stays_traceable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -105,7 +105,7 @@ def test_compose_starts_a_server_on_postgresql_and_a_worker_per_pool() -> None:
     )
 
 
-def test_what_is_mounted_belongs_to_the_user_of_the_image() -> None:
+def test_mounted_folders_belong_to_the_user_of_the_image() -> None:
     (user,) = re.findall(
         r"useradd --uid (\d+) .* gristmill",
         (DEPLOY / "docker" / "Dockerfile").read_text(),
@@ -167,7 +167,7 @@ def test_all_files_for_kubernetes_name_one_image_which_the_readme_replaces() -> 
 
 
 @pytest.mark.parametrize("place", ["docker", "kubernetes"])
-def test_base_job_templates_use_no_variable_that_they_do_not_describe(
+def test_base_job_templates_describe_every_variable(
     place: str,
 ) -> None:
     for name in ("cpu-pool.json", "gpu-pool.json"):
@@ -193,7 +193,7 @@ def test_jobs_of_docker_have_the_folder_shared_memory_and_gpus() -> None:
         )
 
 
-def test_the_image_takes_in_what_it_runs_and_no_environment_or_output() -> None:
+def test_image_contains_sources_but_no_environments_or_outputs() -> None:
     ignored_paths = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
     assert {".git", ".venv", "build", "**/gristmill-store", "deploy/docker/srv"} <= set(
         ignored_paths
@@ -220,7 +220,7 @@ def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("place", ["docker", "beam"])
-def test_hadolint_finds_no_error_in_the_recipes_of_containers(place: str) -> None:
+def test_hadolint_finds_no_error_in_dockerfiles(place: str) -> None:
     process = run_tool(
         "hadolint", "--failure-threshold", "error", str(DEPLOY / place / "Dockerfile")
     )
@@ -260,7 +260,7 @@ def test_checkov_finds_nothing_in_the_jobs_that_pools_start(tmp_path: Path) -> N
     assert summary["skipped"] == 2, "the answered check of each of the two jobs"
 
 
-def test_other_namespaces_reach_the_job_server_and_not_flinks_rest_port() -> None:
+def test_other_namespaces_reach_only_the_job_server() -> None:
     objects = yaml.safe_load_all((DEPLOY / "beam" / "flink-session.yaml").read_text())
     policies = {
         item["metadata"]["name"]: item["spec"]
@@ -280,7 +280,7 @@ def test_other_namespaces_reach_the_job_server_and_not_flinks_rest_port() -> Non
     assert len(policies) == 2
 
 
-def test_beams_workers_job_server_and_package_are_of_one_version() -> None:
+def test_beam_workers_job_server_and_package_have_the_same_version() -> None:
     constraints = (DEPLOY.parent / "constraints.txt").read_text()
     (beam,) = re.findall(r"^apache-beam==(.+)$", constraints, re.MULTILINE)
     recipe = (DEPLOY / "beam" / "Dockerfile").read_text()

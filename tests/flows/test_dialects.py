@@ -103,7 +103,7 @@ def test_each_dialect_has_its_keep_rates(committed: list[str]) -> None:
     )
 
 
-def test_documents_on_which_they_disagree_come_with_each_verdict_and_value(
+def test_disagreements_show_each_verdict_and_value(
     committed: list[str],
 ) -> None:
     comparison = compared(committed)
@@ -123,7 +123,7 @@ def test_documents_on_which_they_disagree_come_with_each_verdict_and_value(
     } == {"curator", "redpajama"}
 
 
-def test_a_sample_is_chosen_by_the_documents_alone(committed: list[str]) -> None:
+def test_sample_depends_only_on_document_ids(committed: list[str]) -> None:
     first, again = (
         compared([*committed, "--sample", "5"]),
         compared([*committed, "--sample", "5"]),
@@ -154,7 +154,7 @@ def test_the_table_fits_sixty_columns(committed: list[str]) -> None:
     assert any("max_duplicate_5gram_char_ratio 0.2" in line for line in lines)
 
 
-def test_without_documents_the_command_says_what_to_run(tmp_path: Path) -> None:
+def test_missing_documents_error_names_the_command_to_run(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a text")
     (tmp_path / "m.yaml").write_text("name: small\nsources: {web: {path: a.txt}}\n")
     result = CliRunner().invoke(

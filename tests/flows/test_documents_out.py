@@ -152,7 +152,7 @@ def test_the_stage_and_the_command_write_the_same_bytes(
     assert not (project / "store" / "exports").exists()
 
 
-def test_the_manifest_of_the_card_gives_the_same_documents(project: Path) -> None:
+def test_manifest_of_the_dataset_card_reproduces_the_documents(project: Path) -> None:
     [stage] = (project / "store" / "documents").iterdir()
     card = (stage / "data" / "README.md").read_text()
     [card_manifest] = re.findall(r"```yaml\n(name: .*?)```", card, re.DOTALL)
@@ -167,7 +167,7 @@ def test_the_manifest_of_the_card_gives_the_same_documents(project: Path) -> Non
     }
 
 
-def test_an_export_that_is_whole_is_left_alone_and_nothing_is_written_over(
+def test_complete_export_is_kept_and_foreign_files_are_never_overwritten(
     project: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -195,7 +195,7 @@ def test_an_export_that_is_whole_is_left_alone_and_nothing_is_written_over(
     assert files_in(tmp_path / "mine") == {"README.md": b"mine"}
 
 
-def test_an_export_that_was_killed_is_resumed(
+def test_killed_export_is_resumed(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_documents, "TASK_BYTES", 1)  # one task per file
@@ -251,7 +251,7 @@ main()
 """
 
 
-def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
+def test_export_selects_columns_and_rows(project: Path, tmp_path: Path) -> None:
     record = exported(
         project,
         tmp_path / "some",
@@ -307,7 +307,7 @@ def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
         (["--out", "nosuch://a"], "nosuch://a"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(
+def test_invalid_export_options_are_rejected_with_one_sentence(
     project: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     outcome = invoke(
@@ -324,7 +324,7 @@ def test_what_is_wrong_is_said_in_one_sentence(
     assert "Traceback" not in outcome.output
 
 
-def test_a_wrong_column_of_the_section_is_found_before_any_work(
+def test_unknown_export_column_is_rejected_before_any_work(
     project: Path, tmp_path: Path
 ) -> None:
     outcome = invoke(
@@ -340,7 +340,7 @@ def test_a_wrong_column_of_the_section_is_found_before_any_work(
     assert "there is no column 'wrods'" in outcome.output
 
 
-def test_before_anything_is_ingested_the_commands_say_what_to_run(
+def test_commands_without_documents_name_the_command_to_run(
     project: Path, tmp_path: Path
 ) -> None:
     manifest, store = (
@@ -358,7 +358,7 @@ def test_before_anything_is_ingested_the_commands_say_what_to_run(
         ), outcome.output
 
 
-def test_a_query_sees_every_column_of_every_document(project: Path) -> None:
+def test_query_reads_every_column_of_every_document(project: Path) -> None:
     assert asked(
         project, "SELECT kept, count(*) AS n FROM documents GROUP BY kept ORDER BY n"
     ) == [
@@ -380,7 +380,7 @@ def test_a_query_sees_every_column_of_every_document(project: Path) -> None:
     assert {"id", "text", "filter_words", "filter_2_words", "original_text"} <= {*names}
 
 
-def test_a_whole_number_of_any_size_is_one_in_json(project: Path) -> None:
+def test_decimal_integers_are_integers_in_json(project: Path) -> None:
     [totals] = asked(
         project,
         "SELECT sum(filter_words) AS a, 7::DECIMAL(20, 0) AS b, 1.5::DECIMAL(4, 2) AS "
@@ -393,7 +393,9 @@ def test_a_whole_number_of_any_size_is_one_in_json(project: Path) -> None:
     assert totals == {"a": sum(words), "b": 7, "c": 1.5, "d": None}
 
 
-def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -> None:
+def test_query_prints_a_table_or_csv_or_writes_a_file(
+    project: Path, tmp_path: Path
+) -> None:
     sql = (
         "SELECT locator, filter_words FROM documents WHERE filter_words > 17 AND "
         "source = 'web' ORDER BY locator"
@@ -436,7 +438,7 @@ def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -
         ("SELECT getenv('HOME')", "getenv"),
     ],
 )
-def test_a_query_only_reads_the_documents(
+def test_query_cannot_access_files_or_network(
     project: Path, tmp_path: Path, sql: str, message: str
 ) -> None:
     files_before = files_in(tmp_path)
@@ -449,7 +451,7 @@ def test_a_query_only_reads_the_documents(
     assert files_in(tmp_path) == files_before
 
 
-def test_a_document_is_shown_whole_with_its_edits_and_verdicts(project: Path) -> None:
+def test_show_prints_the_full_text_with_edits_and_verdicts(project: Path) -> None:
     [row] = asked(
         project, "SELECT id, text, original_text FROM documents WHERE locator = 'mail'"
     )
@@ -476,7 +478,7 @@ def test_a_document_is_shown_whole_with_its_edits_and_verdicts(project: Path) ->
     ) == (2, True)
 
 
-def test_no_text_steers_the_terminal(project: Path) -> None:
+def test_control_characters_of_documents_are_not_printed(project: Path) -> None:
     sql = "SELECT text FROM documents WHERE locator = 'steering'"
     for outcome in (
         invoke(project, "show", "steering"),
@@ -544,7 +546,7 @@ def publish(
     )
 
 
-def test_documents_go_to_an_object_store_as_they_go_to_a_folder(
+def test_export_to_an_object_store_equals_export_to_a_folder(
     project: Path, tmp_path: Path, object_store: dict[str, str]
 ) -> None:
     import boto3
@@ -580,9 +582,7 @@ def test_documents_go_to_an_object_store_as_they_go_to_a_folder(
     )
 
 
-def test_documents_are_published_on_the_hub_in_a_private_data_set(
-    project: Path, tmp_path: Path
-) -> None:
+def test_hub_export_creates_a_private_dataset(project: Path, tmp_path: Path) -> None:
     arguments = ["--format", "hf", "--shard-size", "3kB"]
     with serve_hub() as hub:
         environment = {
@@ -631,7 +631,9 @@ def test_documents_are_published_on_the_hub_in_a_private_data_set(
     )
 
 
-def test_a_gap_in_the_steps_ends_the_corpus(project: Path, tmp_path: Path) -> None:
+def test_corpus_ends_before_the_first_uncommitted_step(
+    project: Path, tmp_path: Path
+) -> None:
     shutil.copytree(project / "store", tmp_path / "store")
     [filter_folder] = (tmp_path / "store" / "filter").iterdir()
     shutil.rmtree(filter_folder)

@@ -71,7 +71,7 @@ def record_of(runner: Runner) -> RunRecord:
 
 
 @pytest.mark.slow
-def test_later_stages_of_a_rebuilt_output_with_equal_bytes_are_reused(
+def test_later_stages_are_reused_if_a_rebuilt_output_is_equal(
     upgraded: Make,
 ) -> None:
     original = upgraded()
@@ -90,7 +90,7 @@ def test_later_stages_of_a_rebuilt_output_with_equal_bytes_are_reused(
 
 
 @pytest.mark.slow
-def test_later_stages_of_a_rebuilt_output_with_another_byte_run_again(
+def test_later_stages_run_again_if_a_rebuilt_output_differs(
     upgraded: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = upgraded()
@@ -127,7 +127,7 @@ def test_an_interrupted_run_keeps_the_identity_that_was_committed(
 
 
 @pytest.mark.slow
-def test_a_second_host_that_waited_follows_the_identity(upgraded: Make) -> None:
+def test_waiting_host_adopts_the_committed_identity(upgraded: Make) -> None:
     run(upgraded())
     first_host, second_host = upgraded(first=2), upgraded(first=2)
     first_host.run_stage("first")
@@ -171,7 +171,7 @@ def test_gc_keeps_the_output_that_an_alias_points_to(upgraded: Make) -> None:
 
 
 @pytest.mark.slow
-def test_the_record_of_an_unfinished_run_names_the_outputs_behind_a_cut_off(
+def test_record_of_an_unfinished_run_names_outputs_after_a_cutoff(
     upgraded: Make,
 ) -> None:
     old = upgraded()
@@ -185,7 +185,7 @@ def test_the_record_of_an_unfinished_run_names_the_outputs_behind_a_cut_off(
 
 
 @pytest.mark.slow
-def test_a_forced_rerun_with_other_bytes_gets_an_identity_that_no_output_has(
+def test_forced_rerun_with_different_bytes_gets_a_new_identity(
     upgraded: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = upgraded()
@@ -203,7 +203,7 @@ def test_a_forced_rerun_with_other_bytes_gets_an_identity_that_no_output_has(
 
 
 @pytest.mark.slow
-def test_plan_says_after_which_stage_a_run_may_be_cut_off(upgraded: Make) -> None:
+def test_plan_names_the_stage_after_which_a_run_may_be_cut_off(upgraded: Make) -> None:
     run(upgraded())
     rows = {row.stage: row for row in explain_plan(session_of(upgraded(first=2)))}
     assert rows["first"].cut_off_after is None
@@ -215,7 +215,7 @@ def test_plan_says_after_which_stage_a_run_may_be_cut_off(upgraded: Make) -> Non
 
 
 @pytest.mark.slow
-def test_an_output_is_kept_over_a_version_change_until_it_is_forced(
+def test_kept_output_survives_a_version_change_until_forced(
     upgraded: Make,
 ) -> None:
     old = upgraded()
@@ -238,7 +238,7 @@ def test_an_output_is_kept_over_a_version_change_until_it_is_forced(
 
 
 @pytest.mark.slow
-def test_a_kept_output_that_is_gone_is_made_by_the_present_version(
+def test_deleted_kept_output_is_rebuilt_by_the_current_version(
     upgraded: Make,
 ) -> None:
     old = upgraded()
@@ -250,7 +250,7 @@ def test_a_kept_output_that_is_gone_is_made_by_the_present_version(
     assert run(upgraded(first=2))[0] == "Completed"
 
 
-def test_nothing_is_kept_of_other_settings_or_of_the_same_version(
+def test_keep_rejects_other_settings_and_the_same_version(
     upgraded: Make, toy_runner: Make
 ) -> None:
     run(toy_runner(first={"n": N + 1}))
@@ -260,9 +260,7 @@ def test_nothing_is_kept_of_other_settings_or_of_the_same_version(
             keep_output(runner.plan["first"], runner.store, runner.name)
 
 
-def test_the_report_names_what_an_output_equals_and_which_version_made_a_kept_one() -> (
-    None
-):
+def test_report_names_equal_outputs_and_versions_of_kept_ones() -> None:
     stage = StageFacts("first", seconds=1.0, version=3)
     assert provenance(stage) == ""
     assert "abcd" in provenance(replace(stage, identity="abcd"))
@@ -278,7 +276,7 @@ def test_facts_of_a_report_have_the_identity(upgraded: Make) -> None:
     assert first.identity == old.plan["first"].fingerprint[:16]
 
 
-def test_the_digest_of_a_training_leaves_out_what_records_its_speed() -> None:
+def test_digest_of_a_training_ignores_timing_files() -> None:
     training = Stage("pretrain", 1, "m:run", requirements=Requirements(torchrun=True))
     files = {
         name: {"bytes": 1, "sha256": name}

@@ -203,7 +203,7 @@ def tokens_as_text(inputs: Mapping[str, Path], shard: str) -> dict[bytes, str]:
         for seed in range(ORDERS)
     ],
 )
-def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order_of_the_stages(
+def test_tokens_explain_and_reference_agree_on_text_for_any_stage_order(
     tmp_path: Path, seed: int
 ) -> None:
     random_ = random.Random(seed)
@@ -278,7 +278,7 @@ def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(
     assert written["edits"] == ["dedup_substrings", "decontaminate", "clean"]
 
 
-def test_order_of_edits_is_named_among_the_changes(tmp_path: Path) -> None:
+def test_changed_order_of_edits_is_reported(tmp_path: Path) -> None:
     (tmp_path / "web.jsonl").write_text('{"text": "one two three"}\n')
     (tmp_path / "items.jsonl").write_text(
         '{"question": "one two three four five six seven eight"}\n'

@@ -51,7 +51,7 @@ def expected(
 
 
 @pytest.mark.parametrize("name", ["dask", "spark", "flink-external"])
-def test_an_engine_gives_the_same_bytes_and_a_killed_worker_costs_only_time(
+def test_every_engine_writes_equal_bytes_even_if_a_worker_is_killed(
     name: str,
     manifest: Path,
     expected: dict[str, str],

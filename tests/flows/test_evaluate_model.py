@@ -123,7 +123,9 @@ def test_invalid_task_files_are_refused_with_the_reason(
     assert message in result.output
 
 
-def test_a_folder_without_a_model_is_named(folder: Path, tmp_path: Path) -> None:
+def test_folder_without_a_model_is_rejected_by_name(
+    folder: Path, tmp_path: Path
+) -> None:
     result = CliRunner().invoke(
         app, ["evaluate", str(tmp_path), "--tasks", str(folder / "tasks.yaml")]
     )
@@ -150,7 +152,7 @@ def team(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "team.yaml"
 
 
-def test_red_teams_are_evaluated_alone_and_beside_tasks(
+def test_red_teams_are_evaluated_with_and_without_tasks(
     folder: Path, team: Path
 ) -> None:
     alone = evaluate(folder, team)
@@ -220,7 +222,7 @@ def test_a_large_perplexity_fits_its_column(capsys: pytest.CaptureFixture[str]) 
     assert printed(99999.5) == "99999.5000"
 
 
-def test_a_task_of_a_suite_does_not_hide_another_one_of_its_name(
+def test_suite_task_does_not_hide_a_task_of_the_same_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     score = {"value": 0.25, "low": 0.2, "high": 0.3}

@@ -93,7 +93,7 @@ def edited(text: bytes, edits: list[EditSpan]) -> bytes:
 
 
 @given(st.data())
-def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_order(
+def test_marked_text_contains_the_original_and_every_edited_text(
     data: st.DataObject,
 ) -> None:
     original = data.draw(st.text("abcdefgh", max_size=30))
@@ -119,7 +119,7 @@ def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_or
     assert all(piece.stage in stages for piece in pieces if piece.edit)
 
 
-def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(
+def test_text_edits_are_printed_as_a_word_diff(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_text(
@@ -137,7 +137,7 @@ def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(
     ]
 
 
-def test_whole_numbers_are_shown_with_all_their_digits() -> None:
+def test_integers_are_printed_with_all_digits() -> None:
     assert [
         short_number(value)
         for value in (12345.0, 12345, 0.123456, 2.0, "de", float("inf"))
@@ -151,7 +151,7 @@ def test_whole_numbers_are_shown_with_all_their_digits() -> None:
     ]
 
 
-def test_rules_that_changed_nothing_are_left_out() -> None:
+def test_rules_without_edits_are_omitted() -> None:
     values = {
         "clean_words": 0,
         "clean_fix_unicode": 0,

@@ -71,7 +71,7 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, ["export-tokens", "m.yaml", *arguments])
 
 
-def test_rows_are_written_in_the_order_that_pre_training_reads_them(
+def test_rows_are_exported_in_pretraining_order(
     monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path
 ) -> None:
     opened(monkeypatch, {"mix": mix}, pretrain=SimpleNamespace(config={"seed": 9}))
@@ -102,7 +102,7 @@ def test_rows_are_written_in_the_order_that_pre_training_reads_them(
     assert np.array_equal(written, packed.read(np.arange(12)))
 
 
-def test_without_a_pre_training_rows_have_the_order_of_the_manifests_seed(
+def test_rows_without_pretraining_are_ordered_by_the_manifest_seed(
     monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path
 ) -> None:
     opened(monkeypatch, {"mix": mix})
@@ -115,7 +115,7 @@ def test_without_a_pre_training_rows_have_the_order_of_the_manifests_seed(
     assert np.array_equal(written, packed.read(packed.order(4).rows(np.arange(12))))
 
 
-def test_what_is_missing_is_said(
+def test_missing_mixture_or_split_is_reported_with_the_command(
     monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path
 ) -> None:
     opened(monkeypatch, {})
@@ -132,7 +132,7 @@ def test_what_is_missing_is_said(
     assert "no rows of this split to export" in outcome.output
 
 
-def test_the_formats_of_the_command_are_those_that_there_are() -> None:
+def test_command_offers_every_export_format_and_split() -> None:
     from gristmill.tokenize.exporting.exported_files import FORMATS, SPLITS
 
     assert tuple(form.value for form in data_commands.TokenFormat) == FORMATS

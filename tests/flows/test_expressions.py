@@ -29,7 +29,7 @@ def opened(folder: Path, where: str) -> None:
     open_session(str(folder / "m.yaml"), [], str(folder / "store"))
 
 
-def test_a_column_that_nothing_measures_is_refused_with_its_line(
+def test_unmeasured_column_is_rejected_with_its_line(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(
@@ -52,7 +52,7 @@ def test_columns_of_the_configured_stages_pass(tmp_path: Path) -> None:
         ("tokens > today()", "the function today"),
     ],
 )
-def test_what_is_no_function_of_the_document_is_refused_with_its_line(
+def test_nondeterministic_expression_is_rejected_with_its_line(
     tmp_path: Path, where: str, message: str
 ) -> None:
     with pytest.raises(
@@ -68,7 +68,7 @@ def test_what_is_no_function_of_the_document_is_refused_with_its_line(
         ("[length asc]", "'length asc' is not a column name"),
     ],
 )
-def test_a_survivor_is_chosen_by_what_is_measured_before_and_a_wrong_name_is_told_before_any_work(
+def test_dedup_keep_accepts_only_columns_measured_by_earlier_steps(
     tmp_path: Path, keep: str, message: str
 ) -> None:
     (tmp_path / "web.txt").write_text("a text")

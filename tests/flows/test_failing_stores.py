@@ -52,9 +52,7 @@ def squares(runner: Runner) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_a_store_that_refuses_everything_for_a_while_costs_only_time(
-    far: Runner, outage: Outage
-) -> None:
+def test_run_survives_a_temporary_store_outage(far: Runner, outage: Outage) -> None:
     far.run_stage("first")
     # fewer than the attempts of a single request
     outage.begins_with, outage.refusals = "/data/1.txt", 8
@@ -66,7 +64,7 @@ def test_a_store_that_refuses_everything_for_a_while_costs_only_time(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_while_the_store_is_away_ends_a_run_in_seconds_and_says_what_it_could_not_write(
+def test_interrupt_during_a_store_outage_ends_the_run_quickly_and_names_unwritten_files(
     outage: Outage,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -130,7 +128,7 @@ def test_an_interrupt_while_the_store_is_away_ends_a_run_in_seconds_and_says_wha
 
 
 @pytest.mark.slow
-def test_what_a_driver_left_that_died_on_another_host_is_taken_over_and_resumed(
+def test_stage_of_a_dead_driver_on_another_host_is_resumed(
     far: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease exists, its heartbeat stands still, and half of its shards are done."""
@@ -152,7 +150,7 @@ def test_what_a_driver_left_that_died_on_another_host_is_taken_over_and_resumed(
 
 
 @pytest.mark.slow
-def test_an_owner_that_was_paused_past_its_lease_commits_nothing(
+def test_owner_paused_past_its_lease_does_not_commit(
     outage: Outage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It resumes after another host took over; the store lets only one of them

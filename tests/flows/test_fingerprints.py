@@ -240,7 +240,7 @@ def test_every_stage_of_an_earlier_manifest_keeps_its_fingerprint(
     assert fingerprints(tmp_path, manifest) == json.loads(GOLDEN.read_text())[manifest]
 
 
-def test_the_manifests_have_every_stage_between_them() -> None:
+def test_manifests_of_this_file_cover_every_stage() -> None:
     names = {
         stage for stages in json.loads(GOLDEN.read_text()).values() for stage in stages
     }
@@ -258,7 +258,7 @@ if __name__ == "__main__":
         )
 
 
-def test_a_given_ngram_model_is_scored_by_kenlm_and_its_recipe_says_so(
+def test_recipe_of_a_given_ngram_model_names_kenlm(
     tmp_path: Path,
 ) -> None:
     """Scores of ARPA files differ in their last digits from those of earlier
@@ -276,7 +276,7 @@ def test_a_given_ngram_model_is_scored_by_kenlm_and_its_recipe_says_so(
     assert [recipe.get("scored_by") for recipe in recipes] == ["kenlm", None]
 
 
-def test_recipes_say_what_of_the_rows_of_a_classifier_is_added_up(
+def test_recipe_of_a_classifier_names_its_summation(
     tmp_path: Path,
 ) -> None:
     """Their scores differ in the last digits from those of earlier versions."""
@@ -300,7 +300,7 @@ def test_recipes_say_what_of_the_rows_of_a_classifier_is_added_up(
     )
 
 
-def test_prepared_examples_name_the_version_of_a_step_that_was_raised(
+def test_recipe_of_prepared_examples_contains_raised_step_versions(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "chat.jsonl").write_text("{}")
@@ -319,7 +319,7 @@ def test_prepared_examples_name_the_version_of_a_step_that_was_raised(
     assert "version" not in configuration[1]["prepare"][0]
 
 
-def test_steps_are_told_settings_that_they_take_and_nothing_of_their_recipes_besides(
+def test_steps_receive_only_their_settings_not_their_recipe(
     tmp_path: Path,
 ) -> None:
     """The built-in question of a judge is named in its recipe but is not one of its

@@ -108,7 +108,7 @@ def documents(session: Session) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_children_are_documents_with_a_lineage_that_explain_licences_and_the_report_know(
+def test_generated_documents_have_lineage_in_explain_licences_and_report(
     manifest: Path, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = ran(manifest)
@@ -173,7 +173,7 @@ def test_children_are_documents_with_a_lineage_that_explain_licences_and_the_rep
 
 
 @pytest.mark.slow
-def test_a_child_of_several_parents_has_all_of_them_and_their_licences_and_is_forgotten_with_each(
+def test_child_of_several_parents_inherits_licences_and_is_taken_down_with_any_parent(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     licences = ("MIT", "CC0-1.0")
@@ -222,14 +222,14 @@ def test_a_child_of_several_parents_has_all_of_them_and_their_licences_and_is_fo
 
 
 @pytest.mark.slow
-def test_a_copy_of_the_parent_is_found_by_dedup_like_any_other(manifest: Path) -> None:
+def test_dedup_drops_generated_copies_of_the_parent(manifest: Path) -> None:
     counts = ran(manifest).folder("dedup").manifest()["summary"]["counts"]
     assert sum(counts["dropped"].values()) >= 2
     assert counts["read"] == counts["kept"] + sum(counts["dropped"].values())
 
 
 @pytest.mark.slow
-def test_a_changed_limit_asks_only_what_changed_and_the_choice_is_a_prefix(
+def test_larger_limit_requests_only_additional_parents(
     manifest: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     written(tmp_path, endpoint, "limit: 4")
@@ -270,7 +270,7 @@ def test_steps_choose_among_the_parents(
     assert (summary["parents"], summary["requests"]) == (10, 20)
 
 
-def test_how_a_judge_of_parents_is_reached_is_in_no_fingerprint_and_what_it_is_asked_is(
+def test_fingerprint_contains_the_rubric_but_not_the_endpoint_of_a_judge(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     (tmp_path / "web.jsonl").write_text(json.dumps({"text": TEXTS[0]}) + "\n")
@@ -301,7 +301,7 @@ def test_how_a_judge_of_parents_is_reached_is_in_no_fingerprint_and_what_it_is_a
 
 
 @pytest.mark.slow
-def test_what_the_endpoint_refuses_is_written_down_and_limited(
+def test_refused_requests_are_quarantined_and_limited(
     manifest: Path,
     endpoint: Endpoint,
     tmp_path: Path,
@@ -341,7 +341,7 @@ def test_what_the_endpoint_refuses_is_written_down_and_limited(
         ("style: textbook", "stile: textbook", "unknown key, did you mean 'style'"),
     ],
 )
-def test_what_cannot_be_generated_is_said_before_any_work(
+def test_invalid_generation_settings_are_rejected_before_any_work(
     manifest: Path, old: str, new: str, message: str
 ) -> None:
     manifest.write_text(manifest.read_text().replace(old, new))
@@ -349,7 +349,7 @@ def test_what_cannot_be_generated_is_said_before_any_work(
         open_session(str(manifest), [], str(manifest.parent / "store"), until="dedup")
 
 
-def test_a_model_that_nobody_serves_and_a_missing_key_are_said_before_any_stage_runs(
+def test_unreachable_model_and_missing_key_are_reported_before_any_stage_runs(
     manifest: Path,
     endpoint: Endpoint,
     monkeypatch: pytest.MonkeyPatch,
@@ -380,7 +380,7 @@ def test_a_model_that_nobody_serves_and_a_missing_key_are_said_before_any_stage_
     assert not endpoint.asked
 
 
-def test_what_judges_of_parents_are_asked_is_looked_at_beforehand(
+def test_template_of_a_judge_of_parents_is_checked_before_any_work(
     manifest: Path, endpoint: Endpoint
 ) -> None:
     (manifest.parent / "wrong.j2").write_text("{{ txt }}")
@@ -396,7 +396,7 @@ def test_what_judges_of_parents_are_asked_is_looked_at_beforehand(
 @pytest.mark.parametrize(
     "name", sorted(path.name for path in Path("dataprep/llm/templates").glob("*.j2"))
 )
-def test_every_template_that_comes_with_gristmill_can_be_filled_in(name: str) -> None:
+def test_every_built_in_template_renders(name: str) -> None:
     from gristmill.dataprep.examples import example_candidates, new_prompts
     from gristmill.dataprep.llm import generated_documents, judge, judge_pairs
     from gristmill.dataprep.llm.prompt_templates import shipped

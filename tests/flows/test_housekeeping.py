@@ -39,7 +39,7 @@ def record_run(runner: Runner, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_only_outputs_that_no_recent_run_names_are_garbage(toy_runner: Make) -> None:
+def test_gc_collects_only_outputs_unused_by_recent_runs(toy_runner: Make) -> None:
     old, new = finish(toy_runner(first={"n": 1})), finish(toy_runner(first={"n": 2}))
     record_run(old, "1")
     record_run(new, "2")
@@ -55,7 +55,7 @@ def test_only_outputs_that_no_recent_run_names_are_garbage(toy_runner: Make) -> 
     )
 
 
-def test_an_output_that_is_being_written_is_never_garbage(toy_runner: Make) -> None:
+def test_gc_keeps_outputs_being_written(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1})
     folder = runner.folder("first")
     folder.begin({})
@@ -69,7 +69,7 @@ def test_an_output_that_is_being_written_is_never_garbage(toy_runner: Make) -> N
 
 
 @pytest.mark.slow
-def test_a_flipped_byte_is_found_withdrawn_and_just_that_file_made_again(
+def test_verify_withdraws_and_rebuilds_only_the_file_with_a_flipped_byte(
     toy_runner: Make,
 ) -> None:
     runner = finish(toy_runner(first={"n": 3}, second={}))
@@ -89,7 +89,7 @@ def test_a_flipped_byte_is_found_withdrawn_and_just_that_file_made_again(
     assert find_damage(session) == {}
 
 
-def test_status_tells_committed_unfinished_running_and_missing_apart(
+def test_status_distinguishes_committed_unfinished_running_and_missing(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 1}, second={})

@@ -84,7 +84,9 @@ def what_the_page_needs(
     ids=lambda page: page.stem,
 )
 @pytest.mark.usefixtures("what_the_page_needs")
-def test_what_the_page_says_happens(page: Path, project: Path, tmp_path: Path) -> None:
+def test_examples_of_the_page_run_as_documented(
+    page: Path, project: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "mill"
     # copies modification times, which identify the files
     shutil.copytree(project, folder)
@@ -98,7 +100,7 @@ FORMATS = ROOT / "docs" / "reference" / "file-formats.md"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_page_of_file_formats_names_every_file_that_a_run_leaves(
+def test_file_formats_page_lists_every_file_of_a_run(
     project: Path,
 ) -> None:
     assert run_page(FORMATS, project) == 1
@@ -139,7 +141,7 @@ def test_the_page_of_file_formats_names_every_file_that_a_run_leaves(
 @pytest.mark.parametrize(
     "page", [HOW_TO / "README.md", *PAGES], ids=lambda page: page.stem
 )
-def test_every_block_of_the_page_says_what_a_test_does_with_it(page: Path) -> None:
+def test_every_block_of_the_page_has_a_test_mark(page: Path) -> None:
     text = page.read_text()
     assert [block["text"] for block in MARKED.finditer(text)] == [
         block_text for _, block_text in BLOCK.findall(text)
@@ -162,9 +164,7 @@ def test_every_block_of_the_page_says_what_a_test_does_with_it(page: Path) -> No
         ("source too small", "source-too-small.md"),
     ],
 )
-def test_a_search_for_the_words_of_a_question_finds_its_page(
-    words: str, page: str
-) -> None:
+def test_search_for_a_question_finds_its_page(words: str, page: str) -> None:
     """The site's search ranks words in titles first; a page's question is right below
     its title.
     """
@@ -179,7 +179,7 @@ def test_a_search_for_the_words_of_a_question_finds_its_page(
     }
 
 
-def test_the_first_page_lists_all_others() -> None:
+def test_index_page_lists_every_page() -> None:
     text = (HOW_TO / "README.md").read_text()
     assert [
         page.name for page in PAGES if f"]({page.relative_to(HOW_TO)})" not in text

@@ -27,7 +27,7 @@ def printed(*arguments: str) -> object:
     return json.loads(result.stdout)
 
 
-def test_what_could_be_removed_is_listed_with_its_size(project):
+def test_gc_lists_removable_outputs_with_their_size(project):
     folder = Store.at(project / "store").folder("ingest", "a", "f" * 64)
     folder.data.mkdir(parents=True)
     (folder.data / "part").write_bytes(b"12345")
@@ -46,7 +46,7 @@ def test_what_could_be_removed_is_listed_with_its_size(project):
     assert printed("gc", "--json") == {"deleted": False, "outputs": [], "answers": 0}
 
 
-def test_nothing_committed_is_not_called_undamaged(project):
+def test_verify_without_committed_outputs_reports_none(project):
     assert printed("verify", "a.yaml", "--json") == {"committed": [], "damage": {}}
     assert (
         "no stage is committed yet; run:"
@@ -54,7 +54,7 @@ def test_nothing_committed_is_not_called_undamaged(project):
     )
 
 
-def test_the_other_lists_are_json_too_when_they_are_empty(project):
+def test_empty_lists_are_printed_as_json(project):
     assert printed("runs", "--json") == []
     assert [row["state"] for row in printed("status", "a.yaml", "--json")] == [
         "missing"

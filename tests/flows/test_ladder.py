@@ -45,7 +45,7 @@ def trainings(
 
 
 @pytest.mark.parametrize("law", [CHINCHILLA, ScalingLaw(0.8, 12.0, 0.15, 3000.0, 0.5)])
-def test_a_planted_law_is_found_again(law: ScalingLaw) -> None:
+def test_fit_recovers_a_planted_law(law: ScalingLaw) -> None:
     fitted = fit_scaling_law(*trainings(law))
     for name in ("floor", "alpha", "beta"):
         assert getattr(fitted, name) == pytest.approx(getattr(law, name), rel=1e-3)
@@ -54,7 +54,7 @@ def test_a_planted_law_is_found_again(law: ScalingLaw) -> None:
     assert fitted(1e9, 2e10) == pytest.approx(law(1e9, 2e10), rel=1e-4)
 
 
-def test_one_bad_training_does_not_bend_the_law() -> None:
+def test_fit_is_robust_to_one_outlier() -> None:
     n, d, losses = trainings(CHINCHILLA)
     losses[4] *= 1.2
     assert fit_scaling_law(n, d, losses)(3e7, 6e8) == pytest.approx(
@@ -78,7 +78,7 @@ def test_noise_gives_a_prediction_with_an_interval_around_the_truth() -> None:
     assert numbers["a"].value == pytest.approx(law.a)
 
 
-def test_the_best_size_for_some_arithmetic_has_the_least_loss() -> None:
+def test_compute_optimal_size_has_the_lowest_loss() -> None:
     flops = 1e19
     best = CHINCHILLA.best_parameters(flops)
     assert best is not None
@@ -88,7 +88,7 @@ def test_the_best_size_for_some_arithmetic_has_the_least_loss() -> None:
     assert ScalingLaw(1.0, 2.0, 1e-9, 3.0, 0.3).best_parameters(flops) is None
 
 
-def test_too_few_trainings_are_refused() -> None:
+def test_too_few_trainings_are_rejected() -> None:
     with pytest.raises(ValueError, match="needs at least 5 positive losses"):
         fit_scaling_law([1.0] * 4, [1.0] * 4, [3.0] * 4)
 
@@ -119,7 +119,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("manifest")
-def test_a_ladder_predicts_the_target_and_says_how_far_off_it_was(
+def test_ladder_reports_the_error_of_its_prediction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every training has the loss of a planted law; the trained target has one percent
@@ -254,7 +254,7 @@ def depth_weights(depth: int) -> int:
         ),
     ],
 )
-def test_what_gives_no_law_is_refused_before_any_work(
+def test_ladders_without_a_fit_are_rejected_before_any_work(
     options: tuple[str, ...], complaint: str
 ) -> None:
     assert complaint in " ".join(asked(*options, code=2).split())

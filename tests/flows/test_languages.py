@@ -115,7 +115,7 @@ def test_labels_are_read_from_the_head_of_a_model(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_language_that_no_document_can_have_is_refused_before_any_work(
+def test_impossible_language_is_rejected_before_any_work(
     langid: str, by_language: str, sentences: list[str], tmp_path: Path
 ) -> None:
     write_model(tmp_path / "glotlid.bin", ["deu_Latn", "zho_Hans"])
@@ -129,7 +129,7 @@ def test_a_language_that_no_document_can_have_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize("section", ["sft", "dpo"])
-def test_examples_have_their_languages_looked_at_before_any_work_too(
+def test_impossible_language_of_examples_is_rejected_before_any_work(
     section: str, tmp_path: Path
 ) -> None:
     (tmp_path / "examples.jsonl").write_text("{}\n")
@@ -224,7 +224,7 @@ def test_a_setting_of_one_language_is_read_from_the_command_line(
         ("de/gopher_quality/max_words", {"rules_language": "de"}, 100_000),
     ],
 )
-def test_explain_says_the_threshold_of_the_documents_own_language(
+def test_explain_shows_the_threshold_of_the_document_language(
     reason: str, judged: dict[str, Any], threshold: float
 ) -> None:
     recipe = Filter.model_validate(
@@ -242,7 +242,7 @@ def test_explain_says_the_threshold_of_the_documents_own_language(
         ({"language": "fr"}, 0.1),
     ],
 )
-def test_explain_says_the_score_that_the_documents_own_language_needs(
+def test_explain_shows_the_required_score_of_the_document_language(
     judged: dict[str, Any], threshold: float
 ) -> None:
     recipe = {

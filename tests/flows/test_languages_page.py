@@ -80,7 +80,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_page_says_what_happens(folder: Path) -> None:
+def test_examples_of_the_page_run_as_documented(folder: Path) -> None:
     outputs: dict[str, str] = {}
     for kind, text in BLOCK.findall(PAGE.read_text()):
         if kind == "yaml":

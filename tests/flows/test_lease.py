@@ -44,7 +44,7 @@ def dead_process() -> dict[str, Any]:
     return process_identity
 
 
-def test_leases_are_numbered_and_a_released_one_is_followed_by_the_next(
+def test_leases_are_numbered_consecutively(
     tmp_path: Path,
 ) -> None:
     first = take(tmp_path)
@@ -57,14 +57,14 @@ def test_a_dead_owners_lease_is_taken_over_at_once(tmp_path: Path) -> None:
     assert take(tmp_path).number == 2
 
 
-def test_a_number_that_the_system_gave_to_another_process_does_not_keep_a_lease_alive(
+def test_reused_process_id_does_not_keep_a_lease_alive(
     tmp_path: Path,
 ) -> None:
     write_json(tmp_path / "1.json", {**identity(os.getpid()), "ticks": 1})
     assert take(tmp_path).number == 2
 
 
-def test_a_living_owner_is_waited_for_until_its_output_is_there(tmp_path: Path) -> None:
+def test_living_owner_is_awaited_until_its_output_exists(tmp_path: Path) -> None:
     take(tmp_path)
     waited_for: list[dict[str, Any]] = []
     call_count = 0
@@ -78,7 +78,7 @@ def test_a_living_owner_is_waited_for_until_its_output_is_there(tmp_path: Path) 
     assert [owner["pid"] for owner in waited_for] == [os.getpid()]
 
 
-def test_an_owner_that_was_overtaken_learns_it_before_it_commits(
+def test_superseded_owner_cannot_commit(
     tmp_path: Path,
 ) -> None:
     lease = take(tmp_path)
@@ -88,7 +88,7 @@ def test_an_owner_that_was_overtaken_learns_it_before_it_commits(
         lease.check()
 
 
-def test_the_processes_that_a_dead_owner_left_behind_are_ended_first(
+def test_orphaned_processes_of_a_dead_owner_are_killed(
     tmp_path: Path,
 ) -> None:
     orphan = subprocess.Popen(
@@ -100,7 +100,7 @@ def test_the_processes_that_a_dead_owner_left_behind_are_ended_first(
     assert orphan.wait(timeout=10) == -9
 
 
-def test_whether_somebody_works_on_an_output_is_seen_from_outside(
+def test_running_owner_is_visible_to_other_processes(
     tmp_path: Path,
 ) -> None:
     assert running_owner(tmp_path) is None
@@ -175,7 +175,7 @@ def owned_elsewhere(tmp_path: Path) -> Iterator[Callable[[], None]]:
         owner.communicate()
 
 
-def test_a_living_owner_in_another_container_is_not_taken_for_dead(
+def test_living_owner_in_another_container_is_not_considered_dead(
     tmp_path: Path, owned_elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its host has our name, and its process number is another process or absent in our
@@ -198,7 +198,7 @@ def test_a_living_owner_in_another_container_is_not_taken_for_dead(
     )
 
 
-def test_an_owner_elsewhere_that_sends_heartbeats_is_waited_for(
+def test_remote_owner_with_heartbeats_is_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_json(
@@ -218,7 +218,7 @@ def test_an_owner_elsewhere_that_sends_heartbeats_is_waited_for(
     assert acquire(tmp_path, lambda owner: None, is_wanted) is None
 
 
-def test_a_time_in_which_nobody_could_look_is_no_silence_of_the_owner(
+def test_pause_of_the_observer_does_not_count_as_silence_of_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This process was paused or the store was unreachable: then its owner could not
@@ -245,7 +245,7 @@ def test_a_time_in_which_nobody_could_look_is_no_silence_of_the_owner(
     assert dead
 
 
-def test_two_processes_never_have_one_identity(tmp_path: Path) -> None:
+def test_leases_of_one_process_have_distinct_ids(tmp_path: Path) -> None:
     take(tmp_path).release()
     take(tmp_path).release()
     first, second = (
@@ -255,7 +255,7 @@ def test_two_processes_never_have_one_identity(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_of_an_owner_and_its_successor_one_decides_whatever_the_order(
+def test_owner_and_successor_agree_on_the_commit_in_any_order(
     tmp_path: Path,
 ) -> None:
     write_json(tmp_path / "paused" / "1.json", dead_process())

@@ -84,7 +84,7 @@ def gristmill(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     ("url", "extra"),
     [("s3://bucket/a.jsonl", "s3"), ("https://127.0.0.1:1/a.jsonl", "http")],
 )
-def test_a_source_whose_urls_nothing_here_opens_names_the_extra(
+def test_unsupported_url_names_the_extra(
     url: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(path: str) -> None:
@@ -151,7 +151,7 @@ def imported() -> dict[str, set[str]]:
     return files_by_library
 
 
-def test_the_core_requires_none_of_what_an_extra_brings() -> None:
+def test_core_requires_no_library_of_an_extra() -> None:
     extras = PROJECT["optional-dependencies"]
     extra_libraries = {canonicalize_name(library) for library in EXTRA_OF} | {
         "mlflow-skinny"
@@ -164,9 +164,7 @@ def test_the_core_requires_none_of_what_an_extra_brings() -> None:
 
 
 @pytest.mark.slow
-def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_name() -> (
-    None
-):
+def test_every_import_belongs_to_the_core_or_to_a_named_extra() -> None:
     """`others` lists libraries whose importers have messages of their own."""
     others = {
         "IPython": "a notebook's own",
@@ -195,7 +193,7 @@ def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_
     assert others.keys() - unlisted.keys() == set()
 
 
-def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
+def test_every_extra_named_in_messages_and_pages_exists() -> None:
     paths = [
         path
         for folder in (
@@ -229,7 +227,7 @@ def test_an_engine_that_is_not_installed_names_its_extra(
 
 
 @pytest.mark.slow
-def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
+def test_every_stage_that_imports_torch_declares_it(light: Path) -> None:
     code = (
         "import importlib, json\nfrom gristmill.flows.stages.registry import "
         "STAGES\nfound = []\n"
@@ -276,7 +274,7 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
         ),
     ],
 )
-def test_what_is_missing_is_one_sentence_with_the_command_that_installs_it(
+def test_missing_library_error_is_one_sentence_with_the_install_command(
     command: str, sentence: str, light: Path
 ) -> None:
     process = gristmill(light, *command.split())
@@ -353,7 +351,7 @@ def missing_for(
         ),
     ],
 )
-def test_what_settings_need_is_said_before_any_work(
+def test_libraries_required_by_settings_are_checked_before_any_work(
     setting: str, sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, line in (

@@ -163,7 +163,7 @@ def judged(ran: Ran, stage: str) -> dict[str, str | None]:
     return {row["id"].hex(): row["reason"] for row in rows}
 
 
-def test_trace_names_parents_and_children_whole_and_in_short(ran: Ran) -> None:
+def test_trace_lists_parents_and_children_as_json_and_abbreviated(ran: Ran) -> None:
     family_ids = sorted([*ran.children[5], *ran.grandchildren[5]])
     assert (len(ran.children[5]), len(ran.grandchildren[5])) == (2, 2)
     assert (
@@ -184,7 +184,7 @@ def test_trace_names_parents_and_children_whole_and_in_short(ran: Ran) -> None:
     assert lines["children"].strip() == traced["children"][0]
 
 
-def test_an_item_of_an_evaluation_in_a_generated_text_is_found_like_in_any_other(
+def test_decontamination_covers_generated_text(
     ran: Ran,
 ) -> None:
     reasons = judged(ran, "decontaminate")
@@ -198,7 +198,7 @@ def test_an_item_of_an_evaluation_in_a_generated_text_is_found_like_in_any_other
     }
 
 
-def test_takedown_of_a_document_takes_all_that_was_written_from_it(ran: Ran) -> None:
+def test_takedown_removes_all_descendants(ran: Ran) -> None:
     id_file = ran.manifest.with_name("gone.txt")
     id_file.write_text(ran.of_web[5] + "\n")
     family_ids = {ran.of_web[5], *ran.children[5], *ran.grandchildren[5]}
@@ -236,7 +236,7 @@ def test_takedown_of_a_document_takes_all_that_was_written_from_it(ran: Ran) -> 
     assert set(child_assessment["excluded"]) < family_ids - {ran.of_web[5]}
 
 
-def test_takedown_forgets_what_models_answered_about_it_and_gc_what_is_asked_later(
+def test_takedown_deletes_stored_answers_and_gc_deletes_later_ones(
     ran: Ran,
 ) -> None:
     def stored_answers() -> bytes:

@@ -78,7 +78,7 @@ def look(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_look_finds_formats_duplicates_and_what_rules_would_keep(data: Path) -> None:
+def test_look_reports_formats_duplicates_and_kept_shares(data: Path) -> None:
     report = json.loads(look("data", "--json"))
     assert [entry[:2] for entry in report["formats"]] == [["jsonl", 1], ["text", 1]]
     assert report["ignored"] == {".png": 1}
@@ -100,7 +100,7 @@ def test_a_look_finds_formats_duplicates_and_what_rules_would_keep(data: Path) -
 
 
 @pytest.mark.slow
-def test_the_manifest_is_written_where_asked_and_has_paths_relative_to_itself(
+def test_manifest_is_written_to_out_with_paths_relative_to_it(
     data: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "recipes").mkdir()
@@ -113,7 +113,7 @@ def test_the_manifest_is_written_where_asked_and_has_paths_relative_to_itself(
     assert Path(source.path).resolve() == data
 
 
-def test_a_look_fits_a_narrow_terminal_up_to_its_manifest(
+def test_look_fits_a_narrow_terminal(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
@@ -123,7 +123,7 @@ def test_a_look_fits_a_narrow_terminal_up_to_its_manifest(
 
 
 @pytest.mark.slow
-def test_a_look_needs_no_torch(data: Path) -> None:
+def test_look_runs_without_torch(data: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\nfrom typer.testing import CliRunner\n"
         "from gristmill.flows.cli.main import app\n"
@@ -143,7 +143,7 @@ def test_a_look_needs_no_torch(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rows_for_fine_tuning_are_said_to_be_no_documents(tmp_path: Path) -> None:
+def test_fine_tuning_rows_get_a_remark(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text(
         json.dumps({"prompt": "p" * 30, "chosen": "c" * 60, "rejected": "r" * 50})
     )
@@ -171,7 +171,7 @@ def sample_of(
         ), sample.whole
 
 
-def test_of_many_small_files_as_many_are_read_as_documents_are_wanted(
+def test_sample_of_small_files_has_the_requested_number_of_documents(
     tmp_path: Path,
 ) -> None:
     for number in range(60):
@@ -184,7 +184,7 @@ def test_of_many_small_files_as_many_are_read_as_documents_are_wanted(
     assert total == 60
 
 
-def test_of_many_files_with_rows_some_are_read_until_there_are_enough(
+def test_sample_of_files_with_rows_stops_at_enough_documents(
     tmp_path: Path,
 ) -> None:
     for number in range(30):
@@ -198,7 +198,7 @@ def test_of_many_files_with_rows_some_are_read_until_there_are_enough(
 
 
 @pytest.mark.slow
-def test_text_of_compressed_files_and_tables_is_counted_not_guessed(
+def test_text_of_compressed_files_and_tables_is_measured(
     tmp_path: Path,
 ) -> None:
     rows = [{"text": words(number, 400)} for number in range(50)]
@@ -257,7 +257,7 @@ def test_a_folder_of_programs_gets_the_rules_for_programs(
     assert "gopher" not in text
 
 
-def test_the_whole_of_a_folder_with_several_formats_is_the_sum_over_them(
+def test_estimated_documents_of_a_mixed_folder_are_summed_over_formats(
     data: Path,
 ) -> None:
     """One file of many documents beside files of one document each; none is read to its
@@ -284,7 +284,7 @@ def test_the_whole_of_a_folder_with_several_formats_is_the_sum_over_them(
     )
 
 
-def test_what_cannot_be_read_is_named_with_its_file(data: Path) -> None:
+def test_unreadable_record_is_reported_with_its_file(data: Path) -> None:
     (data / "empty.txt").touch()
     output = look("data")
     assert "unreadable: empty.txt, record 1: empty file" in output
@@ -297,7 +297,7 @@ def test_what_cannot_be_read_is_named_with_its_file(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_compressed_book_is_a_book(tmp_path: Path) -> None:
+def test_compressed_book_is_recognized(tmp_path: Path) -> None:
     book = "".join(
         f"Chapter {number}\n\n{words(number, 30_000)}\n\n" for number in range(1, 6)
     ).encode()
@@ -311,7 +311,7 @@ def test_a_compressed_book_is_a_book(tmp_path: Path) -> None:
     assert sample_of(tmp_path / "book.txt.gz") == (5, 5)
 
 
-def test_without_a_language_model_a_look_says_why_and_has_the_rest(
+def test_look_without_a_language_model_reports_the_cause(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -325,7 +325,7 @@ def test_without_a_language_model_a_look_says_why_and_has_the_rest(
     assert len(report["rules"]) == len(rule_sets_for(False))
 
 
-def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+def test_source_without_text_is_rejected_with_a_short_message(tmp_path: Path) -> None:
     (tmp_path / "vocabulary.json").write_text(
         json.dumps({f"w{number}": number for number in range(5000)})
     )
@@ -335,13 +335,13 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
     assert len(result.output) < 600
 
 
-def test_of_texts_alike_the_longest_stays() -> None:
+def test_longest_near_duplicate_survives() -> None:
     base = words(3, 200)
     texts = pa.array([base, base + " more.", base, words(4, 200)], pa.large_string())
     assert find_duplicates(texts) == Duplicates(exact=1, near=1)
 
 
-def test_files_as_long_as_books_are_cut_by_their_headings_or_into_paragraphs(
+def test_books_are_split_by_headings_or_paragraphs(
     tmp_path: Path,
 ) -> None:
     chapter = "The river ran past the mill. " * 5_000

@@ -107,7 +107,9 @@ def opened(session: Session, *settings: str) -> Session:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_manifest_makes_the_examples_that_it_tunes_on(session: Session) -> None:
+def test_manifest_plans_generated_examples_before_their_training(
+    session: Session,
+) -> None:
     assert list(session.plan) == [
         "tokenizer",
         "model",
@@ -164,7 +166,7 @@ def test_a_manifest_makes_the_examples_that_it_tunes_on(session: Session) -> Non
 
 
 @pytest.mark.slow
-def test_a_change_of_one_set_makes_what_reads_it_again_and_no_other(
+def test_changed_example_set_rebuilds_only_its_readers(
     session: Session, endpoint: Endpoint
 ) -> None:
     def changed(*settings: str) -> set[str]:
@@ -203,7 +205,7 @@ def test_a_change_of_one_set_makes_what_reads_it_again_and_no_other(
 
 
 @pytest.mark.slow
-def test_only_sets_that_are_not_made_yet_need_somebody_who_answers(
+def test_only_uncommitted_example_sets_need_a_reachable_model(
     session: Session,
 ) -> None:
     unreachable_settings = [
@@ -226,7 +228,9 @@ def wrong(folder: Path, *settings: str) -> str:
     return str(error.value)
 
 
-def test_what_a_set_asks_for_in_vain_is_said_before_any_work(folder: Path) -> None:
+def test_invalid_references_of_example_sets_are_rejected_before_any_work(
+    folder: Path,
+) -> None:
     assert "no such set: 'revisd', did you mean 'revised'" in wrong(
         folder, "sft.data.0.path=examples://revisd"
     )
@@ -252,7 +256,7 @@ def test_what_a_set_asks_for_in_vain_is_said_before_any_work(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(
+def test_takedown_of_a_prompt_removes_everything_derived_from_it(
     session: Session,
 ) -> None:
     lines = (
@@ -319,7 +323,7 @@ def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(
 
 
 @pytest.mark.slow
-def test_a_trained_example_names_what_it_was_made_from(session: Session) -> None:
+def test_trace_of_a_generated_example_names_its_parents(session: Session) -> None:
     folder = session.folder("examples-revised").data
     example = json.loads((folder / "revised.jsonl").read_text().splitlines()[0])
     traced = trace_document(session, example["id"])
@@ -332,7 +336,7 @@ def test_a_trained_example_names_what_it_was_made_from(session: Session) -> None
 
 
 @pytest.mark.slow
-def test_the_report_shows_what_each_set_gave(session: Session) -> None:
+def test_report_shows_the_yield_of_each_example_set(session: Session) -> None:
     page = render_report(session, None).replace("<wbr>", "")
     for title in (
         "Examples that a model wrote: examples-grown",

@@ -114,7 +114,7 @@ def ran(session: Session) -> int:
 
 
 @pytest.mark.slow
-def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
+def test_registered_stage_is_run_listed_explained_replayed_and_reported(
     loud: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = opened(loud)
@@ -163,7 +163,7 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
 
 
 @pytest.mark.slow
-def test_a_made_up_stage_that_was_killed_is_resumed(
+def test_killed_registered_stage_is_resumed(
     loud: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DIE_ONCE", "1")
@@ -173,7 +173,7 @@ def test_a_made_up_stage_that_was_killed_is_resumed(
     assert "shouting Resumed" in capsys.readouterr().out
 
 
-def test_what_its_settings_may_be_is_checked_like_those_of_all_others(
+def test_settings_of_a_registered_stage_are_validated(
     loud: Path,
 ) -> None:
     loud.write_text(MANIFEST.replace("max_capital_share", "max_capital_shares"))
@@ -191,7 +191,7 @@ def test_what_its_settings_may_be_is_checked_like_those_of_all_others(
         opened(loud)
 
 
-def test_a_name_is_taken_once_and_a_place_is_one_that_there_is(loud: Path) -> None:
+def test_registration_rejects_duplicate_names_and_unknown_places(loud: Path) -> None:
     with pytest.raises(
         registry.StageNameError, match="there is already a stage 'shouting'"
     ):

@@ -27,7 +27,7 @@ pretrain: {steps: 3}
 """
 
 
-def test_everything_that_is_not_set_stays_as_it_was_written() -> None:
+def test_set_keys_preserves_all_other_text() -> None:
     changed = set_keys(
         TEXT,
         {
@@ -78,14 +78,14 @@ export: {dtype: fp32}
         max_size=3,
     )
 )
-def test_any_value_is_read_back_as_it_was_set(value: dict[str, object]) -> None:
+def test_set_values_round_trip(value: dict[str, object]) -> None:
     assert (
         yaml.safe_load(set_keys(TEXT, {("mix", "weights"): value}))["mix"]["weights"]
         == value
     )
 
 
-def test_a_key_below_a_value_and_a_text_with_anchors_are_refused() -> None:
+def test_keys_below_values_and_texts_with_anchors_are_rejected() -> None:
     with pytest.raises(
         ManifestTextError,
         match=r"mix.tokens is not a mapping, so mix.tokens.x cannot be set",

@@ -47,7 +47,7 @@ PACKED: dict[str, Any] = {
 }
 
 
-def test_what_limits_moved_stands_beside_the_share_that_was_asked_for() -> None:
+def test_mixture_table_shows_tokens_moved_by_limits() -> None:
     mixture, _ = mixture_tables(facts_of(packed=PACKED))
     assert mixture.header == [
         "source",
@@ -67,7 +67,7 @@ def test_what_limits_moved_stands_beside_the_share_that_was_asked_for() -> None:
     ]
 
 
-def test_every_stage_shows_the_sources_that_it_has() -> None:
+def test_phase_table_lists_the_sources_of_each_phase() -> None:
     _, phases = mixture_tables(facts_of(packed=PACKED))
     assert phases.rows == [
         ["0% to 75%", "web", "1,050", "87.50%", "80.00%"],
@@ -77,7 +77,7 @@ def test_every_stage_shows_the_sources_that_it_has() -> None:
     ]
 
 
-def test_a_plain_mixture_has_neither() -> None:
+def test_plain_mixture_has_no_moved_column_and_no_phase_table() -> None:
     plain_record = {
         **PACKED,
         "redistributed": {},

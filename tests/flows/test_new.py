@@ -73,7 +73,7 @@ def run_new(*arguments: str, answers: str = "") -> Result:
     return CliRunner().invoke(app, ["new", *arguments], input=answers)
 
 
-def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(
+def test_manifest_is_written_for_three_kinds_of_data(
     data: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.yaml"
@@ -132,9 +132,7 @@ def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(
     assert (optimizer.kind, schedule.decay_fraction) == ("muon", 0.6)
 
 
-def test_tokens_are_those_of_all_epochs_that_a_source_allows(
-    data: Path, tmp_path: Path
-) -> None:
+def test_mixture_tokens_include_all_allowed_epochs(data: Path, tmp_path: Path) -> None:
     """Four epochs of 20 % of the text, at four bytes per token."""
     look = replace(look_at("a", str(data / "books.parquet")), text_bytes=10_000_000)
     manifest = parse_manifest(
@@ -146,9 +144,7 @@ def test_tokens_are_those_of_all_epochs_that_a_source_allows(
 
 
 @pytest.mark.slow
-def test_questions_are_asked_where_no_source_is_given(
-    data: Path, tmp_path: Path
-) -> None:
+def test_new_asks_questions_without_source_option(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "asked.yaml"
     answers = f"{data / 'nothing'}\n{data / 'books.parquet'}\n\nfirst\n\nn\n"
     result = run_new(str(file), answers=answers)
@@ -182,7 +178,7 @@ top_n_grams: [[2, 0.16], [3, 0.15], [4, 0.13]]
 
 
 @pytest.mark.slow
-def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(
+def test_fineweb2_settings_become_rules_and_scores_by_language(
     data: Path, tmp_path: Path
 ) -> None:
     for name in ("deu_Latn", "nob_Latn"):
@@ -231,9 +227,7 @@ def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(
 
 
 @pytest.mark.slow
-def test_what_is_no_file_of_fineweb_2s_settings_is_refused(
-    data: Path, tmp_path: Path
-) -> None:
+def test_invalid_fineweb2_settings_file_is_rejected(data: Path, tmp_path: Path) -> None:
     (tmp_path / "deu_Latn.yml").write_text("dup_line_frac: 0.2\n")
     (tmp_path / "german.yml").write_text(SETTINGS)
     for path, message in (
@@ -263,7 +257,7 @@ def test_what_is_no_file_of_fineweb_2s_settings_is_refused(
     assert not (tmp_path / "a.yaml").exists()
 
 
-def test_a_book_is_cut_and_an_address_is_an_id(tmp_path: Path) -> None:
+def test_books_are_split_and_url_fields_become_ids(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(
         "".join(f"Chapter {number}\n\n{PROSE * 100}\n\n" for number in range(1, 9))
     )
@@ -288,7 +282,7 @@ def test_a_book_is_cut_and_an_address_is_an_id(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is missing")
 @pytest.mark.parametrize("languages", [(), ("en",), ("en", "de")])
-def test_the_written_manifest_runs_and_measures_languages_before_the_rules_that_judge_by_them(
+def test_written_manifest_runs_and_identifies_languages_before_filtering(
     languages: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     german = (
@@ -335,7 +329,7 @@ def test_the_written_manifest_runs_and_measures_languages_before_the_rules_that_
 
 
 @pytest.mark.slow
-def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(
+def test_existing_file_is_never_overwritten_and_errors_name_the_fix(
     data: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "there.yaml"
@@ -381,7 +375,7 @@ PROGRAM = "import os\n\n\ndef size(path):\n    return os.stat(path).st_size\n" *
         ({"content": PROGRAM, "lang": "en", "path": "posts/1.md"}, False, None),
     ],
 )
-def test_rows_of_programs_are_seen_by_their_columns(
+def test_code_rows_are_recognized_by_their_columns(
     row: dict[str, object], is_code: bool, path_field: str | None, tmp_path: Path
 ) -> None:
     pq.write_table(pa.Table.from_pylist([row] * 20), tmp_path / "rows.parquet")
@@ -418,7 +412,7 @@ def test_every_source_of_programs_gets_the_rules_for_its_paths(tmp_path: Path) -
     ] == [("web",)]
 
 
-def test_rows_without_any_text_are_refused_with_their_fields(tmp_path: Path) -> None:
+def test_rows_without_text_are_rejected_with_their_fields(tmp_path: Path) -> None:
     (tmp_path / "numbers.jsonl").write_text('{"x": 1, "y": 2}\n')
     with pytest.raises(SourceError, match="holds text; its fields are x, y"):
         look_at("numbers", str(tmp_path / "numbers.jsonl"))
@@ -449,14 +443,14 @@ def test_rows_without_any_text_are_refused_with_their_fields(tmp_path: Path) -> 
         ([{"x": 1}], None, None),
     ],
 )
-def test_the_text_is_the_usual_field_unless_another_is_much_longer(
+def test_usual_text_field_is_chosen_unless_another_is_much_longer(
     rows: list[dict[str, Any]], text: str | None, identifier: str | None
 ) -> None:
     assert text_field(rows) == text
     assert id_field(rows) == identifier
 
 
-def test_rows_that_lack_their_text_are_remarked(tmp_path: Path) -> None:
+def test_rows_without_the_text_field_get_a_remark(tmp_path: Path) -> None:
     rows = [{"text": "some text"}, {"text": "more text"}, {"title": "none"}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     look = look_at("a", str(tmp_path / "a.jsonl"))
@@ -481,7 +475,7 @@ def save_tokenizer(path: Path, *special: str) -> None:
 @pytest.mark.parametrize(
     ("special", "end_of_text"), [("<|endoftext|>", None), ("[SEP]", "[SEP]")]
 )
-def test_an_existing_tokenizer_is_taken(
+def test_existing_tokenizer_is_used(
     special: str, end_of_text: str | None, data: Path, tmp_path: Path
 ) -> None:
     save_tokenizer(tmp_path / "given.json", special)
@@ -508,7 +502,7 @@ def test_an_existing_tokenizer_is_taken(
 
 
 @pytest.mark.slow
-def test_a_tokenizer_that_cannot_be_used_is_refused(data: Path, tmp_path: Path) -> None:
+def test_invalid_tokenizer_is_rejected(data: Path, tmp_path: Path) -> None:
     save_tokenizer(tmp_path / "given.json", "<|begin|>")
     result = run_new(
         str(tmp_path / "a.yaml"),
@@ -535,9 +529,7 @@ PARAGRAPH = "The river ran past the old mill and turned its wheel all day. " * 2
     [PAGE, f"<!-- made by hand -->\n<!DOCTYPE html><html><body>{PAGE}</body></html>"],
 )
 @pytest.mark.parametrize("as_bytes", [False, True])
-def test_html_in_a_column_is_to_be_extracted(
-    page: str, as_bytes: bool, tmp_path: Path
-) -> None:
+def test_html_column_is_extracted(page: str, as_bytes: bool, tmp_path: Path) -> None:
     pages = [page.replace("{}", f"{number} {PARAGRAPH}") for number in range(5)]
     column = (
         pa.array([text.encode() for text in pages]) if as_bytes else pa.array(pages)
@@ -558,13 +550,13 @@ def test_prose_with_a_few_tags_or_signs_is_not_html() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "*.pdf", "."])
-def test_a_binary_format_is_answered_with_a_reader(name: str, tmp_path: Path) -> None:
+def test_binary_format_error_names_a_reader(name: str, tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7\n1 0 obj\n")
     with pytest.raises(SourceError, match=r"PDF.*read: \{use: .*pdftotext"):
         look_at("a", str(tmp_path / name))
 
 
-def test_a_binary_file_is_known_by_its_content_and_a_folder_names_what_it_does_not_read(
+def test_binary_files_are_detected_by_content_and_ignored_files_are_named(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "book").write_bytes(b"%PDF-1.7\n1 0 obj\n")
@@ -579,7 +571,7 @@ def test_a_binary_file_is_known_by_its_content_and_a_folder_names_what_it_does_n
     ]
 
 
-def test_a_json_array_is_looked_at(tmp_path: Path) -> None:
+def test_json_array_is_inspected(tmp_path: Path) -> None:
     rows = [{"id": number, "body": f"{number} {PARAGRAPH}"} for number in range(9)]
     for name in ("rows.json", "rows"):
         (tmp_path / name).write_text(json.dumps(rows, indent=1))
@@ -588,7 +580,9 @@ def test_a_json_array_is_looked_at(tmp_path: Path) -> None:
         assert look.text_bytes == pytest.approx(9 * len(PARAGRAPH), rel=0.1)
 
 
-def test_names_sizes_and_wishes_are_checked(data: Path, tmp_path: Path) -> None:
+def test_invalid_names_sizes_and_options_are_rejected(
+    data: Path, tmp_path: Path
+) -> None:
     assert source_name("s3://bucket/Common Crawl/2024/*.warc.gz", []) == "2024"
     assert [
         source_name("/data/web.jsonl.zst", used_names) for used_names in ([], ["web"])
@@ -612,7 +606,7 @@ def test_names_sizes_and_wishes_are_checked(data: Path, tmp_path: Path) -> None:
     "tokens",
     [20_000, 2_400_000, 27_500_000, 27_548_160, 300_000_000, 2_300_000_000, 10**12],
 )
-def test_the_model_is_the_largest_that_has_enough_tokens_per_parameter(
+def test_largest_preset_with_enough_tokens_per_parameter_is_chosen(
     tokens: int, data: Path, tmp_path: Path
 ) -> None:
     text = write_manifest(

@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
+def test_commands_of_the_page_print_the_documented_output(folder: Path) -> None:
     commands = [
         part
         for block in COMMANDS.findall(PAGE.read_text())
@@ -41,7 +41,7 @@ def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_quarantine_holds_what_the_page_says(folder: Path) -> None:
+def test_quarantined_error_matches_the_page(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     (expected_error,) = re.findall(

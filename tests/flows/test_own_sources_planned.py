@@ -57,7 +57,7 @@ def opened(folder: Path, *overrides: str, allow: bool = False) -> Session:
 
 
 @pytest.mark.slow
-def test_a_listing_runs_only_after_somebody_has_allowed_it(folder: Path) -> None:
+def test_listing_code_runs_only_if_allowed(folder: Path) -> None:
     with pytest.raises(
         ManifestError,
         match=r"m.yaml:4: sources.cards.list: planning would run own:files "
@@ -76,7 +76,7 @@ def test_a_listing_runs_only_after_somebody_has_allowed_it(folder: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone(
+def test_fingerprint_depends_only_on_code_options_and_listing(
     folder: Path,
 ) -> None:
     def fingerprint(*overrides: str) -> str:
@@ -132,7 +132,7 @@ def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone
         ),
     ],
 )
-def test_a_wrong_key_is_named_with_its_place(
+def test_invalid_key_is_reported_with_its_line(
     folder: Path, setting: str, message: str
 ) -> None:
     with pytest.raises(ManifestError) as caught:
@@ -141,7 +141,7 @@ def test_a_wrong_key_is_named_with_its_place(
 
 
 @pytest.mark.slow
-def test_what_a_listing_raises_is_named_at_its_key(folder: Path) -> None:
+def test_error_of_a_listing_is_reported_at_its_key(folder: Path) -> None:
     (folder / "own.py").write_text(
         CODE.replace('(path / "ran").touch()', "raise KeyError(ending)")
     )
@@ -188,7 +188,7 @@ def tuned(tmp_path: Path) -> Path:
     return stage
 
 
-def test_an_exported_model_says_that_it_cannot_carry_the_function(
+def test_export_warns_that_it_cannot_include_a_chat_function(
     tuned: Path, tmp_path: Path
 ) -> None:
     events: list[dict[str, object]] = []
@@ -214,7 +214,7 @@ def test_an_exported_model_says_that_it_cannot_carry_the_function(
     assert find_model(str(out), None).tokenizer == out
 
 
-def test_a_folder_that_holds_code_is_refused_where_no_manifest_names_it(
+def test_model_folder_with_code_is_rejected_without_a_manifest(
     tuned: Path,
 ) -> None:
     with pytest.raises(

@@ -90,7 +90,7 @@ def kept_by_annotate(session: Session) -> int | None:
 
 
 @pytest.mark.slow
-def test_own_steps_are_planned_run_explained_replayed_and_reported(
+def test_user_steps_are_planned_run_explained_replayed_and_reported(
     own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = opened(own)
@@ -165,7 +165,7 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
     )
 
 
-def test_what_code_a_manifest_would_run_is_said_before_it_runs(own: Path) -> None:
+def test_plan_names_user_code_without_running_it(own: Path) -> None:
     outcome = CliRunner().invoke(
         app, ["plan", str(own), "--store", str(own.parent / "store")]
     )
@@ -179,7 +179,7 @@ def test_what_code_a_manifest_would_run_is_said_before_it_runs(own: Path) -> Non
 
 
 @pytest.mark.slow
-def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothing(
+def test_changed_code_rebuilds_only_its_stage_and_later_ones(
     own: Path,
 ) -> None:
     assert ran(opened(own)) == 0
@@ -205,7 +205,7 @@ def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothin
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(
+def test_killed_run_is_resumed_without_the_code_file(
     own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dies = "import os, signal\n" + STEPS.replace(
@@ -225,7 +225,7 @@ def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(
     assert kept_by_annotate(session) == 3
 
 
-def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None:
+def test_mixture_expressions_can_use_user_columns(own: Path) -> None:
     mixed = MANIFEST.replace(
         "{path: web.jsonl}", "{path: web.jsonl, where: magic < 1 AND long_enough}"
     )
@@ -279,7 +279,7 @@ def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None
         ),
     ],
 )
-def test_what_is_wrong_with_a_step_is_said_before_anything_runs(
+def test_invalid_step_settings_are_rejected_before_any_work(
     own: Path, old: str, new: str, message: str
 ) -> None:
     own.write_text(MANIFEST.replace(old, new, 1))
@@ -308,7 +308,7 @@ def test_what_is_wrong_with_a_step_is_said_before_anything_runs(
         ),
     ],
 )
-def test_what_the_source_shows_to_be_wrong_is_said_before_anything_runs(
+def test_invalid_step_code_is_rejected_before_any_work(
     own: Path, source: str, message: str
 ) -> None:
     shutil.copy(own.parent / "steps.py", own.parent / "others.py")
@@ -323,7 +323,7 @@ def test_what_the_source_shows_to_be_wrong_is_said_before_anything_runs(
 
 
 @pytest.mark.slow
-def test_what_a_function_prints_breaks_nothing(
+def test_output_of_user_code_does_not_break_events(
     own: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     prints = (

@@ -115,7 +115,7 @@ def test_an_example_of_the_guide_runs(
     ]
 
 
-def test_columns_of_two_steps_have_the_names_that_the_guide_says(
+def test_columns_of_two_steps_have_the_documented_names(
     tmp_path: Path,
 ) -> None:
     from gristmill.dataprep.where_sql import names_of

@@ -139,7 +139,7 @@ def states(server: Server) -> dict[str, str]:
     return {run.name: run.state.name for run in server.runs}
 
 
-def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(
+def test_only_local_runs_of_dead_processes_are_marked_crashed(
     server: Server, gone: dict[str, Any]
 ) -> None:
     from prefect.states import Cancelling, Completed, Running
@@ -167,7 +167,7 @@ def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(
     assert f"process ({gone['pid']}) is gone" in server.runs[0].state.message
 
 
-def test_a_runner_marks_those_that_it_started_and_no_others(
+def test_runner_marks_only_its_own_runs_crashed(
     server: Server, gone: dict[str, Any]
 ) -> None:
     from prefect.states import Running
@@ -178,7 +178,7 @@ def test_a_runner_marks_those_that_it_started_and_no_others(
     assert states(server) == {"mine": "Crashed", "another's": "Running"}
 
 
-def test_tasks_that_a_crashed_run_left_running_are_marked_too(
+def test_running_tasks_of_a_crashed_run_are_marked_crashed(
     server: Server, gone: dict[str, Any]
 ) -> None:
     from prefect.states import Completed, Crashed, Running
@@ -194,7 +194,7 @@ def test_tasks_that_a_crashed_run_left_running_are_marked_too(
     ]
 
 
-def test_tasks_that_ended_with_their_cancelled_run_are_shown_as_cancelled_too(
+def test_tasks_of_a_cancelled_run_are_marked_cancelled(
     server: Server, gone: dict[str, Any]
 ) -> None:
     from prefect.states import Cancelled, Completed, Crashed
@@ -227,7 +227,7 @@ def test_runs_beyond_the_first_page_are_found(
     assert flow_liveness.mark_crashed() == [f"run {number}" for number in range(5)]
 
 
-def test_a_server_that_does_not_answer_stops_nothing(
+def test_unreachable_server_does_not_stop_a_run(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.silent = True
@@ -243,7 +243,7 @@ def test_a_server_that_does_not_answer_stops_nothing(
     assert flow_liveness.cancelled_runs == set()
 
 
-def test_a_runner_that_ends_ends_its_runs_first_and_marks_what_could_not_say_so(
+def test_ending_runner_terminates_its_runs_and_marks_them_crashed(
     server: Server,
 ) -> None:
     from prefect.states import Running
@@ -270,7 +270,7 @@ def current(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     flow_liveness.cancelled_runs.clear()
 
 
-def test_a_run_from_a_terminal_names_its_process_and_ends_when_it_is_cancelled(
+def test_terminal_run_labels_its_process_and_ends_when_cancelled(
     server: Server, current: Any
 ) -> None:
     from prefect.states import Cancelling, Crashed
@@ -291,7 +291,7 @@ def test_a_run_from_a_terminal_names_its_process_and_ends_when_it_is_cancelled(
     assert current.state.name == "Cancelled"
 
 
-def test_a_run_that_is_not_cancelled_ends_by_itself_and_keeps_its_state(
+def test_uncancelled_run_keeps_its_final_state(
     current: Any,
 ) -> None:
     with flow_liveness.owned_run():

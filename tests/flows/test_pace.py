@@ -56,7 +56,7 @@ def test_time_left_is_written_as_on_a_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
 
 
-def test_a_burst_of_lines_is_let_through_and_a_flood_is_counted() -> None:
+def test_bursts_of_log_lines_pass_and_floods_are_counted() -> None:
     budget = LineBudget()
     assert [budget.allows(10.0) for _ in range(60)] == [True] * 50 + [False] * 10
     assert budget.take_held_back() == 10
@@ -65,5 +65,5 @@ def test_a_burst_of_lines_is_let_through_and_a_flood_is_counted() -> None:
     assert (budget.take_held_back(), budget.take_held_back()) == (2, 0)
 
 
-def test_keys_of_artifacts_have_no_letters_that_prefect_refuses() -> None:
+def test_artifact_keys_contain_only_characters_allowed_by_prefect() -> None:
     assert artifact_key("dedup_lines-card") == "dedup-lines-card"

@@ -61,7 +61,7 @@ def test_shares_are_of_documents_of_tokens_and_of_rows(facts: Facts) -> None:
     assert packing_rows(facts_of(packed={"sources": []})) == []
 
 
-def test_a_narrow_terminal_shows_all_of_it(facts: Facts) -> None:
+def test_packing_table_fits_a_narrow_terminal(facts: Facts) -> None:
     console = Console(file=io.StringIO(), width=64)
     print_packing(facts, console)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -73,13 +73,13 @@ def test_a_narrow_terminal_shows_all_of_it(facts: Facts) -> None:
     assert lines[3].split()[1:] == ["125", "5.00%", "0.00%", "20.00%"]
 
 
-def test_a_card_shows_the_packing_of_the_set_alone(facts: Facts) -> None:
+def test_card_shows_only_the_packing_in_use(facts: Facts) -> None:
     card = "\n".join(mixture_lines(facts))
     assert "| best_fit | 125 |" in card
     assert "stream" not in card
 
 
-def test_the_report_shows_it_and_leaves_it_out_where_it_is_not_known(
+def test_report_shows_packing_only_if_measured(
     facts: Facts,
 ) -> None:
     page = html_of(*packing(facts))

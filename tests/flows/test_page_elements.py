@@ -61,7 +61,7 @@ from gristmill.flows.pages.page_html import (
 from gristmill.flows.pages.pictures import curves, histogram, stacked_bars, steps
 
 
-def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
+def test_cut_is_drawn_at_its_value() -> None:
     assert [
         place_on_bins(value, [0, 10, 20]) for value in (-1, 0, 5, 10, 15, 20, 99)
     ] == [0, 1, 1.5, 2, 2.5, 4, 4]
@@ -87,7 +87,7 @@ def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
 
 
 @pytest.mark.slow
-def test_no_legend_lies_over_what_is_drawn() -> None:
+def test_legends_do_not_overlap_drawings() -> None:
     two = {"a": [0.1, 0.5], "b": [0.9, 0.4]}
     for svg in (
         curves(
@@ -103,7 +103,7 @@ def test_no_legend_lies_over_what_is_drawn() -> None:
         assert "legend_1" not in {group.get("id") for group in groups["axes_1"].iter()}
 
 
-def test_a_dark_page_has_its_own_colours_for_everything_that_is_drawn() -> None:
+def test_every_drawing_has_dark_mode_colours() -> None:
     drawn = curves(
         {str(number): [(0, number), (1, number)] for number in range(8)}, "x", "y"
     )
@@ -117,7 +117,7 @@ def test_a_dark_page_has_its_own_colours_for_everything_that_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("colours", [LIGHT, DARK])
-def test_text_can_be_read_in_both_modes(colours: dict[str, str]) -> None:
+def test_text_has_enough_contrast_in_both_modes(colours: dict[str, str]) -> None:
     """WCAG 2.2, 1.4.3: a contrast of at least 4.5 to 1 for text; 1.4.11: 3 to 1 for
     graphics.
     """
@@ -149,9 +149,7 @@ def test_text_can_be_read_in_both_modes(colours: dict[str, str]) -> None:
         ), name
 
 
-def test_the_page_refuses_the_network_links_its_parts_and_runs_its_own_script_alone() -> (
-    None
-):
+def test_page_policy_blocks_the_network_and_foreign_scripts() -> None:
     html = html_file(
         Page(
             "a<b",
@@ -178,7 +176,7 @@ def test_the_page_refuses_the_network_links_its_parts_and_runs_its_own_script_al
     assert "@media print" in html
 
 
-def test_columns_say_what_they_hold() -> None:
+def test_columns_have_tooltips_with_their_meaning() -> None:
     html = html_file(
         Page("x", parts=[Table(["stage", "by it alone"], [["filter", 3]], {1})])
     )
@@ -194,7 +192,7 @@ def test_columns_say_what_they_hold() -> None:
     assert f'<div class="card" title="{MEANINGS["documents read"]}">' in cards
 
 
-def test_a_page_as_markdown_has_its_tables_and_escapes_what_documents_say() -> None:
+def test_markdown_page_contains_tables_and_escapes_document_text() -> None:
     parts = [
         Note("kept in `a_b`"),
         Table(["a", "n"], [["x|y", 3], ["<b>", 4]], {1}),
@@ -244,7 +242,7 @@ def test_a_page_as_markdown_has_its_tables_and_escapes_what_documents_say() -> N
     ]
 
 
-def test_a_section_has_no_empty_tables_and_no_headings_above_nothing() -> None:
+def test_section_omits_empty_tables_and_dangling_headings() -> None:
     table, note = Table(["a"], [["1"]]), Note("about it")
     section = section_of(
         "x",
@@ -259,7 +257,7 @@ def test_a_section_has_no_empty_tables_and_no_headings_above_nothing() -> None:
     assert section_of("x", Heading("gone"), Table(["a"], []), note) is None
 
 
-def test_long_names_may_break_behind_their_punctuation_and_nowhere_else() -> None:
+def test_long_names_break_only_after_punctuation() -> None:
     assert breakable("gopher_quality/min_words") == [
         "gopher_",
         "quality/",
@@ -348,9 +346,7 @@ def test_every_value_of_every_part_is_escaped() -> None:
     assert served_html(page).count("&lt;script&gt;") == html.count("&lt;script&gt;")
 
 
-def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pictures() -> (
-    None
-):
+def test_templates_escape_everything_except_generated_pictures() -> None:
     assert environment(TEMPLATES).autoescape is True
     assert environment(TEMPLATES).undefined is StrictUndefined, (
         "a misspelt name would render as nothing"
@@ -373,7 +369,7 @@ def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pict
     assert figure[1].startswith("<figure>{{ part.svg|safe }}<figcaption>")
 
 
-def test_no_page_is_put_together_by_hand() -> None:
+def test_no_python_code_contains_html_tags() -> None:
     """HTML belongs in templates, which escape; Python strings would not."""
     root = Path(__file__).parents[2]
     tags = re.compile(

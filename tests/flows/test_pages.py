@@ -46,7 +46,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_resolve(page: Path) -> None:
     text = CODE.sub("", FENCED.sub("", page.read_text()))
     broken_links = []
     for target in LINK.findall(text):
@@ -59,7 +59,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken_links == []
 
 
-def test_the_readme_can_be_read_at_once() -> None:
+def test_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 150
     assert re.search(r"^make demo .*\nmake test ", text, re.MULTILINE)
@@ -68,7 +68,7 @@ def test_the_readme_can_be_read_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
+def test_committed_pictures_are_up_to_date(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / ".ci" / "pictures.py", tmp_path], check=True)
     drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert len(drawn) >= 1
@@ -84,7 +84,7 @@ def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
+def test_site_contains_every_page_and_command(tmp_path: Path) -> None:
     out = tmp_path / "pages"
     subprocess.run([sys.executable, ROOT / ".ci" / "site.py", out], check=True)
     help_text = subprocess.run(
@@ -120,9 +120,7 @@ def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
         ("performance", "performance.md"),
     ],
 )
-def test_what_is_written_from_the_code_is_what_the_code_says(
-    script: str, page: str
-) -> None:
+def test_generated_reference_pages_are_up_to_date(script: str, page: str) -> None:
     command = [sys.executable, ROOT / ".ci" / f"{script}.py"]
     generated = subprocess.run(
         command, check=True, capture_output=True, text=True
@@ -130,7 +128,7 @@ def test_what_is_written_from_the_code_is_what_the_code_says(
     assert (ROOT / "docs" / page).read_text() == generated  # make reference
 
 
-def test_tables_of_file_formats_are_those_that_are_written() -> None:
+def test_file_format_tables_match_schemas() -> None:
     text = (ROOT / "docs" / "reference" / "file-formats.md").read_text()
     tables = re.findall(
         r"<!-- schema: (\S+) (\S+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text
@@ -147,7 +145,7 @@ def test_tables_of_file_formats_are_those_that_are_written() -> None:
         ), name
 
 
-def test_nothing_of_the_site_is_asked_of_other_servers() -> None:
+def test_site_requests_nothing_from_other_servers() -> None:
     text = (ROOT / ".ci" / "mkdocs.yml").read_text()
     assert re.search(r"https?://", text) is None
     (script,) = re.findall(r"polyfills: \[(\S+)\]", text)
@@ -183,7 +181,7 @@ def said_by(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_message_of_the_troubleshooting_is_one_of_the_code() -> None:
+def test_every_troubleshooting_message_exists_in_the_code() -> None:
     quoted = re.findall(
         r"^> (.*)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE
     )
@@ -232,7 +230,7 @@ def options_of(words: list[str]) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_of_a_page_is_one_with_these_options(page: Path) -> None:
+def test_every_command_of_a_page_has_valid_options(page: Path) -> None:
     wrong = []
     for line in command_lines(page.read_text()):
         try:

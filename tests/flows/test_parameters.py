@@ -40,7 +40,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ([], f"s3://key:{SECRET}@bucket/store"),
     ],
 )
-def test_parameters_with_credentials_are_refused_and_masked(
+def test_parameters_with_credentials_are_rejected_and_masked(
     overrides: list[str], store: str, forgotten: list[bool]
 ) -> None:
     with pytest.raises(
@@ -59,7 +59,7 @@ def test_parameters_without_credentials_pass(forgotten: list[bool]) -> None:
     assert forgotten == []
 
 
-def test_what_is_wrong_is_told_without_the_credentials_that_it_is_about() -> None:
+def test_errors_are_reported_without_credentials() -> None:
     error = ValueError("a plain sentence")
     assert without_secrets(error) is error
     masked_error = without_secrets(
@@ -100,7 +100,7 @@ def test_a_run_is_named_by_manifest_and_overrides(
         (ZeroDivisionError("a bug"), ZeroDivisionError),
     ],
 )
-def test_a_refusal_is_a_sentence_and_a_bug_stays_what_it_is(
+def test_rejections_become_sentences_and_bugs_propagate(
     error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards: list[str] = []
@@ -131,7 +131,7 @@ def test_a_refused_flow_ends_without_a_traceback(
     assert kinds == [ZeroDivisionError] * len(reporting.ENGINE_LOGGERS)
 
 
-def test_the_printed_link_signs_in_and_a_log_does_not_hold_the_password(
+def test_printed_link_signs_in_and_logs_omit_the_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
@@ -149,7 +149,7 @@ def test_the_printed_link_signs_in_and_a_log_does_not_hold_the_password(
         assert "-L 4200:127.0.0.1:4200 -L 4201:127.0.0.1:4201" in lines
 
 
-def test_the_proxys_form_stands_for_keys_of_the_model_and_back() -> None:
+def test_proxy_form_maps_to_model_keys_and_back() -> None:
     keys: dict[str, Any] = {
         "layers": 3,
         "width": 64,
@@ -168,7 +168,7 @@ def test_the_proxys_form_stands_for_keys_of_the_model_and_back() -> None:
     }
 
 
-def test_the_forms_of_a_sweep_are_fields_and_not_json() -> None:
+def test_sweep_form_has_fields_instead_of_json() -> None:
     from prefect.utilities.callables import parameter_schema
 
     from gristmill.flows.sweeps.sweep_flow import gristmill_sweep

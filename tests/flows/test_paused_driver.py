@@ -97,7 +97,7 @@ def runs(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["folder", "s3"])
-def test_a_driver_that_wakes_up_after_another_took_over_ends_its_children_and_commits_nothing(
+def test_superseded_driver_kills_its_children_and_does_not_commit(
     where: str, outage: Outage, tmp_path: Path
 ) -> None:
     (tmp_path / "docs.jsonl").write_text(

@@ -108,7 +108,7 @@ def losses_of(folder: StageFolder) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
-def test_every_stage_says_what_it_cost_trainings_too(undisturbed: Session) -> None:
+def test_every_stage_records_its_cost(undisturbed: Session) -> None:
     costs = {
         stage: undisturbed.folder(stage).manifest()["cost"] for stage in ALL_STAGES
     }
@@ -125,7 +125,7 @@ def copy_store(undisturbed: Session, target: Path, without_from: str) -> None:
         shutil.copytree(folder.path, target / stage / folder.path.name)
 
 
-def test_every_stage_is_committed_and_a_second_run_finds_all_of_them(
+def test_second_run_reuses_every_committed_stage(
     undisturbed: Session,
 ) -> None:
     assert list(undisturbed.plan) == ALL_STAGES
@@ -167,7 +167,7 @@ def test_every_document_is_accounted_for_at_every_stage(undisturbed: Session) ->
     }
 
 
-def test_the_packed_set_honours_the_weights_exactly(undisturbed: Session) -> None:
+def test_packed_set_matches_the_weights_exactly(undisturbed: Session) -> None:
     packed = json.loads((undisturbed.folder("mix").data / "packed.json").read_text())
     # 24,000 tokens are 375 rows of 64: 225, 75 and 75 of them for weights 0.6, 0.2 and
     # 0.2.
@@ -190,7 +190,7 @@ def test_explain_prints_the_history_of_a_dropped_document(undisturbed: Session) 
     assert (verdict["values"]["words"], verdict["threshold"]) == (2, 50)
 
 
-def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> None:
+def test_explain_and_trace_agree_on_the_rows_of_a_step(undisturbed: Session) -> None:
     base = ["--store", str(undisturbed.store.root), "--json"]
     step = json.loads(
         look("trace", undisturbed.manifest_file, "--step", "3", *base).stdout
@@ -263,7 +263,7 @@ def test_trace_follows_documents_and_examples_through_every_training(
     )
 
 
-def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
+def test_trace_rejects_unknown_steps_ranks_and_runs(undisturbed: Session) -> None:
     for arguments, complaint in (
         (("--step", "25"), "pretrain has 24 steps; there is no step 25"),
         (
@@ -288,7 +288,7 @@ def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
         assert complaint in process.stderr
 
 
-def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else_as_it_was(
+def test_takedown_empties_only_the_rows_of_the_documents(
     undisturbed: Session, tmp_path: Path
 ) -> None:
     store, before = (
@@ -334,7 +334,7 @@ def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else
     assert packed.ledger([document])["reason"].to_pylist() == ["excluded"]
 
 
-def test_whatif_foretells_what_a_run_with_other_thresholds_keeps(
+def test_whatif_predicts_the_documents_kept_by_new_thresholds(
     undisturbed: Session, tmp_path: Path
 ) -> None:
     file, store = undisturbed.manifest_file, str(undisturbed.store.root)
@@ -429,7 +429,7 @@ def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> N
         ),
     ],
 )
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
+def test_repeatedly_killed_run_writes_the_same_bytes(
     undisturbed: Session, tmp_path: Path, stage: str
 ) -> None:
     """SIGKILL to the run and to the stage's process group, twice, after random numbers
@@ -563,7 +563,7 @@ def test_two_training_processes_read_the_same_rows_and_reach_the_same_losses(
         assert loss_of_two == pytest.approx(loss_of_one, abs=1e-4)
 
 
-def test_a_new_weight_mixes_again_and_prepares_nothing(
+def test_changed_weight_rebuilds_the_mixture_only(
     undisturbed: Session, tmp_path: Path
 ) -> None:
     plan = look(
@@ -585,7 +585,7 @@ def test_a_new_weight_mixes_again_and_prepares_nothing(
     assert reason == "config changed: sources.code.weight 0.2 -> 0.4"
 
 
-def test_a_forced_stage_gives_the_same_bytes_again(undisturbed: Session) -> None:
+def test_forced_stage_reproduces_its_bytes(undisturbed: Session) -> None:
     run = gristmill(
         "stage",
         "dedup",
@@ -599,7 +599,7 @@ def test_a_forced_stage_gives_the_same_bytes_again(undisturbed: Session) -> None
 
 
 @pytest.mark.slow
-def test_a_run_whose_reader_went_away_goes_on_to_its_end(
+def test_run_continues_after_its_output_pipe_closes(
     project: Path, tmp_path: Path
 ) -> None:
     command = [
@@ -627,7 +627,7 @@ def test_a_run_whose_reader_went_away_goes_on_to_its_end(
     ]
 
 
-def test_a_missing_source_is_a_sentence_and_not_a_traceback(
+def test_missing_source_is_reported_without_traceback(
     project: Path, tmp_path: Path
 ) -> None:
     run = gristmill(
@@ -666,7 +666,7 @@ def test_too_many_unreadable_records_fail_the_stage_with_the_share(
     assert "Traceback" not in run.stdout
 
 
-def test_a_manifest_with_mistakes_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_invalid_manifest_is_rejected_before_any_work(tmp_path: Path) -> None:
     manifest = tmp_path / "bad.yaml"
     manifest.write_text(
         "name: bad\nsources:\n  a: {path: x, wieght: 1}\nmix: {tokens: -5}\n"

@@ -32,7 +32,7 @@ def planned(store: Path, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_plan_adds_up(tmp_path: Path) -> None:
+def test_memory_and_time_of_a_plan_are_consistent(tmp_path: Path) -> None:
     plan = planned(
         tmp_path,
         "--gpu",
@@ -61,7 +61,7 @@ def test_a_plan_adds_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_gpu_that_is_in_no_table_is_given_by_its_figures(tmp_path: Path) -> None:
+def test_unknown_gpu_is_specified_by_its_figures(tmp_path: Path) -> None:
     plan = planned(tmp_path, "--gpu", "mine", "--peak-tflops", "50", "--memory-gb", "1")
     assert plan["gpu"] == {"name": "mine", "flops": 50e12, "memory": 1e9, "link": 32e9}
     # a single process takes more than 1 GB
@@ -78,7 +78,7 @@ def test_a_gpu_that_is_in_no_table_is_given_by_its_figures(tmp_path: Path) -> No
         (["--prices", "absent.yaml"], "absent.yaml: there is no such file"),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_a_sentence(
+def test_invalid_plan_options_are_rejected_with_one_sentence(
     tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
     outcome = CliRunner().invoke(
@@ -101,7 +101,7 @@ def test_the_tables_fit_narrow_terminals(tmp_path: Path, columns: int) -> None:
     assert "8 x A100" in outcome.stdout
 
 
-def test_what_the_mixture_offers_stands_beside_what_is_read(
+def test_data_table_compares_available_and_read_tokens(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """100 document tokens in rows of 104; the other source is read twice, starting

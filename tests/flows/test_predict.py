@@ -60,7 +60,7 @@ def copied(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_every_source_is_sampled_in_proportion_and_the_factor_is_what_is_missing(
+def test_sources_are_sampled_proportionally_with_their_factor(
     manifest: Manifest, tmp_path: Path
 ) -> None:
     total_bytes = sum(
@@ -108,7 +108,7 @@ def test_time_grows_with_the_text_and_memory_with_the_shards_only() -> None:
     assert row.disk_bytes == pytest.approx(1e6)
 
 
-def test_one_sample_is_extrapolated_by_the_pace_of_its_shards() -> None:
+def test_single_sample_is_extrapolated_by_shard_speed() -> None:
     """Ten seconds, 4 of them for shards: 100 times the text takes 6 + 400 s."""
     sample = predict.SampleRun(
         1e6, 1e8, 100_000, {"filter": Measured(10.0, 300_000_000, 1_000, 4.0)}, {}
@@ -137,7 +137,7 @@ def test_the_work_of_a_stage_is_counted_from_shard_to_shard(
     assert watch.work_seconds() == pytest.approx(8.0 + 4.0)
 
 
-def test_no_stage_is_begun_when_the_time_is_up_and_every_stage_has_a_figure_or_a_reason(
+def test_no_stage_starts_after_the_time_limit_and_each_has_a_figure_or_reason(
     manifest: Manifest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "m.yaml").write_text(
@@ -186,7 +186,7 @@ export: {}
     assert "? mix: a sample has too few tokens" in capsys.readouterr().out
 
 
-def test_a_stage_that_takes_too_long_is_interrupted() -> None:
+def test_slow_stage_is_interrupted() -> None:
     with (
         pytest.raises(predict.OutOfTimeError),
         predict.interrupted_at(predict.time.monotonic() + 0.01),
@@ -195,7 +195,7 @@ def test_a_stage_that_takes_too_long_is_interrupted() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_what_does_not_fit_is_said_with_both_numbers() -> None:
+def test_insufficient_memory_or_disk_is_reported_with_both_numbers() -> None:
     totals = predict.Totals(1.0, memory_bytes=9_000_000_000, disk_bytes=5_000_000)
     available = predict.Available(memory_bytes=8_000_000_000, disk_bytes=1_000_000)
     memory, disk = predict.refusals(totals, available)
@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_said_with_both_numbers() -> None:
     assert predict.refusals(totals, predict.Available(0, None)) == []
 
 
-def test_the_curve_is_the_banding_formula() -> None:
+def test_curve_matches_the_banding_formula() -> None:
     curve = {
         point.jaccard: point.found for point in lsh_curve(MinHash(bands=2, rows=1))
     }

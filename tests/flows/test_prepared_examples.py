@@ -103,7 +103,7 @@ def fingerprints(session: Session) -> dict[str, str]:
         ("dpo.holdout=0.3", {"dpo"}),
     ],
 )
-def test_a_key_of_the_examples_changes_what_reads_them_and_no_more(
+def test_changed_example_setting_rebuilds_only_its_readers(
     folder: Path, override: str, changed: set[str]
 ) -> None:
     before, after = fingerprints(opened(folder)), fingerprints(opened(folder, override))
@@ -113,7 +113,7 @@ def test_a_key_of_the_examples_changes_what_reads_them_and_no_more(
     )
 
 
-def test_pairs_are_compared_with_the_documents_evaluation_sets_unless_they_have_their_own(
+def test_preferences_inherit_evaluation_sets_of_documents_unless_they_set_their_own(
     folder: Path,
 ) -> None:
     steps = "prepare=[{decontaminate: {against: quiz.jsonl, ngram: 9}}]"
@@ -160,7 +160,9 @@ def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_thresh
         history(session, "elsewhere.jsonl:1")
 
 
-def test_other_thresholds_for_examples_are_tried_by_running_them(folder: Path) -> None:
+def test_whatif_rejects_thresholds_of_examples_with_the_command_to_run(
+    folder: Path,
+) -> None:
     before, after = (
         opened(folder),
         opened(folder, "sft.prepare.filter.rules.gopher_quality.min_words=4"),
@@ -180,7 +182,7 @@ def rows_of(page: str) -> list[list[str]]:
     return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in page.split("<tr>")]
 
 
-def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> None:
+def test_terminal_and_report_count_every_record(folder: Path) -> None:
     facts = gather_facts(opened(folder))
     examples = prepared_table(facts)
     assert examples.rows == [

@@ -28,7 +28,7 @@ def step(**fields: Any) -> StepTrace:
     return StepTrace("sft", 3, "read", None, 1, [33, 5], [], **fields)
 
 
-def test_a_step_names_every_example_of_a_row_that_holds_several(capsys):
+def test_step_lists_every_example_of_a_row(capsys):
     step(examples=["aa", "bb", "cc"], rows_of_examples=[33, 33, 5]).show()
 
     assert capsys.readouterr().out.splitlines() == [
@@ -39,7 +39,7 @@ def test_a_step_names_every_example_of_a_row_that_holds_several(capsys):
     ]
 
 
-def test_a_step_shows_each_locator_whole_below_its_columns(capsys):
+def test_step_prints_full_locators_below_their_columns(capsys):
     documents = [
         RowDocument(
             id="0123456789abcdef0123",
@@ -74,7 +74,7 @@ def test_a_step_shows_each_locator_whole_below_its_columns(capsys):
     ]
 
 
-def test_a_history_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
+def test_history_keeps_rule_names_on_one_line_without_empty_lines(capsys):
     Explanation(
         id="ab",
         source="posts",
@@ -108,7 +108,7 @@ def test_a_history_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
     ]
 
 
-def test_a_sample_of_whatif_shows_its_locator_whole_and_the_text_that_fits(capsys):
+def test_whatif_sample_prints_the_full_locator_and_a_fitting_excerpt(capsys):
     sizes = {"posts": Size(documents=2, bytes=10, tokens=None)}
     samples = [
         CutSample("ab", "posts", locator, "It is a truth universally known", 399.0)
@@ -133,7 +133,7 @@ def test_a_sample_of_whatif_shows_its_locator_whole_and_the_text_that_fits(capsy
     assert "max_duplicate_10gram_char_ratio     1     2        1     1\n" in out
 
 
-def test_small_sizes_times_and_costs_are_not_shown_as_nothing():
+def test_small_sizes_times_and_costs_are_not_rounded_to_zero():
     values = (512, 475_904, 50_600_000, 999_600_000, 1.5e9, 80e9)
     assert [size(value) for value in values] == [
         "512 B",
@@ -158,7 +158,7 @@ def test_small_sizes_times_and_costs_are_not_shown_as_nothing():
     ]
 
 
-def test_a_job_that_is_called_like_its_stage_is_named_once():
+def test_job_named_like_its_stage_is_printed_once():
     row = StageState(
         stage="filter",
         state="running",
@@ -181,5 +181,7 @@ def test_a_job_that_is_called_like_its_stage_is_named_once():
 @pytest.mark.parametrize(
     ("steps", "ending"), [([5], "read by steps 5"), ([], "read by no step")]
 )
-def test_steps_that_read_a_document_are_no_count(steps: list[int], ending: str) -> None:
+def test_steps_of_a_document_are_listed_by_number(
+    steps: list[int], ending: str
+) -> None:
     assert MixtureUse("trained", None, 1, 8, 1, [3], steps).line().endswith(ending)

@@ -122,7 +122,7 @@ def found_by_looking(
     st.integers(1, 13),
     st.data(),
 )
-def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
+def test_steps_of_a_prompt_are_those_trained_on_its_answers(
     prompts: int,
     groups: int,
     steps_per_batch: int,
@@ -147,7 +147,7 @@ def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
     )
 
 
-def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from(
+def test_reinforcement_step_shows_the_answers_it_trained_on(
     tmp_path: Path,
 ) -> None:
     training = reinforcement(
@@ -201,7 +201,7 @@ def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from
     st.integers(1, 9),
     st.data(),
 )
-def test_the_steps_of_a_row_are_all_those_whose_batch_has_it(
+def test_steps_of_a_row_are_those_whose_batch_contains_it(
     counts: list[int], batch: int, steps: int, data: st.DataObject
 ) -> None:
     training = reading(
@@ -215,7 +215,7 @@ def test_the_steps_of_a_row_are_all_those_whose_batch_has_it(
     )
 
 
-def test_a_step_is_read_once_it_was_trained_and_checkpoints_count_from_their_marker(
+def test_only_trained_steps_and_marked_checkpoints_count(
     tmp_path: Path,
 ) -> None:
     training = reading(tmp_path, packed_set(tmp_path / "set"))
@@ -233,7 +233,7 @@ def test_a_step_is_read_once_it_was_trained_and_checkpoints_count_from_their_mar
         training.rows(7)
 
 
-def test_two_trainings_of_one_set_are_compared_row_by_row(tmp_path: Path) -> None:
+def test_trainings_on_the_same_set_are_compared_by_row(tmp_path: Path) -> None:
     packed = packed_set(tmp_path / "set")
     training, longer = (
         reading(tmp_path / "a", packed),
@@ -259,7 +259,7 @@ def test_two_trainings_of_one_set_are_compared_row_by_row(tmp_path: Path) -> Non
     assert compare_readings(training, other_seed).first_difference == 1
 
 
-def test_sets_that_were_cut_into_other_shards_are_compared_by_their_tokens(
+def test_trainings_on_different_sets_are_compared_by_tokens(
     tmp_path: Path,
 ) -> None:
     changed = ROWS.copy()
@@ -271,7 +271,7 @@ def test_sets_that_were_cut_into_other_shards_are_compared_by_their_tokens(
     assert (comparison.same_set, comparison.first_difference) == (False, 5)
 
 
-def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_is_told(
+def test_recorded_digests_narrow_the_search_and_mismatching_records_are_detected(
     tmp_path: Path,
 ) -> None:
     packed = packed_set(tmp_path / "set")
@@ -306,7 +306,7 @@ def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_
     assert compare_readings(training, other_training).attested == (True, False)
 
 
-def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) -> None:
+def test_documents_are_described_from_their_ledger_entry(tmp_path: Path) -> None:
     """5,000 documents in two shards; the described ones are in different row groups."""
     uuid = "0" * 8 + "-0000-0000-0000-" + "0" * 12
     inputs = {

@@ -119,7 +119,7 @@ def a_small_one(
     )
 
 
-def test_a_run_has_its_stages_with_what_they_made_and_measured(
+def test_run_lists_its_stages_with_outputs_and_counts(
     run: gristmill.Run,
 ) -> None:
     assert run.state == "completed"
@@ -138,7 +138,7 @@ def test_a_run_has_its_stages_with_what_they_made_and_measured(
     assert repr(run) == f"Run({run.name!r}: completed, 8 of 8 stages committed)"
 
 
-def test_losses_are_a_table(run: gristmill.Run) -> None:
+def test_losses_are_returned_as_a_table(run: gristmill.Run) -> None:
     metrics = run.metrics()
     assert set(metrics["stage"].to_pylist()) == {"pretrain"}
     logged = [line for line in metrics.to_pylist() if line["loss"] is not None]
@@ -148,7 +148,9 @@ def test_losses_are_a_table(run: gristmill.Run) -> None:
     assert len(run.metrics("sft")) == 0
 
 
-def test_the_command_line_answers_the_same(run: gristmill.Run, project: Path) -> None:
+def test_command_line_and_python_give_equal_answers(
+    run: gristmill.Run, project: Path
+) -> None:
     dropped = run.whatif({"filter.gopher_quality.min_words": 10}, samples=3)
     assert asdict(dropped) == on_the_command_line(
         run,
@@ -176,7 +178,7 @@ def test_the_command_line_answers_the_same(run: gristmill.Run, project: Path) ->
     )
 
 
-def test_a_run_that_ended_before_its_training_answers_as_the_command_line_does(
+def test_run_without_training_answers_like_the_command_line(
     run: gristmill.Run, project: Path
 ) -> None:
     """The rows of every step are known before training."""
@@ -257,7 +259,7 @@ def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(
         assert (takedown["written"]["manifest"] is None) == (name == "cleaned")
 
 
-def test_answers_are_objects(
+def test_answers_are_typed_objects(
     run: gristmill.Run,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -284,7 +286,7 @@ def test_answers_are_objects(
     assert explained.id in capsys.readouterr().out
 
 
-def test_a_run_is_asked_by_its_record_when_manifest_and_sources_are_gone(
+def test_run_is_reopened_from_its_record_without_manifest_and_sources(
     tmp_path: Path,
 ) -> None:
     rules = {"gopher_quality": {"min_words": 13, "min_stop_words": 0}}
@@ -335,7 +337,7 @@ def test_documents_are_a_dataset_with_every_column_of_every_step(
     assert run.explain(some.head(1)["id"][0].as_py()).kept
 
 
-def test_documents_are_filtered_without_being_read_before(
+def test_document_filters_are_pushed_down(
     run: gristmill.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents, words = run.documents(), pyarrow.dataset.field("words")
@@ -365,7 +367,7 @@ def test_documents_are_filtered_without_being_read_before(
     run.documents(kept=None).filter(words > 3)
 
 
-def test_documents_go_into_other_libraries_with_the_same_values(
+def test_documents_convert_to_other_libraries_with_equal_values(
     run: gristmill.Run,
 ) -> None:
     documents = run.documents(columns=["id", "source", "text", "words"])
@@ -381,7 +383,7 @@ def test_documents_go_into_other_libraries_with_the_same_values(
     assert list(documents.to_hf()) == expected
 
 
-def test_documents_go_into_polars_lazily(run: gristmill.Run) -> None:
+def test_documents_convert_to_lazy_polars(run: gristmill.Run) -> None:
     polars = pytest.importorskip("polars")
     documents = run.documents()
     frame = (
@@ -398,7 +400,7 @@ def test_documents_go_into_polars_lazily(run: gristmill.Run) -> None:
     )
 
 
-def test_a_library_that_is_missing_is_named_with_what_installs_it(
+def test_missing_library_error_names_its_extra(
     run: gristmill.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = run.documents()
@@ -415,7 +417,7 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
             convert()
 
 
-def test_nothing_is_run_again_and_the_plan_says_so(
+def test_second_run_reuses_everything_as_planned(
     run: gristmill.Run, project: Path
 ) -> None:
     store = run.path.parent.parent
@@ -443,7 +445,7 @@ def test_nothing_is_run_again_and_the_plan_says_so(
     assert second_run.stages["mix"].fingerprint == run.stages["mix"].fingerprint
 
 
-def test_a_manifest_without_a_file_is_run_and_can_be_run_again_by_the_file_that_commands_name(
+def test_manifest_without_a_file_is_saved_and_can_be_run_again_from_there(
     tmp_path: Path,
 ) -> None:
     manifest = a_small_one(tmp_path)
@@ -457,7 +459,7 @@ def test_a_manifest_without_a_file_is_run_and_can_be_run_again_by_the_file_that_
     ] == ["reuse"]
 
 
-def test_it_works_inside_a_running_event_loop_and_in_another_thread(
+def test_run_works_inside_an_event_loop_and_in_another_thread(
     tmp_path: Path,
 ) -> None:
     manifest, finished_runs = a_small_one(tmp_path), []
@@ -478,7 +480,7 @@ def test_it_works_inside_a_running_event_loop_and_in_another_thread(
     assert [run.state for run in finished_runs] == ["completed", "completed"]
 
 
-def test_a_script_needs_no_guard_since_nothing_imports_it_again(tmp_path: Path) -> None:
+def test_script_without_main_guard_is_not_imported_again(tmp_path: Path) -> None:
     a_small_one(tmp_path).save(tmp_path / "small.yaml")
     (tmp_path / "script.py").write_text(
         "import gristmill\nprint('begins')\nrun = gristmill.run('small.yaml', "
@@ -519,7 +521,7 @@ def test_an_interrupt_ends_the_run_cleanly_and_the_next_one_resumes(
     assert [run.state for run in store.runs] == ["interrupted", "completed"]
 
 
-def test_a_stage_that_fails_is_an_error_with_the_sentence_of_the_command_line(
+def test_failed_stage_raises_the_message_of_the_command_line(
     tmp_path: Path,
 ) -> None:
     manifest = a_small_one(tmp_path)
@@ -548,7 +550,7 @@ def test_a_stage_that_fails_is_an_error_with_the_sentence_of_the_command_line(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_bad_arguments_get_one_sentence_and_nothing_is_run(
+def test_invalid_arguments_raise_one_sentence_and_run_nothing(
     arguments: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     for call in (gristmill.run, gristmill.plan):
@@ -562,7 +564,7 @@ def test_bad_arguments_get_one_sentence_and_nothing_is_run(
 @pytest.mark.parametrize(
     "location", ["a run", "its folder", "the folder of its packed set"]
 )
-def test_a_stream_reads_what_the_trace_of_the_runs_training_says(
+def test_stream_reads_the_rows_that_trace_reports(
     run: gristmill.Run, location: str
 ) -> None:
     place: Any = {
@@ -590,7 +592,7 @@ def test_a_stream_reads_what_the_trace_of_the_runs_training_says(
         }
 
 
-def test_questions_that_have_no_answer_get_one_sentence(run: gristmill.Run) -> None:
+def test_unanswerable_questions_raise_one_sentence(run: gristmill.Run) -> None:
     with pytest.raises(
         gristmill.UnknownStageError, match="has no stage 'dedpu', did you mean 'dedup'"
     ):
@@ -616,7 +618,7 @@ def test_questions_that_have_no_answer_get_one_sentence(run: gristmill.Run) -> N
         run.whatif({"filter.gopher_quality.min_wrds": 3})
 
 
-def test_the_report_stands_in_a_frame_that_runs_nothing_and_the_run_is_a_table(
+def test_notebook_shows_the_report_in_a_sandboxed_frame_and_the_run_as_a_table(
     run: gristmill.Run, tmp_path: Path
 ) -> None:
     report = run.report()
@@ -653,7 +655,7 @@ def displayed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return displays
 
 
-def test_in_a_notebook_a_run_is_one_table_that_moves(
+def test_notebook_updates_one_table_per_run(
     tmp_path: Path, displayed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert notebook.in_notebook()
@@ -664,7 +666,7 @@ def test_in_a_notebook_a_run_is_one_table_that_moves(
     assert ">completed</td>" in displayed[-1]
 
 
-def test_a_notebook_says_of_what_was_running_that_it_was_ended_and_escapes_what_stages_say(
+def test_notebook_marks_running_stages_as_ended_and_escapes_messages(
     displayed: list[str],
 ) -> None:
     observer, node = notebook.NotebookObserver(), SimpleNamespace(name="filter")
@@ -675,7 +677,7 @@ def test_a_notebook_says_of_what_was_running_that_it_was_ended_and_escapes_what_
     assert repr(observer) == "filter  ended"
 
 
-def test_signals_are_those_of_before_when_a_run_has_ended(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored_after_a_run(tmp_path: Path) -> None:
     original_handler = signal.getsignal(signal.SIGTERM)
     gristmill.run(a_small_one(tmp_path), store=tmp_path / "store", progress=False)
     assert signal.getsignal(signal.SIGTERM) == original_handler != launch.interrupt

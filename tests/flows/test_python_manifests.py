@@ -33,7 +33,7 @@ SECTIONS: dict[str, Any] = {
 }
 
 
-def test_it_is_what_the_same_keys_are_in_a_file(tmp_path: Path) -> None:
+def test_python_manifest_equals_the_file_with_the_same_keys(tmp_path: Path) -> None:
     (tmp_path / "made.yaml").write_text(yaml.safe_dump(SECTIONS))
     manifest = Manifest(**SECTIONS, folder=tmp_path)
     assert manifest.settings == load_manifest(tmp_path / "made.yaml")
@@ -46,7 +46,7 @@ def test_it_is_what_the_same_keys_are_in_a_file(tmp_path: Path) -> None:
     assert (manifest.name, manifest.folder, manifest.file) == ("made", tmp_path, None)
 
 
-def test_values_of_pythons_own_become_those_of_yaml(tmp_path: Path) -> None:
+def test_python_values_become_yaml_values(tmp_path: Path) -> None:
     import numpy as np
 
     manifest = Manifest(
@@ -70,7 +70,7 @@ def test_values_of_pythons_own_become_those_of_yaml(tmp_path: Path) -> None:
     ),
     ids=lambda file: file.name,
 )
-def test_what_is_saved_is_equal_when_it_is_loaded(file: Path, tmp_path: Path) -> None:
+def test_saved_manifest_loads_as_equal(file: Path, tmp_path: Path) -> None:
     loaded = Manifest.load(file)
     assert Manifest.load(loaded.save(tmp_path / "elsewhere" / "saved.yaml")) == loaded
     # The manifest in a run's record is equal too, with presets expanded.
@@ -80,7 +80,7 @@ def test_what_is_saved_is_equal_when_it_is_loaded(file: Path, tmp_path: Path) ->
     assert recorded.model_dump() == loaded.settings.model_dump()
 
 
-def test_in_its_own_folder_it_is_saved_as_it_was_written(tmp_path: Path) -> None:
+def test_manifest_saved_in_its_folder_is_unchanged(tmp_path: Path) -> None:
     assert (
         yaml.safe_load(
             Manifest(SECTIONS, folder=tmp_path).save(tmp_path / "made.yaml").read_text()
@@ -107,7 +107,7 @@ ANNOTATED = {
 }
 
 
-def test_code_of_ones_own_is_saved_as_it_was_written_and_found_from_elsewhere(
+def test_user_code_paths_are_kept_in_place_and_absolute_elsewhere(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "steps.py").write_text(STEPS)
@@ -128,7 +128,7 @@ def test_code_of_ones_own_is_saved_as_it_was_written_and_found_from_elsewhere(
         Manifest(ANNOTATED, folder=tmp_path)
 
 
-def test_a_function_of_a_file_is_given_as_such(
+def test_function_of_a_file_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_steps.py").write_text(STEPS)
@@ -142,7 +142,7 @@ def test_a_function_of_a_file_is_given_as_such(
     )
 
 
-def test_another_one_with_other_settings_leaves_the_first_as_it_was(
+def test_replace_does_not_modify_the_original_manifest(
     tmp_path: Path,
 ) -> None:
     manifest = Manifest(SECTIONS, folder=tmp_path)
@@ -180,12 +180,12 @@ def test_another_one_with_other_settings_leaves_the_first_as_it_was(
         max_leaves=6,
     )
 )
-def test_settings_mean_on_the_command_line_what_they_are_in_python(value: Any) -> None:
+def test_overrides_round_trip_through_the_command_line(value: Any) -> None:
     (override,) = overrides_of({"key": value})
     assert yaml.safe_load(override.removeprefix("key=")) == value
 
 
-def test_all_that_is_wrong_is_said_at_once_in_the_words_of_a_file(
+def test_python_manifest_reports_all_problems_like_a_file(
     tmp_path: Path,
 ) -> None:
     sections = {
@@ -211,7 +211,7 @@ def test_all_that_is_wrong_is_said_at_once_in_the_words_of_a_file(
         Manifest(SECTIONS).replace({"filter.gopher_quality.min_words": "many"})
 
 
-def test_a_value_that_no_manifest_can_hold_is_refused() -> None:
+def test_unsupported_python_value_is_rejected() -> None:
     with pytest.raises(
         ManifestError, match=r"Manifest: .*\(bytes\) cannot be a value in a manifest"
     ):
@@ -222,7 +222,7 @@ def test_a_value_that_no_manifest_can_hold_is_refused() -> None:
         Manifest(name="made", sources={"web": {"path": lambda: "web"}})
 
 
-def test_a_function_of_a_module_stands_for_its_name(tmp_path: Path) -> None:
+def test_function_of_a_module_becomes_its_name(tmp_path: Path) -> None:
     manifest = Manifest(
         name="made",
         sources={"web": {"path": "web", "licence": shutil.which}},
@@ -231,7 +231,7 @@ def test_a_function_of_a_module_stands_for_its_name(tmp_path: Path) -> None:
     assert manifest.content["sources"]["web"]["licence"] == f"{shutil.__file__}:which"
 
 
-def test_what_is_in_no_file_is_saved_in_the_store_so_that_commands_can_name_it(
+def test_manifest_without_a_file_is_saved_in_the_store(
     tmp_path: Path,
 ) -> None:
     manifest, store = Manifest(SECTIONS, folder=tmp_path), Store.at(tmp_path / "store")
@@ -247,7 +247,7 @@ def test_what_is_in_no_file_is_saved_in_the_store_so_that_commands_can_name_it(
     assert file_to_run(manifest, store) == file
 
 
-def test_every_public_name_is_where_the_package_says() -> None:
+def test_every_public_name_is_exported() -> None:
     assert sorted(gristmill.__all__) == sorted(
         [*gristmill._PLACES, *gristmill._GROUPS, "__version__"]
     )

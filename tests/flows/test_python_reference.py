@@ -19,12 +19,12 @@ PUBLIC = dict(public_objects())
 CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_the_committed_reference_is_that_of_the_code() -> None:
+def test_committed_reference_is_up_to_date() -> None:
     assert (ROOT / "docs" / "api.md").read_text() == reference()  # make api
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_what_is_public_says_what_it_is_and_what_it_takes(name: str) -> None:
+def test_public_names_have_docstrings_and_types(name: str) -> None:
     value = function_of(PUBLIC[name])
     assert inspect.getdoc(value), name
     if not inspect.isfunction(value):

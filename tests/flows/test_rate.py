@@ -43,7 +43,7 @@ def rated(path: Path, *verdicts: tuple[int, str, Verdict]) -> Path:
     return path
 
 
-def test_a_rating_that_prefers_an_answer_is_a_pair_that_dpo_reads(
+def test_rating_with_a_preference_is_a_dpo_pair(
     tmp_path: Path,
 ) -> None:
     path = rated(
@@ -56,7 +56,7 @@ def test_a_rating_that_prefers_an_answer_is_a_pair_that_dpo_reads(
     assert serialized.index("plain 1") < serialized.index("<b>better</b> 1")
 
 
-def test_a_line_that_was_cut_by_an_end_is_not_counted_and_the_next_rating_takes_its_place(
+def test_torn_last_line_is_ignored_and_overwritten(
     tmp_path: Path,
 ) -> None:
     path = rated(tmp_path / "x.ratings.jsonl", (0, "ann", "tie"))
@@ -69,7 +69,7 @@ def test_a_line_that_was_cut_by_an_end_is_not_counted_and_the_next_rating_takes_
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def test_a_file_that_holds_something_else_is_named_with_its_line(
+def test_invalid_ratings_file_is_rejected_with_its_line(
     tmp_path: Path,
 ) -> None:
     path = rated(tmp_path / "x.ratings.jsonl", (0, "ann", "tie"))
@@ -156,7 +156,7 @@ def test_win_rates_count_ties_as_halves_and_a_pair_once(tmp_path: Path) -> None:
     assert comparison.kappas == [Kappa(("ann", "bob"), pairs=1, same=0.0, kappa=0.0)]
 
 
-def test_krippendorffs_alpha_is_that_of_his_own_examples() -> None:
+def test_krippendorff_alpha_matches_published_examples() -> None:
     """Krippendorff 2011: two observers, binary (section B: 0.095), and four with gaps,
     nominal (section C: 0.743).
     """
@@ -214,7 +214,7 @@ def form_of(page: httpx.Response) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_pairs_are_blind_the_sides_are_drawn_and_all_that_was_said_is_kept(
+def test_pairs_are_blind_with_random_sides_and_every_rating_is_stored(
     pages: TestClient, tmp_path: Path
 ) -> None:
     page, sides = pages.get("/?rater=ann"), set()
@@ -242,7 +242,7 @@ def test_pairs_are_blind_the_sides_are_drawn_and_all_that_was_said_is_kept(
     assert "bob: 0 of 12 rated" in client(tmp_path).get("/?rater=bob").text
 
 
-def test_a_rater_may_go_back_and_say_something_else(
+def test_rater_can_go_back_and_change_a_rating(
     pages: TestClient, tmp_path: Path
 ) -> None:
     first = form_of(pages.get("/?rater=ann"))
@@ -268,7 +268,7 @@ def test_a_rater_may_go_back_and_say_something_else(
         ({"rater": "x" * 20_000}, 413),
     ],
 )
-def test_what_no_page_of_this_server_sends_is_refused_and_not_kept(
+def test_forged_ratings_are_rejected_and_not_stored(
     pages: TestClient, tmp_path: Path, change: dict[str, Any], status: int
 ) -> None:
     form = form_of(pages.get("/?rater=ann"))
@@ -279,7 +279,7 @@ def test_what_no_page_of_this_server_sends_is_refused_and_not_kept(
     assert not (tmp_path / "x.ratings.jsonl").exists()
 
 
-def test_names_of_raters_are_asked_for_and_checked(pages: TestClient) -> None:
+def test_rater_name_is_requested_and_validated(pages: TestClient) -> None:
     assert "Who rates?" in pages.get("/").text
     response = pages.get("/", params={"rater": "<script>"})
     assert response.status_code == 400
@@ -289,5 +289,5 @@ def test_names_of_raters_are_asked_for_and_checked(pages: TestClient) -> None:
 
 
 @pytest.mark.parametrize("choice", ["tie", "both_bad"])
-def test_what_prefers_no_side_is_the_same_on_either(choice: str) -> None:
+def test_verdict_without_preference_does_not_depend_on_sides(choice: str) -> None:
     assert {verdict_of(answer_pair, "ann", choice) for answer_pair in PAIRS} == {choice}

@@ -73,7 +73,7 @@ def labels(*arguments: Any) -> list[str]:
     return [model.label for model in models_to_rate(*arguments)]
 
 
-def test_the_last_two_models_of_a_manifest_are_compared_or_those_that_are_named(
+def test_last_two_models_are_compared_unless_stages_are_given(
     tmp_path: Path,
 ) -> None:
     run = session(tmp_path)
@@ -90,7 +90,7 @@ def test_the_last_two_models_of_a_manifest_are_compared_or_those_that_are_named(
     assert not models_to_rate(run, None, "pretrain", "dpo")[0].chat
 
 
-def test_another_manifest_gives_the_second_model(tmp_path: Path) -> None:
+def test_second_model_comes_from_the_other_manifest(tmp_path: Path) -> None:
     run, after = session(tmp_path), session(tmp_path, "after", ("pretrain", "sft"))
     first, second = models_to_rate(run, after, None, None)
     assert [first.label, second.label] == ["run/dpo", "after/sft"]
@@ -137,7 +137,7 @@ def test_another_manifest_gives_the_second_model(tmp_path: Path) -> None:
         ((), ("sft",), None, None, "run.yaml: no model is trained yet"),
     ],
 )
-def test_what_cannot_be_compared_is_said(
+def test_incomparable_models_are_rejected_with_the_reason(
     tmp_path: Path,
     made: tuple[str, ...],
     others: tuple[str, ...] | None,
@@ -199,7 +199,7 @@ def rated(folder: Path, name: str, stage: str) -> RatedModel:
 
 
 @pytest.mark.slow
-def test_answers_that_differ_are_pairs_and_are_written_once(
+def test_different_answers_become_pairs_and_are_generated_once(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = {1: {"prompt": "red"}, 3: {"prompt": "sky " * 100}, 4: {"prompt": "rose"}}
@@ -237,9 +237,7 @@ def test_answers_that_differ_are_pairs_and_are_written_once(
 
 
 @pytest.mark.slow
-def test_prompts_that_both_models_answer_alike_are_left_out(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_prompts_with_equal_answers_are_omitted(trained: Path, tmp_path: Path) -> None:
     models = [rated(trained, "run", "dpo"), rated(trained, "after", "pretrain")]
     made_pairs = make_pairs(
         models, {1: {"prompt": "red"}}, GREEDY, 8, tmp_path / "x.answers.json"
@@ -256,7 +254,7 @@ def asked(tmp_path: Path, *prompts: str) -> Path:
 
 
 @pytest.mark.slow
-def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_the_first(
+def test_pairs_of_two_manifests_are_served_with_ratings_beside_the_first(
     trained: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -306,7 +304,7 @@ def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_t
 
 
 @pytest.mark.slow
-def test_a_server_with_nothing_to_rate_does_not_begin(
+def test_server_without_pairs_does_not_start(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

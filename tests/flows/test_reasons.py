@@ -41,7 +41,7 @@ def told(runner: Runner, *force: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_plan_says_which_key_changed_and_what_follows_from_it(
+def test_plan_names_the_changed_key_and_its_dependent_stages(
     toy_runner: Make,
 ) -> None:
     finished = finish(toy_runner(first={"n": 1, "deep": {"epochs": 5}}, second={}))
@@ -53,7 +53,7 @@ def test_the_plan_says_which_key_changed_and_what_follows_from_it(
     ]
 
 
-def test_what_was_never_made_and_what_is_forced_is_said(toy_runner: Make) -> None:
+def test_plan_distinguishes_never_made_from_forced(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1}, second={})
     assert told(runner) == [("make", "never made")] * 2
     runner.run_stage("first")
@@ -61,7 +61,7 @@ def test_what_was_never_made_and_what_is_forced_is_said(toy_runner: Make) -> Non
 
 
 @pytest.mark.slow
-def test_of_several_outputs_the_nearest_is_compared_and_not_the_newest(
+def test_plan_compares_with_the_nearest_output(
     toy_runner: Make,
 ) -> None:
     finish(toy_runner(first={"n": 1, "a": 1, "b": 1}))
@@ -71,7 +71,7 @@ def test_of_several_outputs_the_nearest_is_compared_and_not_the_newest(
     ]
 
 
-def test_what_another_manifest_made_is_compared_only_where_it_is_nearly_the_same(
+def test_output_of_another_manifest_is_compared_only_if_nearly_equal(
     toy_runner: Make,
 ) -> None:
     finish(toy_runner(first={"n": 1, **dict.fromkeys("abcde", 1)}))
@@ -90,7 +90,7 @@ def test_what_another_manifest_made_is_compared_only_where_it_is_nearly_the_same
     assert told_to_another(n=2, **dict.fromkeys("abcde", 2)) == "never made"
 
 
-def test_files_keys_and_code_are_told_apart(toy_runner: Make) -> None:
+def test_reasons_separate_files_keys_and_code(toy_runner: Make) -> None:
     runner = finish(toy_runner(first={"n": 1}))
     manifest = runner.folder("first").manifest()
 
@@ -120,7 +120,7 @@ def test_files_keys_and_code_are_told_apart(toy_runner: Make) -> None:
     }
 
 
-def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_that_it_could_continue_from(
+def test_plan_suggests_the_latest_usable_checkpoint(
     toy_runner: Make,
 ) -> None:
     recipe = {
@@ -162,7 +162,7 @@ def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_tha
 
 
 @pytest.mark.slow
-def test_a_finished_training_says_which_settings_it_was_made_with_that_are_in_no_fingerprint(
+def test_plan_shows_settings_outside_the_fingerprint_of_a_committed_stage(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 1})

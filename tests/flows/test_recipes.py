@@ -60,7 +60,7 @@ def called(*arguments: str) -> Result:
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_a_recipe_is_valid_and_says_its_sources_and_what_differs(name: str) -> None:
+def test_recipe_is_valid_and_names_its_sources_and_differences(name: str) -> None:
     assert load_manifest(f"recipe:{name}").name == name
     text = recipe_file(name).read_text()
     assert describe_recipe(name).endswith(".")
@@ -82,7 +82,7 @@ def section_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_the_page_of_small_runs_has_the_time_of_a_recipe_its_steps_and_how_to_tell_that_it_worked(
+def test_small_runs_page_shows_time_steps_and_success_criterion_of_a_recipe(
     name: str,
 ) -> None:
     text, loaded = section_of(name), load_manifest(f"recipe:{name}")
@@ -114,7 +114,7 @@ def test_the_page_of_small_runs_has_the_time_of_a_recipe_its_steps_and_how_to_te
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is missing")
 @pytest.mark.parametrize("name", recipe_names())
-def test_a_recipe_runs_through_its_last_stage_on_a_little_data(
+def test_recipe_runs_to_its_last_stage_on_small_data(
     name: str, stand_ins: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(stand_ins)
@@ -144,7 +144,7 @@ def test_paths_of_a_named_manifest_are_relative_to_the_current_folder(
     assert load_manifest("demo").name == "demo"
 
 
-def test_a_file_of_the_same_name_comes_first(
+def test_file_takes_precedence_over_a_recipe_of_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -153,7 +153,7 @@ def test_a_file_of_the_same_name_comes_first(
     assert load_manifest("demo").name == "mine"
 
 
-def test_a_name_that_there_is_not_is_answered_with_those_that_there_are() -> None:
+def test_unknown_recipe_error_lists_known_recipes() -> None:
     with pytest.raises(
         ManifestError, match="no recipe is called 'finweb', did you mean 'fineweb'"
     ):
@@ -178,7 +178,7 @@ def test_recipes_are_listed_shown_and_completed() -> None:
 
 
 @pytest.mark.slow
-def test_a_copy_of_a_recipe_has_the_paths_that_are_given(
+def test_copied_recipe_has_the_given_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -208,7 +208,7 @@ def test_a_copy_of_a_recipe_has_the_paths_that_are_given(
 
 
 @pytest.mark.slow
-def test_the_demo_is_planned_from_any_folder(
+def test_demo_is_planned_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

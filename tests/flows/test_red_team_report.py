@@ -43,7 +43,7 @@ def planned(folder: Path, team: str = TEAM) -> Any:
     return load_manifest(str(manifest), [])
 
 
-def test_how_a_judge_is_reached_changes_no_fingerprint_and_what_is_asked_does(
+def test_fingerprint_contains_the_judge_but_not_its_endpoint(
     tmp_path: Path,
 ) -> None:
     first = make_plan(planned(tmp_path))["evaluate"]
@@ -78,7 +78,7 @@ def test_how_a_judge_is_reached_changes_no_fingerprint_and_what_is_asked_does(
         ("    toxicity: {model: absent.bin}\n", "absent.bin: there is no such file"),
     ],
 )
-def test_a_classifier_that_is_not_there_is_told_before_anything_runs(
+def test_missing_toxicity_classifier_is_reported_before_any_work(
     tmp_path: Path, setting: str, expected_text: str
 ) -> None:
     ((place, message),) = list(
@@ -125,7 +125,7 @@ def of_model(refused: float, empty: int = 0) -> dict[str, Any]:
     }
 
 
-def test_the_report_compares_the_models_and_shows_the_worst_answers() -> None:
+def test_report_compares_models_and_shows_the_worst_answers() -> None:
     change = {
         "set": "advbench",
         "measure": "refused",

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "manifest"
 
 
 @pytest.mark.slow
-def test_the_pages_are_what_the_schema_says_now() -> None:
+def test_committed_reference_pages_match_the_schema() -> None:
     written = {
         path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")
     }
@@ -47,7 +47,7 @@ def test_every_section_has_a_page_and_every_key_a_kind_a_default_and_a_meaning()
     assert [line for line in rows if not line.split("|")[-2].strip()] == []
 
 
-def test_no_page_is_as_long_as_a_book_and_every_link_leads_somewhere() -> None:
+def test_reference_pages_are_short_and_links_resolve() -> None:
     written = pages()
     assert max(map(len, written.values())) < 40_000
     for text in written.values():
@@ -59,14 +59,14 @@ def test_no_page_is_as_long_as_a_book_and_every_link_leads_somewhere() -> None:
             assert not anchor or anchor in anchors, (page, anchor)
 
 
-def test_writing_replaces_pages_of_sections_that_are_no_more(tmp_path: Path) -> None:
+def test_write_pages_deletes_pages_of_removed_sections(tmp_path: Path) -> None:
     (tmp_path / "former.md").write_text("")
     write_pages(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(pages())
 
 
 @pytest.mark.slow
-def test_the_json_schema_says_of_each_setting_what_its_docstring_says() -> None:
+def test_json_schema_contains_the_docstring_of_every_setting() -> None:
     """Includes names of steps and settings inherited from base classes, but not
     settings that an editor shows by their section.
     """

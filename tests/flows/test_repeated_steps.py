@@ -83,7 +83,7 @@ def test_each_step_has_its_own_name_place_and_inputs(twice: Path) -> None:
     assert list(opened(twice, until="filter-2").plan)[-1] == "filter-2"
 
 
-def test_the_funnel_the_status_and_the_report_tell_the_steps_apart(twice: Path) -> None:
+def test_funnel_status_and_report_distinguish_repeated_steps(twice: Path) -> None:
     session = opened(twice)
     kept = {
         "ingest": 6,
@@ -104,7 +104,7 @@ def test_the_funnel_the_status_and_the_report_tell_the_steps_apart(twice: Path) 
     assert "strict: gopher_quality/min_words" in page
 
 
-def test_a_document_is_explained_step_by_step_with_the_threshold_of_the_very_step(
+def test_explain_shows_the_threshold_of_each_repeated_step(
     twice: Path,
 ) -> None:
     explained = history(opened(twice), "web.jsonl#2")
@@ -119,7 +119,7 @@ def test_a_document_is_explained_step_by_step_with_the_threshold_of_the_very_ste
     assert explained.outcome == "dropped by filter-2: gopher_quality/min_words"
 
 
-def test_what_if_moves_the_threshold_of_one_step_alone(twice: Path) -> None:
+def test_whatif_changes_the_threshold_of_a_single_repeated_step(twice: Path) -> None:
     session = opened(twice)
     bounds = {
         rule.key: (rule.bound, rule.failing)
@@ -142,7 +142,7 @@ def test_what_if_moves_the_threshold_of_one_step_alone(twice: Path) -> None:
     ) == (2, 1)
 
 
-def test_one_step_is_run_again_and_those_before_it_are_not(twice: Path) -> None:
+def test_changed_repeated_step_rebuilds_only_later_stages(twice: Path) -> None:
     before, after = (
         opened(twice).plan,
         opened(twice, "filter-2.gopher_quality.min_words=9").plan,
@@ -175,7 +175,7 @@ def test_a_column_that_several_steps_measure_is_named_after_its_step(
         opened(manifest)
 
 
-def test_a_survivor_may_be_chosen_by_the_column_of_a_certain_step() -> None:
+def test_dedup_keep_accepts_the_column_of_a_named_step() -> None:
     names = qualified(
         {"filter": ["words"], "langid": ["language"], "filter-2": ["words"]}
     )

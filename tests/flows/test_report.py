@@ -128,7 +128,7 @@ def test_tokens_are_estimated_by_source_before_the_last_stage_and_counted_after_
 
 
 @pytest.mark.slow
-def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
+def test_sections_show_every_fact_and_escape_document_text() -> None:
     html = html_of(*sections_about(FACTS))
     assert "gopher_quality/min_words</td>" in html
     assert '<td class="n">3</td><td class="n">30.00%</td><td class="n">2</td>' in html
@@ -142,7 +142,7 @@ def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
 
 
 @pytest.mark.slow
-def test_every_source_has_its_own_way_through_the_stages() -> None:
+def test_funnel_is_shown_for_every_source() -> None:
     """A source of 28 pages beside one of 20,000 is invisible in megabytes, but not in
     its own share.
     """
@@ -220,7 +220,7 @@ def labels(svg: str) -> set[str]:
     }
 
 
-def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
+def test_samples_are_grouped_by_the_stage_of_their_model() -> None:
     models = {
         name: {
             "samples": [
@@ -248,7 +248,7 @@ def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
     ]
 
 
-def test_the_card_has_the_same_as_markdown_with_pictures_inside() -> None:
+def test_card_contains_the_report_as_markdown_with_inline_pictures() -> None:
     lines = "\n".join(document_lines(FACTS))
     assert lines.count("data:image/svg+xml;base64,") == 2
     assert "| filter | gopher_quality/min_words | 3 | 30.00% |" in lines
@@ -256,7 +256,7 @@ def test_the_card_has_the_same_as_markdown_with_pictures_inside() -> None:
     assert document_lines(Facts()) == []
 
 
-def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
+def test_duplicates_section_shows_drops_of_both_cluster_rules() -> None:
     cluster_facts = {
         "largest": [{"locator": "a.txt", "survivor": "00" * 16, "size": 3}],
         "sizes": {},
@@ -348,9 +348,7 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
     }
 
 
-def test_a_step_that_comes_twice_has_its_own_section_each_time_and_a_stage_brings_what_it_shows() -> (
-    None
-):
+def test_repeated_steps_have_separate_sections_and_stages_can_add_sections() -> None:
     words = {"histograms": {"words": {"edges": [0, 10, 20], "counts": [0, 4, 2, 0]}}}
     facts = Facts(
         summaries={
@@ -383,7 +381,7 @@ def loudest(facts: Facts, name: str) -> Section:
     return Section("Loudest", [Note(str(facts.summaries[name]["loudest"]))])
 
 
-def test_what_was_cut_and_what_was_found_is_shown() -> None:
+def test_edits_repeated_lines_and_leaks_are_shown() -> None:
     facts = Facts(
         summaries={
             "ingest": {"skipped": {"revisit record": 2, "request record": 17}},
@@ -474,7 +472,7 @@ TOKENIZED = {
 }
 
 
-def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of_its_vocabulary() -> (
+def test_tokenizer_section_shows_fit_by_source_and_language_and_vocabulary_use() -> (
     None
 ):
     html = html_of(tokenizer_section(Facts(summaries={"tokenize": TOKENIZED})))
@@ -499,7 +497,7 @@ def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of
     assert tokenizer_section(Facts(summaries={"tokenize": {"tokens": 3}})) is None
 
 
-def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
+def test_terminal_shows_the_tokenizer_fit() -> None:
     console = Console(record=True, width=60, file=io.StringIO())
     print_tokens(Facts(summaries={"tokenize": TOKENIZED}), console)
     lines = [line.split() for line in console.export_text().splitlines() if line]
@@ -509,7 +507,7 @@ def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
     assert lines[3] == ["a<b", "40", "0.00", "3.00", "2.00"]
 
 
-def test_a_source_that_a_stage_eats_is_named_with_the_rules_that_did() -> None:
+def test_mostly_dropped_source_is_reported_with_its_rules() -> None:
     sources = {
         "code": {
             "read": 40,
@@ -526,7 +524,7 @@ def test_a_source_that_a_stage_eats_is_named_with_the_rules_that_did() -> None:
     ]
 
 
-def test_a_spike_is_shown_with_the_documents_it_is_attributed_to() -> None:
+def test_loss_spike_is_shown_with_attributed_documents() -> None:
     suspect = {"id": "ab12", "source": "web", "loss": None, "text": "<script> 0 0 0"}
     innocent = {"id": "cd34", "source": "web", "loss": 2.0, "text": "plain prose"}
     step = {
@@ -549,9 +547,7 @@ def test_a_spike_is_shown_with_the_documents_it_is_attributed_to() -> None:
     assert spikes(facts_of(spikes={"pretrain": []})) is None
 
 
-def test_an_attributed_document_is_shown_with_where_it_is_from_and_how_it_was_judged() -> (
-    None
-):
+def test_attributed_document_is_shown_with_origin_and_verdicts() -> None:
     suspect = {
         "id": "ab12",
         "source": "web",
@@ -632,7 +628,7 @@ def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() ->
     assert "to their end" not in "\n".join(document_lines(FACTS))
 
 
-def test_what_was_skipped_is_beneath_the_funnel_by_cause() -> None:
+def test_skipped_records_are_printed_by_cause_below_the_funnel() -> None:
     skipped = {
         "request record": 20,
         "HTTP status 404": 1,
@@ -649,7 +645,7 @@ def test_what_was_skipped_is_beneath_the_funnel_by_cause() -> None:
     assert note in "\n".join(document_lines(facts))
 
 
-def test_documents_that_two_judges_scored_are_a_whole_number() -> None:
+def test_number_of_jointly_judged_documents_is_printed_as_an_integer() -> None:
     agreement = {
         "documents": 1234,
         "same": 1,

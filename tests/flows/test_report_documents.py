@@ -111,7 +111,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-def test_documents_of_every_source_and_rule_are_chosen_by_chance_and_the_same_each_time(
+def test_document_sample_is_random_but_reproducible(
     tmp_path: Path,
 ) -> None:
     rows: list[tuple[str, str, str | None, str | None]] = [
@@ -157,7 +157,7 @@ def test_documents_of_every_source_and_rule_are_chosen_by_chance_and_the_same_ea
     assert shown_documents(RECIPES, inputs) == [kept, short, duplicates]
 
 
-def test_only_the_rules_that_dropped_most_have_their_documents_shown(
+def test_documents_are_shown_only_for_rules_that_dropped_most(
     tmp_path: Path,
 ) -> None:
     rows: list[tuple[str, str, str | None, str | None]] = [
@@ -171,7 +171,7 @@ def test_only_the_rules_that_dropped_most_have_their_documents_shown(
     ]
 
 
-def test_what_two_texts_share_for_long_is_folded_on_both_sides_alike() -> None:
+def test_long_common_passages_are_folded_on_both_sides() -> None:
     shared_text = "word " * 2000
     spans = folded([("new ", True), (shared_text, False), ("end", True)], "added")
     assert [span.mark for span in spans] == ["added", "", "masked", "", "added"]
@@ -184,9 +184,7 @@ def test_what_two_texts_share_for_long_is_folded_on_both_sides_alike() -> None:
     ]
 
 
-def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them() -> (
-    None
-):
+def test_whole_documents_open_individually_with_their_verdicts() -> None:
     kept = ShownDocument(
         id="ab" * 16,
         source="web",
@@ -274,7 +272,7 @@ def numeric_columns(function: ast.FunctionDef) -> set[str]:
 
 
 @pytest.mark.slow
-def test_every_column_of_numbers_says_what_they_are() -> None:
+def test_every_numeric_column_has_a_definition() -> None:
     """A column is defined in its tooltip, and in a list at the end of the report."""
     column_names, constants = set(), set()
     for path in FLOWS.rglob("*.py"):

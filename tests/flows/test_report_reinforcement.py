@@ -67,9 +67,7 @@ def test_the_section_shows_rewards_at_both_ends_and_answers_before_and_after() -
 
 
 @pytest.mark.slow
-def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them() -> (
-    None
-):
+def test_recorded_shares_of_answers_prompts_and_calls_are_drawn() -> None:
     share_fields = {"frac_reward_zero_std": 0.5, "completions/clipped_ratio": 0.1}
     curriculum = {
         "pass_rate": 0.25,
@@ -111,7 +109,7 @@ def test_one_reward_is_one_curve_and_several_are_drawn_beside_their_sum() -> Non
     assert reward_points(single_reward) == {"reward": [(1, 0.5)]}
 
 
-def test_the_summary_says_what_rewards_became() -> None:
+def test_summary_shows_first_and_last_rewards() -> None:
     assert (
         reinforcement_details(FACTS, LINES)
         == "reward 0.100 -> 1.000\nheld out 0.250 -> 0.750"

@@ -72,7 +72,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     return new_project
 
 
-def test_it_is_rendered_once_and_says_which_run_it_is_of(project: Project) -> None:
+def test_report_is_rendered_once_and_names_its_run(project: Project) -> None:
     first, second = (
         project.report("20260101-a", 0.0),
         project.report("20260102-a", 86_400.0),
@@ -82,7 +82,7 @@ def test_it_is_rendered_once_and_says_which_run_it_is_of(project: Project) -> No
     assert second.replace("1970-01-02", "1970-01-01") == first
 
 
-def test_another_commit_or_another_manifest_makes_another_report(
+def test_new_commit_or_manifest_renders_a_new_report(
     project: Project,
 ) -> None:
     project.report("20260101-a", 0.0)
@@ -93,7 +93,7 @@ def test_another_commit_or_another_manifest_makes_another_report(
     assert project.rendered == ["20260101-a", "20260102-a", "20260103-a"]
 
 
-def test_what_is_shown_is_gathered_again_for_new_commits_alone(
+def test_facts_are_gathered_again_only_for_new_commits(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gather_calls: list[bool] = []
@@ -111,7 +111,7 @@ def test_what_is_shown_is_gathered_again_for_new_commits_alone(
     assert gather_calls == [True, False, True]
 
 
-def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_judged_since_alone(
+def test_documents_near_cuts_are_read_again_only_for_new_document_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -141,7 +141,7 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
     assert cuts_after(ingest="1", filter="2", mix="1") == [2]
 
 
-def test_a_picture_of_the_same_is_drawn_once_and_only_some_are_kept(
+def test_equal_pictures_are_drawn_once_and_the_cache_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pictures, "_drawn", {})
@@ -162,7 +162,7 @@ def test_a_picture_of_the_same_is_drawn_once_and_only_some_are_kept(
     assert (drawn(1), figures[-1]) == (first, 1)
 
 
-def test_the_report_is_drawn_ahead_once_all_documents_are_judged(
+def test_report_is_prerendered_once_all_documents_are_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records, drawn = list[Any](), threading.Event()

@@ -63,9 +63,7 @@ def facts(**summaries: Any) -> Facts:
     return Facts(summaries=summaries, training={"reward": reward, "dpo": dpo})
 
 
-def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_student_came() -> (
-    None
-):
+def test_distillation_section_shows_kept_predictions_and_divergence() -> None:
     distilled_facts = facts(
         teacher={
             "tokens": 1200,
@@ -93,7 +91,7 @@ def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_studen
     assert distillation(facts()) is None
 
 
-def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pair_tells_is_blank() -> (
+def test_reward_model_section_shows_accuracy_with_interval_and_blanks_for_missing_values() -> (
     None
 ):
     text = text_of(
@@ -139,9 +137,7 @@ def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pai
     assert reward_model(facts()) is None
 
 
-def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_are_wrong() -> (
-    None
-):
+def test_worst_margins_are_shown_with_texts_and_error_shares_per_set() -> None:
     line = {
         "id": "0123456789abcdef0123",
         "set": "pairs",
@@ -211,7 +207,7 @@ def test_the_effects_of_preference_optimisation_are_split_by_answer(
     assert preference_effects(Facts()) is None
 
 
-def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> None:
+def test_terminal_shows_reward_accuracy_and_declining_answers() -> None:
     """Figures cover all of margins.parquet, not the last logged batch, with an interval
     for few held-out pairs.
     """
@@ -258,7 +254,7 @@ def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> 
     ]
 
 
-def test_what_rounding_costs_is_shown_where_it_was_measured() -> None:
+def test_cost_of_rounding_is_shown_if_measured() -> None:
     cost = {
         "rows": 256,
         "perplexity_before": 12.5,
@@ -280,7 +276,7 @@ def test_what_rounding_costs_is_shown_where_it_was_measured() -> None:
     assert rounding(facts(export={})) is None
 
 
-def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
+def test_held_out_examples_are_reported_with_their_loss() -> None:
     set_counts = {
         "name": "chats",
         "records": 9,
@@ -313,7 +309,7 @@ def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_a_callback_has_ended_says_where_and_why() -> None:
+def test_early_stopped_training_shows_step_and_reason() -> None:
     """Its last step may be one without a log line, and nothing held out may say what it
     changed.
     """

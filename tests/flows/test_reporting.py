@@ -15,7 +15,7 @@ from gristmill.flows.running.events import StageProgress, StageStarted
 
 
 @pytest.mark.slow
-def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(
+def test_live_curve_of_a_resumed_training_includes_earlier_attempts(
     toy_runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards: list[str] = []

@@ -66,7 +66,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def test_the_other_run_gets_our_parameters_and_is_waited_for(serve: Any) -> None:
+def test_remote_run_gets_our_parameters_and_is_awaited(serve: Any) -> None:
     from prefect.states import Completed, Pending, Running
 
     server = serve(Pending(), Running(), Completed())
@@ -83,7 +83,7 @@ def test_the_other_run_gets_our_parameters_and_is_waited_for(serve: Any) -> None
 
 
 @pytest.mark.parametrize("state", ["Failed", "Crashed", "Cancelled"])
-def test_a_run_that_does_not_complete_fails_the_stage_with_its_own_words(
+def test_failed_remote_run_fails_the_stage_with_its_message(
     state: str, serve: Any
 ) -> None:
     from prefect import states
@@ -97,7 +97,7 @@ def test_a_run_that_does_not_complete_fails_the_stage_with_its_own_words(
         run_elsewhere(SESSION, "pretrain", "gristmill-stage/gpu", force=False)
 
 
-def test_a_run_of_ours_that_is_ended_cancels_the_other_one(serve: Any) -> None:
+def test_interrupted_run_cancels_its_remote_run(serve: Any) -> None:
     from prefect.states import Running
 
     server = serve(Running(), KeyboardInterrupt())
@@ -106,7 +106,7 @@ def test_a_run_of_ours_that_is_ended_cancels_the_other_one(serve: Any) -> None:
     assert server.set_to == ["Cancelling"]
 
 
-def test_a_deployment_that_is_absent_is_named_with_how_to_register_it(
+def test_missing_deployment_error_names_the_command_to_register_it(
     serve: Any, monkeypatch: Any
 ) -> None:
     from prefect.exceptions import ObjectNotFound

@@ -37,7 +37,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_stage_is_made_once_and_cached_afterwards(toy_runner: Make) -> None:
+def test_stage_runs_once_and_is_cached_afterwards(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 3}, second={})
     assert [runner.run_stage(stage).how for stage in ("first", "second")] == [
         "Completed",
@@ -52,7 +52,7 @@ def test_a_stage_is_made_once_and_cached_afterwards(toy_runner: Make) -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_key_makes_that_stage_and_the_ones_behind_it_and_no_other(
+def test_changed_key_rebuilds_only_its_stage_and_later_ones(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 3}, second={})
@@ -71,7 +71,7 @@ def test_a_changed_key_makes_that_stage_and_the_ones_behind_it_and_no_other(
 
 
 @pytest.mark.slow
-def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(
+def test_killed_stage_resumes_and_writes_the_same_files(
     toy_runner: Make,
 ) -> None:
     undisturbed = toy_runner(first={"n": 4}, second={})
@@ -94,7 +94,7 @@ def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(
 
 
 @pytest.mark.slow
-def test_a_stage_lost_to_sigkill_is_tried_again_and_goes_on_where_it_stopped(
+def test_stage_killed_by_sigkill_is_retried_and_resumes(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(retries=1, first={"n": 4}, second={"die_once": True})
@@ -113,7 +113,7 @@ def test_a_stage_lost_to_sigkill_is_tried_again_and_goes_on_where_it_stopped(
     ("stage", "attempts"),
     [("killed", 3), ("killed_rank", 3), ("killed_worker", 3), ("exiting", 1)],
 )
-def test_only_sigkill_is_tried_again_and_as_often_as_the_engine_says(
+def test_only_sigkill_is_retried_up_to_engine_retries(
     toy_runner: Make, stage: str, attempts: int
 ) -> None:
     runner = toy_runner(retries=2, **{stage: {}})
@@ -125,7 +125,7 @@ def test_only_sigkill_is_tried_again_and_as_often_as_the_engine_says(
 
 
 @pytest.mark.slow
-def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(
+def test_failure_is_one_sentence_with_log_and_next_command(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(failing={})
@@ -155,7 +155,7 @@ def test_a_stage_that_finds_damage_names_the_command_that_repairs_it(
 
 
 @pytest.mark.slow
-def test_a_process_that_just_ends_is_a_failure_with_its_last_line(
+def test_silent_process_exit_fails_with_its_last_line(
     toy_runner: Make,
 ) -> None:
     with pytest.raises(StageFailedError, match="ended with code 3: last words"):
@@ -163,7 +163,7 @@ def test_a_process_that_just_ends_is_a_failure_with_its_last_line(
 
 
 @pytest.mark.slow
-def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a_banner(
+def test_failure_names_the_rank_that_failed_first(
     toy_runner: Make,
 ) -> None:
     """As torchrun prints when two ranks end on a disk that is too full for the error
@@ -188,7 +188,7 @@ def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a
         toy_runner(silent={}).run_stage("silent")
 
 
-def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(
+def test_missing_input_error_names_the_command_that_makes_it(
     toy_runner: Make,
 ) -> None:
     with pytest.raises(
@@ -198,7 +198,7 @@ def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(
 
 
 @pytest.mark.slow
-def test_a_forced_stage_is_made_again_and_compared_with_what_it_replaces(
+def test_forced_stage_is_rebuilt_and_compared_with_its_old_output(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 2})
@@ -210,7 +210,7 @@ def test_a_forced_stage_is_made_again_and_compared_with_what_it_replaces(
 
 
 @pytest.mark.slow
-def test_a_deleted_file_is_noticed_and_made_again(toy_runner: Make) -> None:
+def test_deleted_file_is_detected_and_rebuilt(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 3}, second={})
     for stage in runner.plan:
         runner.run_stage(stage)
@@ -233,7 +233,7 @@ def test_events_reach_the_observer_and_lines_the_log(toy_runner: Make) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_the_whole_process_group(toy_runner: Make) -> None:
+def test_interrupt_kills_the_process_group(toy_runner: Make) -> None:
     runner = toy_runner(waiting={})
     main = threading.main_thread()
     assert main.ident is not None
@@ -254,7 +254,7 @@ def test_an_interrupt_ends_the_whole_process_group(toy_runner: Make) -> None:
     assert os.getpid() not in pids
 
 
-def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(
+def test_interrupt_reports_that_the_stage_is_saving(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A training takes seconds to end, which tempts to press Ctrl-C again."""
@@ -281,7 +281,7 @@ def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(
     )
 
 
-def test_a_stage_is_waited_for_in_turns_so_that_no_interrupt_is_heard_at_its_end_alone(
+def test_interrupts_are_handled_while_waiting_for_a_stage(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timeouts: list[float | None] = []
@@ -327,7 +327,7 @@ def once(act: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any
 
 
 @pytest.mark.slow
-def test_an_owner_that_was_paused_between_its_check_and_its_commit_overwrites_nothing(
+def test_owner_paused_before_its_commit_overwrites_nothing(
     toy_runner: Make, overtaken: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = toy_runner(first={"n": 2})
@@ -341,7 +341,7 @@ def test_an_owner_that_was_paused_between_its_check_and_its_commit_overwrites_no
 
 
 @pytest.mark.slow
-def test_what_a_paused_owner_has_decided_to_commit_is_published_by_whoever_comes_first(
+def test_decided_commit_of_a_paused_owner_is_published_by_its_successor(
     toy_runner: Make, overtaken: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = toy_runner(first={"n": 2})
@@ -353,7 +353,7 @@ def test_what_a_paused_owner_has_decided_to_commit_is_published_by_whoever_comes
 
 
 @pytest.mark.slow
-def test_two_runs_of_the_same_stage_make_it_once(toy_runner: Make) -> None:
+def test_concurrent_runs_of_a_stage_execute_it_once(toy_runner: Make) -> None:
     first, second = toy_runner(first={"n": 3}), toy_runner(first={"n": 3})
     outcomes = []
     threads = [

@@ -92,7 +92,7 @@ def test_the_record_has_the_rows_and_the_failure_of_each_stage(
     assert "the number 7 is not allowed" in stages["failing"]["error"]
 
 
-def test_a_record_that_cannot_be_written_while_a_stage_runs_ends_no_stage(
+def test_unwritable_record_does_not_end_a_stage(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = toy_runner(first={"n": 1})
@@ -134,7 +134,7 @@ def test_a_stage_that_prints_does_not_wait_for_a_slow_store(
     assert not waits
 
 
-def test_a_run_without_models_imports_no_client_of_models(
+def test_run_without_models_imports_no_llm_client(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gristmill.dataprep.llm.llm_client", None)
@@ -167,7 +167,7 @@ def test_a_run_is_written_as_json_lines(toy_runner: Make) -> None:
     assert (last["done"], last["total"], last["unit"]) == (2, 2, "shards")
 
 
-def test_json_lines_have_no_credentials() -> None:
+def test_json_lines_mask_credentials() -> None:
     sink = io.StringIO()
     JsonObserver(JsonLines(sink))(RunNotice("s3://key:secret-secret@bucket"))
     line = json.loads(sink.getvalue())
@@ -207,7 +207,7 @@ def test_a_launched_run_with_json_lines_ends_with_its_state(
 
 
 @pytest.mark.slow
-def test_prometheus_sees_states_durations_and_rows(toy_runner: Make) -> None:
+def test_prometheus_metrics_contain_states_durations_and_rows(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1}, failing={}, second={})
     run_recorded(runner)
     values = samples(runner)
@@ -221,7 +221,7 @@ def test_prometheus_sees_states_durations_and_rows(toy_runner: Make) -> None:
     assert values["gristmill_stage_seconds", "toy", "first"] > 0
 
 
-def test_prometheus_sees_how_far_and_how_fast_a_running_stage_is(
+def test_prometheus_metrics_contain_progress_and_speed(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 1})
@@ -285,7 +285,7 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 @pytest.mark.slow
-def test_a_webhook_hears_of_the_end_and_its_address_is_nowhere(
+def test_webhook_is_notified_and_its_address_is_not_stored(
     toy_runner: Make,
     webhook: tuple[str, list[dict[str, Any]]],
     monkeypatch: pytest.MonkeyPatch,
@@ -320,7 +320,7 @@ def test_the_path_of_a_webhook_is_masked_in_manifests_and_settings() -> None:
 
 
 @pytest.mark.slow
-def test_a_command_gets_the_end_on_its_standard_input(
+def test_notify_command_gets_the_outcome_on_stdin(
     toy_runner: Make, tmp_path: Path
 ) -> None:
     record = run_recorded(
@@ -338,7 +338,7 @@ def test_a_command_gets_the_end_on_its_standard_input(
 @pytest.mark.parametrize(
     "hook", ["false", "/no/such/command", "http://127.0.0.1:9/", "unbalanced 'quote"]
 )
-def test_a_hook_that_fails_is_a_warning(
+def test_failing_hook_is_a_warning(
     toy_runner: Make, hook: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = run_recorded(toy_runner(first={"n": 1}), hook=hook)

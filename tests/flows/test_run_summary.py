@@ -39,7 +39,7 @@ def drawn(
     ]  # type: ignore[attr-defined]
 
 
-def test_bars_are_as_long_as_what_each_stage_kept() -> None:
+def test_funnel_bars_are_proportional_to_kept_documents() -> None:
     rows = [
         {"stage": "ingest", "read": 200, "kept": 200},
         {"stage": "filter", "read": 200, "kept": 101},
@@ -58,7 +58,7 @@ def test_bars_are_as_long_as_what_each_stage_kept() -> None:
     assert max(map(len, drawn(rows, width=40))) <= 40
 
 
-def test_a_funnel_that_lost_nothing_has_no_picture() -> None:
+def test_funnel_without_drops_is_not_drawn() -> None:
     assert drawn([{"stage": "ingest", "read": 10, "kept": 10}]) == []
     assert (
         drawn(
@@ -94,7 +94,7 @@ def facts(**summaries: Any) -> Facts:
     return facts_of(training=training, summaries=summaries)
 
 
-def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
+def test_effects_of_trainings_are_measured_on_held_out_data() -> None:
     effects = effect_rows(
         facts(
             sft={"held_out_before": {"loss": 6.25}, "held_out": {"loss": 5.0}},
@@ -126,9 +126,7 @@ def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
     assert {len(row) for row in effects} == {len(EFFECT_COLUMNS)}
 
 
-def test_merged_checkpoints_are_held_against_the_end_of_the_training_that_they_replace() -> (
-    None
-):
+def test_merged_checkpoints_are_compared_with_the_last_checkpoint() -> None:
     merge_facts = facts(
         merge={
             "sources": {"web": {"bits_per_byte": 2.25}, "books": {"bits_per_byte": 3.5}}
@@ -149,7 +147,7 @@ def test_merged_checkpoints_are_held_against_the_end_of_the_training_that_they_r
         (-0.1, 0.2, "within noise (-0.100 to +0.200)"),
     ],
 )
-def test_a_gain_in_rewards_counts_where_its_interval_is_on_one_side(
+def test_reward_gain_counts_only_if_its_interval_excludes_zero(
     low: float, high: float, verdict: str
 ) -> None:
     gain = {
@@ -170,7 +168,7 @@ def test_a_gain_in_rewards_counts_where_its_interval_is_on_one_side(
         (0.2, 0.4, "below chance (20% to 40%)"),
     ],
 )
-def test_preferences_that_were_not_learnt_are_called_so(
+def test_unlearned_preferences_are_reported(
     low: float, high: float, verdict: str
 ) -> None:
     interval = {**SHARES, "low": low, "high": high}
@@ -188,7 +186,7 @@ def test_preferences_that_were_not_learnt_are_called_so(
     )
 
 
-def test_a_run_without_held_out_examples_says_nothing_of_them() -> None:
+def test_run_without_held_out_examples_omits_their_effects() -> None:
     assert [
         row[0]
         for row in effect_rows(
@@ -226,7 +224,7 @@ def rule(name: str, bound: Any, side: Any) -> Rule:
         (0.75, "min", "0.375"),
     ],
 )
-def test_the_threshold_that_dropped_most_is_asked_about_half_as_strict(
+def test_suggested_whatif_halves_the_threshold_that_dropped_most(
     bound: Any, side: Any, looser_bound: str
 ) -> None:
     rules = {

@@ -50,7 +50,7 @@ def test_a_manifest_runs_no_code(line: str, tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_a_secret_is_refused_in_the_file_and_in_a_setting() -> None:
+def test_secrets_are_rejected_in_files_and_settings() -> None:
     options = ["engine.runner=FlinkRunner", f"engine.options.password={SECRET}"]
     with pytest.raises(
         ManifestError, match=r"engine\.options\.password: secrets do not belong"
@@ -59,7 +59,7 @@ def test_a_secret_is_refused_in_the_file_and_in_a_setting() -> None:
     assert SECRET not in str(error.value)
 
 
-def test_no_file_of_a_run_holds_the_credentials_of_an_address(
+def test_no_file_of_a_run_contains_url_credentials(
     toy_runner: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "modules" / "gristmill_secret_stages.py").write_text(
@@ -98,7 +98,7 @@ def test_no_file_of_a_run_holds_the_credentials_of_an_address(
 
 
 @pytest.mark.slow
-def test_what_a_stage_tells_of_itself_is_kept_without_the_credentials_of_an_address(
+def test_summaries_of_stages_mask_url_credentials(
     toy_runner: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "modules" / "gristmill_telling_stages.py").write_text(
@@ -119,7 +119,7 @@ def test_what_a_stage_tells_of_itself_is_kept_without_the_credentials_of_an_addr
     ] == []
 
 
-def test_a_library_that_repeats_a_part_of_an_address_gives_no_key_away(
+def test_messages_of_libraries_mask_parts_of_credentials(
     toy_runner: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "modules" / "gristmill_refused_stages.py").write_text(
@@ -142,7 +142,7 @@ def test_a_library_that_repeats_a_part_of_an_address_gives_no_key_away(
 
 
 @pytest.mark.slow
-def test_the_address_of_a_store_is_told_of_without_its_keys(
+def test_store_errors_mask_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_text("some text")
@@ -159,7 +159,7 @@ def test_the_address_of_a_store_is_told_of_without_its_keys(
         assert "wJalrXUtnFEMI" not in result.output
 
 
-def test_a_member_of_an_archive_is_read_and_never_written_anywhere(
+def test_archive_members_are_never_written_to_disk(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "data" / "deep"

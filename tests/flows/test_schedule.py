@@ -53,14 +53,14 @@ def started(
     ]
 
 
-def test_what_needs_nothing_of_each_other_runs_together() -> None:
+def test_independent_stages_run_together() -> None:
     jobs = [job("evaluate", "rl"), job("export", "rl"), job("rl")]
     assert started(jobs, {}, [], 4) == [("rl", 1)]
     assert started(jobs[:2], {}, ["rl"], 4) == [("evaluate", 1), ("export", 1)]
     assert started(jobs[:2], {}, ["rl"], 1) == [("evaluate", 1)]
 
 
-def test_a_stage_that_works_in_parallel_gets_what_is_free() -> None:
+def test_parallel_stage_gets_all_free_workers() -> None:
     wide, narrow = job("tokens", workers=4), job("pairs")
     assert started([wide], {}, [], 4) == [("tokens", 4)]
     assert started([wide], {"pairs": (narrow, 1)}, [], 4) == [("tokens", 4)]
@@ -69,7 +69,7 @@ def test_a_stage_that_works_in_parallel_gets_what_is_free() -> None:
     ) == [("tokens", 3)]
 
 
-def test_one_stage_of_a_single_worker_runs_beside_those_that_have_taken_all() -> None:
+def test_one_single_worker_stage_runs_beside_a_full_schedule() -> None:
     wide, narrow, third = job("tokens", workers=4), job("pairs"), job("chats")
     assert started([narrow, wide, third], {}, [], 4) == [("tokens", 4), ("pairs", 1)]
     assert started([narrow], {"tokens": (wide, 4)}, [], 4) == [("pairs", 1)]
@@ -85,7 +85,7 @@ def test_one_stage_of_a_single_worker_runs_beside_those_that_have_taken_all() ->
     ]
 
 
-def test_one_training_runs_at_a_time_and_begins_with_all_its_ranks() -> None:
+def test_only_one_training_runs_at_a_time() -> None:
     sft, reward = (
         job("sft", trains=True, workers=2, least=2),
         job("reward", trains=True, workers=2, least=2),
@@ -124,7 +124,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[Job], int]:
 
 @pytest.mark.slow
 @given(graphs())
-def test_every_job_runs_once_behind_what_it_needs_within_the_workers(
+def test_every_job_runs_once_after_its_dependencies_within_the_workers(
     graph: tuple[list[Job], int],
 ) -> None:
     jobs, workers = graph
@@ -147,7 +147,7 @@ def test_every_job_runs_once_behind_what_it_needs_within_the_workers(
     assert sorted(done_names) == sorted(by_name)
 
 
-def test_where_one_fails_those_that_run_are_finished_and_nothing_else_begins() -> None:
+def test_after_a_failure_running_jobs_finish_and_no_other_starts() -> None:
     futures: dict[str, Future[str]] = {}
 
     def start(name: str, workers: int) -> Future[str]:
@@ -164,7 +164,7 @@ def test_where_one_fails_those_that_run_are_finished_and_nothing_else_begins() -
 
 
 @pytest.mark.slow
-def test_a_stage_that_failed_is_reported_while_the_one_beside_it_runs(
+def test_failed_stage_is_reported_while_another_runs(
     toy_runner: Callable[..., Runner],
 ) -> None:
     runner = toy_runner(waiting={}, failing={})
@@ -197,7 +197,7 @@ def test_a_stage_that_failed_is_reported_while_the_one_beside_it_runs(
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_what_runs_and_waits_for_its_end(
+def test_interrupt_ends_running_stages_and_waits_for_them(
     toy_runner: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = toy_runner(first={"n": 1}, waiting={})
@@ -280,7 +280,7 @@ def test_an_interrupt_at_any_moment_ends_the_wait(
     assert len(raised) == 1, "it waits for an ended job"
 
 
-def test_of_a_plan_runs_together_what_reads_nothing_of_each_other_and_has_workers(
+def test_independent_stages_of_a_plan_run_together_within_the_workers(
     tmp_path: Any,
 ) -> None:
     """Preparation is sequential: each step reads the documents that earlier steps
@@ -313,7 +313,7 @@ def test_of_a_plan_runs_together_what_reads_nothing_of_each_other_and_has_worker
     )
 
 
-def test_a_plan_says_what_each_stage_needs_and_takes(tmp_path: Any) -> None:
+def test_jobs_of_a_plan_have_dependencies_and_workers(tmp_path: Any) -> None:
     from tests.flows.test_fingerprints import planned
 
     plan, engine = planned(tmp_path, "everything")
@@ -346,7 +346,7 @@ class Begun:
         self.stopped.set()
 
 
-def test_a_stage_begins_while_another_one_waits_for_its_process() -> None:
+def test_stage_starts_while_another_waits_for_its_process() -> None:
     processes, first_waits, second_runs = (
         RunningProcesses(),
         threading.Event(),
@@ -371,7 +371,7 @@ def test_a_stage_begins_while_another_one_waits_for_its_process() -> None:
     assert not first.is_alive()
 
 
-def test_a_process_that_begins_while_its_run_is_stopped_is_ended() -> None:
+def test_process_started_during_shutdown_is_killed() -> None:
     processes, process = RunningProcesses(), Begun()
 
     def begin() -> Any:

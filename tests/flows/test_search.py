@@ -103,7 +103,7 @@ def hits_of(answer: SearchHits) -> list[str]:
     return [hit.locator for hit in answer.hits]
 
 
-def test_by_meaning_the_nearest_of_all_vectors_come_in_their_order(
+def test_search_by_meaning_ranks_the_nearest_vectors(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Includes documents that a later step dropped, but not those that an earlier one
@@ -137,7 +137,7 @@ def test_by_meaning_the_nearest_of_all_vectors_come_in_their_order(
     assert first.words is None
 
 
-def test_by_words_all_documents_are_looked_through(session: Session) -> None:
+def test_search_by_words_scans_all_documents(session: Session) -> None:
     answer = search(session, '"w1 w2"', "words", 50)
     assert (answer.by, answer.documents, answer.with_words) == (
         ["words"],
@@ -155,7 +155,7 @@ def test_by_words_all_documents_are_looked_through(session: Session) -> None:
     )
 
 
-def test_both_lists_are_merged_by_their_ranks(session: Session) -> None:
+def test_results_are_merged_by_rank(session: Session) -> None:
     answer = search(session, "w3 w4 w5", limit=300)
     assert answer.by == ["meaning", "words"]
     for hit in answer.hits:
@@ -175,7 +175,7 @@ def test_both_lists_are_merged_by_their_ranks(session: Session) -> None:
     ]
 
 
-def test_without_vectors_a_sentence_says_how_to_get_meaning(
+def test_search_without_vectors_explains_how_to_add_them(
     session: Session, tmp_path: Path
 ) -> None:
     bare = Path(session.manifest_file).with_name("bare.yaml")
@@ -204,7 +204,7 @@ def test_without_vectors_a_sentence_says_how_to_get_meaning(
         search(session_without_vectors, "w3 w4", "meaning")
 
 
-def test_another_model_in_the_same_place_is_not_asked(session: Session) -> None:
+def test_search_rejects_a_changed_embedding_model(session: Session) -> None:
     readme = Path(session.manifest_file).parent / "model" / "README.md"
     readme.write_text("another one")
     try:
@@ -216,13 +216,13 @@ def test_another_model_in_the_same_place_is_not_asked(session: Session) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
-def test_nothing_to_look_for_is_refused(session: Session, text: str) -> None:
+def test_empty_search_is_rejected(session: Session, text: str) -> None:
     with pytest.raises(SearchError, match="the search text is empty"):
         search(session, text)
 
 
 @pytest.mark.parametrize("text", ["zebra", "?!", "\x00", "\N{SNOWMAN}" * 300])
-def test_what_is_nowhere_is_not_found(session: Session, text: str) -> None:
+def test_absent_words_have_no_hits(session: Session, text: str) -> None:
     assert search(session, text).hits == []
 
 
@@ -251,7 +251,7 @@ def test_the_command_and_the_python_interface_answer_the_same(session: Session) 
     assert wrong.exit_code == 2
 
 
-def test_the_browser_has_a_search_and_escapes_what_it_finds(session: Session) -> None:
+def test_browser_search_escapes_its_results(session: Session) -> None:
     with TestClient(
         make_app(BrowsedRun(session)), base_url="http://127.0.0.1:4300"
     ) as client:
@@ -272,7 +272,7 @@ def test_the_browser_has_a_search_and_escapes_what_it_finds(session: Session) ->
         )
 
 
-def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(
+def test_browser_has_a_map_of_domains_with_document_links(
     session: Session,
 ) -> None:
     summary = session.folder("cluster").manifest()["summary"]
@@ -290,7 +290,7 @@ def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(
         assert client.get("/domains/short").status_code == 404
 
 
-def test_a_map_fills_its_square_and_keeps_the_shape_of_what_it_shows() -> None:
+def test_map_fills_its_square_and_keeps_the_aspect_ratio() -> None:
     domain = Domain(0, "rivers", documents=2, x=1.0, y=1.0)
     domains = [domain, replace(domain, documents=0)]
     drawn = draw_map(
@@ -316,7 +316,7 @@ def test_a_snippet_begins_before_the_first_word_and_marks_all() -> None:
     assert marked("plain", []) == [("plain", False)]
 
 
-def test_a_hit_is_indented_as_far_as_it_goes(
+def test_wrapped_lines_of_a_hit_are_indented(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")

@@ -66,7 +66,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return new_session
 
 
-def test_explain_says_for_which_document_and_with_which_cosine_another_went(
+def test_explain_names_the_kept_document_and_the_cosine(
     session: Session,
 ) -> None:
     (kept_key,) = [
@@ -138,7 +138,7 @@ def test_the_pages_of_duplicates_show_the_cosine(session: Session) -> None:
         ("{threshold: 0.9}", "model"),
     ],
 )
-def test_what_cannot_run_is_refused_before_any_work(
+def test_invalid_semantic_dedup_is_rejected_before_any_work(
     session: Session, tmp_path: Path, step: str, message: str
 ) -> None:
     write_word_vectors(tmp_path / "model")

@@ -179,7 +179,7 @@ def in_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 @pytest.mark.slow
-def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(
+def test_up_stores_runs_in_postgresql_and_hides_the_password(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "notes").mkdir()
@@ -253,7 +253,7 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(
     ]
 
 
-def test_a_database_that_cannot_be_used_is_refused_before_a_server_is_started(
+def test_unusable_database_is_rejected_before_the_server_starts(
     cluster: Cluster,
 ) -> None:
     ask(cluster, "create role guest login password 'guest'")
@@ -277,7 +277,7 @@ def test_a_database_that_cannot_be_used_is_refused_before_a_server_is_started(
         )
 
 
-def test_a_database_may_be_tried_where_a_loop_runs_already() -> None:
+def test_database_check_works_inside_an_event_loop() -> None:
     async def inside() -> None:
         check_database(Cluster(free_port()).url())
 
@@ -286,7 +286,7 @@ def test_a_database_may_be_tried_where_a_loop_runs_already() -> None:
 
 
 @pytest.mark.slow
-def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
+def test_up_exits_with_the_database_error(cluster: Cluster) -> None:
     run = subprocess.run(
         [
             sys.executable,
@@ -328,7 +328,7 @@ def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
         ("postgresql://me:hunter2@host:port/db", "is not written as"),
     ],
 )
-def test_an_address_that_is_written_wrongly_is_refused_without_being_repeated(
+def test_malformed_database_url_is_rejected_without_echoing_it(
     url: str, message: str
 ) -> None:
     with pytest.raises(DatabaseError) as error:

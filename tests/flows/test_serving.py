@@ -173,7 +173,7 @@ def parents(
 
 
 @pytest.mark.slow
-def test_deployments_run_what_the_api_triggers_with_other_parameters(
+def test_deployments_run_with_parameters_from_the_api(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
     environment = {
@@ -300,7 +300,7 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
     assert "dropped: gopher_quality/min_words | 1" in cards[0]["data"]
 
 
-def test_run_without_server_starts_none_and_stores_no_credentials(
+def test_run_without_server_starts_no_server_and_stores_no_credentials(
     project: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "prefect"
@@ -331,7 +331,7 @@ def test_run_without_server_starts_none_and_stores_no_credentials(
 
 
 @pytest.mark.slow
-def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_again(
+def test_up_starts_shares_and_stops_a_server_with_the_deployments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine without a server; `up` also creates its database."""
@@ -428,7 +428,7 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
         ) == dict.fromkeys(names, 1)
 
 
-def test_a_child_of_up_whose_parent_ended_before_it_looked_ends_too() -> None:
+def test_child_of_up_exits_if_its_parent_is_already_dead() -> None:
     parent = subprocess.Popen([sys.executable, "-c", ""])
     parent.wait()
     child = subprocess.run(
@@ -445,7 +445,7 @@ def test_a_child_of_up_whose_parent_ended_before_it_looked_ends_too() -> None:
     assert child.returncode == -signal.SIGTERM
 
 
-def test_a_child_of_up_that_ends_by_itself_is_started_again_and_given_up_where_that_does_not_help(
+def test_exited_child_of_up_is_restarted_a_limited_number_of_times(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serving, "RESTART_SECONDS", (0.0, 0.0))
@@ -466,7 +466,7 @@ def test_a_child_of_up_that_ends_by_itself_is_started_again_and_given_up_where_t
     )
 
 
-def test_serving_without_a_server_says_how_to_start_one(
+def test_serve_without_a_server_names_the_command_to_start_one(
     environment: dict[str, str],
 ) -> None:
     run = subprocess.run(
@@ -480,7 +480,7 @@ def test_serving_without_a_server_says_how_to_start_one(
     assert "Traceback" not in run.stderr
 
 
-def test_a_server_whose_password_is_not_known_is_no_reason_to_stop(
+def test_run_continues_if_the_server_password_is_unknown(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
     command = [sys.executable, "-m", "gristmill.flows.cli.main"]
@@ -512,7 +512,7 @@ def test_a_server_whose_password_is_not_known_is_no_reason_to_stop(
     )
 
 
-def test_serving_at_a_server_without_a_password_is_refused_unless_it_is_allowed(
+def test_serve_rejects_a_server_without_password_unless_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = {"/api/health": b"true", "/api/admin/version": b'"3.8.8"'}
@@ -536,7 +536,7 @@ def test_serving_at_a_server_without_a_password_is_refused_unless_it_is_allowed(
         server.shutdown()
 
 
-def test_the_kept_password_is_made_once_and_readable_by_its_owner_alone(
+def test_stored_password_is_created_once_and_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
@@ -576,7 +576,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcomes(
+def test_tracked_sweep_has_a_task_and_outcome_per_mixture(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stages are left out; a mixture that cannot be filled is a result, not a failure
@@ -621,7 +621,7 @@ def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcom
     )
 
 
-def test_manifests_are_found_in_a_folder_and_those_right_below_and_wrong_ones_are_told_of(
+def test_manifests_are_searched_two_levels_deep_and_invalid_ones_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in {

@@ -40,7 +40,7 @@ print(prefect_setting("PREFECT_API_URL"), "prefect" in sys.modules)
         ),
     ],
 )
-def test_it_is_asked_only_where_a_file_has_settings_of_it(
+def test_prefect_is_imported_only_if_a_file_has_its_settings(
     tmp_path: Path, file: str, text: str, expected_value: str
 ) -> None:
     (tmp_path / "home").mkdir()

@@ -10,7 +10,7 @@ from gristmill.flows.questions.training_reads import settled_plan
 from gristmill.train.loop.batch_plan import RowPlan
 
 
-def test_what_a_training_read_follows_its_rollbacks_while_it_runs_and_when_it_is_committed(
+def test_settled_plan_follows_rollbacks_of_running_and_committed_trainings(
     tmp_path: Path,
 ) -> None:
     """The training rolled back from step 6 to step 4: positions 8 to 11 no longer

@@ -137,7 +137,7 @@ def losses(store: Path) -> dict[int, float]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("leads", [False, True])
-def test_a_host_that_is_cut_off_is_named_in_time_and_the_other_resumes_alone_with_the_same_losses(
+def test_disconnected_host_is_named_and_the_other_resumes_with_equal_losses(
     leads: bool, folder: Path, tmp_path: Path
 ) -> None:
     """The lost host is the leader, which has the store that connects all ranks, or a
@@ -205,7 +205,7 @@ store.
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_number_of_hosts_resumes(
+def test_training_on_an_object_store_survives_a_disconnected_host_and_resumes_on_any_number(
     folder: Path, tmp_path: Path
 ) -> None:
     """Two hosts train in separate folders; one resumes alone and is stopped; two

@@ -87,7 +87,7 @@ def options_of(script: Path) -> dict[str, str]:
     return dict(options)
 
 
-def test_a_stage_that_is_cut_is_an_array_a_training_has_its_hosts_and_each_waits_for_the_one_before(
+def test_slurm_jobs_are_arrays_or_multi_host_trainings_chained_by_dependencies(
     folder: Path, tmp_path: Path
 ) -> None:
     names = write(
@@ -151,9 +151,7 @@ def test_a_stage_that_is_cut_is_an_array_a_training_has_its_hosts_and_each_waits
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_on_hosts_are_understood(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_commands_of_the_hosts_page_are_valid(folder: Path, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
     commands = re.findall(r"^gristmill .*$", page, re.MULTILINE)
     assert [command.split()[1] for command in commands] == ["run", "slurm"]
@@ -184,7 +182,7 @@ def test_the_commands_of_the_page_on_hosts_are_understood(
         ([], "give a store at a path that all hosts share"),
     ],
 )
-def test_what_cannot_run_on_several_hosts_is_refused(
+def test_unsupported_multi_host_options_are_rejected(
     folder: Path,
     tmp_path: Path,
     options: list[str],
@@ -320,7 +318,7 @@ def files_of(store: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_arrays_on_two_hosts_make_the_bytes_of_one_also_when_a_task_is_killed_and_submitted_again(
+def test_arrays_on_two_hosts_write_equal_bytes_even_after_a_killed_task(
     folder: Path, tmp_path: Path
 ) -> None:
     """The hosts share only the store's folder; work claimed by the killed task is done

@@ -149,7 +149,7 @@ def names_of_stages(tree: ast.Module) -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
+def test_no_module_lists_stages_or_compares_stage_names() -> None:
     places = {
         name
         for name, tree in files(*SUBPACKAGES)
@@ -159,7 +159,7 @@ def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
 
 
 @pytest.mark.slow
-def test_whatever_is_about_all_stages_names_none() -> None:
+def test_generic_modules_name_no_stage() -> None:
     places = {
         name: sorted(set(names_of_stages(tree)))
         for name, tree in files("flows")

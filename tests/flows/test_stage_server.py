@@ -49,7 +49,7 @@ def forked(
 
 
 @pytest.mark.slow
-def test_it_makes_the_same_and_tells_the_same(forked: Make) -> None:
+def test_forked_stage_has_the_same_output_and_events(forked: Make) -> None:
     runner = forked(first={"n": 2}, second={})
     assert [runner.run_stage(stage).how for stage in runner.plan] == [
         "Completed",
@@ -65,7 +65,7 @@ def test_it_makes_the_same_and_tells_the_same(forked: Make) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_is_killed_resumes_and_one_that_fails_says_why(forked: Make) -> None:
+def test_forked_stage_resumes_after_sigkill_and_reports_failures(forked: Make) -> None:
     runner = forked(first={"n": 4}, second={"die_once": True}, failing={})
     runner.run_stage("first")
     with pytest.raises(StageFailedError, match="killed"):
@@ -76,13 +76,13 @@ def test_one_that_is_killed_resumes_and_one_that_fails_says_why(forked: Make) ->
 
 
 @pytest.mark.slow
-def test_its_exit_code_is_that_of_a_program(forked: Make) -> None:
+def test_forked_stage_has_the_exit_code_of_a_program(forked: Make) -> None:
     with pytest.raises(StageFailedError, match="ended with code 3: last words"):
         forked(exiting={}).run_stage("exiting")
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(
+def test_interrupt_kills_only_the_process_group_of_the_stage(
     forked: Make,
 ) -> None:
     runner = forked(first={"n": 1}, waiting={})
@@ -103,7 +103,7 @@ def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_a_server_that_has_died_is_told_of_and_a_stage_begins_without_it(
+def test_stage_starts_without_a_dead_fork_server(
     forked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = forked(first={"n": 1})
@@ -119,9 +119,7 @@ def test_a_server_that_has_died_is_told_of_and_a_stage_begins_without_it(
         assert runner.run_stage("first", force=True).note == "same bytes as before"
 
 
-def test_only_stages_of_data_on_this_machine_are_forked_and_a_single_one_is_not_worth_it() -> (
-    None
-):
+def test_only_several_local_data_stages_are_forked() -> None:
     def node(name: str, run: str, torchrun: bool = False) -> Any:
         toy = toy_node(name, {})
         requirements = Requirements(torchrun=torchrun)
@@ -149,7 +147,7 @@ def test_only_stages_of_data_on_this_machine_are_forked_and_a_single_one_is_not_
             assert server is None
 
 
-def test_it_begins_early_unless_a_run_of_the_same_was_completed_and_ends_where_nobody_wants_it(
+def test_fork_server_starts_early_unless_the_run_was_completed_and_stops_if_unused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
@@ -206,7 +204,7 @@ def test_it_begins_early_unless_a_run_of_the_same_was_completed_and_ends_where_n
         assert started[-1].closed, "the run uses the early server"
 
 
-def test_what_a_stage_imports_where_it_uses_it_is_imported_before_it_is_forked(
+def test_lazily_imported_modules_are_imported_before_forking(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requested_modules: list[str] = []
@@ -235,7 +233,7 @@ def test_what_a_stage_imports_where_it_uses_it_is_imported_before_it_is_forked(
     assert STAGES["filter"].requirements.preload(Filter()) == []
 
 
-def test_a_worker_does_not_wait_for_what_another_one_imports(
+def test_worker_does_not_wait_for_imports_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gristmill_toy_module.py").write_text("")

@@ -90,7 +90,7 @@ def test_the_demo_has_every_stage_in_order() -> None:
         ("export.dtype=bf16", "export"),
     ],
 )
-def test_a_key_changes_its_own_stage_and_those_behind_it_only(
+def test_changed_key_affects_only_its_stage_and_later_ones(
     override: str, first_changed: str
 ) -> None:
     changed = changed_by(override)
@@ -112,9 +112,7 @@ REINFORCED = (
 
 
 @pytest.mark.slow
-def test_reinforcement_comes_between_the_model_that_it_begins_with_and_those_that_take_it() -> (
-    None
-):
+def test_reinforcement_stage_follows_its_start_model_and_precedes_its_readers() -> None:
     plan = opened(*REINFORCED).plan
     assert list(plan)[-4:] == ["dpo", "rl", "evaluate", "export"]
     assert set(plan["rl"].inputs) == {"mix", "tokenizer", "dpo"}
@@ -129,7 +127,7 @@ def test_reinforcement_comes_between_the_model_that_it_begins_with_and_those_tha
     )
 
 
-def test_weights_that_the_mixture_overrides_are_in_no_recipe() -> None:
+def test_overridden_weights_are_not_part_of_the_recipe() -> None:
     weights = "mix.weights={prose: 0.5, code: 0.5}"
     low_weight, high_weight = (
         opened(weights, f"sources.code.weight={weight}").plan["mix"]
@@ -146,7 +144,7 @@ def test_weights_that_the_mixture_overrides_are_in_no_recipe() -> None:
 
 
 @pytest.mark.slow
-def test_the_lineage_names_the_weights_that_counted() -> None:
+def test_lineage_contains_the_effective_weights() -> None:
     source_weights = opened().plan["export"].recipe["lineage"]
     assert (
         source_weights["sources"]["code"]["weight"]
@@ -171,7 +169,7 @@ def test_the_lineage_names_the_weights_that_counted() -> None:
         "sources.prose.licence=PSF",
     ],
 )
-def test_how_the_work_is_done_changes_no_data(override: str) -> None:
+def test_engine_settings_do_not_change_fingerprints_of_data(override: str) -> None:
     # A licence is a note that only the model card shows.
     assert set(changed_by(override)) <= ({"export"} if "licence" in override else set())
 
@@ -191,7 +189,7 @@ def test_how_the_work_is_done_changes_no_data(override: str) -> None:
         "dpo.log_every=3",
     ],
 )
-def test_how_a_training_computes_and_what_it_measures_on_the_way_changes_no_fingerprint(
+def test_execution_and_measurement_settings_of_training_are_not_in_the_fingerprint(
     override: str,
 ) -> None:
     assert changed_by(override) == []
@@ -210,9 +208,7 @@ def test_how_a_training_computes_and_what_it_measures_on_the_way_changes_no_fing
         (["sft.steps=20", "sft.schedule.warmup_steps=15"], 15),
     ],
 )
-def test_the_recipe_names_the_warm_up_that_is_meant(
-    settings: list[str], warmup: int
-) -> None:
+def test_recipe_contains_the_resolved_warmup(settings: list[str], warmup: int) -> None:
     node = opened(*settings).plan["sft"]
     assert (
         node.recipe["schedule"]["warmup_steps"]
@@ -221,7 +217,7 @@ def test_the_recipe_names_the_warm_up_that_is_meant(
     )
 
 
-def test_validations_that_end_a_training_are_in_its_fingerprint() -> None:
+def test_early_stopping_validations_are_part_of_the_fingerprint() -> None:
     stops = "pretrain.early_stopping={patience: 2}"
     every_50, every_60 = (
         opened(stops, f"pretrain.validate_every={every}").plan["pretrain"]
@@ -231,7 +227,7 @@ def test_validations_that_end_a_training_are_in_its_fingerprint() -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_continues_from_a_checkpoint_names_it_by_its_content(
+def test_continued_checkpoint_is_part_of_the_recipe_by_content(
     tmp_path: Path,
 ) -> None:
     checkpoint = tmp_path / "step-00000004"
@@ -245,7 +241,7 @@ def test_a_training_that_continues_from_a_checkpoint_names_it_by_its_content(
         assert node.recipe["continue_from"][0]["path"] == "complete.json"
 
 
-def test_another_language_model_is_part_of_the_recipe_by_its_content(
+def test_language_model_is_part_of_the_recipe_by_content(
     tmp_path: Path,
 ) -> None:
     model = tmp_path / "glotlid.bin"
@@ -261,7 +257,7 @@ def test_another_language_model_is_part_of_the_recipe_by_its_content(
 
 
 @pytest.mark.slow
-def test_a_chat_template_is_part_of_the_recipe_by_its_content(tmp_path: Path) -> None:
+def test_chat_template_is_part_of_the_recipe_by_content(tmp_path: Path) -> None:
     for name, content in (("one", "a"), ("copy", "a"), ("other", "b")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "chat.jinja").write_text(content)
@@ -286,7 +282,7 @@ def test_a_run_can_end_at_any_stage() -> None:
         opened(until="polish")
 
 
-def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(
+def test_disabled_stage_is_replaced_by_its_predecessor(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.txt").write_text("text")
@@ -305,7 +301,7 @@ def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(
 
 
 @pytest.mark.slow
-def test_the_stages_behind_the_last_one_of_a_run_are_those_of_the_whole_plan() -> None:
+def test_stages_after_until_are_those_of_the_full_plan() -> None:
     session = opened()
     whole_plan = session.plan
     names = list(whole_plan)
@@ -322,7 +318,7 @@ def test_prefect_offers_every_stage() -> None:
     assert TypeAdapter(StageName).json_schema()["enum"] == list(STAGES)
 
 
-def test_the_content_of_evaluation_sets_names_what_is_clean_of_them(
+def test_fingerprint_contains_the_content_of_evaluation_sets(
     tmp_path: Path,
 ) -> None:
     def fingerprint(folder: str, item: str, **settings: int) -> str:
@@ -346,9 +342,7 @@ def test_the_content_of_evaluation_sets_names_what_is_clean_of_them(
 
 
 @pytest.mark.slow
-def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_it_has_its_own() -> (
-    None
-):
+def test_reward_model_uses_dpo_pairs_unless_it_has_its_own() -> None:
     shared_pairs = opened("reward={steps: 3}").plan
     assert list(shared_pairs).index("reward") == list(shared_pairs).index("sft") + 1
     assert shared_pairs["reward"].inputs.keys() == {"tokenizer", "sft"}
@@ -373,7 +367,7 @@ def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_
 
 
 @pytest.mark.slow
-def test_what_a_teacher_says_depends_on_what_is_kept_of_it_and_not_on_what_a_student_makes_of_that(
+def test_teacher_fingerprint_depends_on_kept_predictions_but_not_on_the_student(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -412,7 +406,7 @@ def test_what_a_teacher_says_depends_on_what_is_kept_of_it_and_not_on_what_a_stu
 
 
 @pytest.mark.slow
-def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
+def test_single_answer_objective_changes_the_reference_but_not_the_rows() -> None:
     assert changed_by("dpo.loss=kto") == ["reference", "dpo", "evaluate", "export"]
     kto = opened("dpo.loss=kto").plan["reference"]
     assert kto.recipe["answers"] is True
@@ -446,7 +440,7 @@ def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
 
 
 @pytest.mark.slow
-def test_a_unigram_vocabulary_without_its_package_is_refused_before_any_work(
+def test_unigram_vocabulary_without_its_package_is_rejected_before_any_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tokenizer, "find_spec", lambda name: None)

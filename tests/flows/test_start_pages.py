@@ -18,12 +18,12 @@ RUN = ["only-clean.md", "only-fine-tune.md", "only-tokens.md", "own-corpus.md"]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", RUN)
-def test_what_the_page_says_happens(name: str, tmp_path: Path) -> None:
+def test_examples_of_the_page_run_as_documented(name: str, tmp_path: Path) -> None:
     assert run_page(START / name, tmp_path) >= 3
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_every_block_of_the_page_is_run_or_is_a_file_that_is(name: str) -> None:
+def test_every_block_of_the_page_is_executed_or_a_used_file(name: str) -> None:
     text = (START / name).read_text()
     assert [block["text"] for block in MARKED.finditer(text)] == [
         block_text for _, block_text in BLOCK.findall(text)

@@ -53,7 +53,7 @@ def test_the_manifest_lists_every_file_with_size_and_checksum(
     )
 
 
-def test_what_only_attempts_needed_is_gone_after_the_commit(
+def test_temporary_files_are_removed_by_the_commit(
     folder: StageFolder,
 ) -> None:
     assert list(committed(folder).work.iterdir()) == []
@@ -72,14 +72,14 @@ def test_a_truncated_or_deleted_file_makes_the_commit_corrupt(
     assert list(folder.damage()) == [f"{folder.data / 'a.bin'} is gone"]
 
 
-def test_a_flipped_byte_is_found_by_the_deep_comparison(folder: StageFolder) -> None:
+def test_deep_verification_detects_a_flipped_byte(folder: StageFolder) -> None:
     committed(folder)
     (folder.data / "a.bin").write_bytes(b"aaab")
     assert folder.state() == "committed"
     assert len(list(folder.damage(deep=True))) == 1
 
 
-def test_an_edited_manifest_is_not_believed(folder: StageFolder) -> None:
+def test_edited_output_manifest_is_rejected(folder: StageFolder) -> None:
     committed(folder)
     (folder.path / "manifest.json").write_text('{"files": {}}')
     assert folder.state() == "corrupt"
@@ -87,7 +87,7 @@ def test_an_edited_manifest_is_not_believed(folder: StageFolder) -> None:
         folder.manifest()
 
 
-def test_starting_again_puts_a_damaged_commit_aside_and_removes_half_written_files(
+def test_restart_moves_a_damaged_commit_aside_and_removes_partial_files(
     folder: StageFolder,
 ) -> None:
     committed(folder)
@@ -101,7 +101,7 @@ def test_starting_again_puts_a_damaged_commit_aside_and_removes_half_written_fil
     ).read_text() == f"{folder.data / 'a.bin'} is gone\n"
 
 
-def test_where_other_hosts_are_at_work_their_half_written_files_stay_until_the_commit_and_are_not_in_it(
+def test_partial_files_of_other_hosts_stay_until_the_commit_and_are_excluded(
     folder: StageFolder,
 ) -> None:
     folder.begin({"stage": "toy"})
@@ -114,7 +114,7 @@ def test_where_other_hosts_are_at_work_their_half_written_files_stay_until_the_c
     assert [path.name for path in folder.data.iterdir()] == ["a.bin"]
 
 
-def test_a_commit_is_not_disturbed_by_hosts_that_still_write_to_the_work_folder(
+def test_commit_is_unaffected_by_hosts_still_writing_to_the_work_folder(
     folder: StageFolder,
 ) -> None:
     """A host keeps sending heartbeats by a file that it creates, renames and removes,
@@ -144,14 +144,14 @@ def test_a_commit_is_not_disturbed_by_hosts_that_still_write_to_the_work_folder(
         writer.join()
 
 
-def test_the_name_is_decoration_and_the_fingerprint_decides(tmp_path: Path) -> None:
+def test_folders_are_identified_by_fingerprint_not_name(tmp_path: Path) -> None:
     store = Store.at(tmp_path)
     committed(store.folder("toy", "demo", "f" * 64))
     assert store.folder("toy", "another-name", "f" * 64).state() == "committed"
     assert store.folder("toy", "demo", "e" * 64).state() == "missing"
 
 
-def test_a_file_that_is_interrupted_while_written_does_not_appear(
+def test_interrupted_write_leaves_no_file(
     tmp_path: Path,
 ) -> None:
     target = tmp_path / "x.bin"
@@ -168,7 +168,7 @@ def test_a_file_that_is_interrupted_while_written_does_not_appear(
     assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
 
 
-def test_only_one_of_two_creates_a_file(tmp_path: Path) -> None:
+def test_exclusive_creation_succeeds_once(tmp_path: Path) -> None:
     assert create_exclusively(tmp_path / "m", b"first")
     assert not create_exclusively(tmp_path / "m", b"second")
     assert (tmp_path / "m").read_bytes() == b"first"
@@ -184,7 +184,7 @@ def test_the_store_works_on_an_fsspec_url() -> None:
     assert folder.manifest()["files"]["a.bin"]["bytes"] == 4
 
 
-def test_what_a_stage_lists_outlives_its_commit(tmp_path: Path) -> None:
+def test_listed_work_files_survive_the_commit(tmp_path: Path) -> None:
     folder = StageFolder(tmp_path / "pretrain" / "x--0")
     folder.begin({})
     for name in (

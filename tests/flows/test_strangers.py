@@ -146,7 +146,7 @@ def losses(path: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("name", LAST)
-def test_workers_that_share_only_a_store_make_the_bytes_of_one_machine(
+def test_workers_sharing_only_a_store_write_the_bytes_of_one_machine(
     name: str, project: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
     """On Dask the driver is also killed, and restarted on a host that sees nothing of

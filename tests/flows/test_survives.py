@@ -43,7 +43,7 @@ def attempt(scene: Scene, change: str, act: Act) -> tuple[Fuse, int]:
     return fuse, process.returncode
 
 
-def test_a_run_ended_in_shards_and_around_its_commit_goes_on_to_the_same_bytes(
+def test_run_killed_in_shards_or_around_commits_resumes_to_the_same_bytes(
     scene: Scene,
 ) -> None:
     folder = scene.run.folder_in(scene.store, "ingest")
@@ -66,7 +66,7 @@ def test_a_run_ended_in_shards_and_around_its_commit_goes_on_to_the_same_bytes(
     assert still_running([fuse.log for fuse, _ in attempts]) == []
 
 
-def test_deleted_and_truncated_files_are_found_and_made_again(scene: Scene) -> None:
+def test_deleted_and_truncated_files_are_detected_and_rebuilt(scene: Scene) -> None:
     folder = scene.run.folder_in(scene.store, "ingest")
     shutil.copytree(scene.run.session.folder("ingest").path, folder.path)
     (folder.data / "part-00001-000.parquet").unlink()
@@ -76,7 +76,7 @@ def test_deleted_and_truncated_files_are_found_and_made_again(scene: Scene) -> N
     assert scene.goes_on() == []
 
 
-def test_a_full_disk_is_told_of_and_with_space_the_stage_goes_on(scene: Scene) -> None:
+def test_full_disk_is_reported_and_the_stage_resumes_with_space(scene: Scene) -> None:
     try:
         for number, share in enumerate((0.1, 0.5, 0.9)):
             turn = replace(
@@ -87,14 +87,14 @@ def test_a_full_disk_is_told_of_and_with_space_the_stage_goes_on(scene: Scene) -
         pytest.skip(f"no disk can be mounted here: {error}")
 
 
-def test_a_read_only_store_is_told_of_and_nothing_in_it_changes(scene: Scene) -> None:
+def test_read_only_store_is_reported_and_unchanged(scene: Scene) -> None:
     try:
         assert surroundings.forbid_writing(scene) == []
     except CannotMountError as error:
         pytest.skip(f"no disk can be mounted here: {error}")
 
 
-def test_a_disk_is_changed_once_what_was_killed_has_let_go_of_it(
+def test_disk_is_replaced_only_after_killed_processes_release_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
@@ -117,15 +117,15 @@ def test_a_disk_is_changed_once_what_was_killed_has_let_go_of_it(
     assert not os.path.ismount(tmp_path / "disk")
 
 
-def test_two_runs_at_once_make_a_stage_once(scene: Scene) -> None:
+def test_concurrent_runs_execute_a_stage_once(scene: Scene) -> None:
     assert surroundings.run_two_at_once(scene, kill_one=False) == []
 
 
-def test_a_clock_that_is_set_back_changes_nothing(scene: Scene) -> None:
+def test_clock_set_back_has_no_effect(scene: Scene) -> None:
     assert surroundings.set_the_clock_back(scene) == []
 
 
-def test_the_comparison_notices_what_is_lost_double_different_or_left_behind(
+def test_store_comparison_detects_lost_duplicate_changed_and_leftover_files(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     import pyarrow as pa

@@ -55,7 +55,7 @@ def three(*shares: float) -> dict[str, float]:
     return dict(zip(OWN, shares, strict=True))
 
 
-def test_lists_grids_and_draws_are_all_tried_once_as_shares(tmp_path: Path) -> None:
+def test_lists_grids_and_draws_are_normalized_and_deduplicated(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(
         "mixtures: [{prose: 1}, {prose: 2, code: 2}]\ngrid: {prose: [1, 3], code: "
         "[1]}\ndirichlet: {samples: 2}\n"
@@ -73,7 +73,7 @@ def test_lists_grids_and_draws_are_all_tried_once_as_shares(tmp_path: Path) -> N
 
 
 @given(st.integers(1, 6), st.integers(1, 6))
-def test_a_draw_does_not_depend_on_how_many_are_drawn(few: int, more: int) -> None:
+def test_draws_are_independent_of_their_number(few: int, more: int) -> None:
     def drawn(number: int) -> list[dict[str, float]]:
         return mixtures_of(
             Grid.model_validate(
@@ -112,13 +112,13 @@ def test_draws_lie_around_the_manifests_own_weights() -> None:
         ),
     ],
 )
-def test_wrong_grids_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+def test_invalid_grids_are_rejected(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "grid.yaml").write_text(text)
     with pytest.raises(SweepError, match=complaint):
         mixtures_of(read_grid(tmp_path / "grid.yaml"), OWN)
 
 
-def test_a_source_that_counts_without_held_out_text_is_refused_as_soon_as_a_mixture_is_made() -> (
+def test_target_source_without_held_out_text_is_rejected_after_the_first_mixture() -> (
     None
 ):
     held_out = {"prose": HeldOut(3, "a"), "code": HeldOut(0, "b")}
@@ -134,9 +134,7 @@ def shares(number: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_the_fit_is_the_model_that_foretells_the_mixtures_that_it_has_not_seen() -> (
-    None
-):
+def test_model_with_the_lowest_leave_one_out_error_is_chosen() -> None:
     tried, law = shares(14), np.array([-3.0, 0.5, -0.4])
     linear = fit(tried, tried @ np.array([1.0, 2.0, 3.0]))
     assert (linear.model, linear.errors["linear"]) == (
@@ -154,7 +152,7 @@ def test_the_fit_is_the_model_that_foretells_the_mixtures_that_it_has_not_seen()
     assert noise.errors[noise.model] <= noise.errors["mean"]
 
 
-def test_without_enough_mixtures_for_a_model_the_mean_is_all_there_is() -> None:
+def test_too_few_mixtures_fall_back_to_the_mean() -> None:
     assert set(fit(shares(3), np.array([1.0, 2.0, 3.0])).errors) == {"mean"}
     assert set(fit(shares(4), np.array([1.0, 2.0, 3.0, 4.0])).errors) == {
         "mean",
@@ -162,7 +160,7 @@ def test_without_enough_mixtures_for_a_model_the_mean_is_all_there_is() -> None:
     }
 
 
-def test_the_suggestion_lies_within_what_was_tried() -> None:
+def test_suggestion_lies_within_the_tried_mixtures() -> None:
     corners = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
 
     def least(
@@ -263,7 +261,7 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
     assert "# most of it" in suggested.read_text()
 
 
-def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
+def test_suggestion_respects_max_epochs_of_the_full_set() -> None:
     """Of 100 mixed tokens at most 30 may be prose, which is 15 tokens twice."""
     mixtures = [
         {"prose": share, "code": round(1 - share, 6)}
@@ -301,7 +299,7 @@ def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
     )
 
 
-def test_a_task_of_the_training_can_be_what_counts(tmp_path: Path) -> None:
+def test_task_metric_can_be_the_target(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         "\n".join(
             map(
@@ -379,7 +377,7 @@ def test_a_task_of_the_training_can_be_what_counts(tmp_path: Path) -> None:
         )
 
 
-def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(
+def test_training_on_equal_rows_is_reused(
     tmp_path: Path,
 ) -> None:
     """Of three sets the second has the rows of the first, the third has others; the
@@ -424,7 +422,7 @@ def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(
     assert alike(1, version=3) is None
 
 
-def test_a_fit_that_is_no_better_than_the_mean_suggests_nothing() -> None:
+def test_fit_no_better_than_the_mean_suggests_nothing() -> None:
     mixtures = [
         {"prose": share, "code": round(1 - share, 6)}
         for share in (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -442,7 +440,7 @@ def test_a_fit_that_is_no_better_than_the_mean_suggests_nothing() -> None:
     assert "no mixture is suggested" in as_html("small", analysis)
 
 
-def test_mixtures_that_could_not_be_trained_are_named_and_other_validation_rows_are_an_error() -> (
+def test_failed_mixtures_are_listed_and_different_validation_rows_are_an_error() -> (
     None
 ):
     mixtures = [three(1, 0, 0), three(0, 1, 0), three(0.5, 0.5, 0)]
@@ -516,7 +514,7 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(
     )
 
 
-def test_limits_of_the_whole_set_do_not_bind_a_proxy(tmp_path: Path) -> None:
+def test_proxies_ignore_limits_of_the_full_set(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("text")
     manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
@@ -539,7 +537,7 @@ def test_limits_of_the_whole_set_do_not_bind_a_proxy(tmp_path: Path) -> None:
     assert limits == dict.fromkeys(OWN)
 
 
-def test_a_proxy_makes_no_data_of_later_trainings(tmp_path: Path) -> None:
+def test_proxy_plans_no_data_of_later_trainings(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt", "c.txt", "chats.jsonl"):
         (tmp_path / name).write_text("text")
     manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"

@@ -76,7 +76,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     return {name: tmp_path / name for name in ("ingest", "dedup")}
 
 
-def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(
+def test_documents_are_found_by_id_locator_or_url_and_unmatched_names_are_returned(
     inputs: dict[str, Path],
 ) -> None:
     documents, missing = find_documents(
@@ -91,7 +91,7 @@ def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(
     assert set(find_documents(inputs, [LOCATORS[0], "c.txt"])[0]) == {IDS[0], IDS[3]}
 
 
-def test_an_address_in_the_metadata_finds_its_documents_too(
+def test_documents_are_found_by_url_in_metadata(
     inputs: dict[str, Path],
 ) -> None:
     """Documents from rows of a file have their address in the metadata, as `trace`
@@ -122,7 +122,7 @@ def test_an_address_in_the_metadata_finds_its_documents_too(
     )
 
 
-def test_a_document_is_not_found_in_a_mixture_whose_corpus_is_gone(
+def test_document_is_not_found_without_its_corpus(
     tmp_path: Path,
 ) -> None:
     assert find_document({"mix": tmp_path}, "0" * 32) is None
@@ -136,7 +136,7 @@ def test_near_duplicates_are_found_from_the_survivor_and_from_the_dropped(
     assert near_duplicates({"ingest": inputs["ingest"]}, [IDS[2]]) == set()
 
 
-def test_a_list_has_names_or_json_a_line(tmp_path: Path) -> None:
+def test_takedown_list_accepts_names_or_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "list"
     path.write_text('# why\n\nabc\n{"url": "https://a.example"}\nabc\n{"id": "#1"}\n')
     assert read_list(path) == ["abc", "https://a.example", "#1"]

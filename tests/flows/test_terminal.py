@@ -68,7 +68,7 @@ def test_a_printed_command_can_be_typed_again(
     )
 
 
-def test_a_run_names_its_own_report_while_another_of_the_manifest_has_a_newer_one(
+def test_run_names_its_own_report_even_if_a_newer_exists(
     toy_runner: Callable[..., Runner],
 ) -> None:
     runner = toy_runner(first={"n": 1})
@@ -113,7 +113,7 @@ def test_names_of_stages_have_a_column_as_wide_as_the_longest(
     ] * 2
 
 
-def test_why_a_stage_would_run_is_printed_with_its_lists(capsys) -> None:
+def test_plan_prints_reasons_with_their_lists(capsys) -> None:
     print_plan(
         [
             PlannedStage(
@@ -130,7 +130,7 @@ def test_why_a_stage_would_run_is_printed_with_its_lists(capsys) -> None:
 
 
 @pytest.mark.slow
-def test_every_console_is_made_by_the_one_that_reads_no_markup() -> None:
+def test_every_console_is_created_without_markup() -> None:
     console_files = []
     for folder in ("flows", "train", "tokenize", "dataprep", "mixtures"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -147,7 +147,7 @@ def test_every_console_is_made_by_the_one_that_reads_no_markup() -> None:
     assert console_files == ["flows/running/terminal.py"]
 
 
-def test_a_command_that_asks_duckdb_prints_its_answer_and_nothing_at_its_end(
+def test_duckdb_command_prints_only_its_answer(
     tmp_path: Path,
 ) -> None:
     """DuckDB's binding reports leaked objects when Python exits without a garbage

@@ -95,7 +95,7 @@ def pieces(session: Session) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_spans_cut_out_of_documents_at_the_borders_of_words_are_found_whole(
+def test_spans_at_word_boundaries_are_found_completely(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:
     """Spans have 8 or more tokens in a row; the found row, document and position are
@@ -125,7 +125,7 @@ def test_spans_cut_out_of_documents_at_the_borders_of_words_are_found_whole(
 
 
 @pytest.mark.slow
-def test_spans_cut_out_at_any_character_are_found_but_for_the_words_at_their_ends(
+def test_spans_at_any_character_are_found_except_for_boundary_words(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:
     rng, planted = random.Random(2), 0
@@ -145,7 +145,7 @@ def test_spans_cut_out_at_any_character_are_found_but_for_the_words_at_their_end
     assert planted > 10
 
 
-def test_a_place_says_document_address_row_and_the_steps_that_read_it(
+def test_place_has_document_url_row_and_reading_steps(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:
     piece = next(candidate for candidate in pieces(traced) if candidate["length"] > 40)
@@ -194,12 +194,12 @@ def test_passages_come_longest_first_and_the_rest_of_the_text_is_not_covered(
         "\x00" * 30,
     ],
 )
-def test_a_text_that_is_nowhere_has_no_passages(traced: Session, text: str) -> None:
+def test_absent_text_has_no_passages(traced: Session, text: str) -> None:
     answer = trace_text(traced, text)
     assert (answer.found, answer.covered, answer.spans) == (0, 0, [])
 
 
-def test_of_very_many_passages_the_longest_are_described(
+def test_only_the_longest_of_many_passages_are_described(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:
     some = [
@@ -245,7 +245,7 @@ def test_the_command_reads_a_file_and_standard_input_alike(
     assert "will read it" in printed
 
 
-def test_an_answer_of_a_chat_is_traced_as_a_file_is_and_from_python_too(
+def test_chat_answers_are_traced_like_files_and_from_python(
     traced: Session, tokenizer: TextTokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tokenizer.decode(pieces(traced)[3]["tokens"][:30].tolist())
@@ -271,7 +271,9 @@ def test_an_answer_of_a_chat_is_traced_as_a_file_is_and_from_python_too(
     assert "will read it" in capsys.readouterr().out
 
 
-def test_without_an_index_a_sentence_says_what_to_add(traced: Session) -> None:
+def test_missing_text_index_error_names_the_section_and_command(
+    traced: Session,
+) -> None:
     folder = Path(traced.manifest_file).parent
     (folder / "bare.yaml").write_text(MANIFEST.replace("text_index:\n", ""))
     bare = open_session(str(folder / "bare.yaml"), [], str(traced.store.root))

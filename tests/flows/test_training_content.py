@@ -54,7 +54,7 @@ def report(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_sources_domains_licences_and_steps_are_filled_in_and_the_rest_is_left_open(
+def test_summary_fills_in_sources_domains_licences_and_steps(
     prepared: Path,
 ) -> None:
     outcome = CliRunner().invoke(app, ["report", "m.yaml", "--training-summary"])

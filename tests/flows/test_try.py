@@ -109,7 +109,7 @@ def test_an_annotators_columns_drops_and_cost_are_shown(folder: Path) -> None:
     )
 
 
-def test_documents_come_from_several_files_whose_whole_ones_tell_how_many_there_are(
+def test_documents_are_sampled_from_several_files_and_their_total_is_estimated(
     folder: Path,
 ) -> None:
     report = tried("./steps.py:count_word", "--on", "*.jsonl")
@@ -142,7 +142,7 @@ def test_an_editor_shows_its_edits_as_differences(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_shows_its_records_and_what_it_quarantines(folder: Path) -> None:
+def test_try_shows_records_and_quarantine_of_a_reader(folder: Path) -> None:
     (folder / "c.lines").write_text('{"text": "one"}\n\n{"text": "two"}\n')
     report = tried("./steps.py:read_lines", "--on", "c.lines")
     assert (report["kind"], report["records"], report["documents"]) == ("read", 3, 2)
@@ -155,7 +155,7 @@ def test_a_reader_shows_its_records_and_what_it_quarantines(folder: Path) -> Non
     ]
 
 
-def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(
+def test_errors_have_file_and_line_and_nondeterminism_is_reported(
     folder: Path,
 ) -> None:
     report = tried("./steps.py:fails", "--on", "a.jsonl")
@@ -168,7 +168,7 @@ def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(
 
 
 @pytest.mark.slow
-def test_a_run_gives_the_documents_that_its_steps_left_and_their_number(
+def test_try_reads_documents_left_by_the_steps_of_a_run(
     folder: Path,
 ) -> None:
     step = "prepare=[{annotate: {use: './steps.py:count_word', max: {magic: 1}}}]"
@@ -209,7 +209,7 @@ def test_a_run_gives_the_documents_that_its_steps_left_and_their_number(
 @pytest.mark.parametrize(
     "name", ["count_word", "tidy", "fails", "unsteady", "read_lines"]
 )
-def test_what_is_printed_fits_sixty_columns(
+def test_output_fits_sixty_columns(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
@@ -251,7 +251,7 @@ def test_what_is_printed_fits_sixty_columns(
         ),
     ],
 )
-def test_what_cannot_be_tried_is_said_in_a_sentence(
+def test_invalid_try_arguments_are_rejected_with_one_sentence(
     folder: Path, arguments: list[str], says: str
 ) -> None:
     process = run(*arguments)

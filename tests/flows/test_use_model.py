@@ -381,7 +381,7 @@ def test_requests_are_refused_after_generation_has_failed(
 
 
 @pytest.mark.slow
-def test_generation_stops_for_a_client_that_leaves(
+def test_generation_stops_when_the_client_disconnects(
     language: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = Scheduler(language.model, 1)
@@ -467,7 +467,7 @@ def test_referees_agree_with_a_model_and_disagree_with_a_damaged_one(
     assert result.stdout.count("is not installed") == 2
 
 
-def test_trl_is_not_asked_about_quantized_models(tmp_path: Path) -> None:
+def test_trl_referee_skips_quantized_models(tmp_path: Path) -> None:
     write_json(
         tmp_path / "config.json",
         {"model_type": "llama", "quantization_config": {"quant_method": "torchao"}},
@@ -478,7 +478,9 @@ def test_trl_is_not_asked_about_quantized_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_is_served_while_it_is_asked(exported: Path, tmp_path: Path) -> None:
+def test_model_folder_is_served_while_answering_requests(
+    exported: Path, tmp_path: Path
+) -> None:
     model = AskedModel(folder=OutsidePath(exported), max_tokens=4)
     requests = [prompt(text) for text in ("red blue", "one two", "red blue")]
     for _ in range(2):
@@ -496,7 +498,7 @@ def test_a_folder_is_served_while_it_is_asked(exported: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_served_is_an_error_with_the_reason(
+def test_unservable_folder_raises_the_reason(
     tmp_path: Path,
 ) -> None:
     write_json(tmp_path / "tiny" / "config.json", {})

@@ -53,7 +53,7 @@ def session_of(runner: Runner) -> Session:
 
 
 @pytest.mark.slow
-def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(
+def test_running_stage_is_shown_with_progress_and_followed_to_its_end(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 4}, second={})
@@ -83,7 +83,7 @@ def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(
     assert "".join(read_log(log, None, follow=True)) == "a line for the log\n"
 
 
-def test_the_pace_of_a_job_gives_the_time_that_is_left() -> None:
+def test_remaining_time_follows_from_the_speed_of_a_job() -> None:
     progress = {
         "started": 0.0,
         "job_started": 100.0,
@@ -117,7 +117,7 @@ def test_the_pace_of_a_job_gives_the_time_that_is_left() -> None:
     ]
 
 
-def test_progress_is_written_at_once_then_now_and_then_and_at_the_end(
+def test_progress_is_written_first_periodically_and_last(
     tmp_path: Path,
 ) -> None:
     progress = ProgressFile(tmp_path, 3)
@@ -131,7 +131,7 @@ def test_progress_is_written_at_once_then_now_and_then_and_at_the_end(
     assert read_json(tmp_path / "3.progress.json")["done"] == 1
 
 
-def test_a_store_that_takes_no_progress_does_not_end_the_stage(
+def test_unwritable_progress_does_not_end_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
@@ -148,7 +148,7 @@ def test_a_store_that_takes_no_progress_does_not_end_the_stage(
 
 
 @pytest.mark.slow
-def test_the_log_of_a_failed_stage_is_the_one_that_is_shown(toy_runner: Make) -> None:
+def test_log_of_the_failed_stage_is_shown(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1}, exiting={})
     session = session_of(runner)
     with pytest.raises(
@@ -172,7 +172,7 @@ def test_the_log_of_a_failed_stage_is_the_one_that_is_shown(toy_runner: Make) ->
         find_log(session, "third", None)
 
 
-def test_a_run_whose_process_is_gone_counts_as_killed() -> None:
+def test_run_with_a_dead_process_is_killed() -> None:
     living = identity(os.getpid())
     assert run_state({"state": "running", "owner": living}) == "running"
     assert (
@@ -194,7 +194,7 @@ def test_a_run_whose_process_is_gone_counts_as_killed() -> None:
     )
 
 
-def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
+def test_status_shows_the_rules_that_dropped_most_documents(
     toy_runner: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "modules" / "gristmill_dropping_stages.py").write_text(
@@ -236,7 +236,7 @@ def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
         (errno.EIO, "Make sure that it can be reached, then resume with: "),
     ],
 )
-def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated(
+def test_unwritable_store_error_advises_to_fix_it_first(
     toy_runner: Make, number: int, advice: str
 ) -> None:
     message = why_the_store_failed(
@@ -246,7 +246,7 @@ def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated
     assert re.search(advice, message)
 
 
-def test_a_full_store_names_the_command_for_itself_and_no_file_where_none_is_known(
+def test_full_store_error_names_the_gc_command(
     toy_runner: Make,
 ) -> None:
     session = replace(

@@ -104,7 +104,7 @@ ROWS = st.lists(
 
 @pytest.mark.slow
 @given(shards=st.lists(ROWS, min_size=1, max_size=3))
-def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
+def test_threshold_counts_match_a_naive_count(
     shards: list[list[tuple[int, float]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     thresholds_by_key = listed(tmp_path_factory.mktemp("whatif"), shards)
@@ -129,7 +129,7 @@ def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
     assert words.seen == len(rows)
 
 
-def test_samples_that_another_rule_drops_would_not_pass(tmp_path: Path) -> None:
+def test_passing_samples_fail_no_other_rule(tmp_path: Path) -> None:
     inputs = filtered(
         tmp_path, [[(45, 5.0), (46, 11.5), (47, 6.0), (30, 5.0)], [(48, 11.0)]]
     )
@@ -151,7 +151,7 @@ def test_samples_that_another_rule_drops_would_not_pass(tmp_path: Path) -> None:
     assert result.then["web"].documents == 2
 
 
-def test_the_list_can_be_typed_as_settings(
+def test_threshold_list_is_valid_as_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -176,7 +176,7 @@ def test_the_list_can_be_typed_as_settings(
     )
 
 
-def test_of_hundreds_of_thresholds_that_drop_nothing_some_are_named(
+def test_idle_thresholds_are_listed_up_to_a_limit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     idle = Threshold("", "", 1, 0, 0, 0, None, None)

@@ -38,7 +38,7 @@ ADDRESS = "http://127.0.0.1:8000/v1"
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["meaning.md", "trace-text.md"])
-def test_what_the_page_says_happens(name: str, tmp_path: Path) -> None:
+def test_examples_of_the_page_run_as_documented(name: str, tmp_path: Path) -> None:
     assert run_page(ROOT / "docs" / name, tmp_path) >= 3
 
 
@@ -59,7 +59,7 @@ def answer(prompt: str, earlier_requests: int) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["judges.md", "examples.md"])
-def test_what_the_page_says_happens_where_a_model_answers(
+def test_examples_of_the_page_run_against_a_model_endpoint(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WRITER_KEY", "key")
@@ -69,7 +69,7 @@ def test_what_the_page_says_happens_where_a_model_answers(
 
 
 @pytest.mark.parametrize("name", MODELS_READ)
-def test_every_block_of_the_page_says_what_a_test_does_with_it(name: str) -> None:
+def test_every_block_of_the_page_has_a_test_mark(name: str) -> None:
     text = (ROOT / "docs" / name).read_text()
     assert [block["text"] for block in MARKED.finditer(text)] == [
         block_text for _, block_text in BLOCK.findall(text)
@@ -77,9 +77,7 @@ def test_every_block_of_the_page_says_what_a_test_does_with_it(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", MODELS_READ)
-def test_sections_of_the_page_are_those_of_a_manifest(
-    name: str, tmp_path: Path
-) -> None:
+def test_sections_of_the_page_form_a_valid_manifest(name: str, tmp_path: Path) -> None:
     # named by safety.md
     (tmp_path / "toxic.py").write_text(
         "def score(texts):\n    return [0.0 for _ in texts]\n"

@@ -380,7 +380,7 @@ def assert_refused(command: str, sentence: str, project: Path) -> None:
 
 
 @pytest.mark.parametrize("manifest", WRONG_MANIFESTS)
-def test_a_wrong_manifest_setting_or_store_is_refused(manifest, project):
+def test_invalid_manifest_setting_or_store_is_rejected(manifest, project):
     assert_refused(
         f"plan {manifest}",
         WRONG_MANIFESTS[manifest].replace("{folder}", str(project)),
@@ -388,7 +388,7 @@ def test_a_wrong_manifest_setting_or_store_is_refused(manifest, project):
     )
 
 
-def test_every_missing_or_unusable_file_is_named_at_once_with_its_line_and_key(project):
+def test_every_missing_file_is_reported_at_once_with_line_and_key(project):
     result = CliRunner().invoke(
         app, ["plan", "several-wrong.yaml"], terminal_width=1000
     )
@@ -408,18 +408,18 @@ def test_every_missing_or_unusable_file_is_named_at_once_with_its_line_and_key(p
 
 
 @pytest.mark.parametrize("command", OF_MANIFESTS)
-def test_every_command_refuses_a_wrong_manifest_setting_or_store(command, project):
+def test_every_command_rejects_an_invalid_manifest_setting_or_store(command, project):
     for manifest in WRONG_FOR_ALL:
         assert_refused(command.format(manifest), WRONG_MANIFESTS[manifest], project)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ANSWERS)
-def test_a_wrong_argument_is_refused(command, project):
+def test_invalid_argument_is_rejected(command, project):
     assert_refused(command, ANSWERS[command], project)
 
 
-def test_no_command_is_left_out():
+def test_every_command_is_covered():
     tried = {command.split(" ")[0] for command in [*OF_MANIFESTS, *ANSWERS]}
 
     assert {
@@ -428,7 +428,7 @@ def test_no_command_is_left_out():
     } <= tried
 
 
-def test_a_store_that_cannot_be_asked_is_no_traceback(project, monkeypatch):
+def test_unreadable_store_is_reported_without_traceback(project, monkeypatch):
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied", "/locked")
 
