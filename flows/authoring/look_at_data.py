@@ -7,10 +7,10 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from statistics import fmean
 from typing import Any, Literal
 
@@ -29,7 +29,6 @@ from gristmill.dataprep.reading.sources import (
     Found,
     SourceError,
     SourceFile,
-    SourceListing,
     find_at,
     find_files,
 )
@@ -175,8 +174,23 @@ def look_at(name: str, path: str) -> Look:
     """
     if is_python_source(path):
         return Look(path, "auto", 1, 0, None, is_code="stdlib" in path)
-    format_name, listing = _listing(name, path)
-    look = _look_at_files(name, path, format_name, listing.files)
+    kind, entries = find_at(f"source {name!r}", path)
+    format_name: str | None = "auto"
+    if kind == "folder" and {"dataset_dict.json", "state.json"} & {
+        item.name for item in entries
+    }:
+        format_name = "hf"
+    listing = None
+    while listing is None:
+        section = {"path": path, "format": format_name}
+        source = DocumentFiles.model_validate(section)
+        try:
+            listing = find_files(name, source)
+        except SourceError:
+            format_name = sniff(entries) if entries else None
+            if source.format != "auto" or format_name is None:
+                raise
+    look = _look_at_files(name, path, source.format, listing.files)
     groups = files_by_format(listing.files)
     if len(groups) > 1:
         text_bytes = sum(text_bytes_of(path, files) for files in groups.values())
@@ -224,23 +238,10 @@ def _look_at_files(
 ) -> Look:
     places = sorted({0, len(files) // 2, len(files) - 1})
     chosen = [files[place] for place in places[:SAMPLE_FILES]]
-    stored = sum(file.size for file in files)
     samples = [rows for file in chosen if (rows := sample_rows(file)) is not None]
     if not samples:
-        is_code = _most_are_code([file.name for file in files], len(files))
-        split, book_remarks = (None, ()) if is_code else _split_of_books(files)
-        is_page = {file.format for file in chosen} <= {"html", "warc"}
-        ratio = text_per_stored_byte(files) if is_page else _content_ratio(chosen)
-        return Look(
-            path,
-            format_name,
-            len(files),
-            stored,
-            int(stored * ratio),
-            is_code=is_code,
-            split=split,
-            remarks=book_remarks,
-        )
+        return _look_at_texts(path, format_name, files, chosen)
+    stored = sum(file.size for file in files)
     rows = [row for sample in samples for row in sample]
     if not rows:
         damage = [
@@ -301,36 +302,53 @@ def _look_at_files(
     )
 
 
-def _split_of_books(
+def _look_at_texts(
+    path: str,
+    format_name: str,
     files: Sequence[SourceFile],
-) -> tuple[Literal["chapters"] | int | None, tuple[str, ...]]:
-    """Choose how to split book-length texts from the first of them, with a remark;
-    (None, ()) without books.
-    """
+    chosen: Sequence[SourceFile],
+) -> Look:
+    """Inspect files without rows; texts as long as books are to be split."""
+    is_code = _most_are_code([file.name for file in files], len(files))
     books = [
         file
         for file in files
         if file.format == "text"
         and file.size * (COMPRESSED_RATIO if file.compression else 1) > BOOK_BYTES
     ]
-    if not books:
-        return None, ()
-    subject = f"it is longer than {size(BOOK_BYTES)}, and is cut into"
-    if len(files) > 1:
-        subject = (
-            f"{len(books)} of {len(files)} files are longer than "
-            f"{size(BOOK_BYTES)}, and are cut into"
-        )
-    text = _beginning(books[0])[0].decode("utf-8", "replace")
-    num_chapters = len(chapters(text))
-    if num_chapters >= BOOK_CHAPTERS:
-        remark = (
-            f"{subject} chapters: {books[0].name} has {num_chapters:,} in its "
-            f"first {size(len(text))}"
-        )
-        return "chapters", (remark,)
-    remark = f"{subject} paragraphs: {books[0].name} has no headings of chapters"
-    return BOOK_PARAGRAPHS, (remark,)
+    split: Literal["chapters"] | int | None = None
+    remarks: tuple[str, ...] = ()
+    if books and not is_code:
+        subject = f"it is longer than {size(BOOK_BYTES)}, and is cut into"
+        if len(files) > 1:
+            subject = (
+                f"{len(books)} of {len(files)} files are longer than "
+                f"{size(BOOK_BYTES)}, and are cut into"
+            )
+        text = _beginning(books[0])[0].decode("utf-8", "replace")
+        num_chapters = len(chapters(text))
+        split = BOOK_PARAGRAPHS
+        remark = f"{subject} paragraphs: {books[0].name} has no headings of chapters"
+        if num_chapters >= BOOK_CHAPTERS:
+            split = "chapters"
+            remark = (
+                f"{subject} chapters: {books[0].name} has {num_chapters:,} in its "
+                f"first {size(len(text))}"
+            )
+        remarks = (remark,)
+    is_page = {file.format for file in chosen} <= {"html", "warc"}
+    ratio = text_per_stored_byte(files) if is_page else _content_ratio(chosen)
+    stored = sum(file.size for file in files)
+    return Look(
+        path,
+        format_name,
+        len(files),
+        stored,
+        int(stored * ratio),
+        is_code=is_code,
+        split=split,
+        remarks=remarks,
+    )
 
 
 def split_setting(
@@ -338,24 +356,6 @@ def split_setting(
 ) -> str | dict[str, int] | None:
     """Return the value of a source's `split`."""
     return {"paragraphs": split} if isinstance(split, int) else split
-
-
-def _listing(name: str, path: str) -> tuple[str, SourceListing]:
-    kind, entries = find_at(f"source {name!r}", path)
-    format_name: str | None = "auto"
-    if kind == "folder" and {"dataset_dict.json", "state.json"} & {
-        item.name for item in entries
-    }:
-        format_name = "hf"
-    while True:
-        section = {"path": path, "format": format_name}
-        source = DocumentFiles.model_validate(section)
-        try:
-            return source.format, find_files(name, source)
-        except SourceError:
-            format_name = sniff(entries) if entries else None
-            if source.format != "auto" or format_name is None:
-                raise
 
 
 def sniff(entries: Sequence[Found]) -> str | None:
@@ -393,7 +393,19 @@ def sample_rows(file: SourceFile) -> list[Row] | None:
         rows = islice(table_rows(path, file.format), SAMPLE_ROWS)
         return [row for _, row in rows if isinstance(row, dict)]
     if file.format == "jsonl":
-        return list(islice(_json_rows(path, file.compression), SAMPLE_ROWS))
+        json_rows: list[Row] = []
+        num_bytes = 0
+        with contextlib.suppress(CorruptFileError):
+            for line in json_lines(path, file.compression):
+                if isinstance(line, RecordTooLongError):
+                    break
+                num_bytes += len(line)
+                row = _parsed(line.decode("utf-8", "replace"))
+                if isinstance(row, dict):
+                    json_rows.append(row)
+                if num_bytes >= SAMPLE_BYTES or len(json_rows) == SAMPLE_ROWS:
+                    break
+        return json_rows
     text = _beginning(file)[0].decode("utf-8", "replace")
     lines = text.splitlines(keepends=True)
     if len(lines) > 1 and len(text) >= SAMPLE_BYTES:
@@ -401,23 +413,6 @@ def sample_rows(file: SourceFile) -> list[Row] | None:
     delimiter = "\t" if split_compression(file.name)[0] == ".tsv" else ","
     csv.field_size_limit(SAMPLE_BYTES)
     return list(islice(csv.DictReader(lines, delimiter=delimiter), SAMPLE_ROWS))
-
-
-def _json_rows(path: Path, compression: str) -> Iterator[Row]:
-    """Yield the objects in the first SAMPLE_BYTES of a file, up to any damage."""
-    num_bytes = 0
-    try:
-        for line in json_lines(path, compression):
-            if isinstance(line, RecordTooLongError):
-                return
-            num_bytes += len(line)
-            row = _parsed(line.decode("utf-8", "replace"))
-            if isinstance(row, dict):
-                yield row
-            if num_bytes >= SAMPLE_BYTES:
-                return
-    except CorruptFileError:
-        return
 
 
 def _parsed(line: str) -> object:
@@ -452,24 +447,26 @@ def _content_ratio(files: Sequence[SourceFile]) -> float:
     quick, else estimated.
     """
     stored = sum(file.size for file in files)
-    return sum(map(_content_bytes, files)) / stored if stored else 1.0
-
-
-def _content_bytes(file: SourceFile) -> float:
-    if file.format == "parquet":
-        rows = sample_rows(file) or [{}]
-        with open_table(as_path(file.location)) as table:
-            return fmean(map(_row_bytes, rows)) * table.metadata.num_rows
-    if file.format == "zip":
-        return file.size * COMPRESSED_RATIO
-    if not file.compression:
-        return file.size
-    content, damage = _read_beginning(
-        file.location, file.compression, COUNTED_BYTES + 1
-    )
-    if damage is not None or len(content) > COUNTED_BYTES:
-        return max(file.size * COMPRESSED_RATIO, len(content))
-    return len(content)
+    if not stored:
+        return 1.0
+    content_bytes: list[float] = []
+    for file in files:
+        num_bytes: float = file.size
+        if file.format == "parquet":
+            rows = sample_rows(file) or [{}]
+            with open_table(as_path(file.location)) as table:
+                num_bytes = fmean(map(_row_bytes, rows)) * table.metadata.num_rows
+        elif file.format == "zip":
+            num_bytes = file.size * COMPRESSED_RATIO
+        elif file.compression:
+            content, damage = _read_beginning(
+                file.location, file.compression, COUNTED_BYTES + 1
+            )
+            num_bytes = len(content)
+            if damage is not None or len(content) > COUNTED_BYTES:
+                num_bytes = max(file.size * COMPRESSED_RATIO, len(content))
+        content_bytes.append(num_bytes)
+    return sum(content_bytes) / stored
 
 
 def _most_are_code(paths: Sequence[str], total: int) -> bool:

@@ -44,15 +44,29 @@ def pages() -> dict[str, str]:
     for location, lines in _sections(Manifest, "", homes):
         parts.setdefault(page_of(location), []).append("\n".join(lines))
     texts = {}
+    index = ["\n## All sections\n"]
     for name, tables in parts.items():
-        section, _, step = name.removesuffix(".md").partition("-")
-        key = f"{section}[].{step}" if step else section
-        title = (
+        text = "".join(tables)
+        if name == INDEX:
+            texts[name] = TITLE + text
+            continue
+        page, _, step = name.removesuffix(".md").partition("-")
+        key = f"{page}[].{step}" if step else page
+        texts[name] = (
             f"# The section `{key}`\n\nWritten by `gristmill schema --markdown`; "
-            f"[all sections]({INDEX}).\n"
+            f"[all sections]({INDEX}).\n{text}"
         )
-        texts[name] = (TITLE if name == INDEX else title) + "".join(tables)
-    texts[INDEX] += _index_of_pages(texts)
+        first, *inner = dict.fromkeys(re.findall(r"^## (.*)$", text, re.MULTILINE))
+        section = first.split("`")[1]
+        line = f"- [`{section}`]({name})"
+        if inner:
+            links = [
+                f"[{heading.replace(section, '', 1)}]({name}#{anchor_of(heading)})"
+                for heading in inner
+            ]
+            line += f": {', '.join(links)}"
+        index.append(line)
+    texts[INDEX] += "\n".join(index)
     return {name: f"{text.rstrip()}\n" for name, text in texts.items()}
 
 
@@ -75,25 +89,6 @@ def write_pages(folder: Path) -> None:
     for path in folder.glob("*.md"):
         if path.name not in texts:
             path.unlink()
-
-
-def _index_of_pages(texts: Mapping[str, str]) -> str:
-    """List the sections of every page, with links."""
-    lines = ["\n## All sections\n"]
-    for name, text in texts.items():
-        if name == INDEX:
-            continue
-        first, *inner = dict.fromkeys(re.findall(r"^## (.*)$", text, re.MULTILINE))
-        section = first.split("`")[1]
-        line = f"- [`{section}`]({name})"
-        if inner:
-            links = [
-                f"[{heading.replace(section, '', 1)}]({name}#{anchor_of(heading)})"
-                for heading in inner
-            ]
-            line += f": {', '.join(links)}"
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def anchor_of(heading: str) -> str:
@@ -154,7 +149,22 @@ def _sections(
         end = ", with other defaults:" if fields else "."
         lines.append(f"The keys of [`{home}`]({link}){end}\n")
     if fields:
-        lines += _table(model, fields, location)
+        lines += ["| key | value | default | |", "| --- | --- | --- | --- |"]
+        for name, field in fields.items():
+            key = f"`{name}`"
+            sections = list(_models(field.annotation))
+            # Sections of the manifest and steps of `prepare` have pages of their own.
+            if sections and location in ("", f"{STEPS}[]"):
+                key = f"[{key}]({page_of(f'{location}.{name}'.strip('.'))})"
+            meaning = _prose(docstrings(model).get(name)) or " ".join(
+                _prose(section.__doc__).split("\n\n")[0] for section in sections
+            )
+            cells = [
+                cell.replace("\n\n", "<br>").replace("|", "\\|")
+                for cell in (key, _kind(field.annotation), _default(field), meaning)
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
     yield location, lines
     for inner, inner_location in _nested_sections(fields, location):
         yield from _sections(inner, inner_location, homes)
@@ -162,27 +172,6 @@ def _sections(
 
 def _default_of(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
-
-
-def _table(
-    model: type[BaseModel], fields: Mapping[str, FieldInfo], location: str
-) -> list[str]:
-    lines = ["| key | value | default | |", "| --- | --- | --- | --- |"]
-    for name, field in fields.items():
-        key = f"`{name}`"
-        # Sections of the manifest and steps of `prepare` have pages of their own.
-        if location in ("", f"{STEPS}[]") and any(_models(field.annotation)):
-            key = f"[{key}]({page_of(f'{location}.{name}'.strip('.'))})"
-        meaning = _prose(docstrings(model).get(name)) or " ".join(
-            _prose(section.__doc__).split("\n\n")[0]
-            for section in _models(field.annotation)
-        )
-        cells = [
-            cell.replace("\n\n", "<br>").replace("|", "\\|")
-            for cell in (key, _kind(field.annotation), _default(field), meaning)
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
 
 
 def _heading(model: type[BaseModel], location: str) -> str:
@@ -216,36 +205,34 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
                     yield from _models(inner)
 
 
+KINDS = {
+    OutsidePath: "path",
+    OwnFunction: "function",
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    Any: "any",
+    object: "any",
+}
+"""Type of a value -> its name in the tables."""
+
+
 def _kind(annotation: Any) -> str:
-    return " or ".join(
-        dict.fromkeys(
-            kind for part in alternatives(annotation) if (kind := _one_kind(part))
-        )
-    )
-
-
-def _one_kind(part: Any) -> str:
-    if part is type(None):
-        return ""
-    if get_origin(part) is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(part))
-    if get_origin(part) in (tuple, list):
-        return f"list of {_kind(get_args(part)[0])}"
-    if get_origin(part) is dict:
-        return f"mapping of names to {_kind(get_args(part)[1])}"
-    if isinstance(part, type) and issubclass(part, BaseModel):
-        return "section"
-    names = {
-        OutsidePath: "path",
-        OwnFunction: "function",
-        str: "text",
-        int: "whole number",
-        float: "number",
-        bool: "true or false",
-        Any: "any",
-        object: "any",
-    }
-    return names.get(part, str(part))
+    kinds = []
+    for part in alternatives(annotation):
+        origin, arguments = get_origin(part), get_args(part)
+        if origin is Literal:
+            kinds.append(", ".join(f"`{value}`" for value in arguments))
+        elif origin in (tuple, list):
+            kinds.append(f"list of {_kind(arguments[0])}")
+        elif origin is dict:
+            kinds.append(f"mapping of names to {_kind(arguments[1])}")
+        elif isinstance(part, type) and issubclass(part, BaseModel):
+            kinds.append("section")
+        elif part is not type(None):
+            kinds.append(KINDS.get(part, str(part)))
+    return " or ".join(dict.fromkeys(kinds))
 
 
 def _default(field: FieldInfo) -> str:

@@ -4,7 +4,7 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -60,28 +60,24 @@ def _set_key(text: str, key: Key, value: Any) -> str:
             )
         child = next((inner for name, inner in node.value if name.value == part), None)
         if child is None:
-            return _insert(text, node, key[depth:], value, at_end=depth == 0)
+            break
         node = child
-    begin, end = node.start_mark.index, node.end_mark.index
-    # A block ends where the next key begins; the space between them is not part of the
-    # value.
-    old = text[begin:end]
-    return text[:begin] + flow_text(value) + old[len(old.rstrip()) :] + text[end:]
-
-
-def _insert(
-    text: str, mapping: yaml.MappingNode, path: Sequence[str], value: Any, at_end: bool
-) -> str:
-    for part in reversed(path[1:]):
+    else:
+        begin, end = node.start_mark.index, node.end_mark.index
+        # A block ends where the next key begins; the space between them is not part of
+        # the value.
+        old = text[begin:end]
+        return text[:begin] + flow_text(value) + old[len(old.rstrip()) :] + text[end:]
+    for part in reversed(key[depth + 1 :]):
         value = {part: value}
-    begin = mapping.start_mark.index
-    entry = f"{path[0]}: {flow_text(value)}"
-    if mapping.flow_style:
-        separator = ", " if mapping.value else ""
+    entry = f"{key[depth]}: {flow_text(value)}"
+    begin = node.start_mark.index
+    if node.flow_style:
+        separator = ", " if node.value else ""
         return f"{text[: begin + 1]}{entry}{separator}{text[begin + 1 :]}"
-    if at_end:
+    if depth == 0:
         return f"{text.rstrip()}\n\n{entry}\n"
-    return f"{text[:begin]}{entry}\n{' ' * mapping.start_mark.column}{text[begin:]}"
+    return f"{text[:begin]}{entry}\n{' ' * node.start_mark.column}{text[begin:]}"
 
 
 def flow_text(value: Any) -> str:

@@ -179,30 +179,6 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
     """
     mean = mean_weight(list(looks.values()))
     sizes = {name: float(look.text_bytes or mean) for name, look in looks.items()}
-    parts = [
-        "# Written by `gristmill new` from a look at the data; for a reference of all "
-        f"keys run: gristmill schema --markdown DIR\nname: {wishes.name}\nseed: 1\n",
-        _sources(looks, sizes),
-        _prepare(wishes, looks),
-    ]
-    if wishes.train:
-        tokens = wishes.tokens
-        if not tokens:
-            unique = sum(sizes.values()) / BYTES_PER_TOKEN * KEPT_SHARE
-            # Two significant digits: the estimate is rough.
-            tokens = max(LEAST_TOKENS, int(float(f"{unique * MAX_EPOCHS:.1e}")))
-        is_known = wishes.tokens is not None or all(
-            look.text_bytes for look in looks.values()
-        )
-        parts.append(_training(tokens, is_known, wishes.tokenizer))
-    elif wishes.tokenizer is not None:
-        parts.append(f"tokenizer: {_tokenizer_section(wishes.tokenizer)}\n")
-    text = "\n".join(part for part in parts if part)
-    parse_manifest(text, file)
-    return text
-
-
-def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
     total = sum(sizes.values())
     lines = ["sources:"]
     for name, look in looks.items():
@@ -226,11 +202,29 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
             for key, value in settings.items()
             if value is not None
         ]
-        lines.append(
-            f"    weight: {max(round(sizes[name] / total, 3), 0.001):g}   # "
-            "its share of the text"
+        weight = max(round(sizes[name] / total, 3), 0.001)
+        lines.append(f"    weight: {weight:g}   # its share of the text")
+    parts = [
+        "# Written by `gristmill new` from a look at the data; for a reference of all "
+        f"keys run: gristmill schema --markdown DIR\nname: {wishes.name}\nseed: 1\n",
+        "\n".join(lines) + "\n",
+        _prepare(wishes, looks),
+    ]
+    if wishes.train:
+        tokens = wishes.tokens
+        if not tokens:
+            unique = total / BYTES_PER_TOKEN * KEPT_SHARE
+            # Two significant digits: the estimate is rough.
+            tokens = max(LEAST_TOKENS, int(float(f"{unique * MAX_EPOCHS:.1e}")))
+        is_known = wishes.tokens is not None or all(
+            look.text_bytes for look in looks.values()
         )
-    return "\n".join(lines) + "\n"
+        parts.append(_training(tokens, is_known, wishes.tokenizer))
+    elif wishes.tokenizer is not None:
+        parts.append(f"tokenizer: {_tokenizer_section(wishes.tokenizer)}\n")
+    text = "\n".join(parts)
+    parse_manifest(text, file)
+    return text
 
 
 def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
@@ -241,12 +235,32 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
             programs.setdefault(look.path_field, []).append(name)
     only = _only(prose) if programs else ""
     lines = ["prepare:"]
-    if prose:
-        lines += _langid(wishes, only)
-    if prose and not wishes.settings:
+    if prose and wishes.settings:
+        scores = {
+            language: settings["language_score"]
+            for language, settings in wishes.settings.items()
+        }
+        model = flow_text(wishes.language_model or GLOTLID)
+        lines += [
+            "  # the scores are FineWeb-2's for GlotLID: get its model.bin "
+            "(cis-lmu/glotlid on Hugging Face)",
+            f"  - langid: {{{only}model: {model}, keep: {flow_text(scores)}}}",
+        ]
+    elif prose:
+        keep, suffix = '{"*": 0}', "; none is dropped"
+        if wishes.languages:
+            keep, suffix = f"[{', '.join(map(flow_text, wishes.languages))}]", ""
+        model = ""
+        if wishes.language_model:
+            model = f"model: {flow_text(wishes.language_model)}, "
         advice = "" if only else "; try others with: gristmill whatif"
-        lines.append(f"  # Gopher's rules are for prose{advice}")
-        lines.append(f"  - filter: {{{only}rules: {flow_text(list(PROSE_RULES))}}}")
+        lines += [
+            "  # first, since the rules of filter have the stop words of each document's "
+            f"language{suffix}",
+            f"  - langid: {{{only}{model}keep: {keep}}}",
+            f"  # Gopher's rules are for prose{advice}",
+            f"  - filter: {{{only}rules: {flow_text(list(PROSE_RULES))}}}",
+        ]
     if programs:
         lines.append("  # rules for programs: generated, minified and encoded files go")
     for path_field, sources in programs.items():
@@ -266,36 +280,6 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
 
 def _only(sources: Sequence[str]) -> str:
     return f"sources: [{', '.join(map(flow_text, sources))}], "
-
-
-def _langid(wishes: Wishes, only: str) -> list[str]:
-    """Return the language identification step, which precedes rules that depend on the
-    language.
-    """
-    if wishes.settings:
-        scores = {
-            language: settings["language_score"]
-            for language, settings in wishes.settings.items()
-        }
-        model = wishes.language_model or GLOTLID
-        return [
-            "  # the scores are FineWeb-2's for GlotLID: get its model.bin "
-            "(cis-lmu/glotlid on Hugging Face)",
-            f"  - langid: {{{only}model: {flow_text(model)}, keep: {flow_text(scores)}}}",
-        ]
-    keep = (
-        f"[{', '.join(map(flow_text, wishes.languages))}]"
-        if wishes.languages
-        else '{"*": 0}'
-    )
-    model = (
-        f"model: {flow_text(wishes.language_model)}, " if wishes.language_model else ""
-    )
-    return [
-        "  # first, since the rules of filter have the stop words of each document's "
-        "language" + ("" if wishes.languages else "; none is dropped"),
-        f"  - langid: {{{only}{model}keep: {keep}}}",
-    ]
 
 
 def _fineweb2_rules(wishes: Wishes, only: str) -> list[str]:

@@ -231,7 +231,7 @@ def _sample_of_files(
                     if process is None
                     else own_records(process, file, reading)
                 )
-                kept, taken, share = (
+                kept, num_bytes, share = (
                     writer.kept,
                     writer.bytes_taken,
                     number / len(chosen),
@@ -247,7 +247,7 @@ def _sample_of_files(
                         break
                 else:
                     documents_of_read_files[file] = writer.kept - kept
-                sampled[file] = writer.kept - kept, writer.bytes_taken - taken
+                sampled[file] = writer.kept - kept, writer.bytes_taken - num_bytes
 
         chosen = evenly_spaced(files, PARTS)
         take(chosen)
@@ -697,7 +697,7 @@ def try_reader(own: OwnReader, path: str, documents: int) -> ReaderTrial:
     )
     estimate = estimated_seconds = None
     if file.size and any(isinstance(record, Ended) for record in first_call):
-        estimate = round(num_records * sum(other.size for other in files) / file.size)
+        estimate = round(num_records * sum(entry.size for entry in files) / file.size)
         estimated_seconds = estimate * seconds / max(num_records, 1)
     num_files = f", the first of {len(files):,} files" if len(files) > 1 else ""
     return ReaderTrial(

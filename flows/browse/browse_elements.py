@@ -114,10 +114,10 @@ def numbered_links(
     label: str, numbers: Sequence[int], most: int, link: Callable[[int], str]
 ) -> Links:
     """Links to the first rows or steps, and the number of those left out."""
-    shown: list[Inline] = [Link(str(number), link(number)) for number in numbers[:most]]
+    links: list[Inline] = [Link(str(number), link(number)) for number in numbers[:most]]
     if len(numbers) > most:
-        shown.append(Span(f"and {len(numbers) - most:,} more"))
-    return Links(shown, label)
+        links.append(Span(f"and {len(numbers) - most:,} more"))
+    return Links(links, label)
 
 
 def neighbours(

@@ -162,13 +162,13 @@ def _answer(run: BrowsedRun, check: Callable[..., Any], request: Request) -> Res
         BadAddressError: a parameter is missing, unknown, repeated, or has a value that
             is not allowed. Empty fields of a form count as absent.
     """
-    given = request.query_params
-    for name in given:
-        if len(given.getlist(name)) > 1:
+    query = request.query_params
+    for name in query:
+        if len(query.getlist(name)) > 1:
             raise BadAddressError(f"{name} is there twice; give it once")
     parameters: dict[str, object] = {
         name: value
-        for name, value in {**given, **request.path_params}.items()
+        for name, value in {**query, **request.path_params}.items()
         if value != ""
     }
     names = [*signature(check).parameters][1:]

@@ -254,8 +254,8 @@ def texts_of(corpus: Inputs, ids: Collection[bytes]) -> dict[bytes, str]:
     values = pa.array(ids, pa.binary(ID_BYTES))
     texts: dict[bytes, str] = {}
     for shard in shard_names(corpus[INGEST]):
-        known = read_table(corpus[INGEST] / shard, ["id"])["id"]
-        rows = pc.indices_nonzero(pc.is_in(known, value_set=values)).to_pylist()
+        stored_ids = read_table(corpus[INGEST] / shard, ["id"])["id"]
+        rows = pc.indices_nonzero(pc.is_in(stored_ids, value_set=values)).to_pylist()
         if rows:
             table = read_document_rows(corpus, shard, rows, ["id", "text"])
             pairs = zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)

@@ -211,8 +211,8 @@ def matches(table: pa.Table, query: Search) -> np.ndarray:
     for condition in conditions:
         mask &= pc.fill_null(condition, False).to_numpy().astype(bool)
     if query.where is not None and len(table):
-        known, is_hit = evaluate(query.where, "BOOLEAN", table)
-        mask &= known & np.where(known, is_hit, False).astype(bool)
+        is_valid, is_hit = evaluate(query.where, "BOOLEAN", table)
+        mask &= is_valid & np.where(is_valid, is_hit, False).astype(bool)
     return mask
 
 
@@ -262,7 +262,7 @@ def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
     choices = run.cached(
         ("form", query.corpus), lambda: _choices(run, corpus, query.corpus)
     )
-    given = {
+    values = {
         name: f"{value:g}" if isinstance(value, float) else str(value)
         for name, value in query.model_dump(exclude_defaults=True).items()
         if name != "after"
@@ -274,13 +274,13 @@ def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
         Field("most", "at most", is_number=True),
         Field("where", "where", placeholder=hint, most=2000, is_wide=True),
     ]
-    is_filtered = bool(given.keys() - {"corpus"})
+    is_filtered = bool(values.keys() - {"corpus"})
     everything = Link(f"all {total:,}", address(DOCUMENTS, corpus=query.corpus))
     return Form(
         address(DOCUMENTS),
-        [replace(field, value=given.pop(field.name, "")) for field in fields],
+        [replace(field, value=values.pop(field.name, "")) for field in fields],
         [Button("Search")],
-        given,  # a value that a link brought and the form does not offer
+        values,  # a value that a link brought and the form does not offer
         "filters",
         after=everything if is_filtered else "",
     )

@@ -25,7 +25,6 @@ from gristmill.flows.pages.page_elements import (
     Links,
     Note,
     Page,
-    Part,
     Parts,
     Section,
     Span,
@@ -61,37 +60,16 @@ def document_page(run: BrowsedRun, id: Address, whole: bool = False) -> Page:
     document = history(run.session, id, True)
     stages = [judged.stage.rpartition(BEFORE_STEP)[0] for judged in document.stages]
     corpus = next(iter(stages), "") or DOCUMENTS
-    is_kept = document.kept
-    badge = Span("kept" if is_kept else "not kept", "kept" if is_kept else "dropped")
-    parts: list[Part] = [
-        Note(badge if is_kept else [badge, f" {document.outcome}"], "plain"),
-        _fields(document, corpus),
-    ]
-    sections = []
-    if document.stages:
-        steps = flatten(
-            _step(run, corpus, document.id, judged) for judged in document.stages
-        )
-        sections.append(Section("What each step said", steps))
-    if document.mix is not None:
-        use = _use(document.mix, document.source)
-        sections.append(Section("What training makes of it", flatten(use)))
-    text = _text(document, None if whole else MOST_CHARACTERS)
-    sections.append(Section("Text", flatten(text)))
-    return Page(document.locator, sections, parts)
-
-
-def _fields(document: Explanation, corpus: str) -> Fields:
-    source = document.source
+    source, is_kept = document.source, document.kept
     rows: list[tuple[str, Inline]] = [
         ("id", Span(document.id, "code")),
         ("source", Link(source, Search(corpus=corpus, source=source).link())),
     ]
     url = url_of(document.locator, document.metadata)
     rows += [("address", url)] if url else []
-    if corpus != DOCUMENTS and document.kept:
-        text = "the rows that hold it, and the steps that read it"
-        rows.append(("example", Link(text, address("examples", document.id))))
+    if corpus != DOCUMENTS and is_kept:
+        uses = "the rows that hold it, and the steps that read it"
+        rows.append(("example", Link(uses, address("examples", document.id))))
     place = f"{document.shard}, row {document.row}; {document.characters:,} characters"
     rows.append(("place", place))
     try:
@@ -103,7 +81,20 @@ def _fields(document: Explanation, corpus: str) -> Fields:
     for name, value in metadata.items():
         is_text = isinstance(value, str)
         rows.append((name, value if is_text else json.dumps(value, ensure_ascii=False)))
-    return Fields(rows)
+    badge = Span("kept" if is_kept else "not kept", "kept" if is_kept else "dropped")
+    outcome = Note(badge if is_kept else [badge, f" {document.outcome}"], "plain")
+    sections = []
+    if document.stages:
+        steps = flatten(
+            _step(run, corpus, document.id, judged) for judged in document.stages
+        )
+        sections.append(Section("What each step said", steps))
+    if document.mix is not None:
+        use = _use(document.mix, source)
+        sections.append(Section("What training makes of it", flatten(use)))
+    text = _text(document, None if whole else MOST_CHARACTERS)
+    sections.append(Section("Text", flatten(text)))
+    return Page(document.locator, sections, [outcome, Fields(rows)])
 
 
 def _step(
@@ -202,16 +193,16 @@ def _text(document: Explanation, most: int | None) -> list[Parts]:
             " and ",
             Span("added", "added"),
         ]
-        rest = " by the steps; text without a mark is as it was read."
-        legend = Note([*marks, rest])
+        suffix = " by the steps; text without a mark is as it was read."
+        legend = Note([*marks, suffix])
     if not is_cut:
         return [legend, Text(spans)]
-    whole = address(DOCUMENTS, document.id, whole=True)
+    whole_link = address(DOCUMENTS, document.id, whole=True)
     characters = f"{document.characters:,} characters"
     first = f"The first {most:,} of {characters}: "
     return [
         legend,
-        Note([first, Link("show all", whole), "."]),
+        Note([first, Link("show all", whole_link), "."]),
         Text([span for span in spans if span.text]),
-        Links([Link(f"Show all {characters}", whole)]),
+        Links([Link(f"Show all {characters}", whole_link)]),
     ]

@@ -56,7 +56,27 @@ def overview_page(run: BrowsedRun) -> Page:
         sections = [_funnel_section(run, rows), Section("Sources", [by_source])]
     else:
         parts.append(Note(start, "plain"))
-    return Page(run.name, [*sections, _stage_section(run)], parts)
+    listings = {
+        step: address("duplicates", step)
+        for corpus, step in steps_with_clusters(run)
+        if corpus == DOCUMENTS
+    }
+    listings |= {step: address("domains", step) for step in steps_with_domains(run)}
+    listings |= {stage: address("training", stage) for stage in trainings(run)}
+    listings |= {stage: address("rows", stage) for stage in run.packed_sets()}
+    lines = []
+    for state in stage_states(run.session):
+        mark: Any = STATE_MARKS.get(state.state, "masked")
+        remark = state.details or ""
+        if state.owner is not None:
+            remark = describe_running(state, time.time())
+        stage = state.stage
+        title = Link(stage, listings[stage]) if stage in listings else stage
+        size = None if state.bytes is None else state.bytes / 1e6
+        lines.append([title, Span(state.state, mark), state.seconds, size, remark])
+    columns = {"stage": "", "state": "", "seconds": ",.1f", "MB": ",.2f", "": ""}
+    stages = Section("Stages", [table(columns, lines, {"MB": "of its output"})])
+    return Page(run.name, [*sections, stages], parts)
 
 
 def _funnel_section(run: BrowsedRun, rows: Sequence[StageCounts]) -> Section:
@@ -81,29 +101,6 @@ def _funnel_section(run: BrowsedRun, rows: Sequence[StageCounts]) -> Section:
         lines.append([row.stage, row.read, row.kept, size, share, reasons])
     columns = {"read": ",", "kept": ",", "MB kept": ",.2f", "": "", "dropped by": ""}
     return Section("Documents after each step", [table({"step": "", **columns}, lines)])
-
-
-def _stage_section(run: BrowsedRun) -> Section:
-    listings = {
-        step: address("duplicates", step)
-        for corpus, step in steps_with_clusters(run)
-        if corpus == DOCUMENTS
-    }
-    listings |= {step: address("domains", step) for step in steps_with_domains(run)}
-    listings |= {stage: address("training", stage) for stage in trainings(run)}
-    listings |= {stage: address("rows", stage) for stage in run.packed_sets()}
-    rows = []
-    for row in stage_states(run.session):
-        mark: Any = STATE_MARKS.get(row.state, "masked")
-        remark = row.details or ""
-        if row.owner is not None:
-            remark = describe_running(row, time.time())
-        name = row.stage
-        link = Link(name, listings[name]) if name in listings else name
-        size = None if row.bytes is None else row.bytes / 1e6
-        rows.append([link, Span(row.state, mark), row.seconds, size, remark])
-    columns = {"stage": "", "state": "", "seconds": ",.1f", "MB": ",.2f", "": ""}
-    return Section("Stages", [table(columns, rows, {"MB": "of its output"})])
 
 
 def navigation(run: BrowsedRun) -> list[Link]:

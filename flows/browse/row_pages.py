@@ -4,7 +4,6 @@ loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -52,7 +51,6 @@ from gristmill.train.data.preference_rows import EXAMPLES
 
 ROWS_ON_PAGE = 50
 BEGINNING_TOKENS = 48
-PLACE = ("start", "length", "offset", "copy")
 MOST_TOKENS = 8192
 """Tokens of a row that are shown."""
 MOST_UNIT = 8
@@ -77,24 +75,6 @@ class ReadRows:
     filled: np.ndarray
     pieces: np.ndarray
     sources: list[str]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A document in a row, or a part of it.
-
-    Attributes:
-        start, length: its tokens in the row.
-        offset: tokens of the document before it.
-        copy: the number of its copy, from 0.
-        title: its origin or its id, with a link to it.
-    """
-
-    start: int
-    length: int
-    offset: int
-    copy: int
-    title: Link
 
 
 class RowSet:
@@ -227,20 +207,6 @@ def row_page(
         legend = [Span("Green", "trained"), " has a loss, grey none. "]
     view = rows.link(row, tokens=not tokens)
     legend.append(Link("As text" if tokens else "Token by token", view))
-    mark: Mark = "trained" if has_masks else "plain"
-    texts: list[Part] = []
-    for piece in _pieces(rows, row):
-        if piece.start < MOST_TOKENS:
-            end = piece.start + piece.length
-            offset = f", from token {piece.offset:,} of it" if piece.offset else ""
-            copy = f", copy {piece.copy + 1}" if piece.copy else ""
-            numbers = f" tokens {piece.start} to {end - 1}{offset}{copy}"
-            part = slice(piece.start, min(end, MOST_TOKENS))
-            spans = _spans(run.tokenizer(), read, part, tokens, mark)
-            texts += [
-                Heading([piece.title, numbers]),
-                Text(spans, "tokens" if tokens else ""),
-            ]
     padded = Span(f"{padding:,} tokens of padding, without a loss.", "masked")
     excluded = "A document that lay in this row is excluded, so that no step reads it."
     begin = row // ROWS_ON_PAGE * ROWS_ON_PAGE
@@ -257,34 +223,48 @@ def row_page(
         Note([f"{read.sources[0]}, {place}: {counts}{suffix}", *sentence]),
         steps,
         Note(legend),
-        texts,
+        _piece_texts(rows, row, read, tokens, "trained" if has_masks else "plain"),
         "The rest of this long row is left out." if filled > MOST_TOKENS else None,
         Note([padded], "plain") if padding else None,
     )
 
 
-def _pieces(rows: RowSet, row: int) -> Iterator[Piece]:
-    """The pieces of a row, each with a link to its document, or to its example."""
-    packed = rows.packed
+def _piece_texts(
+    rows: RowSet, row: int, read: ReadRows, by_token: bool, trained: Mark
+) -> list[Part]:
+    """The pieces of a row, each below a link to its document, or to its example."""
+    packed, run = rows.packed, rows.run
     if rows.held_out is None:
         pieces = packed.pieces(np.array([row], dtype=np.int64))
     else:
         pieces = packed.validation_pieces(rows.held_out)
         pieces = pieces.filter(pc.equal(pieces["row"], row))
     origins = {}
-    if packed.has_ledger and rows.run.corpora():
+    if packed.has_ledger and run.corpora():
         ids = set(pieces["id"].to_pylist())
-        origins = describe_documents(packed, rows.run.inputs(), ids)
-    for piece in pieces.select(["id", *PLACE]).to_pylist():
-        id_ = piece.pop("id")
-        title = example_link(id_.hex())
+        origins = describe_documents(packed, run.inputs(), ids)
+    texts: list[Part] = []
+    for piece in pieces.to_pylist():
+        start, id_ = piece["start"], piece["id"].hex()
+        if start >= MOST_TOKENS:
+            continue
+        title = example_link(id_)
         if packed.has_ledger:
-            origin = origins.get(id_)
-            text: Inline = id_span(id_.hex())
+            origin = origins.get(piece["id"])
+            text: Inline = id_span(id_)
             if origin is not None:
                 text = origin.get("url", origin["locator"])
-            title = Link(text, address(DOCUMENTS, id_.hex()))
-        yield Piece(**piece, title=title)
+            title = Link(text, address(DOCUMENTS, id_))
+        end = start + piece["length"]
+        offset = f", from token {piece['offset']:,} of it" if piece["offset"] else ""
+        copy = f", copy {piece['copy'] + 1}" if piece["copy"] else ""
+        part = slice(start, min(end, MOST_TOKENS))
+        spans = _spans(run.tokenizer(), read, part, by_token, trained)
+        texts += [
+            Heading([title, f" tokens {start} to {end - 1}{offset}{copy}"]),
+            Text(spans, "tokens" if by_token else ""),
+        ]
+    return texts
 
 
 def _spans(
@@ -325,9 +305,9 @@ def _preference(packed: PackedSet, stage: str, row: int) -> list[Inline]:
     if example["rows"] == 1:
         return [f" It is labelled {'good' if example['label'] else 'bad'}."]
     is_chosen = row == example["row"]
-    own, other = ("chosen", "rejected") if is_chosen else ("rejected", "chosen")
-    link = Link(f"the {other} one", address("rows", stage, example["row"] + is_chosen))
-    return [f" It is the {own} answer; ", link, " is beside it."]
+    answer, twin = ("chosen", "rejected") if is_chosen else ("rejected", "chosen")
+    link = Link(f"the {twin} one", address("rows", stage, example["row"] + is_chosen))
+    return [f" It is the {answer} answer; ", link, " is beside it."]
 
 
 def _reads(run: BrowsedRun, stage: str, row: int) -> Links:

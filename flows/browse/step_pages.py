@@ -175,7 +175,7 @@ def step_page(run: BrowsedRun, stage: Name, step: Step) -> Page:
     examples = list(dict.fromkeys(traced.examples))
     parts: list[Parts] = []
     if answers is not None:
-        what = "prompts"
+        contents = "prompts"
         parts = [_prompts(answers)]
         if not answers:
             parts = [
@@ -184,10 +184,10 @@ def step_page(run: BrowsedRun, stage: Name, step: Step) -> Page:
             ]
         examples = []
     elif traced.tokens is None:
-        what = f"rows with {len(examples):,} examples"
+        contents = f"rows with {len(examples):,} examples"
         parts = [_examples(run, examples[:MOST_SHOWN])]
     else:
-        what = f"rows with {traced.tokens:,} tokens of {len(documents):,} documents"
+        contents = f"rows with {traced.tokens:,} tokens of {len(documents):,} documents"
         links = numbered_links(
             "rows", rows, len(rows), lambda row: address("rows", MIX, row)
         )
@@ -200,7 +200,7 @@ def step_page(run: BrowsedRun, stage: Name, step: Step) -> Page:
         for name, value in _records_by_step(reading).get(step, {}).items()
         if isinstance(value, int | float) and name != "step"
     ]
-    shown = len(documents) or len(examples)
+    num_shown = len(documents) or len(examples)
     return page_of(
         f"Step {step} of {stage}",
         neighbours(
@@ -210,10 +210,12 @@ def step_page(run: BrowsedRun, stage: Name, step: Step) -> Page:
             Link(stage, address("training", stage)),
             lambda step: address("training", stage, step),
         ),
-        Note(f"{verb} {len(rows):,} {what}{suffix}", "plain"),
+        Note(f"{verb} {len(rows):,} {contents}{suffix}", "plain"),
         values_note(values),
         parts,
-        f"The first ones of {shown:,} are shown." if shown > MOST_SHOWN else None,
+        f"The first ones of {num_shown:,} are shown."
+        if num_shown > MOST_SHOWN
+        else None,
     )
 
 

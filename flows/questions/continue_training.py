@@ -125,14 +125,14 @@ def continue_with(
             or an output file exists with other content.
         gristmill.mixtures.load.ManifestError: the new manifest is invalid.
     """
-    reading = reading_of(session)
-    assert reading.packed is not None
+    reading, mix = reading_of(session), session.manifest.mix
+    packed = reading.packed
+    assert packed is not None
     rows = _rows_of_steps(reading, step)
     file = Path(session.manifest_file)
     target = file.with_name(f"{file.stem}-from-{step}.yaml")
     list_file = file.with_name(f"{file.stem}-from-{step}.ids")
-    packed = reading.packed
-    assert session.manifest.mix is not None
+    assert mix is not None
     continues = Continues(
         rows=packed.order(reading.section.key_seed).places_before(len(rows)),
         sources=tuple(packed.sources),
@@ -141,7 +141,7 @@ def continue_with(
         fingerprint=packed.fingerprint,
         digest=digest_of_sums(packed.sums()[rows]),
         withheld=tuple(packed.withheld.tolist()),
-        continues=session.manifest.mix.continues,
+        continues=mix.continues,
     )
     section = continues.model_dump(mode="json", exclude_defaults=True)
     ids: list[str] = []
@@ -153,16 +153,9 @@ def continue_with(
             raise none_there(excluded)
         ids = sorted(id_.hex() for id_ in documents)
         section["exclude"] = list_file.name
-        assert session.manifest.mix is not None
-        assert reading.packed is not None
-        holding = np.unique(
-            reading.packed.rows_of_documents(list(documents))["row"].to_numpy()
-        )
+        holding = np.unique(packed.rows_of_documents(list(documents))["row"].to_numpy())
         num_emptied = int((~np.isin(holding, rows)).sum())
-        changes[MIX, "tokens"] = (
-            session.manifest.mix.tokens
-            + num_emptied * session.manifest.mix.sequence_length
-        )
+        changes[MIX, "tokens"] = mix.tokens + num_emptied * mix.sequence_length
     for setting in settings:
         key, _, value = setting.partition("=")
         changes[tuple(full_key(key).split("."))] = yaml.safe_load(value)
@@ -181,10 +174,8 @@ def continue_with(
     changed = parse_manifest(text, str(target))
     _check_settled(session.manifest, changed, reading, step)
     write_once(target, text)
-    sources = reading.packed.sources
-    counts = np.bincount(
-        reading.packed.source_of(rows), minlength=len(sources)
-    ).tolist()
+    sources = packed.sources
+    counts = np.bincount(packed.source_of(rows), minlength=len(sources)).tolist()
     return Continuation(
         str(target),
         step,

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.store import StageFolder
 from gristmill.dataprep.corpus import Corpus, urls_of
 from gristmill.dataprep.documents import (
     ID_BYTES,
@@ -36,10 +37,16 @@ class NothingIngestedError(ValueError):
     """No documents are committed yet."""
 
 
+def committed_folders(session: Session) -> dict[str, StageFolder]:
+    """Return the folders of the committed stages, in the order of the plan."""
+    folders = {name: session.committed(name) for name in session.plan}
+    return {name: folder for name, folder in folders.items() if folder is not None}
+
+
 def committed_inputs(session: Session) -> dict[str, Path]:
     """Return stage -> data folder for the committed stages of a plan."""
-    folders = {name: session.committed(name) for name in session.plan}
-    return {name: folder.data for name, folder in folders.items() if folder}
+    folders = committed_folders(session)
+    return {name: folder.data for name, folder in folders.items()}
 
 
 def committed_corpus(session: Session) -> Corpus:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -136,24 +135,10 @@ def print_answer(answer: Answer) -> None:
     """Print the first rows as a table that fits the terminal, or as lines if there are
     too many columns.
     """
-    console = plain_console()
+    console, columns = plain_console(), answer.columns
     all_rows = answer.rows()
     rows = list(itertools.islice(all_rows, SHOWN_ROWS))
     hidden_rows = sum(1 for _ in all_rows)
-    _print_rows(console, answer.columns, rows)
-    if hidden_rows:
-        console.print(
-            f"and {hidden_rows:,} more rows; --csv, --json and --out "
-            "FILE.parquet give all",
-            style="dim",
-        )
-    if not rows:
-        console.print("no rows", style="dim")
-
-
-def _print_rows(
-    console: Console, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
-) -> None:
     if len(columns) * (LEAST_WIDTH + 2) > console.width:
         widest = max(map(len, columns))
         for number, row in enumerate(rows, 1):
@@ -164,14 +149,22 @@ def _print_rows(
             for name, value in zip(columns, row, strict=True):
                 grid.add_row(Text(name, style="dim"), Text(shown(value)))
             console.print(grid)
-        return
-    numeric = []
-    for index in range(len(columns)):
-        kinds = {type(row[index]) for row in rows} - {type(None)}
-        if kinds <= {int, float}:
-            numeric.append(index)
-    cells = [list(map(shown, row)) for row in rows]
-    print_table(console, PageTable(list(map(visible, columns)), cells, numeric))
+    else:
+        numeric = []
+        for index in range(len(columns)):
+            kinds = {type(row[index]) for row in rows} - {type(None)}
+            if kinds <= {int, float}:
+                numeric.append(index)
+        cells = [list(map(shown, row)) for row in rows]
+        print_table(console, PageTable(list(map(visible, columns)), cells, numeric))
+    if hidden_rows:
+        console.print(
+            f"and {hidden_rows:,} more rows; --csv, --json and --out "
+            "FILE.parquet give all",
+            style="dim",
+        )
+    if not rows:
+        console.print("no rows", style="dim")
 
 
 def shown(value: Any) -> str:

@@ -20,7 +20,6 @@ from gristmill.core.progress import (
     read_progress,
     seconds_left,
 )
-from gristmill.core.store import StageFolder
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.report.report_facts import top_reasons
@@ -110,31 +109,28 @@ def stage_states(session: Session) -> list[StageState]:
             seconds = manifest["seconds"]
             row = replace(row, seconds=seconds, bytes=num_bytes, documents=documents)
         elif row.state == "unfinished":
-            owner = running_owner(lease)
-            if owner is None:
-                row = replace(row, details=_describe_interruption(folder))
-            else:
+            owner, error = running_owner(lease), folder.work / "error.json"
+            if owner is not None:
                 row = replace(
                     row,
                     state="running",
                     owner=f"process {owner['pid']} on {owner['host']}",
                     progress=read_progress(lease, highest(lease)),
                 )
+            elif error.exists():
+                message = read_json(error)["message"].splitlines()[0]
+                row = replace(row, details=f"failed: {message}")
+            else:
+                reached = describe_progress(read_progress(lease, highest(lease)))
+                details = f"interrupted at {reached}"
+                if not reached:
+                    files = sum(file.is_file() for file in folder.data.rglob("*"))
+                    details = f"interrupted with {files} files written"
+                row = replace(row, details=details)
         elif row.state == "corrupt":
             row = replace(row, details=next(folder.damage(), ""))
         rows.append(row)
     return rows
-
-
-def _describe_interruption(folder: StageFolder) -> str:
-    error, lease = folder.work / "error.json", folder.path / "lease"
-    if error.exists():
-        return f"failed: {read_json(error)['message'].splitlines()[0]}"
-    reached = describe_progress(read_progress(lease, highest(lease)))
-    if reached:
-        return f"interrupted at {reached}"
-    files = sum(file.is_file() for file in folder.data.rglob("*"))
-    return f"interrupted with {files} files written"
 
 
 def describe_running(row: StageState, now: float) -> str:

@@ -187,7 +187,7 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
     node = session.plan[stage]
     folder = session.folder(stage)
     if node.stage.training is None:
-        traced = [name for name, other in STAGES.items() if other.training is not None]
+        traced = [name for name, entry in STAGES.items() if entry.training is not None]
         raise TraceError(
             f"the steps of {stage} cannot be traced; those of {', '.join(traced)} can"
         )

@@ -213,10 +213,10 @@ def why_missing(session: Session, stage: str) -> str:
     parts = []
     for kind, sentences in differences(nearest, session.plan[stage]).items():
         if sentences:
-            shown = ", ".join(sentences[:MOST_CHANGES])
+            listing = ", ".join(sentences[:MOST_CHANGES])
             num_hidden = len(sentences) - MOST_CHANGES
             more = f" and {num_hidden} more" if num_hidden > 0 else ""
-            parts.append(f"{kind} changed: {shown}{more}")
+            parts.append(f"{kind} changed: {listing}{more}")
     return "; ".join(parts) or "what comes before it changes"
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
 from rich.text import Text
 
 from gristmill.dataprep.documents import (
@@ -154,7 +153,23 @@ class WhatIf:
                 "drop some of them",
                 style="yellow",
             )
-        _print_rules(console, self)
+        # Rules of changed stages, with the documents that fail each, and no other.
+        changed_stages = {cut.rule.partition("/")[0] for cut in self.cuts}
+        rule_rows = []
+        for name, tallies in sorted(
+            self.rules.items(), key=lambda item: (-item[1].then.failing, item[0])
+        ):
+            old, new = tallies.now, tallies.then
+            is_changed = name.partition("/")[0] in changed_stages
+            if old != new or (is_changed and new.failing):
+                counts = (old.failing, new.failing, old.only, new.only)
+                rule_rows.append(
+                    [short_name(name), *(f"{count:,}" for count in counts)]
+                )
+        if rule_rows:
+            console.print()
+            header = ("rule", "fail", "then", "only it", "then")
+            print_table(console, Table(header, rule_rows, range(1, 5)))
         for cut in self.cuts:
             console.print()
             bounds = f"{_bound_text(cut.now)} -> {_bound_text(cut.then)}"
@@ -554,25 +569,6 @@ def print_thresholds(thresholds: Sequence[Threshold], command: str) -> None:
         style="dim",
         soft_wrap=True,
     )
-
-
-def _print_rules(console: Console, result: WhatIf) -> None:
-    """Print the rules of changed stages: number of documents that fail each, and that
-    fail no other.
-    """
-    changed_stages = {cut.rule.partition("/")[0] for cut in result.cuts}
-    rows = []
-    for name, tallies in sorted(
-        result.rules.items(), key=lambda item: (-item[1].then.failing, item[0])
-    ):
-        now, then = tallies.now, tallies.then
-        if now != then or (name.partition("/")[0] in changed_stages and then.failing):
-            counts = (now.failing, then.failing, now.only, then.only)
-            rows.append([short_name(name), *(f"{count:,}" for count in counts)])
-    if rows:
-        console.print()
-    header = ("rule", "fail", "then", "only it", "then")
-    print_table(console, Table(header, rows, range(1, 5)))
 
 
 def _bound_text(bound: Any) -> str:

@@ -112,7 +112,24 @@ class RatingPages:
         """The next pair of a rater, an earlier one, or the question who rates."""
         rater = request.query_params.get("rater", "").strip()
         if not RATER.fullmatch(rater):
-            return self._ask_rater(is_wrong=bool(rater))
+            intro = (
+                "You will see pairs of answers, and say which is better. Whose they "
+                "are is not told, and the sides are drawn by lot."
+            )
+            rule = "A name has letters, digits, blanks and . _ @ + -, 60 at the most."
+            field = Field(
+                "rater", "Your name", most=60, is_required=True, is_focused=True
+            )
+            raters = [Link(name, _rater_page(name)) for name in sorted(self._verdicts)]
+            page = page_of(
+                "Who rates?",
+                Note(intro, "plain"),
+                Note(rule, "warning") if rater else None,
+                Form("/", [field], [Button("Begin")]),
+                Links(raters, "Go on as"),
+            )
+            status = HTTPStatus.BAD_REQUEST if rater else HTTPStatus.OK
+            return page_response(page, status, has_keys=True)
         verdicts = self._verdicts.get(rater, {})
         order = sorted(self._pairs.values(), key=lambda pair: pair.place(rater))
         unrated = next((pair for pair in order if pair.id not in verdicts), None)
@@ -134,24 +151,6 @@ class RatingPages:
         text = f"{rater}: {done:,} of {len(order):,} rated"
         header: list[Part] = [Progress(text, done, len(order)), Links(links)]
         return page_response(replace(page, header=header), has_keys=True)
-
-    def _ask_rater(self, is_wrong: bool) -> Response:
-        intro = (
-            "You will see pairs of answers, and say which is better. Whose they are is "
-            "not told, and the sides are drawn by lot."
-        )
-        rule = "A name has letters, digits, blanks and . _ @ + -, 60 at the most."
-        name = Field("rater", "Your name", most=60, is_required=True, is_focused=True)
-        raters = [Link(rater, _rater_page(rater)) for rater in sorted(self._verdicts)]
-        page = page_of(
-            "Who rates?",
-            Note(intro, "plain"),
-            Note(rule, "warning") if is_wrong else None,
-            Form("/", [name], [Button("Begin")]),
-            Links(raters, "Go on as"),
-        )
-        status = HTTPStatus.BAD_REQUEST if is_wrong else HTTPStatus.OK
-        return page_response(page, status, has_keys=True)
 
     def _pair_page(self, pair: AnswerPair, rater: str, verdict: Verdict | None) -> Page:
         """A prompt, its two answers, and the buttons; `verdict` is that of an earlier

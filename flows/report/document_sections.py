@@ -227,7 +227,7 @@ def whole_documents(facts: Facts) -> MaybeSection:
                 original[: 8 * TITLE_CHARS], TITLE_CHARS, placeholder=" ..."
             )
             place = f"{document.source} {document.locator}"
-            shown = flatten(
+            contents = flatten(
                 [
                     document.verdict,
                     Text(spans),
@@ -236,7 +236,7 @@ def whole_documents(facts: Facts) -> MaybeSection:
                 ]
             )
             title = f"{place}, {characters} characters: {beginning}"
-            parts.append(Details(title, shown, long=True))
+            parts.append(Details(title, contents, long=True))
     note = (
         "Some of each, by chance and the same in every report of this data: a click "
         "opens one. What steps took out of a text is struck out and red, what they put "

@@ -284,13 +284,13 @@ def some_samples(facts: Facts) -> list[tuple[str, Sample]]:
     """A few generated texts with the names of their models: one of every model, then
     more.
     """
-    chosen, others = [], []
+    chosen, extra = [], []
     for name, measured in evaluated_models(facts):
         texts = [(name, sample) for sample in measured.samples]
         if texts:
             chosen.append(texts[0 if name in CONTINUING else -1])
-            others += [text for text in texts if text != chosen[-1]]
-    return [*chosen, *others][: max(SAMPLES, len(chosen))]
+            extra += [text for text in texts if text != chosen[-1]]
+    return [*chosen, *extra][: max(SAMPLES, len(chosen))]
 
 
 def metric_values(summary: Mapping[str, object]) -> list[tuple[str, Interval]]:

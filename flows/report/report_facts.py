@@ -21,7 +21,11 @@ from gristmill.dataprep.documents import column_names, read_annotations, shard_n
 from gristmill.dataprep.examples.kept_examples import NearDuplicate, least_alike
 from gristmill.flows.pages.page_elements import ByName
 from gristmill.flows.questions.document_samples import DocumentGroup, shown_documents
-from gristmill.flows.questions.find_documents import committed_inputs, documents_of
+from gristmill.flows.questions.find_documents import (
+    committed_folders,
+    committed_inputs,
+    documents_of,
+)
 from gristmill.flows.questions.spike_documents import spike_reports, with_origins
 from gristmill.flows.questions.threshold_samples import Cut, describe_cuts
 from gristmill.flows.report.stage_summaries import (
@@ -228,12 +232,6 @@ def gather_facts(session: Session, whole: bool = True) -> Facts:
             _last.facts = _gather(session, folders, whole)
             _last.session, _last.commits, _last.has_documents = session, commits, whole
         return replace(_last.facts)
-
-
-def committed_folders(session: Session) -> dict[str, StageFolder]:
-    """The folders of committed stages, in the order of the plan."""
-    folders = {name: session.committed(name) for name in session.plan}
-    return {name: folder for name, folder in folders.items() if folder is not None}
 
 
 def commits_of(folders: ByName[StageFolder]) -> dict[str, str]:
@@ -513,8 +511,8 @@ def skipped_note(facts: Facts, most: int = 5) -> str:
     if not skipped:
         return ""
     kinds = ranked(skipped)
-    others = sum(count for _, count in kinds[most:])
-    kinds[most:] = [("others", others)] if others else []
+    remainder = sum(count for _, count in kinds[most:])
+    kinds[most:] = [("others", remainder)] if remainder else []
     counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds)
     return f"ingest skipped {sum(skipped.values()):,} records: {counts}"
 

@@ -36,6 +36,7 @@ from gristmill.flows.pages.page_elements import (
 )
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import stacked_bars
+from gristmill.flows.questions.find_documents import committed_folders
 from gristmill.flows.questions.status import duration
 from gristmill.flows.report.document_sections import document_sections
 from gristmill.flows.report.mixture import mixture_rows
@@ -43,7 +44,6 @@ from gristmill.flows.report.report_facts import (
     Facts,
     StageFacts,
     commits_of,
-    committed_folders,
     gather_facts,
 )
 from gristmill.flows.report.training import loss_rows, spikes, training_section
@@ -80,7 +80,22 @@ def write_report(session: Session, record: RunRecord) -> Path:
     about the run.
     """
     path = record.folder / REPORT
-    mark = f"<!-- {_ingredients(session, record.content)} -->\n"
+    # Everything that a report depends on, except the time and the state of its run.
+    ingredients = {
+        "code": {
+            code.name: code.stat().st_mtime_ns
+            for folder in SOURCES
+            for code in sorted(folder.rglob("*.*"))
+        },
+        "commits": commits_of(committed_folders(session)),
+        "manifest": mask_secrets(record.content["manifest"]),
+        "fingerprints": {
+            name: (node.fingerprint, node.alias) for name, node in session.plan.items()
+        },
+        "store": str(session.store.root),
+    }
+    digest = hashlib.sha256(canonical_json(ingredients)).hexdigest()
+    mark = f"<!-- {digest} -->\n"
     runs = sorted(
         (run for run in path.parent.parent.iterdir() if run.name < path.parent.name),
         reverse=True,
@@ -98,27 +113,6 @@ def write_report(session: Session, record: RunRecord) -> Path:
         text = NOTE.sub(lambda match: match[1] + note + match[2], text, count=1)
     write_text(path, mask_known(text))
     return path
-
-
-def _ingredients(session: Session, record: ByName[Any]) -> str:
-    """A hash of everything that a report depends on, except the time and the state of
-    its run.
-    """
-    code = {
-        path.name: path.stat().st_mtime_ns
-        for folder in SOURCES
-        for path in sorted(folder.rglob("*.*"))
-    }
-    parts = {
-        "code": code,
-        "commits": commits_of(committed_folders(session)),
-        "manifest": mask_secrets(record["manifest"]),
-        "fingerprints": {
-            name: (node.fingerprint, node.alias) for name, node in session.plan.items()
-        },
-        "store": str(session.store.root),
-    }
-    return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
 def render_report(

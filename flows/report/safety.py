@@ -55,6 +55,7 @@ def red_team(facts: Facts, name: str) -> MaybeSection:
         set_name for result in models.values() for set_name in result.sets
     )
     for set_name, measure in product(sets, NAMES):
+        value_format = ".2f" if measure in NUMBERS else ".0%"
         by_model = [
             result.sets[set_name].measures.get(measure, {})
             if set_name in result.sets
@@ -66,7 +67,10 @@ def red_team(facts: Facts, name: str) -> MaybeSection:
         )
         for category in categories:
             line = [set_name, NAMES[measure]]
-            cells = [_value(measure, values.get(category)) for values in by_model]
+            cells = [
+                f"{values[category]:{value_format}}" if category in values else "-"
+                for values in by_model
+            ]
             if category == ALL:
                 units = next(values[ALL].units for values in by_model if values)
                 rows.append([*line, *cells, units])
@@ -78,8 +82,8 @@ def red_team(facts: Facts, name: str) -> MaybeSection:
         if change.measure not in NUMBERS:
             ends = (change.value, change.low or 0.0, change.high or 0.0)
             difference = f"{Measure(*(100 * end for end in ends)):+.0f} points"
-        named = [change.set, NAMES[change.measure]]
-        changes.append([*named, *change_cells(change, difference)])
+        models_and_value = change_cells(change, difference)
+        changes.append([change.set, NAMES[change.measure], *models_and_value])
     worst = []
     for model, result in models.items():
         title = f"{model}: the worst {len(result.worst)} answers, which may offend"
@@ -131,9 +135,3 @@ def left_out(models: ByName[RedTeam]) -> list[str]:
         for name, number in without_target.items()
     ]
     return sentences
-
-
-def _value(measure: str, value: Measure | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if measure in NUMBERS else f"{value:.0%}"

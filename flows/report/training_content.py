@@ -92,16 +92,39 @@ def training_content(session: Session) -> Page:
     )
     with ask(corpus, sql) as answer:
         groups = [Group(*row) for row in answer.rows()]
+    steps = [
+        [row.stage, row.read, row.kept, ", ".join(sorted(row.dropped))]
+        for row in facts.funnel
+    ]
+    columns = {"read": ",", "kept": ",", "rules that dropped documents": ""}
+    mix = session.manifest.mix
+    taken_down = "No document was taken down (`mix.exclude` is absent)."
+    if mix is not None and mix.exclude:
+        taken_down = (
+            "Documents taken down, which no training of this manifest reads: those of "
+            f"the list `{mix.exclude}`."
+        )
+    processing = flatten(
+        [
+            Heading("3.1 Reservations of rights (text and data mining opt-outs)"),
+            taken_down,
+            "How reservations of rights were found and respected when the data was "
+            f"collected: {OPEN}.",
+            Heading("3.2 Removal of illegal content, and all other steps"),
+            table({"stage": "", **columns}, steps),
+            f"Measures against illegal content beyond these steps: {OPEN}.",
+        ]
+    )
+    sections = [
+        _general(session, facts, groups),
+        *_sources(session, facts, groups),
+        Section("3. Aspects of data processing", processing),
+    ]
     note = (
         "Written by gristmill from the manifest and its store on "
         f"{time.strftime(MINUTE)}, in the order of the European Commission's template "
         "for the public summary of training content of general-purpose AI models."
     )
-    sections = [
-        _general(session, facts, groups),
-        *_sources(session, facts, groups),
-        _processing(session, facts),
-    ]
     return Page(f"Training content of {session.manifest.name}", sections, note=note)
 
 
@@ -151,7 +174,7 @@ def _sources(session: Session, facts: Facts, groups: Sequence[Group]) -> list[Se
     kinds: dict[str, list[Sequence[object]]] = {"set": [], "crawl": [], "model": []}
     crawled = []
     for name in manifest.text_sources:
-        own = [group for group in groups if group.source == name]
+        groups_of_source = [group for group in groups if group.source == name]
         kind = "set"
         if name in manifest.document_sources:
             path = str(manifest.document_sources[name].path)
@@ -160,18 +183,20 @@ def _sources(session: Session, facts: Facts, groups: Sequence[Group]) -> list[Se
             path = f"from {', '.join(parents)}"
         if name in manifest.generated_sources:
             kind = "model"
-        elif own and all(group.addressed == group.documents for group in own):
+        elif groups_of_source and all(
+            group.addressed == group.documents for group in groups_of_source
+        ):
             kind = "crawl"
             crawled.append(name)
         kinds[kind].append(
             [
                 name,
                 path,
-                sum(group.documents for group in own),
-                sum(group.bytes for group in own) / 1e6,
+                sum(group.documents for group in groups_of_source),
+                sum(group.bytes for group in groups_of_source) / 1e6,
                 *mixed.get(name, unmixed),
-                _most_frequent("language", own),
-                _most_frequent("licence", own),
+                _most_frequent("language", groups_of_source),
+                _most_frequent("licence", groups_of_source),
             ]
         )
     for name, source in manifest.token_sources.items():
@@ -231,40 +256,13 @@ def _domains(session: Session, sources: Sequence[str]) -> list[Part]:
     with ask(committed_corpus(session), sql) as answer:
         domains = list(answer.rows())
     tenth = -(-len(domains) // round(1 / DOMAIN_SHARE))
-    shown = min(max(LEAST_DOMAINS, tenth), MOST_DOMAINS, len(domains))
+    num_shown = min(max(LEAST_DOMAINS, tenth), MOST_DOMAINS, len(domains))
     note = (
-        f"Domain names with most text, {shown:,} of {len(domains):,}. Crawler, its "
+        f"Domain names with most text, {num_shown:,} of {len(domains):,}. Crawler, its "
         f"behaviour and period of collection: {OPEN}."
     )
     columns = {"domain name": "", "documents": ",", "MB kept": ",.2f"}
-    return [Note(note), table(columns, domains[:shown])]
-
-
-def _processing(session: Session, facts: Facts) -> Section:
-    rows = [
-        [row.stage, row.read, row.kept, ", ".join(sorted(row.dropped))]
-        for row in facts.funnel
-    ]
-    mix = session.manifest.mix
-    taken_down = "No document was taken down (`mix.exclude` is absent)."
-    if mix is not None and mix.exclude:
-        taken_down = (
-            "Documents taken down, which no training of this manifest reads: those of "
-            f"the list `{mix.exclude}`."
-        )
-    columns = {"read": ",", "kept": ",", "rules that dropped documents": ""}
-    parts = flatten(
-        [
-            Heading("3.1 Reservations of rights (text and data mining opt-outs)"),
-            taken_down,
-            "How reservations of rights were found and respected when the data was "
-            f"collected: {OPEN}.",
-            Heading("3.2 Removal of illegal content, and all other steps"),
-            table({"stage": "", **columns}, rows),
-            f"Measures against illegal content beyond these steps: {OPEN}.",
-        ]
-    )
-    return Section("3. Aspects of data processing", parts)
+    return [Note(note), table(columns, domains[:num_shown])]
 
 
 def _most_frequent(
@@ -276,7 +274,7 @@ def _most_frequent(
         sizes[getattr(group, column) or NOT_RECORDED] += group.bytes
     total = sizes.total() or 1
     values = [f"{value} {size / total:.1%}" for value, size in ranked(sizes)]
-    others = len(values) - MOST_LANGUAGES
-    if others > 0:
-        values[MOST_LANGUAGES:] = [f"and {others} more"]
+    num_hidden = len(values) - MOST_LANGUAGES
+    if num_hidden > 0:
+        values[MOST_LANGUAGES:] = [f"and {num_hidden} more"]
     return ", ".join(values) or NOT_RECORDED
