@@ -15,6 +15,7 @@ from gristmill.dataprep.quality.heuristics import (
     SHORT_LINE_CHARACTERS,
     TERMINAL_MARKS,
     counts_of,
+    score_counts,
 )
 from gristmill.dataprep.quality.heuristics import heuristic_scores as score
 
@@ -79,6 +80,13 @@ def test_score_depends_on_the_text_alone(texts: list[str]) -> None:
     scores = score(pa.array(texts, pa.large_string()))
     assert ((scores >= 0) & (scores <= 1)).all()
     assert [score(pa.array([text]))[0] for text in texts] == scores.tolist()
+
+
+def test_score_of_counts_is_the_same_alone_and_in_a_batch() -> None:
+    seed = 0
+    counts = np.random.default_rng(seed).integers(1, 1000, (200, len(COUNTS)))
+    alone = np.concatenate([score_counts(row[None]) for row in counts])
+    assert alone.tolist() == score_counts(counts).tolist(), seed
 
 
 def test_prose_scores_high_and_a_menu_low() -> None:
