@@ -6,7 +6,7 @@ column.
         ...
 
 A document's columns are OWN_COLUMNS and all measured columns, under their names in
-expressions (`expressions.names_of`). Documents are always in the order of the shards.
+expressions (`where_sql.names_of`). Documents are always in the order of the shards.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Corpus:
                 Other columns are not read.
             kept: documents kept by every step (True), dropped by a step (False), or all
                 (None).
-            where: SQL condition over the columns (`expressions.GRAMMAR`); documents for
+            where: SQL condition over the columns (`where_sql.GRAMMAR`); documents for
                 which it is NULL are skipped.
 
         Raises:

@@ -43,7 +43,7 @@ JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
 """Columns of every annotation table; all others are measured values or `edits`."""
 MERGED = "merged"
 """Stage name that replaces all annotating stages before it
-(`measuring.merge_annotations`).
+(`annotate_batches.merge_annotations`).
 """
 
 DOCUMENT_SCHEMA = pa.schema(

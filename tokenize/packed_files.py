@@ -98,7 +98,7 @@ LEDGER_SCHEMA = pa.schema(
     ]
 )
 """`shard` and `row` locate the document, `shard` counting ingest's sorted files, then
-those of `import_tokens` (`importing/corpora.py`); `source` is the number in
+those of `import_tokens` (`importing/import_tokens.py`); `source` is the number in
 packed.json; `reason` explains why no row holds it (`mixing.ledger.RULES`), null if one
 does.
 """

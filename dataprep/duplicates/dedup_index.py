@@ -200,7 +200,7 @@ class DedupPlan:
     """Settings shared by all tasks of the stage."""
 
     inputs: Inputs
-    """Inputs with merged annotations (see `measuring.merge_annotations`)."""
+    """Inputs with merged annotations (see `annotate_batches.merge_annotations`)."""
     measured: Inputs
     """Inputs with every annotating stage."""
     section: Dedup

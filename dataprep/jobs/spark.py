@@ -1,7 +1,7 @@
 """Jobs on a Spark cluster by Spark's Python API, without Beam's job server.
 
 Spark distributes Python functions over machines, retries lost ones and shuffles; a job
-only has to be translated (`chain.py`). Any version of Spark with a supported Python
+only has to be translated (`linear_pipeline.py`). Any version of Spark with a supported Python
 works, without a server in between. Beam's own runner for Spark, with its job server, is
 `runner: SparkRunner`.
 """

@@ -55,7 +55,7 @@ class VectorPlan:
 
     Attributes:
         inputs: the documents, with merged annotations of the earlier steps
-            (`measuring.merge_annotations`).
+            (`annotate_batches.merge_annotations`).
         measured: inputs with every annotating stage, for the columns of `keep`.
         sha256: hash of the model's folder.
         clusters: number of k-means clusters.

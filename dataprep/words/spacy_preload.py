@@ -1,5 +1,5 @@
 """Preloads spaCy's tokenizer if spaCy is installed; half a second (see
-`text/ready.py`).
+`text/preload.py`).
 """
 
 from contextlib import suppress

@@ -126,7 +126,7 @@ class Extent:
         shuffle: `files`, where a partition is read from all shards, or `engine`, where
             it is one (`engine.shuffle`).
         sends: True if tasks are sent rows that they would otherwise read from files
-            (`jobs/shuffled.py: must_send`).
+            (`jobs/shuffle.py: must_send`).
     """
 
     documents: float

@@ -344,7 +344,7 @@ def plan_gpus(
 
 def measured_checks(session: Session, steps: int, utilisation: float) -> list[Check]:
     """Train the manifest's model for some steps on rows of random tokens, and compare
-    (`measured.Check`).
+    (`measured_step.Check`).
     """
     from gristmill.train.planning.measured_step import check
 

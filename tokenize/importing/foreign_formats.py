@@ -519,7 +519,7 @@ def bounds_of(
     after that many tokens instead.
 
     Args:
-        runs: see `formats.runs_of`.
+        runs: see `runs_of`.
         content: the file's bytes.
         end_of_text: the id that documents end with.
         document_tokens: see above.

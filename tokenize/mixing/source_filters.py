@@ -77,7 +77,7 @@ def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
 
     Args:
         source: its name, for the error.
-        condition: SQL over the columns of `measured`, within `expressions.GRAMMAR`.
+        condition: SQL over the columns of `measured`, within `where_sql.GRAMMAR`.
         measured: see `measured_columns`.
 
     Returns:
@@ -106,7 +106,7 @@ def repeat(
 
     Args:
         source: its name, for the error.
-        expression: SQL over the columns of `measured`, within `expressions.GRAMMAR`.
+        expression: SQL over the columns of `measured`, within `where_sql.GRAMMAR`.
         measured: see `measured_columns`.
         words: (n, 2) id words of the same documents (`document_sampling.id_words`).
         key: 64 bits of the draws.
