@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from gristmill.dataprep.jobs.worker_bootstrap import SUBPACKAGES
+from gristmill.dataprep.runners.worker_bootstrap import SUBPACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = r"[A-Z][\w'’-]+"

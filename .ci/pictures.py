@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.filtering.gopher import DIALECTS, statistics
+from gristmill.dataprep.filters.gopher import DIALECTS, statistics
 from gristmill.mixtures.steps.rules import GopherRules
 from gristmill.tokenize.mixing.pack_documents import pack
 from gristmill.tokenize.mixing.quotas import round_table

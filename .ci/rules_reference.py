@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.filtering.gopher import DIALECTS
-from gristmill.dataprep.filtering.rule_sets import columns_read, measure
+from gristmill.dataprep.filters.gopher import DIALECTS
+from gristmill.dataprep.filters.rule_sets import columns_read, measure
 from gristmill.mixtures.base import docstrings
 from gristmill.mixtures.steps.rules import PRESETS, Rules, section_of
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = "dataprep/filtering"
+FOLDER = "dataprep/filters"
 SAMPLES = {
     "A": "The mill by the river grinds corn, and the miller of the village has been "
     "up since four.\n"

@@ -301,7 +301,7 @@ def run_step_in(
 def _ingest(
     texts: Path, inputs: Mapping[str, Path], out: Path, context: Context
 ) -> object:
-    from gristmill.dataprep.reading import ingest
+    from gristmill.dataprep.readers import ingest
 
     # A small file makes a shard of its own.
     section = {"shard_bytes": min(16_000_000, (texts / "00000.jsonl").stat().st_size)}
@@ -316,7 +316,7 @@ def _ingest(
 def _dedup(
     texts: Path, inputs: Mapping[str, Path], out: Path, context: Context
 ) -> object:
-    from gristmill.dataprep.duplicates import dedup
+    from gristmill.dataprep.dedup import dedup
 
     return dedup.run({"ingest": inputs["ingest"]}, {}, out, context)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.checkout import data_folder
 from gristmill.dataprep.fasttext.fasttext_models import ModelError, find_model
-from gristmill.dataprep.reading.compression import read_lines
+from gristmill.dataprep.readers.compression import read_lines
 
 
 def language_model() -> str | None:

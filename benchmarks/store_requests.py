@@ -146,7 +146,7 @@ def counted(
     """
     from gristmill.core.files import as_path
     from gristmill.dataprep import shuffle_format
-    from gristmill.dataprep.jobs import shuffle
+    from gristmill.dataprep.runners import shuffle
     from gristmill.tokenize.mixing import candidates, mix, streams
 
     shards, partitions = size

@@ -55,7 +55,7 @@ carried_files: ContextVar[CarriedFiles] = ContextVar(
     "carried_files", default=MappingProxyType({})
 )
 """In a worker of a cluster: path on the submitting machine -> copy in the store
-(`dataprep/jobs/ship_files.py`).
+(`dataprep/runners/ship_files.py`).
 
 A copy lies in a folder named by its SHA-256; a folder is a mapping of its files by
 relative path.

@@ -32,7 +32,7 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.edits import EDITS
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.text.kernels import text_buffers
 
 BATCH_ROWS = 1000

@@ -1,7 +1,7 @@
 """Building blocks of a shuffle: groups of equal rows in sorted columns, and Arrow files
 with a batch per partition.
 
-`jobs/shuffle.py` moves the rows from one job to the next.
+`runners/shuffle.py` moves the rows from one job to the next.
 """
 
 from __future__ import annotations

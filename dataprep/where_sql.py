@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.reading.records import field_of
+from gristmill.dataprep.readers.records import field_of
 from gristmill.mixtures.prepare import column_prefix
 
 OF_TOKENS = ("tokens", "bytes")

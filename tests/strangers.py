@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.chaos.network import CREDENTIALS
 from benchmarks.engines.clusters import EXECUTOR_MEMORY
 from gristmill.core.files import cache_folder
-from gristmill.dataprep.jobs import engine_downloads
+from gristmill.dataprep.runners import engine_downloads
 from tests.hosts import Host, hosts
 from tests.servers import wait_for
 

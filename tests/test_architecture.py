@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.jobs.worker_bootstrap import SUBPACKAGES
+from gristmill.dataprep.runners.worker_bootstrap import SUBPACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (*SUBPACKAGES, "gristmill")

@@ -42,8 +42,8 @@ import pyarrow as pa
 
 from gristmill.core.files import atomic_write, read_json, write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks
+from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import Done, Task, partition_tasks, run_tasks
 from gristmill.dataprep.shuffle_format import count_partitions
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import expect_far_reads, read_ahead, read_tokens

@@ -18,11 +18,11 @@ from benchmarks.chain.our_chain import Models
 from benchmarks.chain.pages import Corpus
 from benchmarks.measuring import fastest, text_megabytes
 from gristmill.core.files import sha256_file
-from gristmill.dataprep.duplicates.minhash import band_keys, signatures
-from gristmill.dataprep.duplicates.shingles import shingle_sets
+from gristmill.dataprep.dedup.minhash import band_keys, signatures
+from gristmill.dataprep.dedup.shingles import shingle_sets
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
-from gristmill.dataprep.filtering.rule_sets import measure as measure_rules
+from gristmill.dataprep.filters.rule_sets import measure as measure_rules
 from gristmill.dataprep.langid import langid
 from gristmill.dataprep.langid.check_languages import wanted_languages
 from gristmill.dataprep.quality.classifier import score_texts

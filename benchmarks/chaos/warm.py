@@ -49,7 +49,7 @@ IMPORTED = (
     *FORKED,
     "gristmill.flows.cli.launch",
     "gristmill.flows.report.terminal_summary",
-    "gristmill.dataprep.jobs.tasks",
+    "gristmill.dataprep.runners.tasks",
     "apache_beam.runners.portability.fn_api_runner",
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
@@ -125,7 +125,7 @@ def main(argv: list[str]) -> None:
     subprocess.Popen = Popen  # type: ignore[misc]
     os.execv = partial(_execute, os.execv)  # type: ignore[assignment,arg-type]
     from gristmill.core.processes import without_collection
-    from gristmill.dataprep.jobs.runner import import_beam
+    from gristmill.dataprep.runners.runner import import_beam
 
     with without_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

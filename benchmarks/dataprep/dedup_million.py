@@ -304,7 +304,7 @@ def run_stage(folder: Path) -> dict[str, float]:
     memory, and dropped documents.
     """
     from gristmill.core.stage_context import Context
-    from gristmill.dataprep.duplicates import dedup
+    from gristmill.dataprep.dedup import dedup
     from gristmill.mixtures.engine import BeamEngine
 
     (folder / "work").mkdir()

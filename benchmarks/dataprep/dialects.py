@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from benchmarks.dataprep.text_kinds import KINDS, documents
 from benchmarks.measuring import Row, row
-from gristmill.dataprep.filtering import gopher
+from gristmill.dataprep.filters import gopher
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition
 

@@ -35,11 +35,11 @@ from benchmarks.dataprep.texts import rate
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, cost_row, row
 from benchmarks.public_data import read_records
+from gristmill.dataprep.dedup import dedup
+from gristmill.dataprep.dedup.candidate_pairs import candidate_pairs
+from gristmill.dataprep.dedup.minhash import band_keys, signatures
+from gristmill.dataprep.dedup.shingles import shingle_sets, similarities
 from gristmill.dataprep.documents import read_table
-from gristmill.dataprep.duplicates import dedup
-from gristmill.dataprep.duplicates.candidate_pairs import candidate_pairs
-from gristmill.dataprep.duplicates.minhash import band_keys, signatures
-from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
 from gristmill.mixtures.steps.dedup import MinHash
 
 SECTION = MinHash()

@@ -37,15 +37,15 @@ from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, row
 from benchmarks.public_data import language_model
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.duplicates.dedup import make_plan, sketch, sketch_tasks
-from gristmill.dataprep.duplicates.dedup_keys import KEYS
+from gristmill.dataprep.dedup.dedup import make_plan, sketch, sketch_tasks
+from gristmill.dataprep.dedup.dedup_keys import KEYS
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
-from gristmill.dataprep.filtering.filter import filter_shard
-from gristmill.dataprep.jobs.shuffle import send_to_files
-from gristmill.dataprep.jobs.tasks import Process, Task, run_tasks, shard_tasks
+from gristmill.dataprep.filters.filter import filter_shard
 from gristmill.dataprep.langid import langid
-from gristmill.dataprep.reading import ingest
-from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.readers import ingest
+from gristmill.dataprep.readers.sources import find_files
+from gristmill.dataprep.runners.shuffle import send_to_files
+from gristmill.dataprep.runners.tasks import Process, Task, run_tasks, shard_tasks
 from gristmill.mixtures.engine import BeamEngine
 from gristmill.mixtures.sources import Ingest, Source
 from gristmill.mixtures.steps.dedup import Dedup

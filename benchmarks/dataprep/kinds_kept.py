@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from benchmarks.dataprep.text_kinds import KINDS, documents
 from benchmarks.measuring import Row, row
-from gristmill.dataprep.filtering.rule_sets import measure
+from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.flows.authoring.new_manifest import PROSE_RULES
 from gristmill.mixtures.steps.rules import Rules, expand

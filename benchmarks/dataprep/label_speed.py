@@ -34,10 +34,10 @@ from benchmarks.public_data import language_model
 from gristmill.dataprep.fasttext.fasttext_backend import KernelPredictor, Predictor
 from gristmill.dataprep.fasttext.fasttext_files import read_model
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
-from gristmill.dataprep.jobs.tasks import Task
 from gristmill.dataprep.langid.check_languages import wanted_languages
 from gristmill.dataprep.langid.langid import identify_shard, measure, view
 from gristmill.dataprep.quality.classifier import as_line, score_texts
+from gristmill.dataprep.runners.tasks import Task
 from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.quality import Classifier

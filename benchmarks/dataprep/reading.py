@@ -32,12 +32,12 @@ from benchmarks.checkout import data_folder
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.reading import ingest
-from gristmill.dataprep.reading.extraction import EXTRACTORS, extract
-from gristmill.dataprep.reading.extraction_guard import Guard, extract_pages
-from gristmill.dataprep.reading.readers import read_file, read_records
-from gristmill.dataprep.reading.records import Page, Reading, Record, Records
-from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.readers import ingest
+from gristmill.dataprep.readers.extraction import EXTRACTORS, extract
+from gristmill.dataprep.readers.extraction_guard import Guard, extract_pages
+from gristmill.dataprep.readers.readers import read_file, read_records
+from gristmill.dataprep.readers.records import Page, Reading, Record, Records
+from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.sources import DocumentFiles, ExtractOptions
 

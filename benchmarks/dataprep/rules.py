@@ -17,9 +17,9 @@ import pyarrow as pa
 from benchmarks.dataprep.texts import DOCUMENTS, library_texts, rate
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row, text_megabytes
-from gristmill.dataprep.filtering import gopher
-from gristmill.dataprep.filtering.filter import judge
-from gristmill.dataprep.filtering.rule_sets import measure
+from gristmill.dataprep.filters import gopher
+from gristmill.dataprep.filters.filter import judge
+from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, Rules

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from gristmill.dataprep.jobs import engine_downloads
-from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
-from gristmill.dataprep.jobs.portable import program
-from gristmill.dataprep.jobs.servers import ENDING, free_port
+from gristmill.dataprep.runners import engine_downloads
+from gristmill.dataprep.runners.engine_downloads import MissingEngineError
+from gristmill.dataprep.runners.portable import program
+from gristmill.dataprep.runners.servers import ENDING, free_port
 from gristmill.mixtures.base import Options
 from gristmill.mixtures.engine import FLINK_VERSIONS
 
@@ -319,7 +319,7 @@ def start_pool(cluster: Cluster, folder: Path) -> str:
         folder,
         sys.executable,
         "-m",
-        "gristmill.dataprep.jobs.worker",
+        "gristmill.dataprep.runners.worker",
         f"--pool=127.0.0.1:{port}",
         PYTHONPATH=CHECKOUT,
     )

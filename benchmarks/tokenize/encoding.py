@@ -361,7 +361,7 @@ def stage_rows(texts: Sequence[str]) -> Iterator[Row]:
     texts.
     """
     from gristmill.dataprep.documents import open_table
-    from gristmill.dataprep.jobs.tasks import Task
+    from gristmill.dataprep.runners.tasks import Task
     from gristmill.tokenize.encoding.encode import encode_shard
 
     texts = first_texts(texts, TEXT_BYTES)

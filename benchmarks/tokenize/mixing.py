@@ -22,8 +22,8 @@ from benchmarks.measuring import Row, fastest, row
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import write_table
-from gristmill.dataprep.jobs.shuffle import Shuffled, send_to_files
-from gristmill.dataprep.jobs.tasks import Task
+from gristmill.dataprep.runners.shuffle import Shuffled, send_to_files
+from gristmill.dataprep.runners.tasks import Task
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer

@@ -38,13 +38,13 @@ from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.optim.dtensor_sums import local
+from gristmill.train.parallel.fsdp import gathered
 from gristmill.train.parallel.process_groups import (
     World,
     make_world,
     max_over_ranks,
     process_group,
 )
-from gristmill.train.parallel.sharding import gathered
 
 RANKS = 4
 FORMS: dict[str, list[dict[str, int]]] = {

@@ -35,8 +35,8 @@ from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
+from gristmill.train.parallel.fsdp import compute_dtype, sharded_model
 from gristmill.train.parallel.process_groups import single_process
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 
 LEARNING_RATE = 1e-3
 

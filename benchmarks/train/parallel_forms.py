@@ -32,8 +32,8 @@ from gristmill.train.loop.loop import train
 from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
+from gristmill.train.parallel.fsdp import sharded_model, whole_tensors
 from gristmill.train.parallel.process_groups import make_world, process_group
-from gristmill.train.parallel.sharding import sharded_model, whole_tensors
 
 PRODUCTS: dict[int, list[dict[str, int]]] = {
     8: [

@@ -28,8 +28,8 @@ from benchmarks.measuring import Row, fastest, row
 from benchmarks.train.tuning import PAD, TURNS, VOCAB, left_padded, peer, write_start
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.weights import stored
+from gristmill.train.parallel.fsdp import sharded_model
 from gristmill.train.parallel.process_groups import single_process
-from gristmill.train.parallel.sharding import sharded_model
 from gristmill.train.reinforcement.multi_turn import Asked, Dialogue
 from gristmill.train.reinforcement.rollouts import Generated
 from gristmill.train.reinforcement.sampler import OwnEngine, Sampler, sampling_of

@@ -28,8 +28,8 @@ from gristmill.mixtures.model import Model
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.parallel.context_parallel import TokenHead
+from gristmill.train.parallel.fsdp import split_rows
 from gristmill.train.parallel.process_groups import World, make_world
-from gristmill.train.parallel.sharding import split_rows
 
 LENGTHS = (2048, 8192, 32_768)
 RANKS = (1, 2, 4)

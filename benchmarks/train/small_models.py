@@ -25,8 +25,8 @@ from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prediction_targets import Layout
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.parallel.fsdp import compute_dtype, sharded_model
 from gristmill.train.parallel.process_groups import World
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from tests.packed_sets import write_packed_set
 
 EOS, PAD = 0, 1

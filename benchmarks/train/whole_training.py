@@ -31,8 +31,8 @@ from gristmill.train.loop.throughput import (
 from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
+from gristmill.train.parallel.fsdp import compute_dtype, sharded_model
 from gristmill.train.parallel.process_groups import single_process
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.measured_step import matmul_rate
 

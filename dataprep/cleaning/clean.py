@@ -40,7 +40,7 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.edits import EDITS, Applications, apply_edits, edits_array, then
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
     run_tasks,

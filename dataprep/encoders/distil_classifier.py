@@ -43,10 +43,10 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.model_folders import folder_sha256, needed
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
-from gristmill.dataprep.jobs.tasks import Done, Task
 from gristmill.dataprep.llm.llm_labels import JudgeReport, ask_scores
 from gristmill.dataprep.quality.classifier import as_line, score_texts, train
 from gristmill.dataprep.quality.labelled_examples import QualityError, draw, split_draws
+from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.mixtures.steps.quality import Classifier, Judge, Quality
 from gristmill.mixtures.yaml_text import did_you_mean
 

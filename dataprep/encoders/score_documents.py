@@ -50,7 +50,7 @@ from gristmill.dataprep.encoders.model_folders import (
     folder_sha256,
     model_folder,
 )
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
     run_tasks,

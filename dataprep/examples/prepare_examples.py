@@ -56,7 +56,7 @@ from gristmill.dataprep.examples.read_examples import (
 )
 from gristmill.dataprep.inner_steps import run_step
 from gristmill.dataprep.llm.judge_pairs import pair_text
-from gristmill.dataprep.reading.records import metadata_json
+from gristmill.dataprep.readers.records import metadata_json
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 from gristmill.mixtures.prepare import ExampleStep
 

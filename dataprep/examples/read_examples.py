@@ -44,21 +44,21 @@ from gristmill.dataprep.examples.conversations import (
     with_tools,
 )
 from gristmill.dataprep.examples.preferences import dpo_example
-from gristmill.dataprep.reading.compression import (
+from gristmill.dataprep.readers.compression import (
     CorruptFileError,
     RecordTooLongError,
     Unended,
 )
-from gristmill.dataprep.reading.json_array import json_lines
-from gristmill.dataprep.reading.json_lines import parse_json
-from gristmill.dataprep.reading.pythondocs import (
+from gristmill.dataprep.readers.json_array import json_lines
+from gristmill.dataprep.readers.json_lines import parse_json
+from gristmill.dataprep.readers.pythondocs import (
     DOCS,
     QUESTIONS_VERSION,
     preferences,
     questions,
 )
-from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
-from gristmill.dataprep.reading.tables import table_rows
+from gristmill.dataprep.readers.sources import SourceError, SourceFile, find_files
+from gristmill.dataprep.readers.tables import table_rows
 from gristmill.mixtures.reinforcement import RecordColumns
 from gristmill.mixtures.sources import DocumentFiles
 from gristmill.mixtures.steps.examples import MADE, output_name

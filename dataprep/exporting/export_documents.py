@@ -45,7 +45,7 @@ from gristmill.dataprep.exporting.dataset_card import (
     FunnelStep,
     card,
 )
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
     Task,

@@ -49,12 +49,6 @@ from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
 from gristmill.dataprep.fasttext.fasttext_models import find_model
 from gristmill.dataprep.fasttext.fasttext_predict import lines_of
 from gristmill.dataprep.fasttext.fasttext_words import Lines
-from gristmill.dataprep.jobs.tasks import (
-    Done,
-    ShardTask,
-    run_tasks,
-    shard_tasks,
-)
 from gristmill.dataprep.langid.check_languages import (
     LanguageError,
     Wanted,
@@ -63,6 +57,12 @@ from gristmill.dataprep.langid.check_languages import (
     wanted_languages,
 )
 from gristmill.dataprep.langid.language_codes import Language, best_match, parse_label
+from gristmill.dataprep.runners.tasks import (
+    Done,
+    ShardTask,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.whatif_thresholds import (
     Columns,
     Rule,

@@ -14,15 +14,15 @@ from typing import Protocol, TypeVar
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.llm.llm_client import Asking, RequestCounts
+from gristmill.dataprep.llm.prompting import Answer, Request
+from gristmill.dataprep.runners.tasks import (
     Done,
     Result,
     ShardTask,
     finish_task,
     read_records,
 )
-from gristmill.dataprep.llm.llm_client import Asking, RequestCounts
-from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.user_code.own_documents import JudgedColumns
 from gristmill.mixtures.steps.asked_model import AskedModel
 

@@ -34,7 +34,6 @@ from gristmill.dataprep.conservation import (
     histogram,
 )
 from gristmill.dataprep.documents import Inputs, annotate, as_numbers, write_table
-from gristmill.dataprep.jobs.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.llm.agreement import (
     Agreement,
     PairCounts,
@@ -50,6 +49,7 @@ from gristmill.dataprep.llm.batch_requests import (
 from gristmill.dataprep.llm.llm_client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_template
 from gristmill.dataprep.llm.prompting import Answer, Request
+from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.base import Recipe

@@ -24,7 +24,6 @@ from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
 from gristmill.dataprep.documents import Inputs, annotate, write_table
-from gristmill.dataprep.jobs.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.llm.agreement import (
     Agreement,
     PairCounts,
@@ -44,6 +43,7 @@ from gristmill.dataprep.llm.prompt_templates import (
     read_template,
 )
 from gristmill.dataprep.llm.prompting import Answer, Request, Schema
+from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.judge import FIRST, SECOND

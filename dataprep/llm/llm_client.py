@@ -178,7 +178,7 @@ class Asking:
         self._told = 0.0
         self._identity: object = None
         if model.folder is not None:
-            from gristmill.dataprep.reading.sources import outside_listing
+            from gristmill.dataprep.readers.sources import outside_listing
 
             # distinguishes the files of a folder from others
             self._identity = outside_listing("folder", model.folder)

@@ -29,8 +29,6 @@ from gristmill.dataprep.conservation import Counted, Counts, balance
 from gristmill.dataprep.corpus import hex_ids
 from gristmill.dataprep.documents import ID_BYTES, Inputs, positions, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.passages.contamination import (
     Matches,
     Runs,
@@ -47,6 +45,8 @@ from gristmill.dataprep.passages.ngram_index import (
     read_index,
     write_index,
 )
+from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.shuffle_format import (
     columns_of,
     group_starts,

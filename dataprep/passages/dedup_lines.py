@@ -37,8 +37,8 @@ from gristmill.dataprep.conservation import Counted, Counts, balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import Inputs, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import (
     Done,
     PartitionTask,
     ShardTask,

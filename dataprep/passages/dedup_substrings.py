@@ -47,8 +47,22 @@ from gristmill.dataprep.conservation import Counted, Counts, balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import Inputs, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.shuffle import Sender, Sending, Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.passages.ngram_windows import (
+    Windows,
+    are_copies,
+    cut_copies,
+    find_anchors,
+    find_windows,
+    near,
+)
+from gristmill.dataprep.runners.shuffle import (
+    Sender,
+    Sending,
+    Sent,
+    Shuffled,
+    run_shuffle,
+)
+from gristmill.dataprep.runners.tasks import (
     Done,
     Given,
     PartitionTask,
@@ -58,14 +72,6 @@ from gristmill.dataprep.jobs.tasks import (
     partition_tasks,
     run_tasks,
     shard_tasks,
-)
-from gristmill.dataprep.passages.ngram_windows import (
-    Windows,
-    are_copies,
-    cut_copies,
-    find_anchors,
-    find_windows,
-    near,
 )
 from gristmill.dataprep.shuffle_format import (
     columns_of,

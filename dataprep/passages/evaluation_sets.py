@@ -16,16 +16,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gristmill.core.files import as_path
-from gristmill.dataprep.reading.charsets import UndecodableError, decode
-from gristmill.dataprep.reading.compression import (
+from gristmill.dataprep.readers.charsets import UndecodableError, decode
+from gristmill.dataprep.readers.compression import (
     CorruptFileError,
     RecordTooLongError,
     read_whole,
     split_compression,
 )
-from gristmill.dataprep.reading.records import Fields
-from gristmill.dataprep.reading.sources import outside_files
-from gristmill.dataprep.reading.tables import table_rows
+from gristmill.dataprep.readers.records import Fields
+from gristmill.dataprep.readers.sources import outside_files
+from gristmill.dataprep.readers.tables import table_rows
 from gristmill.mixtures.steps.decontaminate import EvaluationSet
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -108,7 +108,7 @@ def read_parts(sets: Sequence[EvaluationSet]) -> tuple[list[Part], dict[str, int
     Raises:
         EvaluationSetError: a file cannot be read, no item has a field of `text_fields`,
             or two sets share a name.
-        gristmill.dataprep.reading.sources.SourceError: a path does not match any file.
+        gristmill.dataprep.readers.sources.SourceError: a path does not match any file.
     """
     parts: list[Part] = []
     items: dict[str, int] = {}

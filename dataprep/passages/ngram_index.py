@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.filtering.repetition import empty_table
+from gristmill.dataprep.filters.repetition import empty_table
 from gristmill.dataprep.shuffle_format import open_batches, write_rows
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.dataprep.text.kernels import kernel, text_buffers

@@ -25,14 +25,14 @@ from gristmill.dataprep.documents import (
     read_shard,
     shard_names,
 )
-from gristmill.dataprep.reading.compression import (
+from gristmill.dataprep.readers.compression import (
     CorruptFileError,
     RecordTooLongError,
     read_lines,
 )
-from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Page, Reading, Record, Rejected
-from gristmill.dataprep.reading.sources import SourceFile, find_files
+from gristmill.dataprep.readers.readers import read_records
+from gristmill.dataprep.readers.records import Page, Reading, Record, Rejected
+from gristmill.dataprep.readers.sources import SourceFile, find_files
 from gristmill.mixtures.sources import DocumentFiles
 from gristmill.mixtures.steps.quality import Classifier, Quality
 
@@ -47,7 +47,7 @@ def expand_files(key: str, paths: Sequence[str]) -> list[SourceFile]:
     """Files that paths, globs or folders match, ordered by path and then by name.
 
     Raises:
-        gristmill.dataprep.reading.sources.SourceError: a path matches nothing, or a
+        gristmill.dataprep.readers.sources.SourceError: a path matches nothing, or a
             file's format is unknown.
     """
     return [
@@ -151,7 +151,7 @@ def open_pool(inputs: Inputs, section: Classifier) -> Pool:
     """Pool of a classifier's classes.
 
     Raises:
-        gristmill.dataprep.reading.sources.SourceError: a path matches nothing.
+        gristmill.dataprep.readers.sources.SourceError: a path matches nothing.
     """
     files = {
         True: expand_files("quality.classifier.positive_files", section.positive_files),

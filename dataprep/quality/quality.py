@@ -45,15 +45,6 @@ from gristmill.dataprep.encoders.distil_classifier import (
     count_confusion,
     write_asked,
 )
-from gristmill.dataprep.jobs.tasks import (
-    Done,
-    ShardTask,
-    Task,
-    finish_task,
-    read_records,
-    run_tasks,
-    shard_tasks,
-)
 from gristmill.dataprep.llm.agreement import Agreement
 from gristmill.dataprep.llm.llm_client import RequestCounts
 from gristmill.dataprep.llm.llm_labels import JudgeReport
@@ -74,6 +65,15 @@ from gristmill.dataprep.quality.ranking import (
     rank_documents,
 )
 from gristmill.dataprep.quality.scorers import SCORES, ModelFiles, make_measure
+from gristmill.dataprep.runners.tasks import (
+    Done,
+    ShardTask,
+    Task,
+    finish_task,
+    read_records,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.quality import (

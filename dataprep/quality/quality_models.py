@@ -25,7 +25,6 @@ from gristmill.dataprep.encoders.distil_classifier import (
     train_distilled,
 )
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
-from gristmill.dataprep.jobs.tasks import Done, Result, Task, run_tasks
 from gristmill.dataprep.quality.classifier import as_line, check_label, epochs_of, train
 from gristmill.dataprep.quality.kneser_ney import read_sentences, train_entries
 from gristmill.dataprep.quality.labelled_examples import (
@@ -48,6 +47,7 @@ from gristmill.dataprep.quality.scorers import (
     load_language_model,
     make_measure,
 )
+from gristmill.dataprep.runners.tasks import Done, Result, Task, run_tasks
 from gristmill.mixtures.steps.quality import Classifier, Quality
 
 CLASSIFIER_FILE = "model.bin"

@@ -27,8 +27,8 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.encoders.document_scores import Reader, describe_reader
-from gristmill.dataprep.jobs.shuffle import Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.runners.shuffle import Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
     Task,

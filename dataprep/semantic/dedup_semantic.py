@@ -27,15 +27,14 @@ import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted, Counts, balance
-from gristmill.dataprep.documents import Inputs
-from gristmill.dataprep.duplicates.clusters import (
+from gristmill.dataprep.dedup.clusters import (
     REASON_COLUMNS,
     KeepKey,
     best_first,
     explain_choices,
     parse_keep,
 )
-from gristmill.dataprep.duplicates.survivors import (
+from gristmill.dataprep.dedup.survivors import (
     DECISIONS,
     MEMBERS,
     TWINS,
@@ -50,9 +49,10 @@ from gristmill.dataprep.duplicates.survivors import (
     unprefixed,
     write_duplicates,
 )
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.encoders.document_scores import Reader, describe_reader
-from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import (
     Done,
     PartitionTask,
     ShardTask,

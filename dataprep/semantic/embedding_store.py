@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.annotate_batches import Columns, measure_texts
-from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
-from gristmill.dataprep.duplicates.sketches import (
+from gristmill.dataprep.dedup.sketches import (
     binary_numbers,
     binary_rows,
     describe_seen,
 )
+from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
 from gristmill.dataprep.encoders.document_scores import ReadCounts, count_read
 from gristmill.dataprep.encoders.embeddings import Embedder, load_embedder
 from gristmill.mixtures.encoder_settings import ReadingModel

@@ -16,6 +16,7 @@ from gristmill.core.files import array_bytes, atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.conservation import Counts
+from gristmill.dataprep.dedup.sketches import binary_numbers
 from gristmill.dataprep.document_numbers import Numbering, number_documents
 from gristmill.dataprep.documents import (
     Inputs,
@@ -25,12 +26,11 @@ from gristmill.dataprep.documents import (
     read_shard,
     write_table,
 )
-from gristmill.dataprep.duplicates.sketches import binary_numbers
 from gristmill.dataprep.encoders.document_scores import ReadCounts
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.model_folders import folder_sha256, needed
-from gristmill.dataprep.jobs.shuffle import Sending, Sent, Shuffled
-from gristmill.dataprep.jobs.tasks import Done, ShardTask, Task
+from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled
+from gristmill.dataprep.runners.tasks import Done, ShardTask, Task
 from gristmill.dataprep.semantic.centroids import (
     count_clusters,
     count_sample,

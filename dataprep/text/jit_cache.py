@@ -19,7 +19,7 @@ from typing import Any
 from gristmill.core.files import atomic_write, is_local
 
 FOLDER = "kernels"
-"""Folder below a store's files for workers (`jobs/ship_files.py`)."""
+"""Folder below a store's files for workers (`runners/ship_files.py`)."""
 DIGEST_BYTES = 32
 _shared: list[Path] = []
 

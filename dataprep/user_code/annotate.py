@@ -42,7 +42,7 @@ from gristmill.dataprep.documents import (
     read_table,
     write_table,
 )
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
     Task,

@@ -23,7 +23,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, add_counts, balance
 from gristmill.dataprep.documents import Inputs, Remarks, write_table
 from gristmill.dataprep.edits import EDITS, Applications, Edit, edits_array
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
     run_tasks,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.filtering.repetition import number_spans
+from gristmill.dataprep.filters.repetition import number_spans
 from gristmill.dataprep.text.hashing import hash_bytes
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.unicode_tables import code_point_flags

@@ -16,23 +16,23 @@ from typing import Any, Literal
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.documents import open_table
-from gristmill.dataprep.reading.binary_formats import answers, format_of_content
-from gristmill.dataprep.reading.compression import (
+from gristmill.dataprep.readers.binary_formats import answers, format_of_content
+from gristmill.dataprep.readers.compression import (
     CorruptFileError,
     RecordTooLongError,
     read_chunks,
     split_compression,
 )
-from gristmill.dataprep.reading.json_array import is_array, json_lines
-from gristmill.dataprep.reading.pythondocs import is_python_source
-from gristmill.dataprep.reading.sources import (
+from gristmill.dataprep.readers.json_array import is_array, json_lines
+from gristmill.dataprep.readers.pythondocs import is_python_source
+from gristmill.dataprep.readers.sources import (
     Found,
     SourceError,
     SourceFile,
     find_at,
     find_files,
 )
-from gristmill.dataprep.reading.tables import table_rows
+from gristmill.dataprep.readers.tables import table_rows
 from gristmill.dataprep.text.chapters import chapters
 from gristmill.flows.authoring.page_text import (
     is_html,

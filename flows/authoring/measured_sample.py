@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.annotate_batches import measure_texts, spread
 from gristmill.dataprep.documents import read_table
-from gristmill.dataprep.filtering import gopher
-from gristmill.dataprep.filtering.rule_sets import (
+from gristmill.dataprep.filters import gopher
+from gristmill.dataprep.filters.rule_sets import (
     columns_read,
     measure,
 )
@@ -201,7 +201,7 @@ def measure_sample(
         seconds: time limit for compiling kernels.
 
     Raises:
-        gristmill.dataprep.reading.sources.SourceError: the path has no readable data.
+        gristmill.dataprep.readers.sources.SourceError: the path has no readable data.
     """
     started = time.monotonic()
     rule_sets = rule_sets_for(look.is_code, look.path_field)
@@ -314,9 +314,9 @@ def find_duplicates(texts: pa.Array) -> Duplicates:
     """Count the texts that `dedup` would drop with default settings: copies, and
     near-duplicates of longer texts.
     """
-    from gristmill.dataprep.duplicates.candidate_pairs import candidate_pairs
-    from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
-    from gristmill.dataprep.duplicates.sketches import (
+    from gristmill.dataprep.dedup.candidate_pairs import candidate_pairs
+    from gristmill.dataprep.dedup.shingles import shingle_sets, similarities
+    from gristmill.dataprep.dedup.sketches import (
         DIGEST_BYTES,
         binary_numbers,
         sketch_texts,

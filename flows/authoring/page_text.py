@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gristmill.core.files import as_path
-from gristmill.dataprep.reading.compression import Metered
-from gristmill.dataprep.reading.extraction_guard import Guard, extract_pages
-from gristmill.dataprep.reading.ingest import DEFAULT_EXTRACTOR
-from gristmill.dataprep.reading.readers import read_file
-from gristmill.dataprep.reading.records import Page, Read, Reading, Record, Records
-from gristmill.dataprep.reading.sources import SourceFile
+from gristmill.dataprep.readers.compression import Metered
+from gristmill.dataprep.readers.extraction_guard import Guard, extract_pages
+from gristmill.dataprep.readers.ingest import DEFAULT_EXTRACTOR
+from gristmill.dataprep.readers.readers import read_file
+from gristmill.dataprep.readers.records import Page, Read, Reading, Record, Records
+from gristmill.dataprep.readers.sources import SourceFile
 from gristmill.mixtures.sources import ExtractOptions
 
 SAMPLE_BYTES = 4 << 20

@@ -32,13 +32,13 @@ from gristmill.dataprep.documents import (
     read_table,
     shard_names,
 )
-from gristmill.dataprep.reading.document_shards import ShardWriter
-from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_pages
-from gristmill.dataprep.reading.ingest import DEFAULT_EXTRACTOR, own_records, reading_of
-from gristmill.dataprep.reading.own_sources import OwnProcess
-from gristmill.dataprep.reading.pythondocs import is_python_source
-from gristmill.dataprep.reading.readers import one_by_one, read_file
-from gristmill.dataprep.reading.records import (
+from gristmill.dataprep.readers.document_shards import ShardWriter
+from gristmill.dataprep.readers.extraction_guard import Guard, Limits, extract_pages
+from gristmill.dataprep.readers.ingest import DEFAULT_EXTRACTOR, own_records, reading_of
+from gristmill.dataprep.readers.own_sources import OwnProcess
+from gristmill.dataprep.readers.pythondocs import is_python_source
+from gristmill.dataprep.readers.readers import one_by_one, read_file
+from gristmill.dataprep.readers.records import (
     Dropped,
     Ended,
     Page,
@@ -46,8 +46,8 @@ from gristmill.dataprep.reading.records import (
     Record,
     Rejected,
 )
-from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
-from gristmill.dataprep.reading.tables import TableReader
+from gristmill.dataprep.readers.sources import SourceError, SourceFile, find_files
+from gristmill.dataprep.readers.tables import TableReader
 from gristmill.dataprep.user_code import annotate, edit
 from gristmill.dataprep.user_code.own_documents import (
     DocumentFunction,

@@ -119,7 +119,7 @@ def new(
     """Write a manifest for your data, with the formats, fields, weights and sizes found
     by looking at the files.
     """
-    from gristmill.dataprep.reading.sources import SourceError
+    from gristmill.dataprep.readers.sources import SourceError
     from gristmill.flows.authoring.fineweb2_settings import read_settings
     from gristmill.flows.authoring.look_at_data import look_at
     from gristmill.flows.authoring.new_manifest import (
@@ -274,7 +274,7 @@ def ask_for_sources(add_source: Callable[[str], None]) -> None:
     """Prompt for paths until an empty answer follows at least one source; unreadable
     paths are prompted for again.
     """
-    from gristmill.dataprep.reading.sources import SourceError
+    from gristmill.dataprep.readers.sources import SourceError
 
     question = "Where is your data? (file, glob, folder or URL)"
     default: str | None = None

@@ -113,7 +113,7 @@ def try_(
     """Run your own function on some documents, and show its effect."""
     from pydantic import ValidationError
 
-    from gristmill.dataprep.reading.sources import SourceError
+    from gristmill.dataprep.readers.sources import SourceError
     from gristmill.flows.authoring.try_function import (
         kind_of,
         take_sample,

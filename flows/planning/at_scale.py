@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from gristmill.dataprep.dedup.dedup_keys import BYTES_PER_KEY, keys_per_document
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, keys_per_document
 from gristmill.dataprep.shuffle_format import (
     MOST_PARTITIONS,
     PARTITION_BYTES,
@@ -126,7 +126,7 @@ class Extent:
         shuffle: `files`, where a partition is read from all shards, or `engine`, where
             it is one (`engine.shuffle`).
         sends: True if tasks are sent rows that they would otherwise read from files
-            (`jobs/shuffle.py: must_send`).
+            (`runners/shuffle.py: must_send`).
     """
 
     documents: float

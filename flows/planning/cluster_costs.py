@@ -14,7 +14,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gristmill.dataprep.jobs.tasks import MOST_ELEMENTS
+from gristmill.dataprep.runners.tasks import MOST_ELEMENTS
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.at_scale import (

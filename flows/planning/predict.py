@@ -25,7 +25,7 @@ from types import FrameType
 
 from gristmill.core.files import is_local
 from gristmill.core.store import OutputManifest, Store
-from gristmill.dataprep.reading.pythondocs import is_python_source
+from gristmill.dataprep.readers.pythondocs import is_python_source
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.quantities import duration, size

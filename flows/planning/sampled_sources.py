@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.core.files import as_path
-from gristmill.dataprep.reading.sources import OWN, SourceFile, find_files
+from gristmill.dataprep.readers.sources import OWN, SourceFile, find_files
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.manifest import Manifest
 
@@ -56,7 +56,7 @@ def take_sample(
             DOCUMENTS_OF_PYTHON documents.
 
     Raises:
-        gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
+        gristmill.dataprep.readers.sources.SourceError: a source's path matches nothing.
     """
     listings = {
         name: find_files(name, source).files

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import read_shard, shard_names
-from gristmill.dataprep.filtering.gopher import DIALECTS
-from gristmill.dataprep.filtering.rule_sets import measure
+from gristmill.dataprep.filters.gopher import DIALECTS
+from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import bounded_statistics, failures
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table, section

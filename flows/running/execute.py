@@ -31,8 +31,8 @@ from gristmill.core.stage_context import (
     print_warning,
     read_inputs,
 )
-from gristmill.dataprep.jobs.errors import KilledWorkerError
-from gristmill.dataprep.jobs.ship_files import through
+from gristmill.dataprep.runners.errors import KilledWorkerError
+from gristmill.dataprep.runners.ship_files import through
 from gristmill.mixtures.engine import Engine
 
 EXIT_FAILED = 1

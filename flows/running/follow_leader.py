@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     description = read_json(folder / "stage.json")
     engine = Engine.model_validate(description["engine"])
     if description["launch"] != "torchrun":
-        from gristmill.dataprep.jobs.tasks import take_part
+        from gristmill.dataprep.runners.tasks import take_part
 
         take_part(folder / "work", engine.workers)
     elif hosts_of(engine) > 1:

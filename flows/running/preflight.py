@@ -55,7 +55,7 @@ def find_problems(
 def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
     """Problems with outside paths of a manifest that cannot be read."""
     from gristmill.dataprep.examples.read_examples import examples_listing
-    from gristmill.dataprep.reading.sources import (
+    from gristmill.dataprep.readers.sources import (
         SourceError,
         find_files,
         outside_files,

@@ -1,7 +1,7 @@
 """Slurm scripts for a manifest: a job for each stage, each after the previous one.
 
 A stage with parallel work is an array whose tasks all run the same command: they share
-the work through the store (`dataprep/jobs/multi_host.py`), not by task number, so any
+the work through the store (`dataprep/runners/multi_host.py`), not by task number, so any
 of them may start late, be killed, or be submitted again. A training is a job of one or
 several nodes. A job starts whatever the result of the previous one (`afterany`), and
 completes its work.

@@ -49,7 +49,7 @@ lose.
 FIRST = (
     "gristmill.flows.running.execute",
     "gristmill.dataprep.documents",
-    "gristmill.dataprep.reading.ingest",
+    "gristmill.dataprep.readers.ingest",
 )
 """Modules that all such stages need."""
 LATER = ("gristmill.dataprep.text.preload", "pyarrow.dataset")
@@ -151,7 +151,7 @@ def main(argv: list[str]) -> None:
     descriptor, *modules = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(signal.SIGKILL)
-    from gristmill.dataprep.jobs.runner import import_beam
+    from gristmill.dataprep.runners.runner import import_beam
 
     with without_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

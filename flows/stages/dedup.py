@@ -18,7 +18,7 @@ from gristmill.mixtures.steps.dedup_semantic import DedupSemantic
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield a malformed `keep`, or one with a column that no earlier step measures."""
-    from gristmill.dataprep.duplicates.clusters import (
+    from gristmill.dataprep.dedup.clusters import (
         check_names,
         parse_keep,
         qualified,
@@ -37,7 +37,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
 STAGE = Stage(
     "dedup",
     3,
-    "gristmill.dataprep.duplicates.dedup:run",
+    "gristmill.dataprep.dedup.dedup:run",
     preflight=preflight,
     step=PrepareStep(
         Dedup,

@@ -133,13 +133,13 @@ def _words(section: Filter) -> set[str]:
 STAGE = Stage(
     "filter",
     3,
-    "gristmill.dataprep.filtering.filter:run",
+    "gristmill.dataprep.filters.filter:run",
     preflight=preflight,
     step=PrepareStep(
         Filter,
         columns,
         recipe=recipe,
-        rules="gristmill.dataprep.filtering.filter:rules",
+        rules="gristmill.dataprep.filters.filter:rules",
     ),
     requirements=Requirements(libraries=libraries, preload=preload),
     display=Display(

@@ -50,7 +50,7 @@ def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> Conf
     """Return the recipe of some sources, with the listings of their files, and the
     further arguments of the stage.
     """
-    from gristmill.dataprep.reading.sources import listing
+    from gristmill.dataprep.readers.sources import listing
 
     dumped = {
         name: dump(
@@ -99,7 +99,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
 STAGE = Stage(
     INGEST,
     3,
-    "gristmill.dataprep.reading.ingest:run",
+    "gristmill.dataprep.readers.ingest:run",
     configure,
     needs,
     preflight=preflight,

@@ -115,7 +115,7 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
             time.
 
     Raises:
-        gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
+        gristmill.dataprep.readers.sources.SourceError: a source's path matches nothing.
     """
     plan: Plan = {}
     for placed in _placed(manifest):

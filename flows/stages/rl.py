@@ -25,7 +25,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the section, with the listings of reward models and tools at other
     paths.
     """
-    from gristmill.dataprep.reading.sources import outside_listing
+    from gristmill.dataprep.readers.sources import outside_listing
 
     configured = whole("rl")(manifest, verify)
     if configured is None:

@@ -71,7 +71,7 @@ def name_outside_files(
     """Return the recipe with the listing of its files in place of every outside path,
     except those left out.
     """
-    from gristmill.dataprep.reading.sources import outside_listing
+    from gristmill.dataprep.readers.sources import outside_listing
 
     pinned: Recipe = deepcopy(recipe)
     for location, path in outside_paths(section):

@@ -214,7 +214,7 @@ def recipe_of(name: str, section: Any, manifest: Manifest, verify: bool) -> Conf
         config["schedule"]["warmup_steps"] = section.schedule.warmup_of(section.steps)
     if "data" in config:
         from gristmill.dataprep.examples.read_examples import examples_listing
-        from gristmill.dataprep.reading.sources import outside_listing
+        from gristmill.dataprep.readers.sources import outside_listing
 
         checkpoint = config["continue_from"]
         recipe = {

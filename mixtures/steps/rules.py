@@ -34,7 +34,7 @@ class C4(Section):
     Datasets, text/c4_utils.py).
 
     Its rules for lines are `clean: {lines: [c4]}`, to be run before `filter`.
-    Definitions: dataprep/filtering/rules_c4.py.
+    Definitions: dataprep/filters/rules_c4.py.
     """
 
     constants: Literal["code", "paper"] = "code"
@@ -73,7 +73,7 @@ class MC4(Section):
 
 class FineWeb(Section):
     """FineWeb's own rules (Penedo et al. 2024, section 3.6). Definitions:
-    dataprep/filtering/rules_fineweb.py.
+    dataprep/filters/rules_fineweb.py.
 
     FineWeb runs them after Gopher's and C4's (those without the rule that lines end in
     punctuation).
@@ -116,7 +116,7 @@ class Curator(Section):
     """NeMo Curator's heuristics for English beside Gopher's rules
     (config/text/heuristic_filter_english_pipeline.yaml).
 
-    Definitions: dataprep/filtering/rules_curator.py. The pipeline also has Gopher's
+    Definitions: dataprep/filters/rules_curator.py. The pipeline also has Gopher's
     rules, in Curator's dialect.
     """
 
@@ -159,7 +159,7 @@ def defaults_of(
 
 class RunningText(Section):
     """Rules that tell running English from placeholder text and from words in a random
-    order. Definitions: dataprep/filtering/rules_running_text.py.
+    order. Definitions: dataprep/filters/rules_running_text.py.
 
     Texts in other languages are judged by the placeholder alone.
     """
@@ -196,7 +196,7 @@ class RunningText(Section):
 
 class Code(Section):
     """Rules for files of source code, by the extension of their names. Definitions:
-    dataprep/filtering/rules_code.py.
+    dataprep/filters/rules_code.py.
 
     Most are StarCoder's (Li et al. 2023, section 3.1) and StarCoder2's (Lozhkov et al.
     2024, section 2.1). A rule from which an extension is exempt measures null there,
@@ -344,7 +344,7 @@ class Toxicity(Section):
 class GneissWeb(Section):
     """GneissWeb's two heuristics for English (Gohari et al. 2025); limits and
     combination are those of its released recipe (data-prep-kit, recipes/GneissWeb).
-    Definitions: dataprep/filtering/rules_gneissweb.py.
+    Definitions: dataprep/filters/rules_gneissweb.py.
 
     A document passes if one of the two votes for it: its readability is below a limit,
     or its tokens per character are within a range. GneissWeb also requires a quality
@@ -574,7 +574,7 @@ class Rules(Section):
     """Rule sets that judge documents; absent ones do not.
 
     `min_x` and `max_x` of a set bound its column x, and its other keys are options. The
-    module of the set's name in `dataprep/filtering/` measures the columns.
+    module of the set's name in `dataprep/filters/` measures the columns.
     """
 
     model_config = ConfigDict(json_schema_extra=add_to_schema)

@@ -28,13 +28,13 @@ from benchmarks.dataprep import (
 )
 from benchmarks.dataprep.judges import FOLDS, auc, folds
 from benchmarks.dataprep.language import accuracy, macro_f1
-from benchmarks.dataprep.reading import Score, Snippets, score
+from benchmarks.dataprep.readers import Score, Snippets, score
 from benchmarks.dataprep.spans import repeated_bytes, write_shards
 from benchmarks.measuring import process_tree
+from gristmill.dataprep.dedup.shingles import shingle_sets, similarities
 from gristmill.dataprep.documents import write_table
-from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
-from gristmill.dataprep.reading import ingest
-from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.readers import ingest
+from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.sources import Source
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from gristmill.dataprep.filtering.rules_code import (
+from gristmill.dataprep.filters.rules_code import (
     DATA,
     DIGITS,
     GENERATED,

@@ -21,8 +21,8 @@ from gristmill.dataprep.documents import (
     read_documents,
     write_table,
 )
-from gristmill.dataprep.jobs import shuffle
-from gristmill.dataprep.jobs.tasks import Task, finish_task
+from gristmill.dataprep.runners import shuffle
+from gristmill.dataprep.runners.tasks import Task, finish_task
 
 Document = tuple[str, str, str]
 """(source, locator, text)"""

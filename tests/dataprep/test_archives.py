@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import (
+from gristmill.dataprep.readers.readers import read_records
+from gristmill.dataprep.readers.records import (
     Page,
     Read,
     Reading,
@@ -22,7 +22,7 @@ from gristmill.dataprep.reading.records import (
     Rejected,
     Skipped,
 )
-from gristmill.dataprep.reading.sources import SourceError, find_files
+from gristmill.dataprep.readers.sources import SourceError, find_files
 from gristmill.mixtures.sources import Source
 
 MEMBERS = {

@@ -25,16 +25,16 @@ import pytest
 from benchmarks.chaos.network import silent_server
 from gristmill.core.files import as_path, sha256_file
 from gristmill.dataprep.encoders.score_documents import score_shard
-from gristmill.dataprep.jobs import ship_files as carried_module
-from gristmill.dataprep.jobs import worker_bootstrap
-from gristmill.dataprep.jobs.ship_files import (
+from gristmill.dataprep.runners import ship_files as carried_module
+from gristmill.dataprep.runners import worker_bootstrap
+from gristmill.dataprep.runners.ship_files import (
     FOLDER,
     carry,
     carry_step,
     package,
     through,
 )
-from gristmill.dataprep.jobs.tasks import do_group
+from gristmill.dataprep.runners.tasks import do_group
 from gristmill.mixtures.steps.own_steps import Annotate
 from tests.dataprep.small_models import write_word_vectors
 

@@ -12,7 +12,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.metrics import Metrics
 
-from gristmill.dataprep.jobs.linear_pipeline import (
+from gristmill.dataprep.runners.linear_pipeline import (
     Counts,
     UnknownStepError,
     as_metrics,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.reading.ingest import run
+from gristmill.dataprep.readers.ingest import run
 from gristmill.dataprep.text.chapters import (
     LEAST_CHAPTER,
     chapters,

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.duplicates.candidate_pairs import (
+from gristmill.dataprep.dedup.candidate_pairs import (
     LARGEST_BUCKET,
     candidate_pairs,
     cut_runs,
     pair_runs,
 )
-from gristmill.dataprep.duplicates.clusters import (
+from gristmill.dataprep.dedup.clusters import (
     KeepKey,
     best_first,
     explain_choices,
@@ -27,12 +27,12 @@ from gristmill.dataprep.duplicates.clusters import (
     survivors_alike,
     survivors_of_components,
 )
-from gristmill.dataprep.duplicates.components import (
+from gristmill.dataprep.dedup.components import (
     distinct_pairs,
     forest,
     pairs_table,
 )
-from gristmill.dataprep.jobs.shuffle import Shuffled
+from gristmill.dataprep.runners.shuffle import Shuffled
 from gristmill.dataprep.shuffle_format import write_partitions
 
 numbers = st.integers(0, 12)

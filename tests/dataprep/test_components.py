@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from gristmill.dataprep.document_numbers import Numbering
-from gristmill.dataprep.duplicates import components
-from gristmill.dataprep.duplicates.components import (
+from gristmill.dataprep.dedup import components
+from gristmill.dataprep.dedup.components import (
     count_star_partitions,
     count_unsettled,
     find_components,
@@ -28,7 +27,8 @@ from gristmill.dataprep.duplicates.components import (
     small_star,
     summarise,
 )
-from gristmill.dataprep.duplicates.dedup_index import DedupPlan
+from gristmill.dataprep.dedup.dedup_index import DedupPlan
+from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.shuffle_format import task_file, write_partitions
 from gristmill.mixtures.steps.dedup import Dedup
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.reading import compression
-from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Dropped, Read, Reading, Record, Rejected
-from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.readers import compression
+from gristmill.dataprep.readers.readers import read_records
+from gristmill.dataprep.readers.records import Dropped, Read, Reading, Record, Rejected
+from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.sources import Source
 
 
@@ -142,7 +142,7 @@ def test_csv_round_trips_for_any_read_size(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression, "READ_BYTES", step)
-        patch.setattr("gristmill.dataprep.reading.csv_rows.SNIFFED_BYTES", step)
+        patch.setattr("gristmill.dataprep.readers.csv_rows.SNIFFED_BYTES", step)
         records = read(
             tmp_path_factory.getbasetemp() / "rows.csv", buffer.getvalue().encode()
         )

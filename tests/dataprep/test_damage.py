@@ -22,11 +22,11 @@ import zstandard
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import QuarantineError
-from gristmill.dataprep.reading import compression, ingest
-from gristmill.dataprep.reading.document_shards import Damaged, lost_records
-from gristmill.dataprep.reading.readers import read_file
-from gristmill.dataprep.reading.records import Ended, Reading
-from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.readers import compression, ingest
+from gristmill.dataprep.readers.document_shards import Damaged, lost_records
+from gristmill.dataprep.readers.readers import read_file
+from gristmill.dataprep.readers.records import Ended, Reading
+from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.sources import Source
 from tests.dataprep.warc_records import record
 

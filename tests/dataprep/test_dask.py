@@ -13,10 +13,10 @@ import pytest
 
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs import runner
-from gristmill.dataprep.jobs.errors import WorkerError
-from gristmill.dataprep.jobs.runner import BEAM_NAMES, import_beam
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.dataprep.runners import runner
+from gristmill.dataprep.runners.errors import WorkerError
+from gristmill.dataprep.runners.runner import BEAM_NAMES, import_beam
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.dataprep.user_code import annotate
 from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.jobs.engine_downloads import MissingEngineError, dataflow, find
+from gristmill.dataprep.runners.engine_downloads import (
+    MissingEngineError,
+    dataflow,
+    find,
+)
 
 DRY_RUN = """
 import json, sys
@@ -28,7 +32,7 @@ DataflowApplicationClient.stage_file = lambda self, place, name, stream, *rest, 
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import BeamEngine
-from gristmill.dataprep.jobs.runner import run_there
+from gristmill.dataprep.runners.runner import run_there
 
 def work(group):
     yield {}

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.filtering import gopher
+from gristmill.dataprep.filters import gopher
 from gristmill.dataprep.thresholds import failures
 from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, GopherRules
 

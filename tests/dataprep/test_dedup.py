@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.conservation import check_conservation
+from gristmill.dataprep.dedup import dedup
 from gristmill.dataprep.documents import document_id, write_table
-from gristmill.dataprep.duplicates import dedup
 from tests.dataprep.document_shards import (
     Document,
     file_contents,

@@ -16,16 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.conservation import check_conservation
-from gristmill.dataprep.documents import document_id
-from gristmill.dataprep.duplicates import (
+from gristmill.dataprep.dedup import (
     candidate_pairs,
     components,
     dedup,
     sketches,
     survivors,
 )
-from gristmill.dataprep.duplicates.dedup_index import IndexMismatchError, best_matches
-from gristmill.dataprep.jobs import shuffle
+from gristmill.dataprep.dedup.dedup_index import IndexMismatchError, best_matches
+from gristmill.dataprep.documents import document_id
+from gristmill.dataprep.runners import shuffle
 from gristmill.mixtures.base import outside_paths
 from gristmill.mixtures.steps.dedup import Dedup
 from tests.dataprep.document_shards import Document, file_contents

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.conservation import check_conservation
+from gristmill.dataprep.dedup import dedup
 from gristmill.dataprep.documents import document_id
-from gristmill.dataprep.duplicates import dedup
 from gristmill.dataprep.semantic import dedup_semantic, vector_jobs
 from gristmill.dataprep.semantic.centroids import (
     count_clusters,

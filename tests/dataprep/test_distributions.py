@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.jobs import engine_downloads
-from gristmill.dataprep.jobs.engine_downloads import (
+from gristmill.dataprep.runners import engine_downloads
+from gristmill.dataprep.runners.engine_downloads import (
     FLINK_VERSION,
     MissingEngineError,
     Part,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.reading.charsets import (
+from gristmill.dataprep.readers.charsets import (
     Decoded,
     UndecodableError,
     declared_in_page,

@@ -18,9 +18,9 @@ import pytest
 
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs import errors, runner, tasks
-from gristmill.dataprep.jobs.errors import TaskError
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.runners import errors, runner, tasks
+from gristmill.dataprep.runners.errors import TaskError
+from gristmill.dataprep.runners.tasks import (
     Done,
     IncompleteJobError,
     Task,
@@ -470,7 +470,7 @@ def test_beam_counters_cover_all_workers(
 
 @pytest.mark.slow
 def test_beam_import_prints_nothing() -> None:
-    code = "from gristmill.dataprep.jobs.runner import import_beam; import_beam()"
+    code = "from gristmill.dataprep.runners.runner import import_beam; import_beam()"
     completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True
     )

@@ -20,13 +20,16 @@ import pytest
 from benchmarks.engines.clusters import PATIENCE_SECONDS, running, start_pool
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs import cluster_retry, portable, spark
-from gristmill.dataprep.jobs.engine_downloads import CACHE_VARIABLE, MissingEngineError
-from gristmill.dataprep.jobs.errors import WorkerError
-from gristmill.dataprep.jobs.portable import flink_options
-from gristmill.dataprep.jobs.runner import run_there, wait_no_longer
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
-from gristmill.dataprep.jobs.worker import end_worker, pool_type
+from gristmill.dataprep.runners import cluster_retry, portable, spark
+from gristmill.dataprep.runners.engine_downloads import (
+    CACHE_VARIABLE,
+    MissingEngineError,
+)
+from gristmill.dataprep.runners.errors import WorkerError
+from gristmill.dataprep.runners.portable import flink_options
+from gristmill.dataprep.runners.runner import run_there, wait_no_longer
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
+from gristmill.dataprep.runners.worker import end_worker, pool_type
 from gristmill.mixtures.engine import BeamEngine
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]

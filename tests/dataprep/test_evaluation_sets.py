@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError, read_parts
-from gristmill.dataprep.reading.sources import SourceError
+from gristmill.dataprep.readers.sources import SourceError
 from gristmill.mixtures.steps.decontaminate import Decontaminate, EvaluationSet
 
 ITEMS = [

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import gristmill.dataprep.reading.pythondocs as docquestions
+import gristmill.dataprep.readers.pythondocs as docquestions
 from benchmarks.checkout import data_folder
 from gristmill.dataprep.examples.conversations import sft_example
 from gristmill.dataprep.examples.read_examples import (
@@ -20,7 +20,7 @@ from gristmill.dataprep.examples.read_examples import (
     read_examples,
     read_set,
 )
-from gristmill.dataprep.reading.pythondocs import (
+from gristmill.dataprep.readers.pythondocs import (
     MAX_ANSWER_CHARACTERS,
     standard_library_files,
 )

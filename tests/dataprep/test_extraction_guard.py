@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.reading.extraction_guard import (
+from gristmill.dataprep.readers.extraction_guard import (
     ExtractorError,
     Guard,
     Limits,
     extract_pages,
 )
-from gristmill.dataprep.reading.records import (
+from gristmill.dataprep.readers.records import (
     Dropped,
     Page,
     Read,
@@ -225,8 +225,8 @@ def test_guard_ends_its_process(extractor: str) -> None:
 )
 def test_extractor_ends_with_its_parent(extractor: str) -> None:
     code = f"""
-from gristmill.dataprep.reading.extraction_guard import Guard, Limits
-from gristmill.dataprep.reading.records import Page
+from gristmill.dataprep.readers.extraction_guard import Guard, Limits
+from gristmill.dataprep.readers.records import Page
 guard = Guard({extractor!r}, {{}}, Limits(seconds=1e6))
 guard.submit(Page(1, "l", b"spin", "utf-8"))
 print(guard._child.pid, flush=True)

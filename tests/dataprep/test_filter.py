@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep.annotate_batches import measure_texts, spread
 from gristmill.dataprep.conservation import QuarantineError, check_conservation
 from gristmill.dataprep.documents import write_table
-from gristmill.dataprep.filtering import filter as filter_stage
+from gristmill.dataprep.filters import filter as filter_stage
 from gristmill.dataprep.thresholds import (
     bounded_statistics,
     count_failures,

@@ -14,8 +14,8 @@ import pytest
 from pydantic import ValidationError
 
 from gristmill.dataprep.documents import read_documents, write_table
-from gristmill.dataprep.filtering import filter as filter_stage
-from gristmill.dataprep.filtering.filter import judge
+from gristmill.dataprep.filters import filter as filter_stage
+from gristmill.dataprep.filters.filter import judge
 from gristmill.dataprep.whatif_thresholds import judge_shard, rules_of, short_name
 from gristmill.mixtures.base import RECIPE
 from gristmill.mixtures.steps.filter import Filter

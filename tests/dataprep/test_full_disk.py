@@ -25,8 +25,8 @@ from gristmill.core.files import (
 )
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_files import DamagedModelError
-from gristmill.dataprep.jobs.worker_bootstrap import SUBPACKAGES
 from gristmill.dataprep.quality import classifier
+from gristmill.dataprep.runners.worker_bootstrap import SUBPACKAGES
 from gristmill.dataprep.semantic.vector_jobs import CENTROIDS, write_centroids
 from gristmill.mixtures.steps.quality import Classifier
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gristmill.dataprep.filtering.rule_sets import measure
+from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.rules import Rules
 
@@ -138,7 +138,7 @@ def test_readability_has_to_be_below_its_limit(words: int, votes: float) -> None
 def test_text_in_a_category_has_wider_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gristmill.dataprep.filtering import rules_gneissweb
+    from gristmill.dataprep.filters import rules_gneissweb
 
     class Labels:
         """Gives label 0 to the first text and label 1 to the second."""

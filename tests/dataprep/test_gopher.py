@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.filtering.gopher import (
+from gristmill.dataprep.filters.gopher import (
     QUALITY_STATISTICS,
     REPETITION_STATISTICS,
     statistics,
 )
-from gristmill.dataprep.filtering.gopher_words import STOP_WORDS
+from gristmill.dataprep.filters.gopher_words import STOP_WORDS
 from gristmill.dataprep.text.unicode_tables import (
     ALPHABETIC,
     CODE_POINTS,

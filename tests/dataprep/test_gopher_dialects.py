@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering import gopher
-from gristmill.dataprep.filtering.rule_sets import measure
+from gristmill.dataprep.filters import gopher
+from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import failures
 from gristmill.dataprep.words import spacy_words
 from gristmill.mixtures.steps.rules import (

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.reading.dataset_hf import NoSplitError, data_files
-from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Reading, Record, Rejected
-from gristmill.dataprep.reading.sources import (
+from gristmill.dataprep.readers.dataset_hf import NoSplitError, data_files
+from gristmill.dataprep.readers.readers import read_records
+from gristmill.dataprep.readers.records import Reading, Record, Rejected
+from gristmill.dataprep.readers.sources import (
     DatasetFolder,
     Found,
     SourceError,

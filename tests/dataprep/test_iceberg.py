@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Reading, Record
-from gristmill.dataprep.reading.sources import SourceError, find_files
+from gristmill.dataprep.readers.readers import read_records
+from gristmill.dataprep.readers.records import Reading, Record
+from gristmill.dataprep.readers.sources import SourceError, find_files
 from gristmill.mixtures.sources import Source
 
 

@@ -16,10 +16,10 @@ import pytest
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import QuarantineError, check_conservation
 from gristmill.dataprep.documents import document_id, read_table, shard_names
-from gristmill.dataprep.reading import document_shards as sharding
-from gristmill.dataprep.reading import duplicate_records, ingest, sources
-from gristmill.dataprep.reading.duplicate_records import DuplicateIdError
-from gristmill.dataprep.reading.sources import SourceError, listing
+from gristmill.dataprep.readers import document_shards as sharding
+from gristmill.dataprep.readers import duplicate_records, ingest, sources
+from gristmill.dataprep.readers.duplicate_records import DuplicateIdError
+from gristmill.dataprep.readers.sources import SourceError, listing
 from gristmill.mixtures.sources import Source
 from tests.dataprep.document_shards import file_contents
 

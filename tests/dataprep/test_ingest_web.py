@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.jobs.tasks import Task
-from gristmill.dataprep.reading import ingest, sources
-from gristmill.dataprep.reading.duplicate_records import DuplicateIdError
-from gristmill.dataprep.reading.sources import SourceError
+from gristmill.dataprep.readers import ingest, sources
+from gristmill.dataprep.readers.duplicate_records import DuplicateIdError
+from gristmill.dataprep.readers.sources import SourceError
+from gristmill.dataprep.runners.tasks import Task
 from gristmill.mixtures.sources import Ingest, Source
 from tests.dataprep.document_shards import file_contents
 from tests.dataprep.warc_records import http, record

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.jobs import servers
-from gristmill.dataprep.jobs.errors import WorkerError
-from gristmill.dataprep.jobs.servers import job_server
+from gristmill.dataprep.runners import servers
+from gristmill.dataprep.runners.errors import WorkerError
+from gristmill.dataprep.runners.servers import job_server
 from tests.servers import wait_for
 
 SERVER = """

@@ -14,11 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import document_id, hash_documents
-from gristmill.dataprep.reading import compression, json_array, json_lines
-from gristmill.dataprep.reading.document_shards import ShardWriter
-from gristmill.dataprep.reading.json_lines import read_jsonl
-from gristmill.dataprep.reading.readers import one_by_one, read_records
-from gristmill.dataprep.reading.records import (
+from gristmill.dataprep.readers import compression, json_array, json_lines
+from gristmill.dataprep.readers.document_shards import ShardWriter
+from gristmill.dataprep.readers.json_lines import read_jsonl
+from gristmill.dataprep.readers.readers import one_by_one, read_records
+from gristmill.dataprep.readers.records import (
     Input,
     Read,
     Reading,
@@ -26,7 +26,7 @@ from gristmill.dataprep.reading.records import (
     Records,
     Rejected,
 )
-from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.sources import Source
 
 READINGS = (

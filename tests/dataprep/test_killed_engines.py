@@ -22,10 +22,10 @@ import pytest
 from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs import servers, spark
-from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
-from gristmill.dataprep.jobs.errors import WorkerError
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.dataprep.runners import servers, spark
+from gristmill.dataprep.runners.engine_downloads import MissingEngineError
+from gristmill.dataprep.runners.errors import WorkerError
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.process_state import is_running
 from tests.servers import wait_for

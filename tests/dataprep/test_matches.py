@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.duplicates.dedup_index import spread_to_copies
+from gristmill.dataprep.dedup.dedup_index import spread_to_copies
 
 match_tables = st.dictionaries(
     st.tuples(st.integers(0, 5), st.integers(100, 105)),

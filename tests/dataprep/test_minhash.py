@@ -14,8 +14,8 @@ from datasketch import MinHash, MinHashLSH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.duplicates.minhash import band_keys, signatures
-from gristmill.dataprep.duplicates.shingles import (
+from gristmill.dataprep.dedup.minhash import band_keys, signatures
+from gristmill.dataprep.dedup.shingles import (
     ShingleSets,
     shingle_sets,
     similarities,

@@ -13,10 +13,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.reading import document_shards, ingest
-from gristmill.dataprep.reading.own_sources import OwnProcess
-from gristmill.dataprep.reading.records import Reading, Record
-from gristmill.dataprep.reading.sources import SourceError, find_files, listing
+from gristmill.dataprep.readers import document_shards, ingest
+from gristmill.dataprep.readers.own_sources import OwnProcess
+from gristmill.dataprep.readers.records import Reading, Record
+from gristmill.dataprep.readers.sources import SourceError, find_files, listing
 from gristmill.mixtures.sources import OwnReader, Source
 from gristmill.mixtures.user_code import OwnFunction, take_code
 from tests.dataprep.document_shards import file_contents

@@ -19,10 +19,10 @@ import pytest
 
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs.errors import WorkerError
-from gristmill.dataprep.jobs.pool import modules_of
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
-from gristmill.dataprep.reading.ingest import ingest_task
+from gristmill.dataprep.readers.ingest import ingest_task
+from gristmill.dataprep.runners.errors import WorkerError
+from gristmill.dataprep.runners.pool import modules_of
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.process_state import is_running
 from tests.servers import wait_for
@@ -208,11 +208,11 @@ def test_killed_server_ends_the_job_and_the_next_job_starts_another(
 
 def test_only_package_modules_are_imported_before_the_fork() -> None:
     assert list(modules_of(partial(partial(ingest_task, "out"), 5))) == [
-        "gristmill.dataprep.reading.ingest"
+        "gristmill.dataprep.readers.ingest"
     ]
     assert list(modules_of(partial(run_tasks, ingest_task))) == [
-        "gristmill.dataprep.jobs.tasks",
-        "gristmill.dataprep.reading.ingest",
+        "gristmill.dataprep.runners.tasks",
+        "gristmill.dataprep.readers.ingest",
     ]
     assert not list(modules_of(tell_pids))
     assert not list(modules_of(partial(len)))
@@ -223,7 +223,7 @@ SCRIPT = """
     from pathlib import Path
     from gristmill.core.stage_context import Context
     from gristmill.mixtures.engine import BeamEngine
-    from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+    from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 
     folder = Path(sys.argv[1])
 

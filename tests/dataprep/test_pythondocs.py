@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.reading import pythondocs
-from gristmill.dataprep.reading.pythondocs import (
+from gristmill.dataprep.readers import pythondocs
+from gristmill.dataprep.readers.pythondocs import (
     DOCS,
     STDLIB,
     python_documents,
@@ -76,7 +76,7 @@ def test_importlib_metadata_backport_does_not_change_distributions(
 ) -> None:
     pytest.importorskip("importlib_metadata")
     code = (
-        "import sys; {first_import} from gristmill.dataprep.reading.pythondocs "
+        "import sys; {first_import} from gristmill.dataprep.readers.pythondocs "
         "import DOCS, python_documents; "
         "print(len([d for d in python_documents(DOCS, 'distributions') if "
         "d.locator.endswith('/METADATA')]))"

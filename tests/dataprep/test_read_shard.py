@@ -22,6 +22,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep import documents
 from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.cleaning import clean
+from gristmill.dataprep.dedup import dedup
 from gristmill.dataprep.documents import (
     MERGED,
     MisalignedError,
@@ -33,9 +34,8 @@ from gristmill.dataprep.documents import (
     read_table,
     write_table,
 )
-from gristmill.dataprep.duplicates import dedup
 from gristmill.dataprep.edits import EDITS, BadEditError, edits_array
-from gristmill.dataprep.filtering import filter as filtering
+from gristmill.dataprep.filters import filter as filtering
 from gristmill.dataprep.passages import decontaminate, dedup_lines, dedup_substrings
 from gristmill.dataprep.quality import quality
 from gristmill.dataprep.row_groups import ahead, read_document_rows, read_texts

@@ -12,9 +12,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.reading import compression
-from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import (
+from gristmill.dataprep.readers import compression
+from gristmill.dataprep.readers.readers import read_records
+from gristmill.dataprep.readers.records import (
     Dropped,
     Page,
     Read,
@@ -22,7 +22,7 @@ from gristmill.dataprep.reading.records import (
     Record,
     Rejected,
 )
-from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.sources import Source
 
 COMPRESS = {

@@ -28,11 +28,11 @@ READ = """
 import json, resource, sys
 from pathlib import Path
 from gristmill.core.processes import peak_resident_bytes
-from gristmill.dataprep.reading import compression, readers
-from gristmill.dataprep.reading.records import Reading, Rejected
-from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.readers import compression, readers
+from gristmill.dataprep.readers.records import Reading, Rejected
+from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.sources import Source
-import gristmill.dataprep.reading.warc, pyarrow
+import gristmill.dataprep.readers.warc, pyarrow
 compression.MAX_RECORD_BYTES = int(sys.argv[2])
 (small,) = find_files("s", Source.model_validate({"path": sys.argv[3]})).files
 list(readers.read_records(small, Reading()))
@@ -170,7 +170,7 @@ import json, sys
 from pathlib import Path
 from gristmill.core.stage_context import Context
 from gristmill.core.processes import peak_resident_bytes
-from gristmill.dataprep.reading import ingest
+from gristmill.dataprep.readers import ingest
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 with open(folder / "a.jsonl", "w") as sink:
     for at in range(number):

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from gristmill.dataprep.reading import compression
-from gristmill.dataprep.reading.readers import read_file, read_records
-from gristmill.dataprep.reading.records import Ended, Read, Reading, Record, Rejected
-from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.readers import compression
+from gristmill.dataprep.readers.readers import read_file, read_records
+from gristmill.dataprep.readers.records import Ended, Read, Reading, Record, Rejected
+from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.sources import Source
 from tests.dataprep.warc_records import http, record
 

@@ -14,7 +14,7 @@ import pytest
 
 from gristmill.dataprep import whatif_thresholds
 from gristmill.dataprep.documents import column_names, read_annotations, shard_names
-from gristmill.dataprep.filtering import filter as filter_stage
+from gristmill.dataprep.filters import filter as filter_stage
 from gristmill.dataprep.quality import quality
 from gristmill.dataprep.quality.whatif_keep_top import keep_top_rule
 from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest, rules_of

@@ -16,8 +16,8 @@ import pytest
 
 from gristmill.dataprep.annotate_batches import spread
 from gristmill.dataprep.documents import read_shard, write_table
-from gristmill.dataprep.filtering.gopher import DIALECTS
-from gristmill.dataprep.filtering.rule_sets import column_edges, columns_read, measure
+from gristmill.dataprep.filters.gopher import DIALECTS
+from gristmill.dataprep.filters.rule_sets import column_edges, columns_read, measure
 from gristmill.dataprep.thresholds import failures
 from gristmill.mixtures.base import Section
 from gristmill.mixtures.steps.rules import GopherQuality, Rules, columns_of
@@ -147,7 +147,7 @@ PEAK = """
 import json, sys
 from pathlib import Path
 import pyarrow as pa
-from gristmill.dataprep.filtering.rule_sets import measure
+from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.core.processes import peak_resident_bytes
 from gristmill.mixtures.steps.rules import Rules
 rules, size = Rules.model_validate(json.loads(sys.argv[1])), int(sys.argv[2])

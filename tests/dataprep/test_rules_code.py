@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering.rule_sets import measure
-from gristmill.dataprep.filtering.rules_code import (
+from gristmill.dataprep.filters.rule_sets import measure
+from gristmill.dataprep.filters.rules_code import (
     code_statistics,
     extension,
     file_name,

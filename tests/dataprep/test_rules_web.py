@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering.listed_words import prepare_phrases
-from gristmill.dataprep.filtering.rule_sets import measure
+from gristmill.dataprep.filters.listed_words import prepare_phrases
+from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.rules import Rules
 from tests.dataprep import rules_reference

@@ -14,10 +14,10 @@ import grpc
 import pytest
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs import runner
-from gristmill.dataprep.jobs.errors import WorkerError, shorten
-from gristmill.dataprep.jobs.runner import NotLinearError, check_linear, import_beam
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.dataprep.runners import runner
+from gristmill.dataprep.runners.errors import WorkerError, shorten
+from gristmill.dataprep.runners.runner import NotLinearError, check_linear, import_beam
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.engine import BeamEngine
 
 

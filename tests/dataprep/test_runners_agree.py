@@ -12,9 +12,9 @@ import pytest
 
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.duplicates import dedup
-from gristmill.dataprep.filtering import filter
-from gristmill.dataprep.reading import ingest
+from gristmill.dataprep.dedup import dedup
+from gristmill.dataprep.filters import filter
+from gristmill.dataprep.readers import ingest
 from gristmill.mixtures.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
 

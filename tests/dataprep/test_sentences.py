@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering.lines_and_sentences import (
+from gristmill.dataprep.filters.lines_and_sentences import (
     BREAK,
     SPACE,
     TERMINAL,

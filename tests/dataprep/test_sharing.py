@@ -14,8 +14,8 @@ import pytest
 
 from gristmill.core.files import create_exclusively, write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs import multi_host
-from gristmill.dataprep.jobs.multi_host import (
+from gristmill.dataprep.runners import multi_host
+from gristmill.dataprep.runners.multi_host import (
     claim_and_do,
     last_claims,
     offered,
@@ -23,8 +23,8 @@ from gristmill.dataprep.jobs.multi_host import (
     take_share,
     taking_part,
 )
-from gristmill.dataprep.jobs.pool import Element, Work
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.dataprep.runners.pool import Element, Work
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.engine import BeamEngine
 
 NAMES = [f"{number:02d}" for number in range(24)]

@@ -21,9 +21,9 @@ import pytest
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep import shuffle_format
-from gristmill.dataprep.jobs import shuffle
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import (
+from gristmill.dataprep.runners import shuffle
+from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import (
     Done,
     IncompleteJobError,
     Task,
@@ -463,7 +463,7 @@ def test_dask_cluster_shuffles(tmp_path: Path, cluster: Cluster) -> None:
 def test_grouped_tasks_have_their_own_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gristmill.dataprep.jobs import tasks as jobs_tasks
+    from gristmill.dataprep.runners import tasks as jobs_tasks
 
     monkeypatch.setattr(jobs_tasks, "MOST_ELEMENTS", 4)
     planned, log = tasks(1, 30), tmp_path / "calls"

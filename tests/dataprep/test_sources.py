@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gristmill.dataprep.reading.sources import (
+from gristmill.dataprep.readers.sources import (
     SourceError,
     find_files,
     listing,

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from gristmill.dataprep.filtering import gopher
-from gristmill.dataprep.filtering.gopher_words import (
+from gristmill.dataprep.filters import gopher
+from gristmill.dataprep.filters.gopher_words import (
     STOP_WORDS,
     UNSPACED_LANGUAGES,
     is_unspaced,

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.reading import compression, guarded, ingest
-from gristmill.dataprep.reading.document_shards import Loss
-from gristmill.dataprep.reading.readers import read_file, read_records
-from gristmill.dataprep.reading.records import Ended, Read, Reading, Record, Rejected
-from gristmill.dataprep.reading.sources import find_files
-from gristmill.dataprep.reading.tables import TableReader, table_rows
+from gristmill.dataprep.readers import compression, guarded, ingest
+from gristmill.dataprep.readers.document_shards import Loss
+from gristmill.dataprep.readers.readers import read_file, read_records
+from gristmill.dataprep.readers.records import Ended, Read, Reading, Record, Rejected
+from gristmill.dataprep.readers.sources import find_files
+from gristmill.dataprep.readers.tables import TableReader, table_rows
 from gristmill.mixtures.sources import Source
 
 MakeContext = Callable[..., Context]
@@ -106,7 +106,7 @@ def crashing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> No
     """End the reader process by a signal at every file whose name begins with `bad`."""
     program = tmp_path / "child.py"
     program.write_text(
-        "import os, gristmill.dataprep.reading.table_child as child\n"
+        "import os, gristmill.dataprep.readers.table_child as child\n"
         "def parquet(path, about, original=child._parquet):\n"
         f"    if path.name.startswith('bad'): os.kill(os.getpid(), {number})\n"
         "    yield from original(path, about)\n"

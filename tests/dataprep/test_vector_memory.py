@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.duplicates.clusters import parse_keep
-from gristmill.dataprep.duplicates.survivors import KEEP_PREFIX
+from gristmill.dataprep.dedup.clusters import parse_keep
+from gristmill.dataprep.dedup.survivors import KEEP_PREFIX
 from gristmill.dataprep.semantic import vector_search as search
 from gristmill.dataprep.semantic.centroids import fit_centroids, nearest_centroids
 from gristmill.dataprep.semantic.cluster_names import ROWS_AT_ONCE, project

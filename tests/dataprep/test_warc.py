@@ -12,9 +12,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.reading import compression
-from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import (
+from gristmill.dataprep.readers import compression
+from gristmill.dataprep.readers.readers import read_records
+from gristmill.dataprep.readers.records import (
     Dropped,
     Input,
     Page,
@@ -24,8 +24,8 @@ from gristmill.dataprep.reading.records import (
     Rejected,
     Skipped,
 )
-from gristmill.dataprep.reading.sources import find_files
-from gristmill.dataprep.reading.warc import read_warc, sniff_type
+from gristmill.dataprep.readers.sources import find_files
+from gristmill.dataprep.readers.warc import read_warc, sniff_type
 from gristmill.mixtures.sources import Source
 from tests.dataprep.warc_records import http, record
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering.lines_and_sentences import (
+from gristmill.dataprep.filters.lines_and_sentences import (
     EACH_NEWLINE,
     EACH_TWO_NEWLINES,
     NEWLINE_RUNS,

@@ -17,20 +17,20 @@ from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.filtering import filter as filter_stage
-from gristmill.dataprep.filtering.listed_words import (
+from gristmill.dataprep.filters import filter as filter_stage
+from gristmill.dataprep.filters.listed_words import (
     WordListError,
     build,
     count,
     lower,
     read_list,
 )
-from gristmill.dataprep.filtering.rules_bad_words import bad_word_statistics
-from gristmill.dataprep.filtering.rules_toxicity import (
+from gristmill.dataprep.filters.rules_bad_words import bad_word_statistics
+from gristmill.dataprep.filters.rules_toxicity import (
     ToxicityModelError,
     toxicity_statistics,
 )
-from gristmill.dataprep.filtering.rules_urls import url_statistics
+from gristmill.dataprep.filters.rules_urls import url_statistics
 from gristmill.dataprep.quality.classifier import train
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags

@@ -27,7 +27,7 @@ from gristmill.mixtures.engine import Engine
 TOY_STAGES = '''
 import os, signal, sys, time
 from pathlib import Path
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.core.files import atomic_write
 
 def write(path, content):
@@ -91,7 +91,7 @@ def killed_rank(inputs, config, out, context):
     sys.exit(1)
 
 def killed_worker(inputs, config, out, context):
-    from gristmill.dataprep.jobs.errors import KilledWorkerError
+    from gristmill.dataprep.runners.errors import KilledWorkerError
     print("last words", flush=True)
     raise KilledWorkerError("worker 1 was killed by signal 9")
 

@@ -18,9 +18,9 @@ from gristmill.dataprep.documents import DamagedTableError, MisalignedError
 from gristmill.dataprep.exporting.export_documents import (
     ExportError as DocumentExportError,
 )
-from gristmill.dataprep.jobs.errors import KilledWorkerError, WorkerError
-from gristmill.dataprep.reading.extraction_guard import ExtractorError
-from gristmill.dataprep.reading.sources import SourceError
+from gristmill.dataprep.readers.extraction_guard import ExtractorError
+from gristmill.dataprep.readers.sources import SourceError
+from gristmill.dataprep.runners.errors import KilledWorkerError, WorkerError
 from gristmill.dataprep.words.language_words import NoTokenizerError
 from gristmill.dataprep.words.spacy_words import NoSpacyError
 from gristmill.flows.cli.application import WholeSentences

@@ -19,9 +19,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import gristmill as gristmill_package
-from gristmill.dataprep.jobs.errors import WorkerError
-from gristmill.dataprep.jobs.runner import check_cluster
-from gristmill.dataprep.reading import sources
+from gristmill.dataprep.readers import sources
+from gristmill.dataprep.runners.errors import WorkerError
+from gristmill.dataprep.runners.runner import check_cluster
 from gristmill.flows.running import missing_libraries
 from gristmill.flows.running.missing_libraries import EXTRA_OF, check_libraries
 from gristmill.flows.running.session import open_session

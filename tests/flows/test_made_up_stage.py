@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.documents import annotate, kept_rows, read_documents, write_table
-from gristmill.dataprep.jobs.tasks import Done, run_tasks, shard_tasks
+from gristmill.dataprep.runners.tasks import Done, run_tasks, shard_tasks
 from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.base import Fraction, Judging
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models
 from typer.testing import CliRunner, Result
 
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
-from gristmill.dataprep.reading.sources import SourceError
+from gristmill.dataprep.readers.sources import SourceError
 from gristmill.flows.authoring.look_at_data import id_field, look_at, size, text_field
 from gristmill.flows.authoring.new_manifest import (
     MODELS,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from gristmill.dataprep.jobs.worker_bootstrap import SUBPACKAGES
+from gristmill.dataprep.runners.worker_bootstrap import SUBPACKAGES
 from gristmill.flows.cli.main import app
 from tests.test_architecture import ROOT
 

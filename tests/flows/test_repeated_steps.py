@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.duplicates.clusters import qualified
+from gristmill.dataprep.dedup.clusters import qualified
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.compare import stages_of
 from gristmill.flows.questions.explain import history

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.core.files import read_json
-from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Reading, Record
-from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.readers.readers import read_records
+from gristmill.dataprep.readers.records import Reading, Record
+from gristmill.dataprep.readers.sources import find_files
 from gristmill.flows.cli import main as cli
 from gristmill.flows.orchestration import serving
 from gristmill.flows.pages.page_server import listen_locally

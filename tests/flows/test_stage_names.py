@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.jobs.worker_bootstrap import SUBPACKAGES
+from gristmill.dataprep.runners.worker_bootstrap import SUBPACKAGES
 from gristmill.flows.stages.registry import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -128,7 +128,7 @@ def test_only_several_local_data_stages_are_forked() -> None:
         )
 
     plan = {
-        "filter": node("filter", "gristmill.dataprep.filtering.filter:run"),
+        "filter": node("filter", "gristmill.dataprep.filters.filter:run"),
         "mix": node("mix", "gristmill.tokenize.mixing.mix:run"),
         "pretrain": node(
             "pretrain", "gristmill.train.stages.pretrain:run", torchrun=True
@@ -193,7 +193,7 @@ def test_fork_server_starts_early_unless_the_run_was_completed_and_stops_if_unus
     plan = {
         name: replace(
             node,
-            stage=replace(node.stage, run="gristmill.dataprep.filtering.filter:run"),
+            stage=replace(node.stage, run="gristmill.dataprep.filters.filter:run"),
         )
         for name in ("filter", "dedup")
     }
@@ -224,10 +224,10 @@ def test_lazily_imported_modules_are_imported_before_forking(
     }
     with stage_server.stage_server(plan, list(plan), Engine()):
         assert requested_modules == [
-            "gristmill.dataprep.filtering.filter",
+            "gristmill.dataprep.filters.filter",
             "gristmill.dataprep.words.spacy_preload",
             *stage_server.LATER,
-            "gristmill.dataprep.duplicates.dedup",
+            "gristmill.dataprep.dedup.dedup",
             "datasketch",
         ]
     assert STAGES["filter"].requirements.preload(Filter()) == []

@@ -20,7 +20,7 @@ from gristmill.dataprep.documents import (
     document_id,
     write_table,
 )
-from gristmill.dataprep.filtering import filter as filter_stage
+from gristmill.dataprep.filters import filter as filter_stage
 from gristmill.dataprep.whatif_thresholds import rules_of
 from gristmill.flows.questions.whatif import (
     MOST_IDLE,

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.filtering import gopher
+from gristmill.dataprep.filters import gopher
 from gristmill.dataprep.text.unicode_tables import CONTENT, code_point_flags
 from gristmill.dataprep.thresholds import failures
 from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition

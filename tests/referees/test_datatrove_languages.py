@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.filtering.filter import judge
+from gristmill.dataprep.filters.filter import judge
 from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.words.language_words import language_words

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.filtering.rule_sets import measure
+from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.rules import Rules
 from tests.dataprep import rules_reference

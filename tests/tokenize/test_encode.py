@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.conservation import QuarantineError
-from gristmill.dataprep.jobs.tasks import Task
+from gristmill.dataprep.runners.tasks import Task
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.tokenize.encoding import encode
 from gristmill.tokenize.encoding.pretokens import byte_characters

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.duplicates import dedup
-from gristmill.dataprep.jobs import shuffle
+from gristmill.dataprep.dedup import dedup
 from gristmill.dataprep.passages import decontaminate, dedup_lines, dedup_substrings
-from gristmill.dataprep.reading import duplicate_records, ingest
+from gristmill.dataprep.readers import duplicate_records, ingest
+from gristmill.dataprep.runners import shuffle
 from gristmill.mixtures.engine import BeamEngine
 from gristmill.tokenize import text_index
 from gristmill.tokenize.encoding import encode, tokenizer, vocabulary_sample

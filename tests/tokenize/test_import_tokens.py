@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.reading.ingest import ChangedInputError
-from gristmill.dataprep.reading.sources import SourceError
+from gristmill.dataprep.readers.ingest import ChangedInputError
+from gristmill.dataprep.readers.sources import SourceError
 from gristmill.mixtures.sources import TokenSource
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.exporting.exported_files import export_tokens

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.jobs.shuffle import Shuffled, send_to_files
-from gristmill.dataprep.jobs.tasks import Task
+from gristmill.dataprep.runners.shuffle import Shuffled, send_to_files
+from gristmill.dataprep.runners.tasks import Task
 from gristmill.dataprep.shuffle_format import task_file, write_partitions
 from gristmill.tokenize.mixing import ledger, row_layout, streams, write_shards
 from gristmill.tokenize.mixing.array_files import save

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs import shuffle
-from gristmill.dataprep.jobs.tasks import run_tasks
+from gristmill.dataprep.runners import shuffle
+from gristmill.dataprep.runners.tasks import run_tasks
 from gristmill.mixtures.engine import BeamEngine
 from gristmill.tokenize import packed_files, text_index
 from gristmill.tokenize.packed import PackedSet

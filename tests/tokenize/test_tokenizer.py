@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gristmill.dataprep.jobs.tasks import shard_tasks
+from gristmill.dataprep.runners.tasks import shard_tasks
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.tokenize.encoding import vocabulary_sample
 from gristmill.tokenize.encoding.chat_templates import (

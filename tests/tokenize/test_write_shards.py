@@ -14,8 +14,8 @@ import pytest
 
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.mixtures.engine import BeamEngine
 from gristmill.tokenize.mixing import write_shards
 from gristmill.tokenize.mixing.array_files import ALIGNMENT, load_record, save

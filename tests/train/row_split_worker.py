@@ -35,8 +35,8 @@ from gristmill.train.objectives.losses import (
     weighted_nll,
 )
 from gristmill.train.parallel.context_parallel import TokenHead
+from gristmill.train.parallel.fsdp import split_rows
 from gristmill.train.parallel.process_groups import World, make_world, process_group
-from gristmill.train.parallel.sharding import split_rows
 
 SHAPE = shape_of(
     Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48),

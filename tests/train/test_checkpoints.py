@@ -25,8 +25,8 @@ from gristmill.train.loop.checkpoints import (
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.parallel.fsdp import gathered, sharded_model
 from gristmill.train.parallel.process_groups import World, process_group
-from gristmill.train.parallel.sharding import gathered, sharded_model
 
 GOOD = torch.tensor(False)
 

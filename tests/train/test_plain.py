@@ -18,12 +18,12 @@ from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.optimizer import make_optimizers, update
-from gristmill.train.parallel.process_groups import World, single_process
-from gristmill.train.parallel.sharding import (
+from gristmill.train.parallel.fsdp import (
     assert_master_weights,
     evaluating,
     sharded_model,
 )
+from gristmill.train.parallel.process_groups import World, single_process
 
 SHAPE = shape_of(Model(layers=2, width=32, heads=4), 100, 16)
 

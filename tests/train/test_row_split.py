@@ -26,7 +26,7 @@ from gristmill.train.models.attention import (
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
 from gristmill.train.parallel.context_parallel import RowSplit, RowSplitError
-from gristmill.train.parallel.sharding import split_rows
+from gristmill.train.parallel.fsdp import split_rows
 from tests.train.row_split_worker import DOCUMENTS, LENGTH, VARIANTS, positions
 
 ROUNDING = 5e-6

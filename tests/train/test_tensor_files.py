@@ -238,7 +238,7 @@ from gristmill.mixtures.engine import Parallel
 from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.parallel.sharding import sharded_model, whole_tensors
+from gristmill.train.parallel.fsdp import sharded_model, whole_tensors
 from gristmill.train.parallel.process_groups import make_world, process_group
 
 def gather():

@@ -45,8 +45,8 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.edits import EDITS
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.row_groups import ahead, read_texts
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.base import Judging
 from gristmill.tokenize.encoding.fast_encode import FastEncoder, flat_ids, texts_of

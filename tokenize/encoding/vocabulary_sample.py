@@ -30,8 +30,8 @@ from gristmill.dataprep.documents import (
     read_shard,
     shard_names,
 )
-from gristmill.dataprep.jobs.shuffle import Sent, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
+from gristmill.dataprep.runners.shuffle import Sent, run_shuffle
+from gristmill.dataprep.runners.tasks import Done, Task, shard_tasks
 from gristmill.dataprep.shuffle_format import MOST_PARTITIONS, columns_of
 from gristmill.tokenize.document_sampling import (
     draw,

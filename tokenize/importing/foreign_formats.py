@@ -22,7 +22,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from gristmill.core.files import as_path, is_local
-from gristmill.dataprep.reading.compression import (
+from gristmill.dataprep.readers.compression import (
     CorruptFileError,
     RecordTooLongError,
     read_whole,

@@ -31,10 +31,10 @@ from gristmill.dataprep.documents import (
     read_table,
     write_table,
 )
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
-from gristmill.dataprep.reading.ingest import ChangedInputError
-from gristmill.dataprep.reading.pythondocs import ListedFile
-from gristmill.dataprep.reading.records import metadata_json
+from gristmill.dataprep.readers.ingest import ChangedInputError
+from gristmill.dataprep.readers.pythondocs import ListedFile
+from gristmill.dataprep.readers.records import metadata_json
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.base import Judging
 from gristmill.mixtures.sources import TokenSource
 from gristmill.tokenize.encoding.encode import docs_name, docs_table, tokens_name
@@ -183,7 +183,7 @@ def run(
         context: of the jobs.
 
     Raises:
-        gristmill.dataprep.reading.sources.SourceError: a source has no such files.
+        gristmill.dataprep.readers.sources.SourceError: a source has no such files.
         ChangedInputError: its files changed since the run was planned.
         TokenFileError: a file is damaged, has another format or another tokenizer.
     """

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from gristmill.core.files import as_path, is_local, sha256_file
-from gristmill.dataprep.reading.pythondocs import ListedFile
-from gristmill.dataprep.reading.sources import Found, SourceError, find_at
+from gristmill.dataprep.readers.pythondocs import ListedFile
+from gristmill.dataprep.readers.sources import Found, SourceError, find_at
 from gristmill.mixtures.sources import TokenSource
 from gristmill.tokenize.importing.foreign_formats import (
     MDS_INDEX,

@@ -26,8 +26,8 @@ from gristmill.dataprep.documents import (
     shard_names,
     step_with,
 )
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.dataprep.where_sql import METADATA
 from gristmill.mixtures.sources import MixedSource
 from gristmill.tokenize.document_sampling import drawn_below, id_words, leading

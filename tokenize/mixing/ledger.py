@@ -24,9 +24,9 @@ from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, SourceCounts
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.jobs.shuffle import Shuffled
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.row_groups import read_matching
+from gristmill.dataprep.runners.shuffle import Shuffled
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.dataprep.shuffle_format import columns_of
 from gristmill.tokenize.document_sampling import (
     ordered_by,

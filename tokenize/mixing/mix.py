@@ -23,8 +23,8 @@ from typing import TypedDict
 
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs.shuffle import must_send
-from gristmill.dataprep.jobs.tasks import Task, run_tasks
+from gristmill.dataprep.runners.shuffle import must_send
+from gristmill.dataprep.runners.tasks import Task, run_tasks
 from gristmill.mixtures.mix import Continues, Mix
 from gristmill.mixtures.sources import MixedSource
 from gristmill.tokenize.encoding.encode import tokens_name

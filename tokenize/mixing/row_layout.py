@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.mix import Mix
 from gristmill.mixtures.sources import MixedSource
 from gristmill.tokenize.document_sampling import leading

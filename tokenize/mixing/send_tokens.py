@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.dataprep.shuffle_format import group_starts
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.tokenize.packed_files import DTYPES, read_tokens

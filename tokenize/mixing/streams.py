@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks
+from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import Done, Task, partition_tasks, run_tasks
 from gristmill.dataprep.shuffle_format import columns_of
 from gristmill.tokenize.document_sampling import (
     draw,

@@ -21,8 +21,8 @@ import pyarrow as pa
 from numba import carray
 
 from gristmill.core.files import as_path, is_local
-from gristmill.dataprep.jobs.shuffle import Shuffled
-from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.runners.shuffle import Shuffled
+from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.dataprep.shuffle_format import columns_of
 from gristmill.dataprep.text.kernels import kernel, pointer
 from gristmill.tokenize.document_sampling import (

@@ -22,8 +22,8 @@ from gristmill.train.models.decoder import Llama
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import TensorOf
+from gristmill.train.parallel.fsdp import sharded_model
 from gristmill.train.parallel.process_groups import World
-from gristmill.train.parallel.sharding import sharded_model
 from gristmill.train.planning.flops import flops_per_token
 
 DOWN, UP, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"

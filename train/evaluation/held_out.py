@@ -26,8 +26,8 @@ from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.context_parallel import TokenHead
+from gristmill.train.parallel.fsdp import evaluating
 from gristmill.train.parallel.process_groups import World, sum_over_ranks
-from gristmill.train.parallel.sharding import evaluating
 
 ROWS_PER_FORWARD = 16
 LARGEST_EXPONENT = 700.0

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.train.objectives.losses import IGNORED, score_tokens
+from gristmill.train.parallel.fsdp import evaluating
 from gristmill.train.parallel.process_groups import World, sum_over_ranks
-from gristmill.train.parallel.sharding import evaluating
 
 TOKENS_PER_FORWARD = 8192
 Encode = Callable[[str], list[int]]

@@ -94,7 +94,7 @@ def read_probes(section: RedTeam) -> dict[str, list[Probe]]:
         ProbeError: an item or a template lacks a required field.
         gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be
             read.
-        gristmill.dataprep.reading.sources.SourceError: a path matches nothing.
+        gristmill.dataprep.readers.sources.SourceError: a path matches nothing.
     """
     probes_by_set = {}
     templates = {} if section.templates is None else read_jailbreaks(section.templates)

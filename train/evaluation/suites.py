@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from gristmill.core.files import as_path
 from gristmill.core.seeds import seeded_key
 from gristmill.dataprep.passages.evaluation_sets import read_items
-from gristmill.dataprep.reading.sources import outside_files
+from gristmill.dataprep.readers.sources import outside_files
 from gristmill.mixtures.evaluation import Suite
 from gristmill.train.evaluation.answering import Reader
 from gristmill.train.evaluation.intervals import (
@@ -160,7 +160,7 @@ def read_suite(section: Suite) -> dict[str, list[Record]]:
 
     Raises:
         TaskError: files are missing (all are listed), or an item lacks a field.
-        gristmill.dataprep.reading.sources.SourceError: the folder is empty.
+        gristmill.dataprep.readers.sources.SourceError: the folder is empty.
     """
     available = dict(outside_files(f"suite {section.suite}", section.path))
     tasks = known_suites()[section.suite].tasks

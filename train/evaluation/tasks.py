@@ -13,7 +13,7 @@ import jinja2
 from gristmill.core.files import as_path
 from gristmill.dataprep.examples.conversations import Message
 from gristmill.dataprep.passages.evaluation_sets import read_items
-from gristmill.dataprep.reading.sources import outside_files
+from gristmill.dataprep.readers.sources import outside_files
 from gristmill.mixtures.evaluation import Task
 from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, render
 
@@ -61,7 +61,7 @@ def read_task(task: Task) -> list[Item]:
             no item is left.
         gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be
             read.
-        gristmill.dataprep.reading.sources.SourceError: the path matches nothing.
+        gristmill.dataprep.readers.sources.SourceError: the path matches nothing.
     """
     records = read_records(f"task {task.name}", task.path)
     solved: Sequence[Record] = ()

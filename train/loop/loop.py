@@ -46,8 +46,8 @@ from gristmill.train.loop.training_job import (
     describe_phase,
     warn_of_long_warmup,
 )
+from gristmill.train.parallel.fsdp import assert_master_weights
 from gristmill.train.parallel.process_groups import any_rank
-from gristmill.train.parallel.sharding import assert_master_weights
 
 COLLECT_EVERY_STEPS = 50
 """Default of torchtitan."""

@@ -26,8 +26,8 @@ from gristmill.train.objectives.preference_objective import (
     DrawnObjective,
     measured_pairs,
 )
+from gristmill.train.parallel.fsdp import measured_by_all
 from gristmill.train.parallel.process_groups import World
-from gristmill.train.parallel.sharding import measured_by_all
 
 KINDS = ("chosen", "rejected")
 """Names of desirable and undesirable answers in metrics, as in TRL."""

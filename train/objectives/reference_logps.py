@@ -26,8 +26,8 @@ from gristmill.train.objectives.kto_objective import Desirability
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.preference_losses import loss_at_start
 from gristmill.train.objectives.preference_objective import Preferences
+from gristmill.train.parallel.fsdp import evaluating, measured_by_all
 from gristmill.train.parallel.process_groups import World, sum_over_ranks
-from gristmill.train.parallel.sharding import evaluating, measured_by_all
 
 TABLE = "reference.parquet"
 KEY = "key.json"

@@ -18,8 +18,8 @@ from gristmill.train.loop.objective import Measured, ReadDocument, mean_of_train
 from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.models.reward_model import scores
 from gristmill.train.objectives.preference_objective import measured_pairs
+from gristmill.train.parallel.fsdp import measured_by_all
 from gristmill.train.parallel.process_groups import World
-from gristmill.train.parallel.sharding import measured_by_all
 
 
 def reward_loss(

@@ -19,8 +19,8 @@ from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.parallel.fsdp import compute_dtype, sharded_model
 from gristmill.train.parallel.process_groups import single_process
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.memory import (
     MASTER_BYTES,

@@ -26,8 +26,8 @@ from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.loop.batch_plan import micro_batches
+from gristmill.train.parallel.fsdp import evaluating
 from gristmill.train.parallel.process_groups import World, on_first, sum_over_ranks
-from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.reinforcement.algorithms import ALGORITHMS, learn_from
 from gristmill.train.reinforcement.curriculum import PromptChoice
 from gristmill.train.reinforcement.multi_turn import Asked

@@ -22,8 +22,8 @@ from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
+from gristmill.train.parallel.fsdp import gathered
 from gristmill.train.parallel.process_groups import World
-from gristmill.train.parallel.sharding import gathered
 from gristmill.train.reinforcement.multi_turn import Asked, Dialogue
 from gristmill.train.reinforcement.policy import is_critic
 from gristmill.train.reinforcement.rollouts import Generated

@@ -48,8 +48,8 @@ from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prediction_targets import Layout
 from gristmill.train.objectives.prefix_rows import PrefixCut
 from gristmill.train.objectives.span_rows import corruption_of
+from gristmill.train.parallel.fsdp import compute_dtype, sharded_model
 from gristmill.train.parallel.process_groups import process_group
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.stages.stage_inputs import Inputs, open_rows
 from gristmill.train.stages.trained_models import (
     Measurements,

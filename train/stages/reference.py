@@ -30,8 +30,8 @@ from gristmill.train.objectives.reference_logps import (
     pair_logps,
     write_reference,
 )
+from gristmill.train.parallel.fsdp import compute_dtype
 from gristmill.train.parallel.process_groups import process_group
-from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.stages.stage_inputs import Inputs, open_rows, start_of
 from gristmill.train.stages.trained_models import ModelFigures, describe_model
 

@@ -63,8 +63,8 @@ from gristmill.train.objectives.preference_report import (
     write_margins,
 )
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
+from gristmill.train.parallel.fsdp import compute_dtype
 from gristmill.train.parallel.process_groups import process_group
-from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.stages.stage_inputs import Inputs, start_of
 from gristmill.train.stages.trained_models import (
     TunedSummary,

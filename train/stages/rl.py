@@ -31,8 +31,8 @@ from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.parallel.fsdp import sharded_model
 from gristmill.train.parallel.process_groups import World
-from gristmill.train.parallel.sharding import sharded_model
 from gristmill.train.reinforcement.algorithms import ALGORITHMS
 from gristmill.train.reinforcement.curriculum import PromptChoice
 from gristmill.train.reinforcement.multi_turn import Dialogue

@@ -42,8 +42,8 @@ from gristmill.train.objectives.preflight_checks import CERTIFICATE, Certificate
 from gristmill.train.objectives.reference_logps import check_key
 from gristmill.train.objectives.sft_objective import AssistantTurns
 from gristmill.train.optim.ewc import ElasticWeights, fisher_diagonal
+from gristmill.train.parallel.fsdp import evaluating
 from gristmill.train.parallel.process_groups import World, sum_over_ranks
-from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
 from gristmill.train.stages.stage_inputs import (
     Inputs,

@@ -35,13 +35,13 @@ from gristmill.train.objectives.distillation import (
 from gristmill.train.objectives.losses import IGNORED, chunk_rows
 from gristmill.train.objectives.reference_logps import KEY, PredictionKey
 from gristmill.train.objectives.sft_objective import AssistantTurns
+from gristmill.train.parallel.fsdp import compute_dtype, evaluating, sharded_model
 from gristmill.train.parallel.process_groups import (
     World,
     agree,
     process_group,
     sum_over_ranks,
 )
-from gristmill.train.parallel.sharding import compute_dtype, evaluating, sharded_model
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_rows
 from gristmill.train.stages.trained_models import ModelFigures, describe_model

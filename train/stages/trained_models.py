@@ -57,8 +57,8 @@ from gristmill.train.objectives.preference_report import (
 )
 from gristmill.train.objectives.preflight_checks import CERTIFICATE
 from gristmill.train.optim.averaging import AveragedWeights
+from gristmill.train.parallel.fsdp import compute_dtype, whole_tensors
 from gristmill.train.parallel.process_groups import World, process_group
-from gristmill.train.parallel.sharding import compute_dtype, whole_tensors
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_mixture
 

@@ -1,0 +1,320 @@
+"""Sketches of documents for deduplication: digests, length, bands, shingles.
+
+One Arrow file per shard has a row per sketched document. Tasks map it into memory, so
+that only accessed pages are read. The index of an output (`dedup_index.py`) has the
+same columns except the row number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.annotate_batches import measure_texts
+from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
+from gristmill.dataprep.dedup.minhash import band_keys, signatures
+from gristmill.dataprep.dedup.shingles import (
+    ShingleSets,
+    hash_shingles,
+    no_shingles,
+)
+from gristmill.dataprep.document_numbers import Numbering
+from gristmill.dataprep.documents import Inputs, judged_rows, positions, read_shard
+from gristmill.dataprep.shuffle_format import open_batches
+from gristmill.dataprep.text.blake2b import digest_texts
+from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.mixtures.steps.dedup import Dedup, MinHash
+
+DIGEST_BYTES = 16
+NO_DIGEST = bytes(DIGEST_BYTES)
+"""Digest of a missing URL."""
+SKETCH_COLUMNS = ("digest", "url", "bands", "shingles")
+"""Columns by which documents are compared."""
+
+
+@dataclass(frozen=True)
+class Sketches:
+    """Sketches of n documents.
+
+    Attributes:
+        digests: uint64 of shape (n, 2), of the texts.
+        urls: uint64 of shape (n, 2), of the normalised URLs; zeros for a missing URL.
+        bands: uint64 of shape (n, bands), keys of the MinHash bands; no columns if
+            MinHash is off.
+        sets: the shingles.
+    """
+
+    digests: np.ndarray
+    urls: np.ndarray
+    bands: np.ndarray
+    sets: ShingleSets
+
+
+def sketch_path(work: Path, shard: str) -> Path:
+    """File with the sketches of a shard's documents."""
+    return work / "sketches" / f"{shard}.arrow"
+
+
+def seen_path(work: Path, shard: str) -> Path:
+    """File with the text sizes and errors of all documents of a shard."""
+    return work / "sketches" / f"{shard}.seen.arrow"
+
+
+def sketch_shard(
+    inputs: Inputs, shard: str, section: Dedup
+) -> tuple[pa.Table, pa.Table]:
+    """Sketch the judged documents of a shard.
+
+    Returns:
+        one row per readable judged document: `row` (in the shard), `id`, `locator`,
+        `length` (code points), `digest`, `url`, `bands` (if MinHash is on) and
+        `shingles`; and one row per document of the shard as from `describe_seen`.
+    """
+    columns = ["id", "source", "locator", "text"]
+    if section.url:
+        columns.append("metadata")
+    kept_shard = read_shard(inputs, shard, columns)
+    judged = judged_rows(kept_shard.documents, kept_shard.rows, section.sources)
+    documents = _take_rows(kept_shard.documents, judged)
+    measured, errors = measure_texts(
+        documents["text"], partial(sketch_texts, section=section.minhash)
+    )
+    good = np.array([error is None for error in errors], bool)
+    sizes_and_errors = describe_seen(kept_shard.documents, judged, errors)
+    documents = _take_rows(documents, np.flatnonzero(good))
+    urls = digest_urls(documents) if section.url else NO_DIGEST * len(documents)
+    batch = {
+        "row": pa.array(judged[good]),
+        "id": documents["id"],
+        "locator": documents["locator"],
+        "length": pa.array(measured["length"]),
+        "digest": measured["digest"],
+        "url": binary_rows(np.frombuffer(urls, np.uint64).reshape(-1, 2)),
+    }
+    batch |= {name: measured[name] for name in SKETCH_COLUMNS if name in measured}
+    return pa.table(batch), sizes_and_errors
+
+
+def describe_seen(
+    documents: pa.Table, judged: np.ndarray, errors: Sequence[str | None]
+) -> pa.Table:
+    """Table with `bytes` (of the text) and `error` (why the text could not be read, or
+    null) of a shard's documents.
+
+    Args:
+        documents: with at least `text`.
+        judged: int64, rows of the judged documents.
+        errors: one per judged document.
+    """
+    sizes = pc.binary_length(documents["text"]).cast(pa.int64())
+    spread_errors = pa.array(errors, pa.string()).take(
+        positions(np.arange(len(documents)), judged)
+    )
+    return pa.table({"bytes": sizes, "error": spread_errors})
+
+
+def _take_rows(table: pa.Table, rows: np.ndarray) -> pa.Table:
+    """Take ascending distinct rows of a table, without a copy if it is all of them."""
+    return table if len(rows) == len(table) else table.take(rows)
+
+
+def sketch_texts(
+    texts: pa.Array, section: MinHash | None
+) -> dict[str, np.ndarray | pa.Array]:
+    """Compute `length`, `digest`, `bands` and `shingles` of every text; raises if one
+    is not UTF-8.
+
+    Without MinHash there is no column `bands`, and the lists of shingles are empty.
+    """
+    data, offsets = text_buffers(texts)
+    sets = (
+        no_shingles(len(texts))
+        if section is None
+        else hash_shingles(data, offsets, section.ngram)
+    )
+    columns: dict[str, np.ndarray | pa.Array] = {
+        "length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64),
+        "digest": binary_rows(digest_texts(data, offsets)),
+        "shingles": _lists(sets),
+    }
+    if section is not None:
+        signature = signatures(sets, section.bands * section.rows, section.seed)
+        columns["bands"] = binary_rows(
+            band_keys(signature, section.bands, section.rows)
+        )
+    return columns
+
+
+def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.Table:
+    """Append the columns of sketches to columns of their documents."""
+    bands = {"bands": binary_rows(sketches.bands)} if sketches.bands.shape[1] else {}
+    return pa.table(
+        {
+            **columns,
+            "digest": binary_rows(sketches.digests),
+            "url": binary_rows(sketches.urls),
+            **bands,
+            "shingles": _lists(sketches.sets),
+        }
+    )
+
+
+def read_sketches(work: Path, shard: str) -> pa.Table:
+    """Read the sketches of a shard, mapped into memory if the file is local."""
+    return open_batches(sketch_path(work, shard)).read_all()
+
+
+class Source(Protocol):
+    """Source of the sketches that a task reads."""
+
+    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Tables of sketches with the rows of `documents` (int64, ascending and
+        distinct) in each, in order.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ShardSketches:
+    """Sketch files of the shards, mapped into memory if they are local, so that only
+    accessed pages are read.
+
+    Attributes:
+        work: the stage's work folder.
+        numbering: of the documents.
+    """
+
+    work: Path
+    numbering: Numbering
+
+    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Implement `Source`; every document must have a sketch."""
+        for shard, rows in self.numbering.split(documents):
+            batch = read_sketches(self.work, self.numbering.shards[shard])
+            yield batch, np.searchsorted(batch["row"].to_numpy(), rows)
+
+
+class SentSketches:
+    """Sketches sent by the shards to one partition: rows with `document`, ascending
+    within and across pieces.
+
+    Args:
+        pieces: `Shuffled.pieces`.
+    """
+
+    def __init__(self, pieces: Iterable[pa.Table]) -> None:
+        self._batches = [piece.combine_chunks() for piece in pieces if len(piece)]
+        self._ends = np.array(
+            [batch["document"][-1].as_py() for batch in self._batches], np.int64
+        )
+
+    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Implement `Source`; every document must have been sent."""
+        places = np.searchsorted(self._ends, documents)
+        for place in np.unique(places).tolist():
+            batch = self._batches[place]
+            rows = documents[places == place]
+            yield batch, np.searchsorted(batch["document"].to_numpy(), rows)
+
+
+def load_columns(
+    source: Source, documents: np.ndarray, names: Sequence[str]
+) -> pa.Table:
+    """Read columns of the sketches of some documents.
+
+    Args:
+        documents: int64, not empty, ascending and distinct; each must have a sketch.
+        names: the columns; missing columns are skipped.
+    """
+    return pa.concat_tables(
+        batch.select([name for name in names if name in batch.column_names]).take(rows)
+        for batch, rows in source.parts(documents)
+    )
+
+
+def load_sketches(source: Source, documents: np.ndarray) -> Sketches:
+    """Read the sketches of some documents; `documents` as in `load_columns`, or
+    empty.
+    """
+    if not len(documents):
+        empty = np.empty((0, 2), np.uint64)
+        return Sketches(empty, empty, empty[:, :0], no_shingles(0))
+    return unpack_sketches(load_columns(source, documents, SKETCH_COLUMNS))
+
+
+def count_shingles(source: Source, documents: np.ndarray) -> np.ndarray:
+    """Number of shingles of each of some documents (ascending and distinct)."""
+    counts = [np.empty(0, np.int64)]
+    for batch, rows in source.parts(documents):
+        counts.append(np.diff(batch["shingles"].chunk(0).offsets.to_numpy())[rows])
+    return np.concatenate(counts)
+
+
+def unpack_sketches(table: pa.Table) -> Sketches:
+    """Sketches from their columns, the inverse of `sketch_batch`; the column `bands`
+    may be missing.
+    """
+    lists = table["shingles"].combine_chunks()
+    offsets = lists.offsets.to_numpy()
+    sets = ShingleSets(
+        lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+    )
+    digests, urls = binary_numbers(table["digest"]), binary_numbers(table["url"])
+    has_bands = "bands" in table.column_names
+    bands = binary_numbers(table["bands"]) if has_bands else digests[:, :0]
+    return Sketches(digests, urls, bands, sets)
+
+
+def digest_urls(documents: pa.Table) -> bytes:
+    """Concatenated BLAKE2b-128 of every document's normalised URL; zeros for a missing
+    URL.
+    """
+    urls = (
+        None if url is None else normalise_url(url) for url in document_urls(documents)
+    )
+    return b"".join(
+        NO_DIGEST
+        if url is None
+        else hashlib.blake2b(
+            url.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES
+        ).digest()
+        for url in urls
+    )
+
+
+def _lists(sets: ShingleSets) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array(sets.offsets), pa.array(sets.hashes))
+
+
+def binary_rows(numbers: np.ndarray) -> pa.Array:
+    """Fixed-size binary values from rows of numbers."""
+    numbers = np.ascontiguousarray(numbers)
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(numbers.itemsize * numbers.shape[1]),
+        len(numbers),
+        [None, pa.py_buffer(numbers)],
+    )
+
+
+def binary_numbers(
+    values: pa.Array | pa.ChunkedArray, kind: type[np.generic] = np.uint64
+) -> np.ndarray:
+    """Rows of numbers from fixed-size binary values, in native byte order: shape
+    (n, w).
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    size = values.type.byte_width
+    width = size // np.dtype(kind).itemsize
+    flat = np.frombuffer(
+        values.buffers()[1], kind, len(values) * width, offset=size * values.offset
+    )
+    return flat.reshape(-1, width)

@@ -1,0 +1,510 @@
+"""Inputs of all Gopher dialects: the words of a text, by dialect, manifest and
+language; and its stop words.
+
+Running text has at least two of the most frequent function words of its language.
+English has the eight words of Gopher (Rae et al. 2021, section A1.1). The other lists
+hold about twelve words of the closed classes (articles, prepositions, conjunctions,
+pronouns, auxiliaries) that nearly every paragraph has. Nine in ten of them are among
+the stop words of spaCy 3.8 (`spacy/lang/*/stop_words.py`) if it has the language; the
+others, and those of other languages, are the most common such words of the language's
+grammar.
+
+Languages are ISO 639-1 codes, or 639-3 if there is none, as fastText's lid.176 names
+them. A list may hold words of several scripts and spellings. Chinese and Japanese words
+are single characters, since `tokenise_words.unspaced_words` makes each a word. Thai,
+Lao, Khmer and Burmese have no list: by that rule their function words are not words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from gristmill.dataprep.filters.lines_and_sentences import (
+    ends_with,
+    segment_chars,
+    starts_with,
+)
+from gristmill.dataprep.filters.repetition import copied_segments
+from gristmill.dataprep.langid.language_codes import parse_label
+from gristmill.dataprep.text.hashing import first_bytes, load64
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.simd import ones
+from gristmill.dataprep.text.spans import strip
+from gristmill.dataprep.text.swar import HIGH_BITS, equal_to, letters_of
+from gristmill.dataprep.text.unicode_tables import (
+    code_point_flags,
+    decode,
+    lower_case,
+)
+from gristmill.dataprep.words.punctuated_words import punctuated_words
+from gristmill.dataprep.words.tokenise_words import (
+    CutTexts,
+    Words,
+    characters_per_word,
+    join_parts,
+    unspaced_words,
+    whitespace_words,
+    word_punct_words,
+)
+from gristmill.mixtures.steps.rules import GopherRules
+
+PLACES = 128
+"""Slots of a language's table of short stop words: more than twice its number of such
+words.
+"""
+
+
+class StopWords(NamedTuple):
+    """The stop words of several languages, and the language of each of n texts."""
+
+    languages: np.ndarray
+    """int32 of shape (n,): index of the text's language, or -1 without one."""
+    lower: np.ndarray
+    """uint32: `unicode_tables.lower_case()`, or empty to compare words as they are."""
+    begins: np.ndarray
+    """int32, one more than languages: the range of stop words of each language (at most
+    63).
+    """
+    offsets: np.ndarray
+    """int32, one more than stop words: the range of code points of each word."""
+    codes: np.ndarray
+    """uint32, the code points of all stop words."""
+    lengths: np.ndarray
+    """uint64, one per language: bit k is set if a stop word has k code points."""
+    initials: np.ndarray
+    """uint64, one per language: bit k is set if a stop word's first code point is k
+    modulo 64.
+    """
+    keys: np.ndarray
+    """uint64 of shape (languages, PLACES): a hash table of the stop words of up to
+    eight bytes, by `first_bytes`.
+    """
+    numbers: np.ndarray
+    """int32 of the same shape: the number of the stop word in a slot, or -1."""
+
+
+@kernel
+def text_words(
+    texts: CutTexts, text: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the words of a text: starts, ends (int64), chars (int32), flags (uint16);
+    see `tokenise_words.Words`.
+    """
+    words, place = texts.words, texts.places[text]
+    first, last = words.offsets[place], words.offsets[place + 1]
+    return (
+        words.starts[first:last],
+        words.ends[first:last],
+        words.chars[first:last],
+        words.seen[first:last],
+    )
+
+
+@kernel
+def find_stop_words(
+    texts: CutTexts, text: int, stop_words: StopWords
+) -> tuple[int, int]:
+    """Count the stop words among the words of a text.
+
+    Returns:
+        occurrences, and the number of different stop words.
+    """
+    language = stop_words.languages[text]
+    if language < 0:
+        return 0, 0
+    data, lower = texts.data, stop_words.lower
+    starts, ends, chars, _ = text_words(texts, text)
+    keys, numbers = stop_words.keys[language], stop_words.numbers[language]
+    count, distinct = 0, np.uint64(0)
+    lengths, bit = stop_words.lengths[language], np.uint64(1)
+    for word in range(len(starts)):
+        start, size = starts[word], ends[word] - starts[word]
+        key = first_bytes(data, start, size)
+        if size <= 8 and (len(lower) == 0 or key & HIGH_BITS == 0):
+            key = lower_ascii(key) if len(lower) else key
+            place = table_place(key)
+            number = numbers[place]
+            while number >= 0 and keys[place] != key:
+                place = (place + np.uint64(1)) & np.uint64(PLACES - 1)
+                number = numbers[place]
+            # A word may end in zero bytes, which the key does not show.
+            if (
+                number >= 0
+                and stop_words.offsets[number + 1] - stop_words.offsets[number]
+                != chars[word]
+            ):
+                number = np.int32(-1)
+        elif chars[word] > 63 or lengths >> np.uint64(chars[word]) & bit == 0:
+            continue
+        else:
+            number = _compare(data, start, chars[word], stop_words, language)
+        if number >= 0:
+            count += 1
+            distinct |= bit << np.uint64(number - stop_words.begins[language])
+    return count, int(np.int64(ones(distinct)))
+
+
+@kernel
+def table_place(key: np.uint64) -> np.uint64:
+    """Return the first slot of the search for a key in a table of PLACES."""
+    return (key ^ key >> np.uint64(29)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(57)
+
+
+@kernel
+def lower_ascii(key: np.uint64) -> np.uint64:
+    """Return eight bytes of ASCII in lower case."""
+    return key | letters_of(key) >> np.uint64(2)
+
+
+@kernel
+def _compare(
+    data: np.ndarray, start: int, chars: int, stop_words: StopWords, language: int
+) -> int:
+    """Return the number of the stop word that a word with this number of code points
+    spells; -1 if there is none.
+    """
+    lower = stop_words.lower
+    code, _ = decode(data, start)
+    if len(lower):
+        code = int(lower[code])
+    if stop_words.initials[language] >> np.uint64(code & 63) & np.uint64(1) == 0:
+        return -1
+    for number in range(stop_words.begins[language], stop_words.begins[language + 1]):
+        step, last = stop_words.offsets[number], stop_words.offsets[number + 1]
+        if last - step != chars:
+            continue
+        at = start
+        while step < last:
+            code, width = decode(data, at)
+            if len(lower):
+                code = int(lower[code])
+            if code != stop_words.codes[step]:
+                break
+            at, step = at + width, step + 1
+        if step == last:
+            return number
+    return -1
+
+
+@kernel
+def count_flag(word_flags: np.ndarray, flag: int) -> int:
+    """Return the number of words that have a code point with this flag."""
+    count = 0
+    for flags in word_flags:
+        count += flags & flag != 0
+    return count
+
+
+HASH = ord("#")
+DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), np.uint8)
+
+
+@kernel
+def count_marked_lines(
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    flags: np.ndarray,
+    bullets: np.ndarray,
+    ellipses: tuple[np.ndarray, ...],
+) -> tuple[int, int]:
+    """Return the numbers of lines that begin with a bullet, and that end in an
+    ellipsis.
+
+    Args:
+        flags: `code_point_flags()` to strip the lines; empty to leave them as they are.
+        bullets: uint32 code points.
+        ellipses: uint8, the bytes of each.
+    """
+    num_bullets, num_ellipses = 0, 0
+    for line in range(len(starts)):
+        first, last = starts[line], ends[line]
+        if len(flags):
+            first, last = strip(data, first, last, flags)
+        num_bullets += starts_with(data, first, last, bullets)
+        has_ellipsis = False
+        for ellipsis in ellipses:
+            has_ellipsis |= ends_with(data, first, last, ellipsis)
+        num_ellipses += has_ellipsis
+    return num_bullets, num_ellipses
+
+
+@kernel
+def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
+    """Return the number of occurrences of `...` (from the left, not overlapping) and of
+    `…`.
+    """
+    one_byte, two_bytes = np.uint64(8), np.uint64(16)
+    at, stop = np.uint64(begin), np.uint64(end)
+    # Skip bytes before the first ellipsis; the first six of eight bytes may begin one.
+    while at + one_byte <= stop:
+        eight = load64(data, at)
+        stops, leads = equal_to(eight, 0x2E), equal_to(eight, 0xE2)
+        if stops & stops >> one_byte & stops >> two_bytes != 0:
+            break
+        if (
+            leads != 0
+            and leads
+            & equal_to(eight, 0x80) >> one_byte
+            & equal_to(eight, 0xA6) >> two_bytes
+            != 0
+        ):
+            break
+        at += np.uint64(6)
+    count, dots = 0, 0
+    for place in range(np.int64(at), end):
+        byte = data[place]
+        if byte == 0x2E:
+            dots += 1
+            if dots == 3:
+                count, dots = count + 1, 0
+        else:
+            dots = 0
+            if byte == 0xE2 and data[place + 1] == 0x80 and data[place + 2] == 0xA6:
+                count += 1
+    return count
+
+
+@kernel
+def share(part: float, whole: float, of_nothing: float) -> float:
+    """Return part / whole, or a given value if the whole is 0."""
+    return part / whole if whole else of_nothing
+
+
+@kernel
+def copy_shares(
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    first_counts: bool,
+    of_nothing: float,
+) -> tuple[float, float]:
+    """Return the shares of copied segments in all segments, and in their code points;
+    the arguments are those of `repetition.copied_segments` and `share`.
+    """
+    chars = segment_chars(data, starts, ends)
+    number, length = copied_segments(data, starts, ends, first_counts)
+    return (
+        share(number, len(starts), of_nothing),
+        share(length, chars.sum(), of_nothing),
+    )
+
+
+STOP_WORDS: dict[str, tuple[str, ...]] = {
+    language: tuple(words.split())
+    for language, words in {
+        "en": "the be to of and that have with",
+        "af": "die van en in het is nie dat op vir met om",
+        "ar": "في من على أن إلى عن لا أو التي هذا كل ما",
+        "az": "və bu bir ilə üçün də da o hər ki olan kimi",
+        "be": "і ў на не з да што за па яго або для",
+        "bg": "на и да в за се от с не е по че",
+        "bn": "এবং এই করে না ও থেকে এ যে তার জন্য করা বা",
+        "bs": "i u je na se da za od su s ne ili",
+        "ca": "de la i el a en que les els per no amb",
+        "cs": "a v se na je že s z o i do to",
+        "cy": "yn y a i o ar yr ei neu gan wedi ac",
+        "da": "og i at er en det af til på som for den",
+        "de": "der die und in den von zu das mit nicht ist ein",
+        "el": "και το να του η της για με την από που σε",
+        "eo": "la de kaj en al estas por kiu ne ĉiu aŭ kun",
+        "es": "de la que el en y a los se del por con",
+        "et": "ja on et ei või oma see ta kui ning mis tema",
+        "eu": "eta du da ez edo bat ere dira izan hau zuen dute",
+        "fa": "و در به از که این را با است هر یا برای",
+        "fi": "ja on ei että hän tai se oli hänen sekä mutta joka",
+        "fr": "de la le et les des en un du une que est",
+        "ga": "an a agus na ar i le go do is de nó",
+        "gl": "de e a o que en do da un por con os",
+        "gu": "અને છે આ ના તે એ પણ કે માટે પર કરવા તેના",
+        "he": "של את על לא הוא כל או זה כי אם עם גם",
+        "hi": "के और है को का में की से कि या पर अपने",
+        "hr": "i u je na se da za od su s ne ili",
+        "hu": "a az és hogy nem van egy vagy minden is meg ki",
+        "hy": "և է որ ու իր այդ են մեջ կամ համար ունի նա",
+        "id": "dan yang di untuk dengan tidak ini dari dalam atau pada setiap",
+        "is": "og að í á er sem til um við eða hann ekki",
+        "it": "di e la il che in a per un del è una",
+        "ja": "の に は を た が と で も な し て",
+        "ka": "და არ რომ ამ ეს იყო თუ ან უნდა მისი მის ყოველი",
+        "kn": "ಮತ್ತು ಈ ಒಂದು ಅಥವಾ ತನ್ನ ಎಂದು ಅವರ ಯಾವುದೇ ಹಾಗೂ ಆ ಎಲ್ಲ ಎಲ್ಲಾ",
+        "ko": "및 이 그 수 또는 있는 한 모든 위한 것 그의 의하여",
+        "ky": "жана бул менен бир да же үчүн бар ар өз эч болуп",
+        "la": "et in est ad ut non cum de ex aut qui quae",
+        "lb": "an de der an op vun d' mat fir a sech dat",
+        "lt": "ir į kad yra ar su iš jo kaip ne arba turi",
+        "lv": "un ir ar no uz par ka vai kas ne tā bet",
+        "mk": "на и да во за се од со не или е ги",
+        "ml": "ഒരു ഈ എന്ന അല്ലെങ്കിൽ എല്ലാ ആ എന്നാൽ തന്റെ അതിന്റെ എന്നിവ മറ്റ് കൂടി",
+        "mr": "आणि व आहे या किंवा हा की तो आपल्या ते हे त्या",
+        "ms": "dan yang di untuk dengan tidak ini dari dalam atau pada setiap",
+        "ne": "र को छ मा वा यो हरेक गर्न तथा पनि छैन हुने",
+        "nl": "de en van het een in is dat op te met voor",
+        "no": "og i det er til en på som for av at å",
+        "nn": "og i det er til ein på som for av at å",
+        "pl": "i w na z do się nie że o jest to lub",
+        "pt": "de a o que e do da em um para com os",
+        "ro": "de și în a la cu care pe o să din nu",
+        "ru": "и в на не что с по к из или его от",
+        "si": "සහ ඒ මේ හා ද එම හෝ වූ කිසිදු සෑම ඇති සඳහා",
+        "sk": "a v sa na je že s z o i do to",
+        "sl": "in v je na se da za od so z ne ali",
+        "sq": "e të dhe në për që me një nga nuk i ose",
+        "sr": "и у је на се да за од су с не или i u je na se da za od su s ne ili",
+        "sv": "och i att en som det är på av för till den",
+        "sw": "ya na wa kwa ni katika au za kila kuwa la cha",
+        "ta": "ஒரு மற்றும் இந்த என்று அல்லது அந்த தனது எந்த ஒவ்வொரு என்ற எல்லா உள்ள",
+        "te": "ఒక మరియు ఈ లేదా ఆ తన కు లో ప్రతి అన్ని తమ గల",
+        "tl": "ang ng sa na at mga ay o kanyang may hindi kaniyang",
+        "tr": "ve bir bu için ile da de olarak her o veya hiç",
+        "uk": "і в на не що з до та за або від його",
+        "ur": "کے اور ہے کو کا میں کی سے کہ یا پر اپنے",
+        "uz": "va bu bilan har bir uchun ham yoki o'z hech ega bo'lgan",
+        "vi": "và của là có các được cho trong người một không với",
+        "yo": "ni ti àti láti tí ó fún ní tàbí sí náà gbogbo",
+        "zh": "的 是 不 了 在 有 和 这 這 为 為 及 或 之 與 与",
+    }.items()
+}
+"""Language -> its stop words, in lower case."""
+
+UNSPACED_LANGUAGES = frozenset({"zh", "ja", "th", "lo", "km", "my", "wuu", "yue"})
+"""Languages whose script is in `unicode_tables.UNSPACED_RANGES`; Korean has spaces."""
+ALIASES = {"nb": "no", "wuu": "zh", "yue": "zh", "sh": "sr", "fil": "tl"}
+"""Codes of languages whose list has another code."""
+DEFAULT_LANGUAGE = "en"
+
+
+def language_index(language: str | None) -> int:
+    """Return the number of a language in `stop_words_of`; -1 without a list, English's
+    if the language is unknown.
+    """
+    code = parse_label(language or DEFAULT_LANGUAGE).code
+    return _INDEX.get(ALIASES.get(code, code), -1)
+
+
+def is_unspaced(language: str | None) -> bool:
+    """Return True if a language is written without spaces between words."""
+    return language is not None and parse_label(language).code in UNSPACED_LANGUAGES
+
+
+def is_cut_by_characters(counting: GopherRules, language: str | None) -> bool:
+    """Return True if a text is split by `unspaced_words` instead of the dialect's
+    words.
+    """
+    return counting.words == "unicode" or is_unspaced(language)
+
+
+def stop_words_of(
+    languages: Sequence[str | None], custom: tuple[str, ...] | None, ignore_case: bool
+) -> StopWords:
+    """Return the stop words of n texts for the kernels.
+
+    Args:
+        languages: one code per text, None if unknown.
+        custom: a list for all of them instead.
+    """
+    numbers = np.zeros(len(languages), np.int32)
+    if custom is None:
+        numbers[:] = [language_index(language) for language in languages]
+    elif ignore_case:
+        custom = tuple(word.lower() for word in custom)
+    lists = tuple(STOP_WORDS.values()) if custom is None else (custom,)
+    lower = lower_case() if ignore_case else np.empty(0, np.uint32)
+    return StopWords(numbers, lower, *_tables(lists))
+
+
+_INDEX = {language: number for number, language in enumerate(STOP_WORDS)}
+
+
+@lru_cache(maxsize=1000)
+def _tables(of_languages: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, ...]:
+    lists = [tuple(dict.fromkeys(words)) for words in of_languages]
+    words = [word for list_words in lists for word in list_words]
+    begins = np.cumsum([0, *map(len, lists)]).astype(np.int32)
+    offsets = np.cumsum([0, *map(len, words)]).astype(np.int32)
+    codes = np.array(
+        [ord(character) for word in words for character in word], np.uint32
+    )
+    lengths = np.array(
+        [sum({1 << len(word) for word in part}) for part in lists], np.uint64
+    )
+    initials = np.array(
+        [sum({1 << (ord(word[0]) & 63) for word in part}) for part in lists], np.uint64
+    )
+    keys = np.zeros((len(lists), PLACES), np.uint64)
+    numbers = np.full((len(lists), PLACES), -1, np.int32)
+    for number, word in enumerate(words):
+        encoded = word.encode()
+        if len(encoded) > 8:
+            continue
+        language = np.searchsorted(begins, number, side="right") - 1
+        key = int.from_bytes(encoded, "little")
+        place = int(table_place(np.uint64(key)))
+        while numbers[language, place] >= 0:
+            place = (place + 1) % PLACES
+        keys[language, place], numbers[language, place] = key, number
+    return begins, offsets, codes, lengths, initials, keys, numbers
+
+
+Cut = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Words]
+"""`tokenise_words.whitespace_words`, or another function with its arguments."""
+
+CUTS: dict[str, Cut] = {
+    "dclm": whitespace_words,
+    "datatrove": punctuated_words,
+    "dolma": whitespace_words,
+    "curator": whitespace_words,
+    "redpajama": word_punct_words,
+}
+"""Splitting of the text itself into words in each dialect (RedPajama has another for
+the normalised text).
+"""
+
+
+def cut_words(
+    data: np.ndarray,
+    offsets: np.ndarray,
+    counting: GopherRules,
+    languages: Sequence[str | None],
+    cut: Cut | None = None,
+) -> CutTexts:
+    """Split n texts into words.
+
+    Args:
+        data, offsets: the texts.
+        counting: the dialect and its words.
+        languages: one code per text, None if unknown.
+        cut: for texts in scripts with spaces, instead of the dialect's function.
+
+    Raises:
+        gristmill.dataprep.words.spacy_words.NoSpacyError: `words: exact` without the
+            package spacy.
+    """
+    num_texts, flags = len(offsets) - 1, code_point_flags()
+    per_word = np.ones(num_texts, np.uint8)
+    if counting.words == "exact":
+        from gristmill.dataprep.words.spacy_words import spacy_words
+
+        words = spacy_words(data, offsets)
+        return CutTexts(data, offsets, flags, words, np.arange(num_texts), per_word)
+    unspaced = np.array(
+        [is_cut_by_characters(counting, language) for language in languages], bool
+    )
+    spaced_texts, unspaced_texts = np.flatnonzero(~unspaced), np.flatnonzero(unspaced)
+    parts = []
+    if len(spaced_texts):
+        parts.append(
+            (cut or CUTS[counting.dialect])(data, offsets, flags, spaced_texts)
+        )
+    if len(unspaced_texts):
+        parts.append(unspaced_words(data, offsets, flags, unspaced_texts))
+        per_word[unspaced_texts] = characters_per_word(
+            data, offsets, flags, unspaced_texts
+        )
+    places = np.empty(num_texts, np.int64)
+    places[np.concatenate([spaced_texts, unspaced_texts])] = np.arange(num_texts)
+    return CutTexts(data, offsets, flags, join_parts(parts), places, per_word)

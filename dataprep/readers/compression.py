@@ -1,0 +1,725 @@
+"""Decompressed streams that report damage with its offset and resume at the next sound
+member.
+
+`zstandard`'s stream reader ends silently at the end of a truncated file, and `gzip`
+loses its buffer. Here, records before the damage are kept and the damage is counted.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any, Literal, Protocol
+
+from gristmill.dataprep.readers.charsets import utf8_parts
+
+FEED_BYTES = 4096
+"""Compressed bytes per step. The output of a failing step is lost, so steps are
+small.
+"""
+ZSTD_BYTES = 512
+"""Compressed bytes per step of zstd, whose decoder has no output limit: a block of 4
+bytes may expand to 128 KiB, so a step to 16 MiB.
+"""
+GZIP_BYTES = 2 * FEED_BYTES
+"""Compressed bytes per step of ISA-L, which expand to at most 8.5 MB; a multiple of
+zlib's steps.
+"""
+LZ4_BYTES = 256
+"""Decoded bytes per step of LZ4."""
+READ_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
+"""Bytes of lines per block."""
+MAX_RECORD_BYTES = 256 << 20
+"""Longest record; longer ones are quarantined, so that no input can fill the memory."""
+
+
+class CorruptFileError(ValueError):
+    """A compressed file is damaged or truncated."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Stored bytes that cannot be decoded.
+
+    Attributes:
+        error: description.
+        offset: of the damaged member in the file.
+        size: bytes up to the next sound member; None if there is none.
+        decoded: bytes decoded from the damaged member.
+    """
+
+    error: str
+    offset: int
+    size: int | None = None
+    decoded: int = 0
+
+    def __str__(self) -> str:
+        if self.size is None:
+            return self.error
+        return (
+            f"{self.error}; the {self.size:,} bytes at offset {self.offset:,} are "
+            "passed over"
+        )
+
+    def lost(self, records: int) -> int | None:
+        """Estimate the records lost with it, besides one; None if the file ends with
+        it.
+
+        The rate is that of the records before it.
+
+        Args:
+            records: number of records read before it.
+        """
+        if self.size is None:
+            return None
+        return (
+            max(round(records * self.size / self.offset) - 1, 0) if self.offset else 0
+        )
+
+
+class RecordTooLongError(ValueError):
+    """A record is longer than MAX_RECORD_BYTES."""
+
+
+class ByteStream(Protocol):
+    """A binary stream that can be read in pieces."""
+
+    def read(self, size: int, /) -> bytes:
+        """Read at most `size` bytes; empty at the end."""
+        ...
+
+
+class Unended(bytes):
+    """A file's last line without a line end: the file may have been truncated in it."""
+
+
+class Openable(Protocol):
+    """A path, local or remote, or a member of an archive."""
+
+    def open(self, mode: Literal["rb"], /) -> AbstractContextManager[Any]:
+        """Open the stored bytes as a ByteStream."""
+        ...
+
+
+def _zstd_decoder() -> Any:
+    import zstandard
+
+    return zstandard.ZstdDecompressor().decompressobj()
+
+
+# zlib.decompressobj: 15 bits of window, +16 for the gzip wrapper
+_GZIP_WINDOW_BITS = 31
+_GZIP_HEADERS = (b"\x1f\x8b\x08\x00", b"\x1f\x8b\x08\x08")
+"""First bytes of members with an empty header, and with a name only (RFC 1952, section
+2.3).
+"""
+_DECODERS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(_GZIP_WINDOW_BITS),
+    ".bz2": bz2.BZ2Decompressor,
+    ".zst": _zstd_decoder,
+    ".xz": lambda: lzma.LZMADecompressor(memlimit=MAX_RECORD_BYTES),
+}
+COMPRESSIONS = (*_DECODERS, ".lz4")
+_MAGICS = {
+    ".gz": b"\x1f\x8b\x08",
+    ".bz2": b"BZh",
+    ".zst": b"\x28\xb5\x2f\xfd",
+    ".xz": b"\xfd7zXZ\x00",
+}
+"""First bytes of a member, stream or frame (RFC 1952, RFC 8878; bzip2 and xz have no
+RFC).
+"""
+_KEPT_BYTES = 16 << 20
+"""Bytes of the current member in which the next one is searched after damage: a decoder
+may have read past its start.
+"""
+
+
+_SHORT_EXTENSIONS = {
+    ".tgz": (".tar", ".gz"),
+    ".tbz2": (".tar", ".bz2"),
+    ".tzst": (".tar", ".zst"),
+    ".txz": (".tar", ".xz"),
+}
+
+
+def split_compression(name: str) -> tuple[str, str]:
+    """Split a file name's extensions: `a.jsonl.gz` is (`.jsonl`, `.gz`), `a.txt` is
+    (`.txt`, ``); lower case.
+    """
+    path = PurePosixPath(name.lower())
+    if path.suffix in _SHORT_EXTENSIONS:
+        return _SHORT_EXTENSIONS[path.suffix]
+    if path.suffix in COMPRESSIONS:
+        return PurePosixPath(path.stem).suffix, path.suffix
+    return path.suffix, ""
+
+
+def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
+    """Yield a file's decoded content in non-empty pieces; members and frames are
+    concatenated.
+
+    Args:
+        path: the file.
+        compression: one of COMPRESSIONS, or empty.
+
+    Raises:
+        CorruptFileError: at the first damage, after everything decoded before it.
+        OSError: the file cannot be opened or read.
+    """
+    for part in read_parts(path, compression):
+        if isinstance(part, Damage):
+            raise CorruptFileError(part.error)
+        yield part
+
+
+def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
+    """Yield a file's decoded content like `read_chunks`, and resume at the next sound
+    member after a Damage.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+    """
+    member = _CurrentMember()
+    if compression == ".gz" and getattr(path, "reopens", True):
+        try:
+            with path.open("rb") as stream:
+                yield from filter(None, _decode_gzip(stream, member))
+                return
+        except _UncertainError:
+            pass  # read the member again, with zlib
+    skip = member.decoded
+    with path.open("rb") as stream:
+        if not compression:
+            yield from iter(partial(stream.read, READ_BYTES), b"")
+            return
+        for part in (
+            _decode_lz4(stream)
+            if compression == ".lz4"
+            else _decode(stream, compression, member.offset)
+        ):
+            if isinstance(part, Damage):
+                is_current = part.offset == member.offset
+                decoded = max(part.decoded, member.decoded if is_current else 0)
+                yield replace(part, decoded=decoded)
+                skip = 0
+                continue
+            if skip < len(part):
+                yield part[skip:]
+            skip = max(skip - len(part), 0)
+
+
+@dataclass
+class _CurrentMember:
+    """Current member: its offset in the file, and the bytes yielded from it."""
+
+    offset: int = 0
+    decoded: int = 0
+
+
+class _UncertainError(Exception):
+    """ISA-L cannot tell if a file is sound."""
+
+
+def _decode_gzip(stream: ByteStream, member: _CurrentMember) -> Iterator[bytes]:
+    """Decode gzip members with ISA-L, in less than half of zlib's time.
+
+    ISA-L ignores header fields that zlib rejects, so only headers that are empty or
+    have just a name are accepted. It reports damage with less detail and some bytes
+    later, so the step before the damage is left to zlib too. It may accept codes that
+    zlib rejects; then more data precedes the damage, or all of it if the member's
+    checksum matches.
+
+    Raises:
+        _UncertainError: there may be damage in `member`, or ISA-L is not installed.
+    """
+    try:
+        from isal import isal_zlib
+    except ImportError as error:
+        raise _UncertainError from error
+    decoder: Any = None
+    ready = b""
+    read = 0
+    while data := stream.read(GZIP_BYTES):
+        read += len(data)
+        while data:
+            if decoder is None:
+                data = data.lstrip(b"\0")
+                if not data:
+                    break
+                member.offset = read - len(data)
+                member.decoded = 0
+                more = (
+                    stream.read(GZIP_BYTES)
+                    if len(data) < len(_GZIP_HEADERS[0])
+                    else b""
+                )
+                data = data + more
+                read = read + len(more)
+                if not data.startswith(_GZIP_HEADERS):
+                    raise _UncertainError
+                decoder = isal_zlib.decompressobj(_GZIP_WINDOW_BITS)
+            try:
+                decoded = decoder.decompress(data)
+            except Exception as error:
+                # IsalError, which is not an exception in its type stubs
+                raise _UncertainError from error
+            yield ready
+            member.decoded += len(ready)
+            ready = decoded
+            if not decoder.eof:
+                break
+            yield ready
+            data = decoder.unused_data
+            decoder = None
+            ready = b""
+    if decoder is not None:
+        raise _UncertainError
+
+
+class _StoredBytes:
+    """A file's stored bytes in steps; those since the start of the current member are
+    kept.
+
+    Args:
+        stream: the file, at its start.
+        step: bytes per step; every step but the first ends at a multiple of it.
+        begin: offset of the first byte to return.
+    """
+
+    def __init__(self, stream: ByteStream, step: int, begin: int) -> None:
+        self._stream = stream
+        self._step = step
+        self._waiting = b""
+        self._kept: deque[bytes] = deque()
+        self._kept_bytes = 0
+        self.end = 0
+        """Offset after the bytes read."""
+        self.member = begin
+        """Offset of the current member."""
+        while self.end + step <= begin and (passed := stream.read(step)):
+            self.end += len(passed)
+        self._passed = begin - self.end
+
+    def read(self) -> bytes:
+        """Read the next step; empty at the end."""
+        size = self._step - self.end % self._step
+        data = self._waiting[:size] or self._stream.read(size)
+        self._waiting = self._waiting[size:]
+        self.end += len(data)
+        self._keep(data)
+        data = data[self._passed :]
+        self._passed = 0
+        return data
+
+    def begin(self, remaining: int) -> None:
+        """Start a member, `remaining` bytes before the end of the bytes read."""
+        self.member = self.end - remaining
+        last_step = self._kept[-1]
+        self._kept.clear()
+        self._kept_bytes = 0
+        self._keep(last_step)
+
+    def _keep(self, data: bytes) -> None:
+        self._kept.append(data)
+        self._kept_bytes += len(data)
+        while self._kept_bytes > _KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft())
+
+    def pass_to_next(self, compression: str) -> bool:
+        """Skip to the next sound member after the start of the current one; False if
+        there is none.
+        """
+        magic = _MAGICS[compression]
+        # data may contain a magic number by chance, so some bytes after it must decode
+        probe_bytes = _step_bytes(compression)
+        window = b"".join(self._kept) + self._waiting
+        first = self.end + len(self._waiting) - len(window)
+        position = max(self.member + 1 - first, 0)
+        peeked = len(self._waiting)
+        at_end = False
+        while True:
+            position = window.find(magic, position)
+            if position >= 0 and (at_end or len(window) - position >= probe_bytes):
+                probe = window[position : position + probe_bytes]
+                try:
+                    _DECODERS[compression]().decompress(
+                        probe, *_most_decoded(compression)
+                    )
+                except Exception:  # noqa: BLE001 - zlib.error, OSError, LZMAError or ZstdError, depending on the library
+                    position += 1
+                    continue
+                self.end = first + position
+                self._waiting = window[position:]
+                self._kept.clear()
+                self._kept_bytes = 0
+                return True
+            if at_end:
+                if isinstance(self._stream, Metered):
+                    self._stream.read_bytes -= peeked
+                return False
+            chunk = self._stream.read(READ_BYTES)
+            at_end = not chunk
+            peeked = peeked + len(chunk)
+            skipped = (
+                position if position >= 0 else max(len(window) - len(magic) + 1, 0)
+            )
+            window = window[skipped:] + chunk
+            first = first + skipped
+            position = max(self.member + 1 - first, 0)
+
+
+def _step_bytes(compression: str) -> int:
+    return ZSTD_BYTES if compression == ".zst" else FEED_BYTES
+
+
+def _most_decoded(compression: str) -> tuple[int, ...]:
+    """Most bytes decoded at once, for decoders that have such a limit. gzip expands by
+    a factor of at most 1,032; a few bytes of bz2 and xz may expand to any size.
+    """
+    return (READ_BYTES,) if compression in (".bz2", ".xz") else ()
+
+
+def _decode(
+    stream: ByteStream, compression: str, begin: int
+) -> Iterator[bytes | Damage]:
+    stored = _StoredBytes(stream, _step_bytes(compression), begin)
+    while (damage := (yield from _decode_members(stored, compression))) is not None:
+        if not stored.pass_to_next(compression):
+            yield damage
+            return
+        yield replace(damage, size=stored.end - damage.offset)
+
+
+def _decode_members(
+    stored: _StoredBytes, compression: str
+) -> Generator[bytes, None, Damage | None]:
+    """Yield the content of members; returns the first damage, or None at the end of the
+    file.
+    """
+    most_decoded = _most_decoded(compression)
+    decoder = None
+    decoded = 0
+    while data := stored.read():
+        while data:
+            if decoder is None:
+                # zero padding may follow a gzip member
+                data = data.lstrip(b"\0") if compression == ".gz" else data
+                if not data:
+                    break
+                stored.begin(len(data))
+                decoder = _DECODERS[compression]()
+                decoded = 0
+            is_complete = False
+            while not is_complete:
+                try:
+                    piece = decoder.decompress(data, *most_decoded)
+                except Exception as error:  # noqa: BLE001 - each library has its own errors
+                    message = f"{compression} data is damaged: {error}"
+                    return Damage(message, stored.member, None, decoded)
+                decoded += len(piece)
+                if piece:
+                    yield piece
+                is_complete = not most_decoded or decoder.eof or decoder.needs_input
+                data = b""
+            if not decoder.eof:
+                break
+            data = decoder.unused_data
+            decoder = None
+    if decoder is None:
+        return None
+    return Damage(
+        f"{compression} data ends in the middle: the file is cut off",
+        stored.member,
+        None,
+        decoded,
+    )
+
+
+@dataclass
+class _ArrowFile:
+    """A stream with the file interface that Arrow needs."""
+
+    stream: ByteStream
+    closed: bool = False
+
+    def read(self, size: int) -> bytes:
+        return self.stream.read(size)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
+    """Decode LZ4 frames with Arrow's codec: Python has none. At damage, less than
+    LZ4_BYTES are lost.
+    """
+    import pyarrow as pa
+
+    piece = bytearray()
+    with pa.CompressedInputStream(
+        pa.PythonFile(_ArrowFile(stream), mode="r"), "lz4"
+    ) as source:
+        while True:
+            try:
+                decoded = source.read(LZ4_BYTES)
+            except OSError as error:
+                # the storage failed; Arrow's decoding errors have no errno
+                if error.errno is not None:
+                    raise
+                yield bytes(piece)
+                yield Damage(f".lz4 data is damaged or ends in the middle: {error}", 0)
+                return
+            piece += decoded
+            if len(piece) >= FEED_BYTES or not decoded:
+                yield bytes(piece)
+                piece.clear()
+            if not decoded:
+                return
+
+
+Blocks = Iterator[bytes | RecordTooLongError | Damage]
+
+
+def blocks_of(parts: Iterable[bytes | Damage]) -> Blocks:
+    r"""Split the pieces of a file's text into blocks of about BLOCK_BYTES: complete
+    lines with their ends (`\n`).
+
+    A line that is too long is replaced by its error, lines that cannot be decoded by a
+    Damage, which also cuts the line before it. A last line without an end is an
+    `Unended`.
+    """
+    buffered: list[bytes] = []
+    buffered_bytes = 0
+    has_line_end = False
+    is_too_long = False
+
+    def complete_lines() -> Iterator[bytes | RecordTooLongError]:
+        nonlocal buffered, buffered_bytes, has_line_end, is_too_long
+        content = b"".join(buffered)
+        first_end = content.find(b"\n") + 1
+        if first_end and (is_too_long or first_end > MAX_RECORD_BYTES + 1):
+            yield _too_long("line")
+            is_too_long = False
+            content = content[first_end:]
+        end = content.rfind(b"\n") + 1
+        if end:
+            yield content[:end]
+        buffered = [content[end:]]
+        buffered_bytes = len(buffered[0])
+        has_line_end = False
+
+    # Only the first buffered line can be too long: a later one is in the last two
+    # pieces, which have at most MAX_RECORD_BYTES.
+    piece_bytes = max(min(BLOCK_BYTES, MAX_RECORD_BYTES // 2), 1)
+    for chunk in parts:
+        if isinstance(chunk, Damage):
+            yield from complete_lines()
+            yield chunk
+            buffered = []
+            buffered_bytes = 0
+            is_too_long = False
+            continue
+        for begin in range(0, len(chunk), piece_bytes):
+            piece = chunk[begin : begin + piece_bytes]
+            has_line_end = has_line_end or b"\n" in piece
+            if is_too_long and not has_line_end:
+                continue
+            buffered.append(piece)
+            buffered_bytes += len(piece)
+            if has_line_end and buffered_bytes >= piece_bytes:
+                yield from complete_lines()
+            if buffered_bytes > MAX_RECORD_BYTES:  # of one line
+                is_too_long = True
+                buffered = []
+                buffered_bytes = 0
+    yield from complete_lines()
+    if is_too_long:
+        yield _too_long("line")
+    elif buffered_bytes:
+        yield Unended(b"".join(buffered))
+
+
+def read_lines(
+    path: Openable, compression: str
+) -> Iterator[bytes | RecordTooLongError]:
+    r"""Yield a file's lines, split at `\n`, without their ends; see `blocks_of`. Files
+    with a byte order mark of another encoding are transcoded to UTF-8.
+
+    Raises:
+        CorruptFileError: at the first damage, after the complete lines before it.
+    """
+    return split_blocks(blocks_of(utf8_parts(read_parts(path, compression))))
+
+
+def split_blocks(
+    blocks: Iterable[bytes | RecordTooLongError | Damage],
+) -> Iterator[bytes | RecordTooLongError]:
+    """Yield the lines of blocks, without their ends.
+
+    Raises:
+        CorruptFileError: at the first damage.
+    """
+    for block in blocks:
+        if isinstance(block, Damage):
+            raise CorruptFileError(block.error)
+        if isinstance(block, RecordTooLongError | Unended):
+            yield block
+        else:
+            yield from lines_of(block)
+
+
+def lines_of(block: bytes) -> Iterator[bytes]:
+    """Lines of a block without their ends."""
+    return (line.removesuffix(b"\r") for line in block[:-1].split(b"\n"))
+
+
+def read_whole(path: Openable, compression: str) -> bytes:
+    """Read a file that is a single record.
+
+    Raises:
+        CorruptFileError: the file is damaged.
+        RecordTooLongError: it is longer than MAX_RECORD_BYTES.
+    """
+    content = bytearray()
+    for chunk in read_chunks(path, compression):
+        content += chunk
+        if len(content) > MAX_RECORD_BYTES:
+            raise _too_long("file")
+    return bytes(content)
+
+
+def _too_long(unit: str) -> RecordTooLongError:
+    return RecordTooLongError(
+        f"the {unit} is longer than {MAX_RECORD_BYTES >> 20} "
+        "MiB; split it before ingesting"
+    )
+
+
+class Metered:
+    """A path, or a member of an archive, that counts the bytes read.
+
+    Attributes:
+        path: the underlying file.
+        read_bytes: stored bytes read since it was last opened.
+        reopens: True if it may be opened more than once.
+    """
+
+    def __init__(self, path: Openable) -> None:
+        self.path = path
+        self.read_bytes = 0
+        self.reopens: bool = getattr(path, "reopens", True)
+
+    @contextmanager
+    def open(self, mode: Literal["rb"], /) -> Iterator[ByteStream]:
+        """Open the stored bytes and count the bytes read."""
+        self.read_bytes = 0
+        with self.path.open(mode) as stream:
+            self._stream = stream
+            yield self
+
+    def read(self, size: int, /) -> bytes:
+        """Read at most `size` bytes of the open file."""
+        content: bytes = self._stream.read(size)
+        self.read_bytes += len(content)
+        return content
+
+
+class DecodedStream:
+    """Readable stream of a file's decoded content. Damage ends the stream and is stored
+    in `error`.
+
+    A library that reads from it sees an early end, which all of them handle, and never
+    a foreign exception. `resume` continues after the damage.
+    """
+
+    def __init__(self, path: Openable, compression: str) -> None:
+        self.error: Damage | None = None
+        self._chunks = read_parts(path, compression)
+        self._buffer = b""
+        self._start = self._position = 0
+
+    def __enter__(self) -> DecodedStream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._chunks.close()
+
+    def read(self, size: int) -> bytes:
+        """Read at most `size` bytes, fewer only at the end."""
+        content = self.peek(size)
+        self._start += len(content)
+        self._position += len(content)
+        return content
+
+    def peek(self, size: int) -> bytes:
+        """Next `size` bytes, without consuming them; fewer only at the end."""
+        ready = len(self._buffer) - self._start
+        if ready < size:
+            parts = [self._buffer[self._start :]]
+            while ready < size and self.error is None:
+                part = next(self._chunks, b"")
+                if isinstance(part, Damage):
+                    self.error = part
+                elif part:
+                    parts.append(part)
+                    ready += len(part)
+                else:
+                    break
+            self._buffer = b"".join(parts)
+            self._start = 0
+        return self._buffer[self._start : self._start + size]
+
+    def push_back(self, content: bytes) -> None:
+        """Push the bytes read last back."""
+        self._buffer = content + self._buffer[self._start :]
+        self._start = 0
+        self._position -= len(content)
+
+    def resume(self) -> bool:
+        """Continue after the damage that ended the stream; False at the end of the
+        file.
+        """
+        if self.error is None or self.error.size is None:
+            return False
+        self.error = None
+        return True
+
+    def tell(self) -> int:
+        """Decoded bytes read so far."""
+        return self._position
+
+
+class RawStream(io.RawIOBase):
+    """Decompressed bytes as a raw binary stream; damage is an early end.
+
+    Attributes:
+        failure: error of the storage, or None.
+    """
+
+    def __init__(self, stream: DecodedStream) -> None:
+        self._stream = stream
+        self.failure: OSError | None = None
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer."""
+        try:
+            content = self._stream.read(min(len(buffer), READ_BYTES))
+        except OSError as error:
+            self.failure = error
+            raise
+        buffer[: len(content)] = content
+        return len(content)

@@ -1,0 +1,245 @@
+"""Job sharing: several hosts run the tasks of a job, with only the store in common.
+
+The leading host of a stage offers a job in `work/offers/JOB.offer`. Every host,
+including the leader, claims a task by exclusively creating a file, runs it, and writes
+its record. Each host starts at a different position, so that they rarely compete for a
+task. Claims of a dead host are renewed by others. The offer is withdrawn once all tasks
+have records.
+
+If a host was wrongly taken for dead, two hosts run the same task and write the same
+bytes. An offer is pickled code, as are other files of unfinished stages: write access
+to the store implies code execution on its hosts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gristmill.core.files import (
+    as_path,
+    atomic_write,
+    create_exclusively,
+    file_names,
+    is_local,
+)
+from gristmill.dataprep.runners.errors import failure_path
+from gristmill.dataprep.runners.pool import Element, Payload, Work
+
+OFFERS = "offers"
+"""Folder of a stage's `work/` with the offers and the claims of each."""
+BEAT_SECONDS = 15.0
+"""Interval of a host's heartbeats."""
+LOST_SECONDS = 90.0
+"""Time without a heartbeat after which a host counts as dead, by the clock of the
+observer.
+"""
+LOOK_SECONDS, STORE_LOOK_SECONDS = 0.5, 10.0
+"""Intervals between checks for other hosts' files: in a folder, in an object store."""
+log = logging.getLogger("gristmill.sharing")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Job that hosts run together.
+
+    Attributes:
+        file: file of the offer, deleted when the offer is withdrawn.
+        claims: folder of the claims of this offer.
+        records: folder of the job's records.
+        mode: kind of workers on each host (`engine.Mode`).
+        work: runs one element and writes its record.
+        elements: all elements, the largest first.
+    """
+
+    file: str
+    claims: str
+    records: str
+    mode: str
+    work: Work
+    elements: Sequence[Element]
+
+
+@contextmanager
+def offered(
+    job: str,
+    folder: Path,
+    records: Path,
+    mode: str,
+    work: Work,
+    elements: Sequence[Element],
+) -> Iterator[Offer]:
+    """Context in which a job is offered to all hosts of a stage.
+
+    Args:
+        folder: the stage's `work/`.
+    """
+    import cloudpickle
+
+    file = folder / OFFERS / f"{job}.offer"
+    offer = Offer(
+        str(file),
+        str(folder / OFFERS / f"{job}-{uuid.uuid4().hex[:8]}"),
+        str(records),
+        mode,
+        work,
+        elements,
+    )
+    with atomic_write(file, durable=False) as sink:
+        sink.write(cloudpickle.dumps(offer))
+    try:
+        yield offer
+    finally:
+        # for example a full disk, on which the stage has failed before
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def read_offers(folder: Path) -> Iterator[Offer]:
+    """Read the current offers of a stage; `folder` is its `work/`."""
+    import cloudpickle
+
+    for file in sorted((folder / OFFERS).glob("*.offer")):
+        with suppress(FileNotFoundError):  # withdrawn since the listing
+            yield cloudpickle.loads(file.read_bytes())
+
+
+@contextmanager
+def taking_part(folder: Path) -> Iterator[str]:
+    """Context in which this host sends heartbeats to the others of a stage; yields its
+    name for claims.
+
+    Args:
+        folder: the stage's `work/`.
+    """
+    name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    beat = _beat_file(folder / OFFERS, name)
+    ended = threading.Event()
+
+    def live() -> None:
+        beats = 0
+        while beats == 0 or not ended.wait(BEAT_SECONDS):
+            beats += 1
+            try:
+                with atomic_write(beat, durable=False) as sink:
+                    sink.write(str(beats).encode())
+            except Exception as error:  # noqa: BLE001 - libraries of object stores raise their own errors
+                log.warning("%s could not be kept fresh: %s", beat, error)
+
+    thread = threading.Thread(target=live, daemon=True)
+    thread.start()
+    try:
+        yield name
+    finally:
+        ended.set()
+        thread.join()
+        with suppress(OSError):  # frees its claims immediately
+            beat.unlink(missing_ok=True)
+
+
+def take_share(
+    offer: Offer, host: str, run: Callable[[Work, Sequence[Element]], Any]
+) -> None:
+    """Run tasks of a job until all have records, one has failed, or the offer is
+    withdrawn.
+
+    Args:
+        offer: the job.
+        host: name of this host.
+        run: runs elements on this host's workers and waits for them.
+    """
+    records = as_path(offer.records)
+    claims = as_path(offer.claims)
+    watch = BeatWatch(as_path(offer.file).parent)
+    pause = LOOK_SECONDS if is_local(records) else STORE_LOOK_SECONDS
+    share_start = zlib.crc32(host.encode()) / (1 << 32)
+    done: set[str] = set()
+    while not failure_path(records).exists():
+        done |= {name.removesuffix(".json") for name in file_names(records)}
+        claimed = last_claims(claims)
+        missing = [element for element in offer.elements if element[0] not in done]
+        # Check the offer last: after its withdrawal the records may be gone and all
+        # tasks look free.
+        if not missing or not as_path(offer.file).exists():
+            return
+        free = [
+            element
+            for element in missing
+            if (number := claimed.get(element[0])) is None
+            or watch.has_died((claims / f"{element[0]}.claim-{number}").read_text())
+        ]
+        if free:
+            begin = int(share_start * len(free))
+            run(
+                partial(claim_and_do, offer.work, offer.claims, host, claimed),
+                [*free[begin:], *free[:begin]],
+            )
+        else:
+            time.sleep(pause)
+
+
+def claim_and_do(
+    work: Work,
+    claims: str,
+    host: str,
+    claimed: Mapping[str, int],
+    name: str,
+    payload: Payload,
+) -> Any:
+    """Claim and run a task; returns empty counts if another host has claimed it
+    meanwhile.
+    """
+    number = claimed.get(name, 0) + 1
+    if not create_exclusively(
+        as_path(claims) / f"{name}.claim-{number}", host.encode()
+    ):
+        return {}
+    return work(name, payload)
+
+
+def last_claims(claims: Path) -> dict[str, int]:
+    """Number of the last claim by task, from 1."""
+    number_by_task: dict[str, int] = {}
+    for file in file_names(claims):
+        name, _, number = file.rpartition(".claim-")
+        if number.isdigit():  # an unfinished file has a longer name
+            number_by_task[name] = max(number_by_task.get(name, 0), int(number))
+    return number_by_task
+
+
+@dataclass
+class BeatWatch:
+    """Detector of dead hosts: those without a heartbeat file, or with an unchanged one
+    for LOST_SECONDS.
+
+    Attributes:
+        folder: folder of the offers.
+    """
+
+    folder: Path
+    _seen: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def has_died(self, host: str) -> bool:
+        """Test if a host has died."""
+        try:
+            beat = _beat_file(self.folder, host).read_text()
+        except FileNotFoundError:
+            return True
+        if host not in self._seen or self._seen[host][0] != beat:
+            self._seen[host] = (beat, time.monotonic())
+        return time.monotonic() - self._seen[host][1] > LOST_SECONDS
+
+
+def _beat_file(folder: Path, host: str) -> Path:
+    return folder / "hosts" / f"{host}.beat"

@@ -1,0 +1,104 @@
+"""Flink through Beam's portable job service: its job server and the worker program."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gristmill.dataprep.runners import engine_downloads
+from gristmill.dataprep.runners.engine_downloads import (
+    FLINK_VERSION,
+    MissingEngineError,
+)
+from gristmill.dataprep.runners.servers import job_server
+from gristmill.mixtures.engine import EngineOptions
+
+PROGRAM = "gristmill-worker"
+"""Name of the installed program of `worker.py`."""
+UNLISTED = "disable_logging_submission_environment"
+"""Experiment that stops Beam from listing all installed packages for each job, which
+takes a second and leaves the list in the temporary folder.
+"""
+OURS = ("flink_version", "flink_job_server_jar", "job_server_jvm_properties")
+"""Options for the start of the job server, which are not passed on to Beam."""
+
+
+def flink_options(address: str | None, options: EngineOptions) -> EngineOptions:
+    """Options of Beam's portable runner for Flink: the job server's address and the
+    worker program.
+
+    Args:
+        address: address of Flink's JobManager.
+        options: the user's options. Without a `job_endpoint` a job server is started.
+
+    Raises:
+        MissingEngineError: the job server, Java, or the worker program is not on this
+            machine.
+        WorkerError: the job server does not start.
+    """
+    beam_options = {name: value for name, value in options.items() if name not in OURS}
+    if "job_endpoint" not in beam_options:
+        line = str(options.get("flink_version", FLINK_VERSION))
+        jar = Path(
+            options.get("flink_job_server_jar")
+            or engine_downloads.find(engine_downloads.flink(line))
+        )
+        if not jar.is_file():
+            raise MissingEngineError(
+                f"there is no file {jar}; correct engine.options.flink_job_server_jar"
+            )
+        java = shutil.which("java")
+        if java is None:
+            raise MissingEngineError(
+                "Beam's job server for Flink needs Java, which is not on this machine; "
+                "install a Java of at least 11, or name a server that runs: "
+                "engine.options.job_endpoint"
+            )
+
+        def command(port: int, folder: Path) -> Sequence[str]:
+            return [
+                java,
+                *options.get("job_server_jvm_properties", ["-Xmx512m"]),
+                "-jar",
+                str(jar),
+                f"--flink-master={address}",
+                "--job-host=127.0.0.1",
+                f"--job-port={port}",
+                "--artifact-port=0",
+                "--expansion-port=0",
+                f"--artifacts-dir={folder / 'artifacts'}",
+            ]
+
+        beam_options["job_endpoint"] = job_server(
+            f"Flink {line} at {address} ({jar})", command
+        )
+    return {
+        **beam_options,
+        "experiments": [*beam_options.get("experiments", ()), UNLISTED],
+        **environment(beam_options),
+    }
+
+
+def program() -> Path:
+    """Path of the worker program in this installation."""
+    return Path(sys.executable).with_name(PROGRAM)
+
+
+def environment(options: EngineOptions) -> dict[str, str]:
+    """Options of the worker environment: the program of this installation, unless the
+    options set another.
+    """
+    kind = options.get("environment_type", "PROCESS")
+    if kind != "PROCESS" or "environment_config" in options:
+        return {}
+    if not program().exists():
+        raise MissingEngineError(
+            f"{program()} is not there, which does the work; install gristmill again"
+        )
+    return {
+        "environment_type": kind,
+        "environment_config": json.dumps({"command": str(program())}),
+    }

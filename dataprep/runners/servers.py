@@ -1,0 +1,178 @@
+"""Job servers of portable engines, started by gristmill: one for all jobs of a process,
+which ends with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.core.processes import kill_child
+from gristmill.dataprep.runners.errors import WorkerError
+
+START_SECONDS = 60.0
+"""Timeout for a job server's start; one in Java takes some seconds on a busy
+machine.
+"""
+ENDING = (
+    "import os, signal, sys; from gristmill.core.processes import end_with_parent; "
+    "end_with_parent(signal.SIGKILL, int(sys.argv[1])); os.execvp(sys.argv[2], "
+    "sys.argv[2:])"
+)
+"""Python code that executes a program which ends with its parent process, however that
+ends.
+"""
+
+LOOK_SECONDS = 0.05
+"""Interval between checks of a server's port and process."""
+TURN_SECONDS = 1.0
+"""Timeout of one attempt to get an answer."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Job server of this process.
+
+    Attributes:
+        process: process of the server.
+        port: port of the loopback address.
+        folder: folder for its files, with its output in `log`.
+    """
+
+    process: subprocess.Popen[bytes]
+    port: int
+    folder: Path
+
+    @property
+    def address(self) -> str:
+        """Address as HOST:PORT."""
+        return f"127.0.0.1:{self.port}"
+
+    def answers(self, seconds: float) -> bool:
+        """Wait until the server answers; False after `seconds`, or if its process ends.
+
+        A running process or an open port does not suffice: a killed server closes its
+        connections shortly before its process ends, and its port may accept connections
+        until then.
+        """
+        deadline = time.monotonic() + seconds
+        while True:  # checks more often than gRPC tries to connect
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                break
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return answers(
+            self.address,
+            deadline - time.monotonic(),
+            lambda: self.process.poll() is None,
+        )
+
+
+_running: dict[str, Server] = {}
+
+
+def job_server(name: str, make_command: Callable[[int, Path], Sequence[str]]) -> str:
+    """Return the address of a running job server of this process, and start one if
+    necessary.
+
+    Args:
+        name: name of the engine, with everything that distinguishes this server from
+            others.
+        make_command: makes the command of the server from its port and a folder for its
+            files.
+
+    Raises:
+        WorkerError: the server ended or does not answer; the message has its last line
+            of output.
+    """
+    if name in _running:
+        if _running[name].answers(START_SECONDS):
+            return _running[name].address
+        _end(name)
+    folder = Path(tempfile.mkdtemp(prefix="gristmill-engine-"))
+    port = free_port()
+    command = [sys.executable, "-c", ENDING, str(os.getpid())]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            [*command, *make_command(port, folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    server = _running[name] = Server(process, port, folder)
+    atexit.register(_end, name)
+    if not server.answers(START_SECONDS):
+        failure = (
+            f"does not answer within {START_SECONDS:g} s"
+            if server.process.poll() is None
+            else "ended"
+        )
+        log_lines = (server.folder / "log").read_text(errors="replace").splitlines()
+        _end(name)
+        # Indented lines belong to a traceback; the last other line has the error.
+        messages = [
+            line for line in log_lines if line.strip() and not line[0].isspace()
+        ]
+        last = messages[-1] if messages else "nothing"
+        raise WorkerError(f"the job server of {name} {failure}; it said: {last}")
+    return server.address
+
+
+def answers(
+    endpoint: str, seconds: float, lives: Callable[[], bool] = lambda: True
+) -> bool:
+    """Wait until a server answers a call, even with an error about the method; False if
+    it does not.
+
+    Args:
+        endpoint: HOST:PORT.
+        seconds: timeout.
+        lives: function that returns False once the server is dead, which ends the wait.
+    """
+    import grpc
+
+    deadline = time.monotonic() + seconds
+    # Use a new connection: one that Beam still has open may be broken without anyone
+    # having noticed.
+    with grpc.insecure_channel(
+        endpoint, options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
+        call = channel.unary_unary("/gristmill/Answer")
+        while lives() and (remaining := deadline - time.monotonic()) > 0:
+            try:
+                call(b"", timeout=min(remaining, TURN_SECONDS), wait_for_ready=True)
+            except grpc.RpcError as error:
+                if error.code() in (
+                    grpc.StatusCode.DEADLINE_EXCEEDED,
+                    grpc.StatusCode.UNAVAILABLE,
+                ):
+                    time.sleep(min(remaining, LOOK_SECONDS))
+                    continue
+            return True
+    return False
+
+
+def free_port() -> int:
+    """Find a free port of the loopback address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _end(name: str) -> None:
+    server = _running.pop(name, None)
+    if server is not None:
+        kill_child(server.process)
+        shutil.rmtree(server.folder, ignore_errors=True)

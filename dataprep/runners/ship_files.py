@@ -1,0 +1,277 @@
+"""Transfer of a job's code and local files to cluster workers, which share only the
+store with this machine.
+
+A function of a job travels with the source of `worker_bootstrap.py`, which installs the
+package on the worker and calls the function. The store has everything else that it
+needs:
+
+    STORE/carried/<digest>/gristmill-<version>-py3-none-any.whl    this package, built
+    from the files that run here STORE/carried/files/<SHA-256>/<name>
+    local files in the function's arguments
+    STORE/carried/kernels/<sources>/<kernel>.<key>                 machine code that the
+    first worker compiled
+
+A folder in the arguments is transferred file by file if it is a model's, with a
+config.json. Paths depend on contents, or on sources, so each is written once, and each
+worker fetches it once. The wheel is complete, so that images for workers can be built
+from it (`pip install`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import io
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from gristmill.core.files import (
+    CarriedFiles,
+    as_path,
+    atomic_write,
+    carried_files,
+    copy_file,
+    is_local,
+    sha256_file,
+)
+from gristmill.dataprep.encoders.model_folders import CONFIG_FILE
+from gristmill.dataprep.runners import worker_bootstrap
+from gristmill.dataprep.text.jit_cache import FOLDER as KERNELS
+from gristmill.dataprep.text.jit_cache import share
+
+Function = Callable[..., Any]
+FOLDER = "carried"
+"""Folder below a store."""
+MOST_FILE_BYTES = 8 << 30
+EARLIEST = (1980, 1, 1, 0, 0, 0)
+"""Modification time of all files in the wheel, so that equal contents make equal
+wheels.
+"""
+_store: ContextVar[Path | None] = ContextVar("store", default=None)
+_stores_with_wheel: set[Path] = set()
+"""Stores that have the wheel of this process."""
+_sent_files: dict[tuple[Path, Path, tuple[int, ...]], str] = {}
+"""SHA-256 of each version of a file sent to a store by this process."""
+
+
+@contextmanager
+def through(store: Path | None) -> Iterator[None]:
+    """Context in which jobs carry local code and files to their workers through a
+    store; no effect without one.
+    """
+    token = _store.set(store)
+    try:
+        yield
+    finally:
+        _store.reset(token)
+
+
+def carry(function: Function) -> Function:
+    """Wrap a function so that workers without this machine's files can call it;
+    unchanged without a store.
+    """
+    store = _store.get()
+    if store is None:
+        return function
+    import cloudpickle
+
+    digest, wheel = package()
+    wheel_name = f"{FOLDER}/{digest}/gristmill-{_version()}-py3-none-any.whl"
+    if store not in _stores_with_wheel:
+        if not (store / wheel_name).exists():
+            with atomic_write(store / wheel_name) as sink:
+                sink.write(wheel)
+        _stores_with_wheel.add(store)
+    local_paths = sorted(set(_local_files(function, store)))
+    files = {
+        str(path): _send_file(store, path) for path in local_paths if path.is_file()
+    }
+    folders = {
+        str(path): {
+            str(file.relative_to(path)): _send_file(store, file)
+            for file in sorted(path.rglob("*"))
+            if file.is_file()
+        }
+        for path in local_paths
+        if path.is_dir()
+    }
+    job: worker_bootstrap.Job = {
+        "store": str(store),
+        "package": digest,
+        "wheel": wheel_name,
+        "files": files,
+        "folders": folders,
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "options": {} if is_local(store) else dict(store.storage_options),  # type: ignore[attr-defined]
+        "function": cloudpickle.dumps(function),
+    }
+    text = Path(worker_bootstrap.__file__).read_text()
+    name = f"gristmill_carried_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return worker_bootstrap.Carried(text, name, job)
+
+
+def carry_step(function: Function) -> Any:
+    """Make the Beam step that calls a function on each element and outputs all that it
+    yields.
+    """
+    from apache_beam import FlatMap, ParDo
+
+    carried = carry(function)
+    return (
+        ParDo(carried.step())
+        if isinstance(carried, worker_bootstrap.Carried)
+        else FlatMap(function)
+    )
+
+
+def _send_file(store: Path, path: Path) -> str:
+    """Write a file to a store, once per process unless it changes; returns its SHA-256.
+
+    Raises:
+        ValueError: the file is too large.
+    """
+    stat = path.stat()
+    if stat.st_size > MOST_FILE_BYTES:
+        raise ValueError(
+            f"{path} has more than {MOST_FILE_BYTES >> 30} GiB: put it where all "
+            "workers see it, and name it by its URL"
+        )
+    stamp = stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
+    version = store, path, stamp
+    if version not in _sent_files:
+        sha256 = sha256_file(path)
+        target = store / FOLDER / "files" / sha256 / path.name
+        if not target.exists():
+            copy_file(path, target)
+        _sent_files[version] = sha256
+    return _sent_files[version]
+
+
+def call_here(job: worker_bootstrap.Job, *arguments: Any) -> Any:
+    """Call the function of a job in a worker with the package, with local paths mapped
+    to files of the store.
+    """
+    store = as_path(job["store"])
+    share(store / FOLDER / KERNELS)
+    function = _loaded(job["function"])
+
+    def in_store(files: Mapping[str, str]) -> dict[str, Path]:
+        return {
+            path: store / FOLDER / "files" / sha256 / Path(path).name
+            for path, sha256 in files.items()
+        }
+
+    files: CarriedFiles = {
+        **in_store(job["files"]),
+        **{path: in_store(inside) for path, inside in job["folders"].items()},
+    }
+    with _carrying(files):
+        result = function(*arguments)
+    return _one_by_one(result, files) if isinstance(result, Iterator) else result
+
+
+@contextmanager
+def _carrying(files: CarriedFiles) -> Iterator[None]:
+    token = carried_files.set(files)
+    try:
+        yield
+    finally:
+        carried_files.reset(token)
+
+
+def _one_by_one(results: Iterator[Any], files: CarriedFiles) -> Iterator[Any]:
+    """Yield the results of a generator, with the job's files set only while the
+    generator runs.
+    """
+    while True:
+        with _carrying(files):
+            result = next(results, _END)
+        if result is _END:
+            return
+        yield result
+
+
+_END = object()
+
+
+@lru_cache(maxsize=8)
+def _loaded(function: bytes) -> Function:
+    import cloudpickle
+
+    loaded: Function = cloudpickle.loads(function)
+    return loaded
+
+
+def _local_files(value: Any, store: Path) -> Iterator[Path]:
+    """Local files and models' folders outside the store that are arguments of a
+    function.
+    """
+    if isinstance(value, partial):
+        yield from _local_files([value.args, value.keywords], store)
+    elif isinstance(value, Mapping):
+        yield from _local_files(list(value.values()), store)
+    elif isinstance(value, BaseModel):
+        yield from _local_files(dict(value), store)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _local_files(item, store)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from _local_files(
+            [getattr(value, item.name) for item in fields(value)], store
+        )
+    elif isinstance(value, str | Path) and str(value).startswith("/"):
+        path = Path(str(value))
+        if (
+            is_local(as_path(value))
+            and not path.is_relative_to(str(store))
+            and (path.is_file() or (path / CONFIG_FILE).is_file())
+        ):
+            yield path
+
+
+@cache
+def package() -> tuple[str, bytes]:
+    """Digest of this package as installed here, and a wheel of it."""
+    files = list(
+        worker_bootstrap.files_of(list(sys.modules[worker_bootstrap.PACKAGE].__path__))
+    )
+    digest = worker_bootstrap.digest_of(iter(files))
+    contents = {name: path.read_bytes() for name, path in files}
+    about = f"gristmill-{_version()}.dist-info"
+    try:
+        metadata = importlib.metadata.distribution("gristmill").read_text("METADATA")
+    except importlib.metadata.PackageNotFoundError:
+        metadata = None
+    contents[f"{about}/METADATA"] = (
+        metadata or f"Metadata-Version: 2.1\nName: gristmill\nVersion: {_version()}\n"
+    ).encode()
+    contents[f"{about}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: gristmill\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    record = []
+    for name, content in contents.items():
+        digest_of_file = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+        checksum = digest_of_file.rstrip(b"=").decode()
+        record.append(f"{name},sha256={checksum},{len(content)}")
+    contents[f"{about}/RECORD"] = "\n".join([*record, f"{about}/RECORD,,", ""]).encode()
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(
+                zipfile.ZipInfo(name, EARLIEST), content, zipfile.ZIP_DEFLATED
+            )
+    return digest, sink.getvalue()
+
+
+def _version() -> str:
+    return str(sys.modules[worker_bootstrap.PACKAGE].__version__)
