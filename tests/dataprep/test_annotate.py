@@ -16,6 +16,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import QuarantineError
 from gristmill.dataprep.documents import column_names
 from gristmill.dataprep.user_code import annotate
+from gristmill.mixtures.engine import BeamEngine
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.user_code import OwnCodeError
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
@@ -66,7 +67,9 @@ def test_measures_and_verdicts_are_the_same_in_all_modes(
     run_step: Callable[..., Any], source: str, mode: str
 ) -> None:
     settings = {"with": {"word": "xyzzy"}, "max": {"magic": 0}}
-    summary, rows = run_step(source, context={"mode": mode, "workers": 2}, **settings)
+    summary, rows = run_step(
+        source, context={"beam": BeamEngine(mode=mode, workers=2)}, **settings
+    )
     assert [row["magic"] for row in rows] == [2, 0, 1, 0, 0] * 2
     assert [row["reason"] for row in rows] == [
         "annotate/max_magic",
@@ -332,7 +335,7 @@ def test_invalid_function_ends_the_stage_with_its_line_and_the_fix(
 ) -> None:
     source, settings, facts = WRONG[case]
     with pytest.raises(OwnCodeError) as error:
-        run_step(source, context={"mode": mode, "workers": 2}, **settings)
+        run_step(source, context={"beam": BeamEngine(mode=mode, workers=2)}, **settings)
     for fact in facts:
         assert fact in str(error.value)
 
@@ -387,7 +390,7 @@ def test_exception_quarantines_only_its_document(
     source, message = RAISES[case]
     summary, rows = run_step(
         source,
-        context={"mode": mode, "workers": 2},
+        context={"beam": BeamEngine(mode=mode, workers=2)},
         max_quarantined=0.5,
         time_limit_seconds=0.3,
     )
