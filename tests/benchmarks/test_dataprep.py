@@ -28,7 +28,7 @@ from benchmarks.dataprep import (
 )
 from benchmarks.dataprep.judges import FOLDS, auc, folds
 from benchmarks.dataprep.language import accuracy, macro_f1
-from benchmarks.dataprep.readers import Score, Snippets, score
+from benchmarks.dataprep.reading import Score, Snippets, score
 from benchmarks.dataprep.spans import repeated_bytes, write_shards
 from benchmarks.measuring import process_tree
 from gristmill.dataprep.dedup.shingles import shingle_sets, similarities

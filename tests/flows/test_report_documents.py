@@ -244,30 +244,39 @@ def test_whole_documents_open_individually_with_their_verdicts() -> None:
 FORMAT = re.compile(r">|\+?,?(\.\d)?[fgd%]?")
 
 
-def numeric_columns(function: ast.FunctionDef) -> set[str]:
-    """Return the names of columns with a format in a function's tables."""
-    tuples = {
-        target.id: node.value
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+def numeric_columns(tree: ast.Module) -> set[str]:
+    """Return the names of columns with a format in the tables of a module's functions."""
+    tuples: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            for target in node.targets:
+                tuples.setdefault(ast.unparse(target), []).extend(node.value.elts)
+
+    def names_in(keys: list[ast.expr]) -> set[str]:
+        names = {key.value for key in keys if isinstance(key, ast.Constant)}
+        for key in keys:
+            if isinstance(key, ast.Starred) and isinstance(key.value, ast.Name):
+                names |= names_in(tuples[key.value.id])
+        return names
+
+    def is_number(form: ast.expr) -> bool:
+        return (
+            isinstance(form, ast.Constant)
+            and bool(form.value)
+            and FORMAT.fullmatch(str(form.value)) is not None
+        )
+
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     names = set()
-    for node in ast.walk(function):
+    for node in (node for function in functions for node in ast.walk(function)):
         if isinstance(node, ast.Dict):
-            names |= {
-                key.value
-                for key, form in zip(node.keys, node.values, strict=True)
-                if isinstance(key, ast.Constant)
-                and isinstance(form, ast.Constant)
-                and form.value
-                and FORMAT.fullmatch(str(form.value))
-            }
+            pairs = zip(node.keys, node.values, strict=True)
+            names |= names_in([key for key, form in pairs if key and is_number(form)])
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "fromkeys":
-            keys = node.args[0]
-            keys = tuples.get(getattr(keys, "id", ""), keys)
-            names |= {key.value for key in getattr(keys, "elts", ())}
+            keys, *forms = node.args
+            if all(map(is_number, forms)):
+                elements = getattr(keys, "elts", tuples.get(ast.unparse(keys), []))
+                names |= names_in(elements)
     return names
 
 
@@ -285,9 +294,7 @@ def test_every_numeric_column_has_a_definition() -> None:
             "comparison.py",
             "terminal_summary.py",
         ):
-            for function in ast.walk(tree):
-                if isinstance(function, ast.FunctionDef):
-                    column_names |= numeric_columns(function)
+            column_names |= numeric_columns(tree)
     assert len(column_names) > 90
     assert column_names - set(MEANINGS) == set()
     assert set(MEANINGS) - constants == set(), (
