@@ -23,7 +23,7 @@ from gristmill.train.models.weights import (
     save_model,
 )
 from gristmill.train.objectives import next_token
-from gristmill.train.parallel import sharding
+from gristmill.train.parallel import fsdp
 from gristmill.train.stages import pretrain
 from tests.packed_sets import write_packed_set
 from tests.train.jsonl import read_metrics
@@ -186,7 +186,7 @@ def test_unsharded_model_of_several_processes_is_rejected(
 ) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(RuntimeError, match=r"weight .*torch.float32.* DTensor"):
-        sharding.assert_master_weights(torch.nn.Linear(2, 2))
+        fsdp.assert_master_weights(torch.nn.Linear(2, 2))
 
 
 def test_plain_model_of_another_dtype_is_rejected(
@@ -194,12 +194,12 @@ def test_plain_model_of_another_dtype_is_rejected(
 ) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     with pytest.raises(RuntimeError, match=r"weight .*torch.bfloat16.* float32"):
-        sharding.assert_master_weights(torch.nn.Linear(2, 2, dtype=torch.bfloat16))
+        fsdp.assert_master_weights(torch.nn.Linear(2, 2, dtype=torch.bfloat16))
 
 
 def test_layers_that_compute_in_another_dtype_are_rejected() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    sharding.assert_compute_dtype(model, torch.bfloat16)
+    fsdp.assert_compute_dtype(model, torch.bfloat16)
     with pytest.raises(RuntimeError, match=r"torch.float32.* torch.bfloat16"):
         model(torch.zeros(1, 2))
 
