@@ -432,8 +432,14 @@ def form_of(row: Row) -> str:
 
 
 def sft_messages(row: Row, form: str) -> list[Message]:
-    """Messages of a row in a form of `form_of`; `with_system` adds the row's `system`
-    text.
+    """Convert a row to messages; `with_system` adds the row's `system` text.
+
+    Args:
+        row: as read.
+        form: `messages`, `sharegpt`, `completion` or `instruction`.
+
+    Raises:
+        ValueError: there is no such form, or the row does not have it.
     """
     if form == "messages":
         key = "messages" if "messages" in row else "conversations"
@@ -445,7 +451,12 @@ def sft_messages(row: Row, form: str) -> list[Message]:
         key = "completion" if "completion" in row else "response"
         prompt = turns("prompt", row.get("prompt"), "user")
         return prompt + turns(key, row.get(key), "assistant")
-    return instructed(row) + turns("output", row.get("output"), "assistant")
+    if form == "instruction":
+        return instructed(row) + turns("output", row.get("output"), "assistant")
+    raise ValueError(
+        f"there is no form {form!r}; there are messages, sharegpt, completion and "
+        "instruction"
+    )
 
 
 def instructed(row: Row) -> list[Message]:

@@ -273,8 +273,8 @@ def read_set(
         path: JSON lines or a JSON array (.json, .jsonl, .gz, .zst, .bz2), Parquet, or
             `python-docs://`.
         kind: `sft`, `dpo` or `prompts`.
-        form: a form of `sft_messages` or `dpo_example`, or `auto`: determined by each
-            row's keys.
+        form: a form of `sft_messages` or `prompt_example`, one of DPO_FORMS, or `auto`:
+            determined by each row's keys.
         limit: number of examples to keep, the first by id.
         max_quarantined: share of the records that may be quarantined.
         answer: for prompts, the key of the reference answer.

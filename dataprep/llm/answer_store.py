@@ -103,11 +103,12 @@ class KeptAnswers:
         self.spent = Spending()
         """Spending of the owner in earlier attempts."""
         for number, path in enumerate(self._files):
+            is_own = path.name.startswith(f"{owner}~")
             place = number << OFFSET_BITS
             for line in _lines(path):
                 if _WHOLE.match(line):
                     self._places[bytes.fromhex(line[:KEY_CHARACTERS].decode())] = place
-                    if path.name.startswith(f"{owner}~"):
+                    if is_own:
                         self.spent += spending_on(json.loads(line[KEY_CHARACTERS:]))
                 elif _NOTE_LINE.match(line):
                     self._noted.add(line)
@@ -123,25 +124,28 @@ class KeptAnswers:
             place = self._places.get(bytes.fromhex(key))
             if place is None:
                 return None
-            number = place >> OFFSET_BITS
-            offset = place & ((1 << OFFSET_BITS) - 1)
-            line = b""
-            if self._is_local:
-                with self._opening:
-                    if number not in self._descriptors:
-                        path = self._files[number]
-                        self._descriptors[number] = os.open(path, os.O_RDONLY)
-                    descriptor = self._descriptors[number]
-                size = 1 << 13
-                while not line.endswith(b"\n"):
-                    line = os.pread(descriptor, size, offset)
-                    line = line[: line.find(b"\n") + 1 or len(line)]
-                    size = 2 * size
-            else:
-                with self._files[number].open("rb") as stream:
-                    stream.seek(offset)
-                    line = stream.readline()
+            line = self._line_at(place)
         return json.loads(line[KEY_CHARACTERS:]) if _WHOLE.match(line) else None
+
+    def _line_at(self, place: int) -> bytes:
+        number = place >> OFFSET_BITS
+        offset = place & ((1 << OFFSET_BITS) - 1)
+        path = self._files[number]
+        if not self._is_local:
+            with path.open("rb") as stream:
+                stream.seek(offset)
+                return stream.readline()
+        with self._opening:
+            if number not in self._descriptors:
+                self._descriptors[number] = os.open(path, os.O_RDONLY)
+            descriptor = self._descriptors[number]
+        chunk = b""
+        size = 1 << 13
+        while not chunk.endswith(b"\n"):
+            chunk = os.pread(descriptor, size, offset)
+            chunk = chunk[: chunk.find(b"\n") + 1 or len(chunk)]
+            size = 2 * size
+        return chunk
 
     def keep(
         self, key: str, answer: Completion, about: str | None = None

@@ -514,6 +514,11 @@ def test_named_form_overrides_the_keys(tmp_path: Path) -> None:
         read_set(path, "sft", "completion")
 
 
+def test_unknown_form_is_rejected() -> None:
+    with pytest.raises(ValueError, match="'alpaca'"):
+        sft_example({"instruction": "Add 1 and 2.", "output": "3"}, "alpaca")
+
+
 def parts(text: str, **keys: Any) -> dict[str, Any]:
     """Content of one part in LLaMA-Factory's newer form."""
     return {"content": [{"type": "text", "value": text}], **keys}
