@@ -11,8 +11,8 @@ from gristmill.dataprep.documents import Inputs
 from gristmill.mixtures.base import Recipe
 
 MODULES = {
-    "filter": "filtering.filter",
-    "dedup": "duplicates.dedup",
+    "filter": "filters.filter",
+    "dedup": "dedup.dedup",
     "langid": "langid.langid",
     "quality": "quality.quality",
     "decontaminate": "passages.decontaminate",

@@ -116,13 +116,6 @@ def task_file(work: Path, job: str, name: str) -> Path:
     return work / job / f"{name}.arrow"
 
 
-def write_partitions(
-    path: Path, rows: pa.Table, partitions: np.ndarray, num_partitions: int
-) -> None:
-    """Write rows by partition, in order (see `by_partition`)."""
-    write_batches(path, *by_partition(rows, partitions, num_partitions))
-
-
 def write_rows(path: Path, rows: pa.Table) -> None:
     """Write rows as a single partition."""
     write_batches(path, rows, np.array([0, len(rows)]))

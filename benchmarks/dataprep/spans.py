@@ -115,8 +115,8 @@ def write_shards(texts: Sequence[str], folder: Path) -> SubstringsPlan:
 
 
 def cut_substrings(plan: SubstringsPlan) -> None:
-    """Run the stage's jobs one after the other, without Beam."""
-    run_jobs(plan, Context(work=plan.work, emit=lambda event: None), direct=True)
+    """Run the stage's jobs one after the other."""
+    run_jobs(plan, Context(work=plan.work, emit=lambda event: None))
 
 
 def repeated_bytes(data: bytes, length: int) -> np.ndarray:

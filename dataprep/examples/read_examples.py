@@ -251,13 +251,6 @@ def prompt_form_of(row: Row) -> str:
         ) from None
 
 
-def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Example]:
-    """Read the examples of a set, none of whose records may be quarantined; see
-    `read_set`.
-    """
-    return list(read_set(path, kind, limit=limit).examples)
-
-
 def read_set(
     path: str,
     kind: Kind,

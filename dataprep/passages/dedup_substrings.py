@@ -171,13 +171,10 @@ class CutRepeats(Counted):
 
 
 def run_jobs(
-    plan: SubstringsPlan, context: Context, direct: bool = False
+    plan: SubstringsPlan, context: Context
 ) -> tuple[list[Numbers], list[Numbers], list[Numbers], list[CutRepeats]]:
     """Run all jobs and return the results of `anchors`, `windows`, `repeated_windows`
     and `apply`.
-
-    Args:
-        direct: see `engine.run_tasks`.
     """
     shards = shard_tasks(plan.inputs["ingest"])
     partitions = partition_tasks(plan.num_partitions) if shards else []
@@ -188,9 +185,7 @@ def run_jobs(
         sender: Sender[Given, Result],
         number: int,
     ) -> tuple[list[Result], Shuffled]:
-        results, sent = run_shuffle(
-            job, tasks, sender, context, {job: number}, direct=direct
-        )
+        results, sent = run_shuffle(job, tasks, sender, context, {job: number})
         return results, sent[job]
 
     anchors, sent_anchors = shuffle(
@@ -217,10 +212,9 @@ def run_jobs(
         shards,
         partial(lend, plan=plan, repeated=first_copies),
         context,
-        direct=direct,
     )
     cut_repeats = partial(apply, plan=plan, anchors=near_repeats, repeated=first_copies)
-    applied = run_tasks("apply", shards, cut_repeats, context, direct=direct)
+    applied = run_tasks("apply", shards, cut_repeats, context)
     return anchors, windows, repeated, applied
 
 

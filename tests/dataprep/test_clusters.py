@@ -33,7 +33,7 @@ from gristmill.dataprep.dedup.components import (
     pairs_table,
 )
 from gristmill.dataprep.runners.shuffle import Shuffled
-from gristmill.dataprep.shuffle_format import write_partitions
+from gristmill.dataprep.shuffle_format import by_partition, write_batches
 
 numbers = st.integers(0, 12)
 
@@ -167,8 +167,9 @@ def test_pairs_are_read_in_runs_of_whole_documents(
     names = [f"{number}.arrow" for number in range(len(files))]
     for name, file in zip(names, files, strict=True):
         pairs = np.array(file, np.int64).reshape(-1, 2)
-        write_partitions(
-            tmp_path / name, pairs_table(pairs), (pairs[:, 0] >= 10).astype(np.int64), 2
+        write_batches(
+            tmp_path / name,
+            *by_partition(pairs_table(pairs), (pairs[:, 0] >= 10).astype(np.int64), 2),
         )
     runs = [
         run.tolist() for run in pair_runs(Shuffled(tmp_path, 2, names), 1, 10, 1000, 4)

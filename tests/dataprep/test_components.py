@@ -29,7 +29,7 @@ from gristmill.dataprep.dedup.components import (
 )
 from gristmill.dataprep.dedup.dedup_index import DedupPlan
 from gristmill.dataprep.document_numbers import Numbering
-from gristmill.dataprep.shuffle_format import task_file, write_partitions
+from gristmill.dataprep.shuffle_format import by_partition, task_file, write_batches
 from gristmill.mixtures.steps.dedup import Dedup
 
 numbers = st.integers(0, 30)
@@ -150,11 +150,9 @@ def test_labels_do_not_depend_on_partitions_or_run_length(
     for task, part in zip(
         plan.partitions(), np.array_split(rng.permutation(pairs), 4), strict=True
     ):
-        write_partitions(
+        write_batches(
             task_file(plan.work, "links", task.name),
-            pairs_table(part),
-            np.zeros(len(part), np.int64),
-            1,
+            *by_partition(pairs_table(part), np.zeros(len(part), np.int64), 1),
         )
     links = [task.name for task in plan.partitions()]
     rounds, labels_by_shard, number = find_components(

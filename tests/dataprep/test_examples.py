@@ -17,7 +17,6 @@ from gristmill.dataprep.examples.conversations import sft_example
 from gristmill.dataprep.examples.read_examples import (
     ExamplesError,
     examples_listing,
-    read_examples,
     read_set,
 )
 from gristmill.dataprep.readers.pythondocs import (
@@ -75,7 +74,7 @@ CHAT = [
 def test_instruction_forms_become_messages(
     tmp_path: Path, row: Any, messages: Any
 ) -> None:
-    (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
+    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "sft").examples
     assert example["messages"] == messages
     assert set(example) == {"id", "messages"}
 
@@ -99,7 +98,7 @@ def test_instruction_forms_become_messages(
 def test_preference_forms_become_a_prompt_and_two_answers(
     tmp_path: Path, row: Any
 ) -> None:
-    (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
+    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "dpo").examples
     assert example == {
         "id": example["id"],
         "prompt": [user("q")],
@@ -123,7 +122,7 @@ def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
         '{"prompt": "q", "completion": "\\ud800"}',
     ]
     with pytest.raises(ExamplesError) as raised:
-        read_examples(write(tmp_path / "a.jsonl", rows), "sft")
+        read_set(write(tmp_path / "a.jsonl", rows), "sft")
     title, *lines = str(raised.value).splitlines()
     assert "10 of 11" in title
     for number, reason in {
@@ -148,7 +147,7 @@ def test_similar_rejections_are_one_line(tmp_path: Path) -> None:
         for number in range(300)
     ]
     with pytest.raises(ExamplesError) as raised:
-        read_examples(write(tmp_path / "a.jsonl", [{"text": "x"}, *rows, "bad"]), "sft")
+        read_set(write(tmp_path / "a.jsonl", [{"text": "x"}, *rows, "bad"]), "sft")
     title, first, *other_lines = raised.value.args[0].splitlines()
     assert title.startswith(f"{tmp_path / 'a.jsonl'}: 302 of 302 ")
     assert first.startswith("  a.jsonl:2: ")
@@ -164,7 +163,7 @@ def test_similar_rejections_are_one_line(tmp_path: Path) -> None:
 def test_at_most_ten_reasons_are_listed(tmp_path: Path) -> None:
     rows = [{letter: "x"} for letter in "abcdefghijklm"]
     with pytest.raises(ExamplesError) as raised:
-        read_examples(write(tmp_path / "a.jsonl", rows), "sft")
+        read_set(write(tmp_path / "a.jsonl", rows), "sft")
     assert len(raised.value.args[0].splitlines()) == 1 + 10 + 1
     assert " 3 " in raised.value.args[0].splitlines()[-1]
 
@@ -185,7 +184,7 @@ def test_invalid_preference_is_rejected_with_the_reason(
     tmp_path: Path, row: Any, reason: str
 ) -> None:
     with pytest.raises(ExamplesError, match=f"a.jsonl:1: .*{reason}"):
-        read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
+        read_set(write(tmp_path / "a.jsonl", [row]), "dpo")
 
 
 def test_truncated_file_is_rejected_with_its_line(tmp_path: Path) -> None:
@@ -193,27 +192,27 @@ def test_truncated_file_is_rejected_with_its_line(tmp_path: Path) -> None:
         gzip.compress(b'{"prompt": "q", "completion": "a"}\n')[:-8]
     )
     with pytest.raises(ExamplesError, match=r"a\.jsonl\.gz:2: .*cut off"):
-        read_examples(str(tmp_path / "a.jsonl.gz"), "sft")
+        read_set(str(tmp_path / "a.jsonl.gz"), "sft")
 
 
 def test_order_and_ids_follow_from_the_content(tmp_path: Path) -> None:
     rows = [{"prompt": f"q{number}", "completion": "a"} for number in range(50)]
-    once = read_examples(write(tmp_path / "a.jsonl", rows), "sft")
+    once = read_set(write(tmp_path / "a.jsonl", rows), "sft").examples
     write(tmp_path / "b1.jsonl", rows[30:])
     write(tmp_path / "b2.jsonl", rows[:30])
-    again = read_examples(str(tmp_path / "b*.jsonl"), "sft")
+    again = read_set(str(tmp_path / "b*.jsonl"), "sft").examples
     assert once == again
     assert [example["messages"][0]["content"] for example in once] != [
         row["prompt"] for row in rows
     ]
-    assert read_examples(str(tmp_path / "b*.jsonl"), "sft", limit=7) == once[:7]
+    assert read_set(str(tmp_path / "b*.jsonl"), "sft", limit=7).examples == once[:7]
 
 
 def test_empty_and_missing_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ExamplesError, match=r"a\.jsonl"):
-        read_examples(write(tmp_path / "a.jsonl", [""]), "sft")
+        read_set(write(tmp_path / "a.jsonl", [""]), "sft")
     with pytest.raises(ExamplesError, match=r"b\.jsonl"):
-        read_examples(str(tmp_path / "b.jsonl"), "sft")
+        read_set(str(tmp_path / "b.jsonl"), "sft")
     with pytest.raises(ExamplesError, match=r"b\.jsonl"):
         examples_listing(str(tmp_path / "b.jsonl"))
 
@@ -235,8 +234,8 @@ def test_python_docs_examples_pair_questions_with_docstrings(
     packages = ("json/", "email/", "logging/", "argparse")
     files = [item for item in standard_library_files() if item[0].startswith(packages)]
     monkeypatch.setattr(docquestions, "standard_library_files", lambda: files)
-    instructions = read_examples("python-docs://", "sft")
-    preferences = read_examples("python-docs://", "dpo")
+    instructions = read_set("python-docs://", "sft").examples
+    preferences = read_set("python-docs://", "dpo").examples
     assert len(instructions) == len(preferences) > 200
     assert len({example["id"] for example in instructions}) == len(instructions)
     answers = {
@@ -254,7 +253,7 @@ def test_python_docs_examples_pair_questions_with_docstrings(
         )
         assert example["rejected"] != example["chosen"]
         assert example["rejected"][0]["content"] in answers.values()
-    assert read_examples("python-docs://", "dpo") == preferences
+    assert read_set("python-docs://", "dpo").examples == preferences
 
 
 def test_rejected_docstring_differs_from_the_chosen_one(
@@ -269,7 +268,7 @@ def test_rejected_docstring_differs_from_the_chosen_one(
         "standard_library_files",
         lambda: [("two.py", tmp_path / "two.py")],
     )
-    examples = read_examples("python-docs://", "dpo")
+    examples = read_set("python-docs://", "dpo").examples
     assert len(examples) == 40
     for example in examples:
         assert {
@@ -280,18 +279,18 @@ def test_rejected_docstring_differs_from_the_chosen_one(
 
 def test_parquet_and_json_lists_are_read_like_json_lines(tmp_path: Path) -> None:
     rows = [{"prompt": f"q{number}", "completion": "a"} for number in range(5)]
-    lines = read_examples(write(tmp_path / "a.jsonl", rows), "sft")
+    lines = read_set(write(tmp_path / "a.jsonl", rows), "sft").examples
     (tmp_path / "b.json").write_text(json.dumps(rows, indent=1))
     (tmp_path / "c.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet", row_group_size=2)
     for name in ("b.json", "c.json.gz", "d.parquet"):
-        assert read_examples(str(tmp_path / name), "sft") == lines, name
+        assert read_set(str(tmp_path / name), "sft").examples == lines, name
     chats = [
         {"messages": CHAT, "tools": None},
         {"messages": [user("q"), assistant("a")], "tools": '[{"name": "f"}]'},
     ]
     pq.write_table(pa.Table.from_pylist(chats), tmp_path / "e.parquet")
-    examples = read_examples(str(tmp_path / "e.parquet"), "sft")
+    examples = read_set(str(tmp_path / "e.parquet"), "sft").examples
     assert {
         json.dumps(example["messages"]): example.get("tools") for example in examples
     } == {
@@ -308,7 +307,7 @@ def test_folder_yields_its_json_and_parquet_files(tmp_path: Path) -> None:
         pa.table({"prompt": ["q2"], "completion": ["a2"]}), folder / "b.parquet"
     )
     (folder / "README.md").write_text("about")
-    assert len(read_examples(str(folder), "sft")) == 2
+    assert len(read_set(str(folder), "sft").examples) == 2
     assert [entry["path"] for entry in examples_listing(str(folder))] == [
         "a.jsonl",
         "b.parquet",
@@ -318,7 +317,7 @@ def test_folder_yields_its_json_and_parquet_files(tmp_path: Path) -> None:
 def test_damaged_parquet_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing more")
     with pytest.raises(ExamplesError, match=r"a\.parquet:1: .*damaged"):
-        read_examples(str(tmp_path / "a.parquet"), "sft")
+        read_set(str(tmp_path / "a.parquet"), "sft")
 
 
 def test_rejected_records_below_the_limit_are_counted(tmp_path: Path) -> None:
@@ -444,7 +443,7 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     ],
 )
 def test_chat_forms_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
-    (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
+    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "sft").examples
     assert example["messages"] == messages
 
 
@@ -499,7 +498,7 @@ def test_invalid_chat_is_rejected_with_the_reason(
     tmp_path: Path, row: Any, reason: str
 ) -> None:
     with pytest.raises(ExamplesError, match=reason):
-        read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
+        read_set(write(tmp_path / "a.jsonl", [row]), "sft")
 
 
 def test_named_form_overrides_the_keys(tmp_path: Path) -> None:
@@ -574,7 +573,7 @@ def parts(text: str, **keys: Any) -> dict[str, Any]:
 def test_content_parts_and_weights_become_messages(
     tmp_path: Path, row: Any, messages: Any
 ) -> None:
-    (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
+    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "sft").examples
     assert example["messages"] == messages
 
 
@@ -590,7 +589,7 @@ def test_invalid_content_part_or_weight_is_rejected(
     tmp_path: Path, message: Any, reason: str
 ) -> None:
     with pytest.raises(ExamplesError, match=reason):
-        read_examples(
+        read_set(
             write(
                 tmp_path / "a.jsonl",
                 [{"messages": [user("q"), {"role": "assistant", **message}]}],
@@ -706,7 +705,7 @@ PAIR = {
     ],
 )
 def test_pair_forms_become_pairs(tmp_path: Path, row: Any, pair: Any) -> None:
-    (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
+    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "dpo").examples
     assert {key: example[key] for key in pair} == pair
 
 
@@ -776,7 +775,7 @@ def test_invalid_pair_is_rejected_with_the_reason(
     tmp_path: Path, row: Any, reason: str
 ) -> None:
     with pytest.raises(ExamplesError, match=reason):
-        read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
+        read_set(write(tmp_path / "a.jsonl", [row]), "dpo")
 
 
 @pytest.mark.skipif(

@@ -21,7 +21,6 @@ from gristmill.dataprep.examples.new_prompts import rouge_l, words_of
 from gristmill.dataprep.examples.read_examples import (
     ExamplesError,
     example_id,
-    read_examples,
     read_set,
 )
 from gristmill.dataprep.llm.lineage import descendants
@@ -48,7 +47,7 @@ def write_prompts(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
         example["id"]: example["prompt"][-1]["content"]
-        for example in read_examples(str(path), "prompts")
+        for example in read_set(str(path), "prompts").examples
     }
 
 
@@ -143,7 +142,7 @@ def test_answer_is_revised_by_the_principle_of_its_prompts_hash(
             {"role": "user", "content": prompts[prompt]},
             {"role": "assistant", "content": f"revised after <critique by {drawn[1]}>"},
         ]
-    reread = read_examples(str(tmp_path / "out/set.jsonl"), "sft")
+    reread = read_set(str(tmp_path / "out/set.jsonl"), "sft").examples
     assert {example["id"] for example in examples} == {
         example["id"] for example in reread
     }

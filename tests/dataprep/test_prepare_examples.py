@@ -20,7 +20,7 @@ from gristmill.dataprep.examples.kept_examples import (
     usable_sets,
 )
 from gristmill.dataprep.examples.prepare_examples import run, view_of, view_text
-from gristmill.dataprep.examples.read_examples import ExamplesError, read_examples
+from gristmill.dataprep.examples.read_examples import ExamplesError, read_set
 from gristmill.mixtures.posttraining import Dpo, Instructions, Sft
 from gristmill.mixtures.prepare import ExampleStep
 from tests.dataprep.own_steps import step
@@ -234,7 +234,7 @@ def test_survivors_equal_the_examples_as_read(
             if "no form" not in line
         ],
     )
-    read = read_examples(str(tmp_path / "valid.jsonl"), "sft")
+    read = read_set(str(tmp_path / "valid.jsonl"), "sft").examples
     distinct = [
         example for place, example in enumerate(read) if example not in read[:place]
     ]
@@ -278,7 +278,7 @@ def test_prepare_without_drops_keeps_the_examples(
         ),
     }
     run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
-    assert survivors(tmp_path / "out")["twice"] == read_examples(path, "sft")
+    assert survivors(tmp_path / "out")["twice"] == read_set(path, "sft").examples
     unprepared, prepared = (
         next(usable_sets([Instructions(path=path)], "sft", inputs))
         for inputs in ({}, {"sft_prepare": tmp_path / "out"})

@@ -10,7 +10,6 @@ import pytest
 
 from gristmill.dataprep.examples.read_examples import (
     prompt_example,
-    read_examples,
     read_set,
 )
 
@@ -103,5 +102,5 @@ def test_prompts_are_read_like_other_examples(tmp_path: Path) -> None:
     assert [example["id"] for example in prompt_set.examples] == sorted(
         example["id"] for example in prompt_set.examples
     )
-    documented = read_examples("python-docs://", "prompts", limit=3)
+    documented = read_set("python-docs://", "prompts", limit=3).examples
     assert all(set(example) == {"id", "prompt", "answer"} for example in documented)

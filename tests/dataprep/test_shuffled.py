@@ -488,7 +488,9 @@ def test_number_of_mapped_files_is_bounded(
                 "text": [f"{number}-{row}" for row in range(20)],
             }
         )
-        shuffle_format.write_partitions(tmp_path / name, rows, np.arange(20) % 3, 3)
+        shuffle_format.write_batches(
+            tmp_path / name, *shuffle_format.by_partition(rows, np.arange(20) % 3, 3)
+        )
         numbers += [100 * number + row for row in range(1, 20, 3)]
     mapped_counts: list[int] = []
     opened = shuffle.open_batches

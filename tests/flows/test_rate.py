@@ -14,7 +14,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from gristmill.dataprep.examples.read_examples import read_examples
+from gristmill.dataprep.examples.read_examples import read_set
 from gristmill.flows.rating.answer_pairs import AnswerPair
 from gristmill.flows.rating.rating_results import Kappa, krippendorff_alpha, results_of
 from gristmill.flows.rating.rating_server import RatingPages, verdict_of
@@ -49,7 +49,7 @@ def test_rating_with_a_preference_is_a_dpo_pair(
     path = rated(
         tmp_path / "x.ratings.jsonl", (0, "ann", "second"), (1, "ann", "first")
     )
-    examples = read_examples(str(path), "dpo")
+    examples = read_set(str(path), "dpo").examples
     serialized = json.dumps(examples, default=lambda example: example.__dict__)
     assert '"Question 0?"' in serialized
     assert serialized.index("<b>better</b> 0") < serialized.index("plain 0")
@@ -108,7 +108,7 @@ def test_the_last_rating_of_a_rater_counts_and_majorities_settle(
         ("Question 2?", "plain 2", 1, 0),
     ]
     write_settled(ratings, tmp_path / "x.pairs.jsonl")
-    assert len(read_examples(str(tmp_path / "x.pairs.jsonl"), "dpo")) == 2
+    assert len(read_set(str(tmp_path / "x.pairs.jsonl"), "dpo").examples) == 2
 
 
 def test_files_lie_beside_the_manifest_or_the_ratings(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_pairs_are_blind_with_random_sides_and_every_rating_is_stored(
     assert sides == {True, False}
     ratings = read_ratings(tmp_path / "x.ratings.jsonl")
     assert [candidate["verdict"] for candidate in ratings] == ["first"] * 12
-    assert len(read_examples(str(tmp_path / "x.pairs.jsonl"), "dpo")) == 12
+    assert len(read_set(str(tmp_path / "x.pairs.jsonl"), "dpo").examples) == 12
     # A new server continues where this one ended, and a new rater starts at the first
     # pair.
     assert "All rated" in client(tmp_path).get("/?rater=ann").text

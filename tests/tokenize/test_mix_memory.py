@@ -15,7 +15,7 @@ import pytest
 
 from gristmill.dataprep.runners.shuffle import Shuffled, send_to_files
 from gristmill.dataprep.runners.tasks import Task
-from gristmill.dataprep.shuffle_format import task_file, write_partitions
+from gristmill.dataprep.shuffle_format import by_partition, task_file, write_batches
 from gristmill.tokenize.mixing import ledger, row_layout, streams, write_shards
 from gristmill.tokenize.mixing.array_files import save
 from gristmill.tokenize.mixing.candidates import (
@@ -70,40 +70,44 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work, rng = tmp_path_factory.mktemp("plan"), np.random.default_rng(4)
     words = rng.integers(0, 2**64, (NUMBER, 2), dtype=np.uint64)
     zeros, tokens = np.zeros(NUMBER, np.int32), np.full(NUMBER, TOKENS)
-    write_partitions(
+    write_batches(
         task_file(work, "entries", "0"),
-        pa.table(
-            [
-                zeros,
-                words[:, 0],
-                words[:, 1],
-                zeros,
-                zeros,
-                np.arange(NUMBER) * TOKENS,
-                tokens,
-            ],
-            schema=ENTRIES_SCHEMA,
+        *by_partition(
+            pa.table(
+                [
+                    zeros,
+                    words[:, 0],
+                    words[:, 1],
+                    zeros,
+                    zeros,
+                    np.arange(NUMBER) * TOKENS,
+                    tokens,
+                ],
+                schema=ENTRIES_SCHEMA,
+            ),
+            zeros,
+            1,
         ),
-        zeros,
-        1,
     )
-    write_partitions(
+    write_batches(
         task_file(work, "ledger", "0"),
-        pa.table(
-            [
-                words[:, 0],
-                words[:, 1],
-                zeros,
-                np.arange(NUMBER),
-                zeros,
-                np.full(NUMBER, TRAINS, np.int8),
-                np.ones(NUMBER, np.int32),
-                tokens * 4,
-            ],
-            schema=CANDIDATES_SCHEMA,
+        *by_partition(
+            pa.table(
+                [
+                    words[:, 0],
+                    words[:, 1],
+                    zeros,
+                    np.arange(NUMBER),
+                    zeros,
+                    np.full(NUMBER, TRAINS, np.int8),
+                    np.ones(NUMBER, np.int32),
+                    tokens * 4,
+                ],
+                schema=CANDIDATES_SCHEMA,
+            ),
+            zeros,
+            1,
         ),
-        zeros,
-        1,
     )
     rng.integers(0, 255, NUMBER * TOKENS, dtype=np.uint16).tofile(work / "part.bin")
     sort(work)

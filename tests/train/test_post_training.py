@@ -17,7 +17,7 @@ import torch
 
 import gristmill
 from gristmill.core.files import write_json
-from gristmill.dataprep.examples.read_examples import read_examples
+from gristmill.dataprep.examples.read_examples import read_set
 from gristmill.train.data.conversation_tokens import NothingToTrainError
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop import step
@@ -146,7 +146,8 @@ def test_sft_learns_the_answers_and_shows_its_mask(
     rows = (tmp_path / "sft" / "data" / "examples.txt").read_text().splitlines()
     assert summary["rows"] == len(rows) < len(WORDS)
     assert sorted(" ".join(rows).split()) == [
-        example["id"] for example in read_examples(sft_config["data"][0]["path"], "sft")
+        example["id"]
+        for example in read_set(sft_config["data"][0]["path"], "sft").examples
     ]
     for sample in summary["samples"]:
         assert [text for text, is_trained in sample["spans"] if is_trained] in [
@@ -211,7 +212,7 @@ def test_held_out_conversations_are_not_trained_on_and_measured_correctly(
     assert summary["held_out"] == lines[12]
     examples = {
         example["id"]: example
-        for example in read_examples(sft_config["data"][0]["path"], "sft")
+        for example in read_set(sft_config["data"][0]["path"], "sft").examples
     }
     trained = set((tmp_path / "sft" / "data" / "examples.txt").read_text().split())
     held_out = [
@@ -324,7 +325,7 @@ def test_dpo_starts_at_ln_2_and_learns_the_preferences(
         pair["id"] for pair in held_out
     }
     margin_row = margins[0]
-    examples = read_examples(dpo_config["data"][0]["path"], "dpo")
+    examples = read_set(dpo_config["data"][0]["path"], "dpo").examples
     (record,) = (example for example in examples if example["id"] == margin_row["id"])
     (before,) = (
         row
@@ -505,7 +506,7 @@ def test_reference_log_probabilities_are_sums_over_each_answer(
     from gristmill.train.data.conversation_tokens import Chat
 
     table = pq.read_table(referenced["reference"] / TABLE).to_pylist()
-    examples = read_examples(dpo_config["data"][0]["path"], "dpo")
+    examples = read_set(dpo_config["data"][0]["path"], "dpo").examples
     assert [row["id"] for row in table] == [example["id"] for example in examples]
     model, chat = (
         load_model(referenced["pretrain"] / "model"),

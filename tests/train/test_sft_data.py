@@ -22,7 +22,7 @@ from gristmill.dataprep.examples.kept_examples import (
     check_records,
     set_names,
 )
-from gristmill.dataprep.examples.read_examples import read_examples
+from gristmill.dataprep.examples.read_examples import read_set
 from gristmill.mixtures.posttraining import Sft
 from gristmill.mixtures.prepare import ExampleStep
 from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
@@ -204,7 +204,7 @@ def test_answers_to_one_prompt_are_on_one_side_of_the_holdout(
     prompts = [
         {
             example["messages"][0]["content"]
-            for example in read_examples(str(path), "sft")
+            for example in read_set(str(path), "sft").examples
             if example["id"] in side
         }
         for side in sides
