@@ -180,8 +180,16 @@ def _metadata_values(
 
     Raises:
         ExpressionError: a key has values of several types, so that its column's type
-            would depend on other rows.
+            would depend on other rows; or a key is read beside a key inside it.
     """
+    for path in keys:
+        for length in range(1, len(path)):
+            if path[:length] in keys:
+                outer, inner = ".".join(path[:length]), ".".join(path)
+                raise ExpressionError(
+                    f"{METADATA}.{outer} and {METADATA}.{inner} cannot be read "
+                    "together; name one of them"
+                )
     objects = [
         json.loads(value) if isinstance(value, str) else {}
         for value in metadata.to_pylist()

@@ -76,7 +76,9 @@ def dpo_example(row: Row, form: str = "auto") -> Example:
     """Convert a row to a preference pair or a labelled answer (without `id`).
 
     Raises:
-        ValueError: its form is unknown, or is not `form`; the message says why.
+        KeyError: `form` is neither `auto` nor one of DPO_FORMS.
+        ValueError: the record's form is unknown, or is not `form`; the message says
+            why.
     """
     refuse_media("the record", row)
     example = DPO_FORMS[preference_form_of(row) if form == "auto" else form](row)

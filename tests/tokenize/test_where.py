@@ -228,6 +228,12 @@ def test_metadata_keys_are_columns() -> None:
             "metadata.n >= 20",
             pa.table({"metadata": ['{"n": 20}', '{"n": "20"}']}),
         )
+    for condition in (
+        "metadata.page = '' OR metadata.page.lang = 'de'",
+        "metadata.page.lang = 'de' OR metadata.page = ''",
+    ):
+        with pytest.raises(MixError, match=r"metadata\.page and metadata\.page\.lang"):
+            judge("web", condition, ROWS)
     with pytest.raises(MixError, match=r"no column 'metadata\.n'"):
         check_names("sources.web.where", "metadata.n >= 20", ["tokens"])
 
