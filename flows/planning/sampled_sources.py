@@ -107,8 +107,9 @@ def _copy(files: Sequence[SourceFile], folder: Path, budget: int) -> int:
             with open_parquet(as_path(file.location)) as table:
                 rows = table.metadata.num_rows
                 num_rows = max(1, rows * room // file.size)
-                batches = table.iter_batches(batch_size=num_rows, use_threads=False)
-                first = next(batches, None)
+                first = next(
+                    table.iter_batches(batch_size=num_rows, use_threads=False), None
+                )
                 copied = file.size
                 if first is not None:
                     head = pa.Table.from_batches([first])

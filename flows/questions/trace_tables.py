@@ -119,33 +119,35 @@ class StepTrace:
             for row, example in zip(self.rows_of_examples, self.examples, strict=True):
                 console.print(f"{row:>8}  {example}")
         else:
-            rows = [("tokens", "source", "id", "quality", "cluster")]
-            for document in self.documents:
-                quality = " ".join(
-                    f"{value:.3g}" if isinstance(value, float) else str(value)
-                    for value in document.quality.values()
-                )
-                cluster = ""
-                if document.cluster_size == 1:
-                    cluster = "alone"
-                elif document.cluster and document.cluster_size:
-                    cluster = f"{document.cluster[:8]} of {document.cluster_size}"
-                tokens, short_id = str(document.tokens), document.id[:16]
-                rows.append((tokens, document.source, short_id, quality, cluster))
-            first, *widths = (
-                max(map(len, column)) for column in zip(*rows, strict=True)
-            )
-            for number, (tokens, *names) in enumerate(rows):
-                cells = map(str.ljust, names, widths)
-                line = "  ".join([tokens.rjust(first), *cells]).rstrip()
-                style = "" if number else "bold"
-                console.print(line, style=style, soft_wrap=True)
-                if number:
-                    # The whole locator, which `explain` takes.
-                    address = self.documents[number - 1].address
-                    console.print(
-                        f"{'':{first}}  {address}", style="dim", soft_wrap=True
-                    )
+            _print_documents(console, self.documents)
+
+
+def _print_documents(console: Console, documents: Sequence[RowDocument]) -> None:
+    """Print two lines per document: its columns, and its whole locator, which `explain`
+    takes.
+    """
+    rows = [("tokens", "source", "id", "quality", "cluster")]
+    for document in documents:
+        quality = " ".join(
+            f"{value:.3g}" if isinstance(value, float) else str(value)
+            for value in document.quality.values()
+        )
+        cluster = ""
+        if document.cluster_size == 1:
+            cluster = "alone"
+        elif document.cluster and document.cluster_size:
+            cluster = f"{document.cluster[:8]} of {document.cluster_size}"
+        tokens, short_id = str(document.tokens), document.id[:16]
+        rows.append((tokens, document.source, short_id, quality, cluster))
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    for number, (tokens, *names) in enumerate(rows):
+        cells = map(str.ljust, names, widths)
+        line = "  ".join([tokens.rjust(first), *cells]).rstrip()
+        style = "" if number else "bold"
+        console.print(line, style=style, soft_wrap=True)
+        if number:
+            address = documents[number - 1].address
+            console.print(f"{'':{first}}  {address}", style="dim", soft_wrap=True)
 
 
 def print_answers(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from gristmill.core.files import read_json, write_json
 from gristmill.flows import export_tokens
 from gristmill.flows.cli import data_commands
 from gristmill.flows.cli import main as cli
@@ -25,7 +26,6 @@ def mix(tmp_path: Path) -> Path:
     """A set of 12 rows whose pieces are whole rows."""
     import pyarrow as pa
 
-    from gristmill.core.files import read_json, write_json
     from gristmill.tokenize.packed_files import PIECES_SCHEMA
     from gristmill.tokenize.packed_writing import write_rows
 
@@ -130,6 +130,20 @@ def test_missing_mixture_or_split_is_reported_with_the_command(
     )
     assert outcome.exit_code == 2
     assert "no rows of this split to export" in outcome.output
+
+
+def test_set_with_withheld_rows_is_not_exported_as_stored(
+    monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path
+) -> None:
+    content = read_json(mix / "packed.json")
+    content["train"]["shards"][0]["withheld"] = [3, 4]
+    write_json(mix / "packed.json", content)
+    opened(monkeypatch, {"mix": mix})
+    out = tmp_path / "out"
+    outcome = invoke("--format", "memmap", "--out", str(out), "--order", "stored")
+    assert (outcome.exit_code, out.exists()) == (2, False)
+    assert outcome.output.startswith(f"{mix}: 2 of its rows are withheld")
+    assert "--order trained" in outcome.output
 
 
 def test_command_offers_every_export_format_and_split() -> None:

@@ -142,6 +142,12 @@ def export_tokens(
             cannot hold it.
     """
     prefix = SPLITS[split]
+    if split == "train" and seed is None and len(packed.withheld):
+        raise ExportError(
+            f"{packed.folder}: {len(packed.withheld)} of its rows are withheld "
+            "(mix.exclude) and empty, so it cannot be exported as it is stored; export "
+            "it with --order trained"
+        )
     rows = split_of(packed, split, seed)
     _check(packed, out, form, prefix, rows, shard_tokens)
     shards = plan(rows, form, prefix, shard_tokens)

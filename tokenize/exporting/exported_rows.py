@@ -168,10 +168,4 @@ def split_of(packed: PackedSet, split: str, seed: int | None) -> Split:
     """
     if split == "validation":
         return Split(packed.open_validation())
-    if seed is None and len(packed.withheld):
-        raise PackedSetError(
-            f"{packed.folder}: {len(packed.withheld)} of its rows are withheld "
-            "(mix.exclude) and empty, so it cannot be exported as it is stored; export "
-            "it with --order trained"
-        )
     return Split(packed.open_training(), None if seed is None else packed.order(seed))
