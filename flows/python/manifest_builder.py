@@ -219,9 +219,10 @@ def overrides_of(set: Mapping[str, Any] | None) -> list[str]:
 
 
 def _yaml(value: Any, **style: Any) -> str:
-    text: str = yaml.safe_dump(
-        value, sort_keys=False, allow_unicode=True, width=float("inf"), **style
-    )
+    options = {"sort_keys": False, "width": float("inf"), **style}
+    text: str = yaml.safe_dump(value, allow_unicode=True, **options)
+    if "\x85" in text:  # a next-line character would be read as a line break
+        text = yaml.safe_dump(value, **options)
     return text
 
 

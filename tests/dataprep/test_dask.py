@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +25,11 @@ from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
 
 
-def context(work: Path, address: str) -> Context:
+def context(work: Path, address: str, **settings: Any) -> Context:
     return Context(
         work=work,
         emit=lambda event: None,
-        beam=BeamEngine(runner="dask", address=address, workers=2),
+        beam=BeamEngine(runner="dask", address=address, workers=2, **settings),
     )
 
 
@@ -188,7 +188,7 @@ def test_scheduler_without_workers_is_rejected_with_the_setting(tmp_path: Path) 
                 "job",
                 TASKS,
                 fail_on_three,
-                replace(context(tmp_path / "work", empty.address), worker_seconds=0.5),
+                context(tmp_path / "work", empty.address, worker_seconds=0.5),
             )
     finally:
         empty.close()

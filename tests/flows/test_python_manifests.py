@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gristmill
@@ -180,6 +180,7 @@ def test_replace_does_not_modify_the_original_manifest(
         max_leaves=6,
     )
 )
+@example(value={"\x85": "a\x85b"})
 def test_overrides_round_trip_through_the_command_line(value: Any) -> None:
     (override,) = overrides_of({"key": value})
     assert yaml.safe_load(override.removeprefix("key=")) == value
