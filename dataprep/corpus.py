@@ -1,8 +1,9 @@
 """Documents of a run with the annotations of all steps, read lazily by shard and
 column.
 
-    corpus = Corpus(inputs, {"web": "CC-BY-4.0"}) for batch in corpus.batches(["id",
-    "text", "language"], kept=True, where="language_score > 0.9"):
+    corpus = Corpus(inputs, {"web": "CC-BY-4.0"})
+    columns = ["id", "text", "language"]
+    for batch in corpus.batches(columns, kept=True, where="language_score > 0.9"):
         ...
 
 A document's columns are OWN_COLUMNS and all measured columns, under their names in

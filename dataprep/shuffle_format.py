@@ -140,7 +140,7 @@ def by_partition(
 
 def write_batches(path: Path, rows: pa.Table, ends: np.ndarray) -> None:
     """Write rows as one batch per partition, without flushing to disk (see
-    `engine.finish_task`).
+    `tasks.finish_task`).
     """
     with (
         atomic_write(path, durable=False) as sink,

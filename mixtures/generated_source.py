@@ -1,11 +1,14 @@
 """A source whose documents a language model writes from documents of other sources of
 the same manifest.
 
-sources:
-  web:    {path: web.jsonl}
-  taught:
-    generate: {parents: [web], style: textbook, model: {endpoint:
-    "http://127.0.0.1:8000/v1", model: writer}} weight: 0.2
+    sources:
+      web: {path: web.jsonl}
+      taught:
+        generate:
+          parents: [web]
+          style: textbook
+          model: {endpoint: "http://127.0.0.1:8000/v1", model: writer}
+        weight: 0.2
 """
 
 from __future__ import annotations

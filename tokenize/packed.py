@@ -244,7 +244,7 @@ class PackedSet(Shards):
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
         """Position of each token within its document piece (int32, shape (n, L));
-        boundaries.PADDING for padding.
+        `packed_files.PADDING` for padding.
 
         A 0 begins a piece: positions mask attention between documents, restart rotary
         positions and exclude padding from the loss.

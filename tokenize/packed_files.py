@@ -1,6 +1,6 @@
 """Files of a packed set: rows of tokens, and the origins of their documents.
 
-    packed.json               what is in the set (below)
+    packed.json               contents of the set (below)
     train-00000.bin           rows of `sequence_length` tokens, raw little-endian uint16
                               (uint32: large vocabularies)
     train-00000.docs.parquet  one row per document piece of that shard: row (of the whole
@@ -21,9 +21,9 @@ A training row holds text of one source only, and row r belongs to the source at
 of the merged order (`order.sources_of_rows`), so every prefix of the files holds the
 mixture. A set with phases stores its rows phase after phase, each in its own merged
 order: `train.stages` of packed.json has the rows of each source for every phase. A set
-that continues another (`continues`) begins with the phases that were read, in their order of
-reading: each is a prefix of the merged order of the rows that `train.begun` has of each
-source.
+that continues another (`continues`) begins with the phases that were read, in their
+order of reading: each is a prefix of the merged order of the rows that `train.begun`
+has of each source.
 
 `train-00000.cu` holds the boundaries of the table of pieces, without ids, for loops
 that read it by memory map:

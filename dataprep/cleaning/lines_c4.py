@@ -1,13 +1,13 @@
 """C4's line rules, as edits (tensorflow/datasets, `text/c4_utils.py`, `clean_page`;
 Raffel et al. 2020, section 2.2).
 
-A text is split into lines as by `str.splitlines()`, and each line is stripped. In this
-order, a line is removed if
+A text is split into lines as by `str.splitlines()`, and each line is stripped. After the
+first of these rules, `c4_citations` removes `[]`, `[12]` (decimal digits of any
+script), `[edit]` and `[citation needed]` from the line. In this order, a line is
+removed if
 
 - `c4_long_word`: one of its words (`str.split()`) has more than `max_word_characters`
   code points;
-- after `c4_citations` has removed `[]`, `[12]` (decimal digits of any script), `[edit]`
-  and `[citation needed]` from it:
 - `c4_no_terminal_punctuation`: it does not end in `.`, `?`, `!` or `"` (in datatrove's
   dialect also `'`), or ends in `...`;
 - `c4_few_words`: it has fewer than `min_words` words;

@@ -15,7 +15,6 @@ the cost of a matcher is bounded for every text.
   Networks (`.0` or `::` at the end) stay, as do probable versions: four numbers that
   are part of a longer name, that follow a word such as `version` or `section`, or of
   which three are below 10.
-
 - `iban` (place: its first letter): a country's code, two check digits and the country's
   number of letters and digits (ISO 13616, the registry of SWIFT), in capitals,
   contiguous or in groups with single spaces or hyphens; the remainder modulo 97 is 1.

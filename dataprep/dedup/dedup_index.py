@@ -283,8 +283,8 @@ def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
 
     Returns:
         one row of MATCH_SCHEMA per document, ascending: id, locator and index name of
-        the older document, kind of the match (position in `links.REASONS`) and Jaccard
-        similarity.
+        the older document, kind of the match (position in `candidate_pairs.REASONS`)
+        and Jaccard similarity.
     """
     # without an index, each shard would open the files of all partitions for nothing
     if not plan.indexes or matches.is_nothing:

@@ -1,12 +1,11 @@
 """Stage `examples`: a language model writes a set of examples for tuning, from its
 prompts or from new ones.
 
-    NAME.jsonl           examples, by id, each with its origin, as `read_set`
-    reads quarantine.jsonl     prompts that the endpoint refused, with its error
+    NAME.jsonl           examples, by id, each with its origin, as `read_set` reads them
+    quarantine.jsonl     prompts that the endpoint refused, with its error
     lineage.parquet      parents of examples and prompts (`lineage.py`): from a record
-    of
-                         another set to its prompt, from a prompt to new prompts, from a
-                         prompt to its examples
+                         of another set to its prompt, from a prompt to new prompts,
+                         from a prompt to its examples
 
 Every answer is stored on arrival (`answer_store.py`), so that a killed attempt asks
 nothing twice. Random choices are hashes of the seed and ids. Memory: all prompts and

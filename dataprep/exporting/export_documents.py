@@ -1,9 +1,10 @@
 """Stage `documents`, and `gristmill export-documents`: a run's documents as files in
 common formats.
 
-    parquet    documents-00000-of-00003.parquet ...       zstd jsonl
-    documents-00000-of-00003.jsonl.zst ...     one object per line hf
-    data/train-00000-of-00003.parquet ..., README.md (the dataset card), croissant.json
+    parquet    documents-00000-of-00003.parquet ...       compressed with zstd
+    jsonl      documents-00000-of-00003.jsonl.zst ...     one object per line
+    hf         data/train-00000-of-00003.parquet ...      with README.md (the dataset
+                                                          card) and croissant.json
 
 Each also has `_documents.json`, written last: the selection, and every file with its
 documents, bytes and SHA-256.

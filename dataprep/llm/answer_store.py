@@ -1,12 +1,11 @@
 """Store of answers by key, so that no stage or attempt asks for an answer again.
 
-    STORE/answers/<settings>/settings.json               model and settings of all
-    answers in the folder STORE/answers/<settings>/<owner>~<unique>.jsonl      a line
-    per answer: the key, a space, the answer as JSON with
-                                                         the id of the document that the
-                                                         prompt is about as `of`; for
-                                                         another document with the same
-                                                         prompt: the key, ` of `, its id
+    STORE/answers/<settings>/
+        settings.json             model and settings of all answers in the folder
+        <owner>~<unique>.jsonl    a line per answer: the key, a space, the answer as
+                                  JSON with the id of the document that the prompt is
+                                  about as `of`; for another document with the same
+                                  prompt: the key, ` of `, its id
 
 Each process appends to its own file, one write per answer, so that killing it loses
 only the answer being written. An incomplete last line is skipped. Prompts are not

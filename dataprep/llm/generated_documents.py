@@ -6,11 +6,11 @@ steps treat parents and children alike: `dedup` finds copies of a parent,
 `decontaminate` finds items of evaluations.
 
     NAME/part-*.jsonl          new documents of a source: `locator`, `text` and their
-    future metadata: `kind`, `style`,
-                               `parents` (ids), `model`, and the parents' licences if
-                               they have any
+                               future metadata: `kind`, `style`, `parents` (ids),
+                               `model`, and the parents' licences if they have any
     quarantine/NAME.jsonl      parents for which the endpoint wrote nothing, with its
-    error lineage.parquet            parents of generated documents (`lineage.py`)
+                               error
+    lineage.parquet            parents of generated documents (`lineage.py`)
 
 Parents are read here exactly as `ingest` will read them again, so that they have the
 same ids. Memory: 8 bytes per parent, and the texts of one or two shards.

@@ -5,13 +5,13 @@ Unread records are in no ledger: a file of 2,000 records truncated to 200 would 
 one bad record. The number of lost records is therefore estimated, from the first of
 these that is known:
 
-1. the reader's count (a table's footer has its number of rows); 2. the file's bytes:
-   damage after a third of them lost
-twice the records before it; 3. the other files of its source (for a member: the other
-members): as many records as their mean, or as many for its bytes, whichever is more; 4.
-none of these: as many as were read, as if it had been truncated in its middle. That
-exceeds any sane limit, on purpose: nothing tells what is missing from a source of a
-single truncated file.
+1. the reader's count (a table's footer has its number of rows);
+2. the file's bytes: damage after a third of them lost twice the records before it;
+3. the other files of its source (for a member: the other members): as many records as
+   their mean, or as many for its bytes, whichever is more;
+4. without any of these, the number of records read, as if the file had been truncated
+   in its middle. That exceeds any sane limit, on purpose: nothing tells how much is
+   missing from a source of a single truncated file.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ task and ends with the same bytes.
 
 No process holds a row per document of the source.
 
-1. ids: the ids of each shard by partition, NOTE_BYTES per document. 2. find: per
-   partition, about SORTED_BYTES of ids
-in six times as much memory, the repeated rows by group of shards. 3. drop: per group,
-remove these rows from their shards, with one shard in memory at a time.
+1. ids: the ids of each shard by partition, NOTE_BYTES per document.
+2. find: per partition, about SORTED_BYTES of ids in six times as much memory, the
+   repeated rows by group of shards.
+3. drop: per group, remove these rows from their shards, with one shard in memory at a
+   time.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Offer:
         file: file of the offer, deleted when the offer is withdrawn.
         claims: folder of the claims of this offer.
         records: folder of the job's records.
-        mode: kind of workers on each host (`engine.Mode`).
+        mode: kind of workers on each host (`tasks.Mode`).
         work: runs one element and writes its record.
         elements: all elements, the largest first.
     """

@@ -5,11 +5,13 @@ A function of a job travels with the source of `worker_bootstrap.py`, which inst
 package on the worker and calls the function. The store has everything else that it
 needs:
 
-    STORE/carried/<digest>/gristmill-<version>-py3-none-any.whl    this package, built
-    from the files that run here STORE/carried/files/<SHA-256>/<name>
-    local files in the function's arguments
-    STORE/carried/kernels/<sources>/<kernel>.<key>                 machine code that the
-    first worker compiled
+    STORE/carried/
+        <digest>/gristmill-<version>-py3-none-any.whl    this package, built from the
+                                                         files that run here
+        files/<SHA-256>/<name>                           local files in the function's
+                                                         arguments
+        kernels/<sources>/<kernel>.<key>                 machine code that the first
+                                                         worker compiled
 
 A folder in the arguments is transferred file by file if it is a model's, with a
 config.json. Paths depend on contents, or on sources, so each is written once, and each

@@ -2,7 +2,7 @@
 jobs read.
 
 A task's function is a generator that yields `Sent` for its rows, under one or several
-names, and returns `engine.Done`. `run_shuffle` runs the tasks and returns their results
+names, and returns `tasks.Done`. `run_shuffle` runs the tasks and returns their results
 and a `Shuffled` per name, from which tasks of later jobs read partitions, whole or in
 pieces and any number of times. Rows are always in the order of the tasks and, within a
 task, in the order of sending. There are two transports (`engine.shuffle` in the
@@ -230,18 +230,18 @@ def run_shuffle(
 
     Args:
         job: name of the job within its stage.
-        tasks: as in `engine.run_tasks`; rows are in the order of the tasks.
+        tasks: as in `tasks.run_tasks`; rows are in the order of the tasks.
         sender: called once per task, or again after an interruption; sends the same
             rows each time.
         context: where to run.
         partitions: number of partitions per name that `sender` may use. Names are
             unique in a stage, like jobs.
-        holds_gil, direct: see `engine.run_tasks`.
+        holds_gil, direct: see `tasks.run_tasks`.
 
     Raises:
         IncompleteJobError: the runner ended without an error but tasks have no result,
             or rows are lost.
-        Exception: as in `engine.run_tasks`.
+        Exception: as in `tasks.run_tasks`.
     """
     if form_of(context) == FILES:
         process = partial(send_to_files, sender, str(context.work), dict(partitions))

@@ -9,8 +9,9 @@ the mismatch.
 
     CACHE/packages/<digest>/gristmill/...    the package, by its content
     CACHE/files/<SHA-256>/<name>             files in the arguments of jobs' functions:
-    models, word lists CACHE/folders/<digest>/...               models' folders in the
-    arguments: links to their files
+                                             models, word lists
+    CACHE/folders/<digest>/...               models' folders in the arguments: links to
+                                             their files
 
 CACHE is `$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else
 `~/.cache/gristmill`, of the worker.

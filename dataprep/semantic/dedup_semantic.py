@@ -142,8 +142,8 @@ class Decided(TypedDict):
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> SemanticSummary:
-    """Drop documents with the same meaning as a kept one (`alike.survivors_in_order`),
-    cluster by cluster.
+    """Drop documents with the same meaning as a kept one, cluster by cluster
+    (`semantic_pairs.survivors_in_order`).
 
     Writes one annotation table per document shard, with `cluster`, `cluster_size` and
     `duplicate_of` as in `dedup`, `cosine` (with the survivor, null for survivors) and

@@ -141,7 +141,7 @@ def seen_path(plan: VectorPlan, shard: str) -> Path:
 
 def read_vectors(plan: VectorPlan, shard: str) -> pa.Table:
     """Read the documents of a shard that have vectors, ascending by row; see
-    `vectors.embed_shard`.
+    `embedding_store.embed_shard`.
     """
     return open_batches(vectors_path(plan, shard)).read_all()
 

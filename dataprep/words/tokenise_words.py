@@ -5,8 +5,8 @@ r"""Splitting of texts into words. Numba kernels over UTF-8 bytes.
 - `unspaced_words`: the same, but within such a run a new word starts before each letter
   or digit that belongs to a script without spaces (`unicode_tables.UNSPACED_RANGES`),
   or that follows one. Punctuation and combining marks belong to the word before them;
-  at the start of a run they belong to the word after them. So `東京、Tokyo「都」` is 東 / 京、 /
-  Tokyo「 / 都」.
+  at the start of a run they belong to the word after them. So `東京、Tokyo「都」` is
+  東 / 京、 / Tokyo「 / 都」.
 - `word_punct_words`: maximal runs of letters, digits and underscores, and maximal runs
   of other code points that are not whitespace: `\w+|[^\w\s]+`, NLTK's
   WordPunctTokenizer.

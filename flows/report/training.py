@@ -203,7 +203,7 @@ def ranking_details(facts: Facts, steps: Record) -> str:
 
 def shares_right(summary: TrainingSummary) -> str:
     """The shares of positive margins, as `95% of 22 trained, 80% of 5 held out (38% to
-    96%)` (objectives/margins.py).
+    96%)` (`objectives/preference_report.py`).
 
     Empty if none were measured.
     """

@@ -1,9 +1,10 @@
 """Regressions of a sweep's measurements on mixtures, their leave-one-out errors, and
 the suggested mixture.
 
-    linear    bpb_i(r) = sum_j b_ij r_j                      RegMix's linear model (Liu
-    et al. 2024, section 3.2) law       bpb_i(r) = c_i + exp(sum_j t_ij r_j)
-    data mixing law (Ye et al. 2024, equation 6)
+    linear    bpb_i(r) = sum_j b_ij r_j               RegMix's linear model (Liu et al.
+                                                      2024, section 3.2)
+    law       bpb_i(r) = c_i + exp(sum_j t_ij r_j)    data mixing law (Ye et al. 2024,
+                                                      equation 6)
 
 r are the shares of the sources and i is the measured source. Shares sum to 1, so a
 constant next to the sum would not be identifiable (the law's factor k is part of its

@@ -1,10 +1,18 @@
 """Settings of a language model that a stage asks: the model, sampling of its answers,
 and access to it.
 
-model: {endpoint: "https://api.example.org/v1", model: some-model, api_key_env:
-SOME_KEY, max_tokens: 300} model: {folder: ./exported}                     # a model of
-this machine, served by gristmill meanwhile model: {folder: ./qwen, server: vllm}
-# the same, served by vLLM
+A model behind an endpoint, a model of this machine that gristmill serves while the
+stage runs, and one that vLLM serves:
+
+    model:
+      endpoint: "https://api.example.org/v1"
+      model: some-model
+      api_key_env: SOME_KEY
+      max_tokens: 300
+
+    model: {folder: ./exported}
+
+    model: {folder: ./qwen, server: vllm}
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The section `examples`: named sets of examples for tuning that a language model
 writes.
 
-examples:
-  revised:
-    data: [{path: red-team.jsonl}]
-    model: {folder: models/helpful}
-    revise: {principles: ./principles.txt}
-sft: {data: [{path: "examples://revised"}], ...}
+    examples:
+      revised:
+        data: [{path: red-team.jsonl}]
+        model: {folder: models/helpful}
+        revise: {principles: ./principles.txt}
+    sft: {data: [{path: "examples://revised"}], ...}
 """
 
 from __future__ import annotations

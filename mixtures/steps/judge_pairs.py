@@ -1,10 +1,11 @@
 """The section `judge_pairs`: a step of `dpo.prepare` in which a language model compares
 the two answers of pairs.
 
-dpo:
-  prepare:
-    - judge_pairs: {model: {endpoint: "http://127.0.0.1:8000/v1", model: judge},
-      principles: ./principles.txt}
+    dpo:
+      prepare:
+        - judge_pairs:
+            model: {endpoint: "http://127.0.0.1:8000/v1", model: judge}
+            principles: ./principles.txt
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Steps of `prepare` that measure with a user's function or a model, or edit with a
 function.
 
-prepare:
-  - annotate: {use: ./steps.py:count_word, with: {word: xyzzy}, max: {magic: 0}}
-  - annotate: {model: {path: models/edu, name: edu}, min: {edu: 2.5}}
-  - edit: {use: ./steps.py:tidy}
+    prepare:
+      - annotate: {use: ./steps.py:count_word, with: {word: xyzzy}, max: {magic: 0}}
+      - annotate: {model: {path: models/edu, name: edu}, min: {edu: 2.5}}
+      - edit: {use: ./steps.py:tidy}
 """
 
 from __future__ import annotations

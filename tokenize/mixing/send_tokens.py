@@ -36,7 +36,7 @@ def wanted_of(placed: pa.Table, shards: np.ndarray) -> Sent:
     """Requests of the shards for tokens of the parts.
 
     Args:
-        placed: pieces (`place_pieces.PLACED_SCHEMA`).
+        placed: pieces (`row_layout.PLACED_SCHEMA`).
         shards: int64 of shape (pieces,), target of each piece.
     """
     rows = pa.table({"shard": shards, "first": placed["first"], "text": placed["text"]})

@@ -164,8 +164,8 @@ def gained_more(logps: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Mask of pairs whose chosen answer gained more than the rejected one: (n,) bool.
 
     Args:
-        logps, reference: (n, 2), as from `reference.pair_logps`, under the policy and
-            under the reference.
+        logps, reference: (n, 2), as from `reference_logps.pair_logps`, under the policy
+            and under the reference.
     """
     gains = logps - reference
     return gains[:, 0] > gains[:, 1]

@@ -6,8 +6,7 @@ of its set. Each row is one conversation, prompt included, with a loss mask over
 answer; the sets follow one another. Beside the rows are
 
     examples.parquet    one row per example: id, set (its number in packed.json), row
-    (its
-                        first), rows (2 for a pair, 1 for an answer), label (of an
+                        (its first), rows (2 for a pair, 1 for an answer), label (of an
                         answer: true if desirable), and the source record as JSON
     made-of.json        inputs that the rows depend on, by name
 

@@ -60,7 +60,7 @@ def score_rows(
         positions: (n, t) in their documents, for a model with attention within
             documents.
         targets: (n, t) int64, target of each position; the next token if absent.
-        beside: further arguments of the model (see layout.Laid.beside).
+        beside: further arguments of the model (see `prediction_targets.Laid`).
     """
     targets = next_tokens(ids) if targets is None else targets
     nll, correct = model(

@@ -1,9 +1,9 @@
 """Checkpoints of a training, each valid only with a marker that is written last.
 
     checkpoints/step-00000100/    written by torch.distributed.checkpoint; loads at any
-    world size
+                                  world size
         complete.json             the step, the loop's plain state, size and SHA-256 of
-        every other file
+                                  every other file
 
 A save returns when the state is copied. A thread writes while the training continues,
 and is joined before the next save, before a load and at the end. If each host has a

@@ -82,7 +82,7 @@ class LoopState:
         window: see spikes.empty_window.
         sums: since the last logged step, without skipped steps: weight, then the
             objective's sums.
-        digest: rolling hash of all rows read, see row_plan.extend_digest.
+        digest: rolling hash of all rows read, see `batch_plan.extend_digest`.
         parts: further components with state on the device, by name.
         step: optimizer steps done, skipped ones included.
         tokens: tokens read.

@@ -2,13 +2,13 @@
 and as a list to exclude.
 
     autopsies/step-120.json   the step, the statistics of its window, and its documents,
-    highest loss first: loss,
-                              source, place, and for pre-training their origin and
-                              quality
-    autopsies/step-120.html   the same as a self-contained page autopsies/exclude.txt
-    ids of the attributed documents of all reports, one hexadecimal id per line
+                              highest loss first: loss, source, place, and for
+                              pre-training their origin and quality
+    autopsies/step-120.html   the same as a self-contained page
+    autopsies/exclude.txt     ids of the attributed documents of all reports, one
+                              hexadecimal id per line
 
-After a rollback (see rollback.py) the same step may be skipped again with other rows:
+After a rollback (`rollback.py`) the same step may be skipped again with other rows:
 its files are named step-120-r1 after one rollback.
 """
 
@@ -191,7 +191,7 @@ def as_page(report: SpikeReport) -> str:
 
 
 def describe_origin(document: Mapping[str, Any]) -> str:
-    """Origin and quality of a document as one line (see tokenize.origins.KNOWN)."""
+    """Origin and quality of a document as one line (see `row_provenance.KNOWN`)."""
     parts = [
         str(document.get("url") or document.get("locator") or ""),
         str(document.get("language") or ""),

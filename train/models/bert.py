@@ -1,7 +1,7 @@
 """BERT's encoder (Devlin et al. 2019): learned positions, post-norm layers, GELU, and
 biases everywhere.
 
-Exports copy tensors to transformers' BertForMaskedLM (see filling_families.bert_name).
+Exports copy tensors to transformers' BertForMaskedLM (`hf_encoder_configs.bert_name`).
 Every token attends to its whole row, or its whole document, whose positions start at 0.
 All tokens have type 0; the embedding of type 1 is initialised for fine-tuning. Shapes
 are those of decoder.py.

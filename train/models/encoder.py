@@ -3,7 +3,7 @@ attention in every layer.
 
 Every token attends to its whole row, or its whole document. Parameters have the names
 and layouts of transformers' ModernBertForMaskedLM, so that exports copy tensors. It is
-called like the decoder (see llama.Llama); shapes are those of decoder.py.
+called like the decoder (see `decoder.Llama`); shapes are those of decoder.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EncoderAttention(nn.Module):
         self.Wo = nn.Linear(shape.attention_width, shape.width, bias=False)
 
     def forward(self, x: Tensor, rotary: Rotary, visible: Visible) -> Tensor:
-        """Attend (n, t, d) -> (n, t, d); see llama.Attention for the arguments."""
+        """Attend (n, t, d) -> (n, t, d); see `decoder.Attention` for the arguments."""
         queries, keys, values = (
             self.Wqkv(x).unflatten(2, (3, -1, self.channels)).permute(2, 0, 3, 1, 4)
         )
@@ -162,7 +162,7 @@ class Encoder(ShapedModel):
         llama.Llama.forward.
 
         Args:
-            ids, head: see llama.Llama.forward.
+            ids, head: see `Llama.forward`.
             cache: must be None: later tokens change earlier hidden states, so nothing
                 can be cached.
             positions: (n, t) of each token in its document, negative for padding, which

@@ -2,9 +2,9 @@
 positions, RMSNorm and gated GELU.
 
 Scores are not scaled by the root of the head width, and input and output do not share a
-matrix. Exports copy tensors to transformers' T5ForConditionalGeneration (see
-families.tensors_behind). Shapes are those of decoder.py; s encoded tokens, t decoded
-tokens.
+matrix. Exports copy tensors to transformers' T5ForConditionalGeneration
+(`hf_encoder_configs.t5_name`). Shapes are those of decoder.py; s encoded tokens, t
+decoded tokens.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class EncoderDecoder(ShapedModel):
 
         Args:
             ids: (n, s) int64, inputs of the encoder.
-            head: see llama.Llama.forward.
+            head: see `Llama.forward`.
             cache: must be None: generation is not supported.
             positions: (n, s), negative for padding, which no token attends to; no
                 padding without them.

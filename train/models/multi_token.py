@@ -86,7 +86,7 @@ class MultiTokenLlama(Llama):
         """Apply `head` to the decoder's hidden states, and the heads of `further`, if
         any, to those of each depth.
 
-        Returns a list of all results if there is `further`. See llama.Llama.forward.
+        Returns a list of all results if there is `further`. See `Llama.forward`.
         """
         if not further:
             return super().forward(ids, head, cache, positions, trained, prefix)

@@ -249,7 +249,7 @@ def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
 
     Args:
         folder: of the model.
-        kind: required kind of prediction (see shape.Shape.kind).
+        kind: required kind of prediction (see `Shape.kind`).
 
     Raises:
         WeightsError: a file is missing or damaged, a tensor of the model is missing, or

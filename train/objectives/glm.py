@@ -66,7 +66,7 @@ class Marks(NamedTuple):
 
 @dataclass(frozen=True)
 class Blanks:
-    """Layout that hides spans behind blanks (see layout.Layout).
+    """Layout that hides spans behind blanks (see `Layout`).
 
     Attributes:
         section: density and kinds of spans.
@@ -85,7 +85,7 @@ class Blanks:
     ahead = 0
 
     def __call__(self, read: Read, step: int) -> Laid:
-        """Inputs, targets and prefix of rows in a step; see layout.Layout.
+        """Inputs, targets and prefix of rows in a step; see `Layout`.
 
         Rows are truncated so that their tokens, with two more per blank, fit.
         """

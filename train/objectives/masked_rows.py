@@ -27,7 +27,7 @@ class NoMaskTokenError(ValueError):
 
 @dataclass(frozen=True)
 class Masking:
-    """Layout that masks tokens (see layout.Layout).
+    """Layout that masks tokens (see `Layout`).
 
     Attributes:
         section: masking rate and replacement shares.
@@ -49,7 +49,7 @@ class Masking:
     ahead = 0
 
     def __call__(self, read: Read, step: int) -> Laid:
-        """Inputs and targets of rows in a step; see layout.Layout."""
+        """Inputs and targets of rows in a step; see `Layout`."""
         ids = read.tokens.astype(np.int64)
         is_candidate = self.may_be_masked(ids, read.positions)
         places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)

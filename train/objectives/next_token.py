@@ -68,8 +68,8 @@ class Rows(TensorBatch):
         real: false for an empty micro-batch, whose rows are padding.
         cuts: number of rows that one row of the set is split into.
         targets: (n, t) int64 of a layout, whose inputs replace the tokens.
-        beside: further arguments of the model (see layout.Laid).
-        places: (n, t) int64, index of each target in its row (see layout.Laid).
+        beside: further arguments of the model (see `Laid`).
+        places: (n, t) int64, index of each target in its row (see `Laid`).
         weight: of the micro-batch, if a layout defines the targets.
     """
 

@@ -21,7 +21,7 @@ from gristmill.train.objectives.prediction_targets import Laid, Read, draws
 
 @dataclass(frozen=True)
 class PrefixCut:
-    """Layout that splits documents into prefix and targets (see layout.Layout).
+    """Layout that splits documents into prefix and targets (see `Layout`).
 
     Attributes:
         section: range of shares.
@@ -34,7 +34,7 @@ class PrefixCut:
     ahead = 1
 
     def __call__(self, read: Read, step: int) -> Laid:
-        """Inputs, targets and prefix of rows in a step; see layout.Layout."""
+        """Inputs, targets and prefix of rows in a step; see `Layout`."""
         ids = read.tokens.astype(np.int64)
         positions = read.positions
         is_real = positions >= 0

@@ -53,7 +53,7 @@ class _Corrupted(NamedTuple):
 
 @dataclass(frozen=True)
 class Corruption:
-    """Layout that hides spans behind sentinels (see layout.Layout).
+    """Layout that hides spans behind sentinels (see `Layout`).
 
     Attributes:
         denoisers: one is drawn for each row.
@@ -77,7 +77,7 @@ class Corruption:
     ahead = 0
 
     def __call__(self, read: Read, step: int) -> Laid:
-        """Inputs and targets of rows in a step; see layout.Layout."""
+        """Inputs and targets of rows in a step; see `Layout`."""
         length = read.tokens.shape[1]
         sizes = (read.positions >= 0).sum(axis=1)
         drawn = draws(self.key("denoiser", step), read.rows, read.first)

@@ -1,8 +1,9 @@
 """Dion: momentum orthogonalised at low rank by a power iteration with error feedback
 (Ahn et al. 2025, algorithm 1).
 
-    B = M + G;  P = orthonormal(B Q);  R = B^T P;  M = B - (1 - mu) P R^T;  Q = R with
-    columns of norm 1 W -= lr (lambda W + 0.2 sqrt(max(rows, columns)) P Q^T)
+    B = M + G;  P = orthonormal(B Q);  R = B^T P
+    M = B - (1 - mu) P R^T;  Q = R with columns of norm 1
+    W -= lr (lambda W + 0.2 sqrt(max(rows, columns)) P Q^T)
 
 The scale is that of our Muon, so AdamW's learning rate applies (the paper's is
 sqrt(rows / columns)). Processes that share a matrix exchange P (rows x rank) and R

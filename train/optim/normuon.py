@@ -1,9 +1,11 @@
 """NorMuon, and Muon and NorMuon with cautious decay.
 
-    M = beta M + (1 - beta) G;  O = Newton-Schulz(M)                       Muon: Jordan
-    et al. 2024 v = beta2 v + (1 - beta2) row means of O * O;  O = O / (sqrt(v) + eps)
-    NorMuon: Li et al. 2025, algorithm 1 W -= lr (lambda W + 0.2 sqrt(rows columns) O /
-    |O|)
+    M = beta M + (1 - beta) G;  O = Newton-Schulz(M)
+    v = beta2 v + (1 - beta2) row means of O * O;  O = O / (sqrt(v) + eps)
+    W -= lr (lambda W + 0.2 sqrt(rows columns) O / |O|)
+
+The first line is Muon (Jordan et al. 2024), the second NorMuon's (Li et al. 2025,
+algorithm 1).
 
 Cautious decay applies lambda W only where it has the sign of the update (Chen et al.
 2025, "Cautious Weight Decay").

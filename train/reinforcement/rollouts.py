@@ -114,7 +114,7 @@ class Rollouts:
             the sampling policy and under the reference, and the critic's estimates
             before each token.
         advantages, returns: (N, R) float32.
-        weights: (N, R) float32, see surrogate.token_weights.
+        weights: (N, R) float32, see `policy_gradient.token_weights`.
         flat: (N,) bool, True if the group has equal rewards.
     """
 

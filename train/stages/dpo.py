@@ -4,8 +4,8 @@ model.
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training;
 `holdout.jsonl`, the held-out pairs with their log-probabilities under the start model;
 `examples.txt`, the example of each row, and `rows-per-set.json`; `margins.parquet`, the
-margin of each pair (see objectives/margins.py); with `lora` also `adapter/`, which PEFT
-loads, and `model/` is the model with the adapters merged.
+margin of each pair (see `objectives/preference_report.py`); with `lora` also
+`adapter/`, which PEFT loads, and `model/` is the model with the adapters merged.
 """
 
 from __future__ import annotations

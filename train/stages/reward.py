@@ -4,7 +4,7 @@ Output: `model/`, a LlamaForSequenceClassification with one label (or that of th
 decoder's family) and its tokenizer; `metrics.jsonl`, `skipped_steps.jsonl` as of
 pre-training; `holdout.jsonl`, the held-out pairs with their scores; `examples.txt`, the
 example of each row; `margins.parquet`, the score difference of each pair (see
-objectives/margins.py); `model-average/` if an average is configured.
+`objectives/preference_report.py`); `model-average/` if an average is configured.
 """
 
 from __future__ import annotations
