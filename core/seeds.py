@@ -10,7 +10,7 @@ from typing import Any
 from gristmill.core.files import canonical_json
 
 
-def seeded_bytes(*parts: str | int, size: int = 8) -> bytes:
+def seeded_bytes(*parts: str | int, size: int) -> bytes:
     """Bytes that depend on all parts: a seed, and the item drawn with it."""
     return hashlib.blake2b(
         "/".join(map(str, parts)).encode(), digest_size=size

@@ -35,7 +35,7 @@ def write_rows(
 
 
 def write_blocks(
-    path: Path, blocks: Iterable[np.ndarray], pieces: pa.Table, first: int = 0
+    path: Path, blocks: Iterable[np.ndarray], pieces: pa.Table, first: int
 ) -> ShardEntry:
     """Write a shard, its table of pieces, their boundaries and index by document, and a
     checksum of every row.

@@ -44,8 +44,8 @@ measured on one machine.
 """
 DECIMALS = 3
 FASTTEXT_SUFFIXES = (".bin", ".ftz")
-SCORE, CLASS = "score", "class"
-"""Default names of columns."""
+CLASS = "class"
+"""Default name of the column of the likeliest class."""
 
 
 @dataclass(frozen=True)

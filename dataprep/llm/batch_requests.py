@@ -59,7 +59,7 @@ def ask_shards(
     read: Callable[[str], Of],
     use: Callable[[str, Of, Sequence[Sequence[Answer]]], object],
     context: Context,
-    total: int | None = None,
+    total: int | None,
 ) -> list[RequestCounts]:
     """Send the requests of every shard to every model.
 

@@ -17,10 +17,10 @@ from gristmill.dataprep.documents import ID_BYTES, Inputs, write_table
 from gristmill.dataprep.row_groups import read_matching
 
 LINEAGE = "lineage.parquet"
-KIND, PARENTS, STYLE = "kind", "parents", "style"
-"""Metadata keys of a generated document."""
+PARENTS = "parents"
+"""Metadata key of a generated document's parents."""
 GENERATED = "generated"
-"""Value of KIND for a generated document."""
+"""Value of the metadata key `kind` for a generated document."""
 SCHEMA = pa.schema(
     [
         ("parent", pa.binary(ID_BYTES)),

@@ -17,8 +17,6 @@ ODD = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3,
 section 6.4).
 """
-_OTHER_ODD = np.uint64(0xC2B2AE3D27D4EB4F)
-"""xxHash's second 64-bit prime (Collet, BSD)."""
 
 
 @inner_kernel

@@ -36,7 +36,6 @@ from gristmill.mixtures.steps.dedup import MinHash
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.rules import Rules
 
-SAMPLE_DOCUMENTS = 1000
 SAMPLE_BYTES = 16_000_000
 """Bytes of text in a sample; every measurement takes a few seconds on it."""
 SHOWN_DOCUMENTS = 10
@@ -48,7 +47,6 @@ WIDE = 90
 """Terminal width from which on two reasons fit beside each rule set."""
 FETCH_SECONDS = 10
 """Timeout of each way to fetch a missing language model."""
-LIMIT_SECONDS = 15.0
 LANGUAGES, DUPLICATES = "languages", "duplicates"
 NOT_COMPILED = "the kernels that measure them are not compiled yet; look again"
 ANY_TEXT = (
@@ -188,8 +186,8 @@ class MeasuredSample:
 def measure_sample(
     path: str,
     look: Look,
-    documents: int = SAMPLE_DOCUMENTS,
-    seconds: float = LIMIT_SECONDS,
+    documents: int,
+    seconds: float,
 ) -> MeasuredSample:
     """Read some documents of a source and measure them.
 

@@ -205,7 +205,7 @@ def training_lines(facts: Facts) -> list[str]:
     return blocks
 
 
-def run_card(session: Session, report: Path, link: str | None = None) -> str:
+def run_card(session: Session, report: Path, link: str | None) -> str:
     """Card of a run: funnel, mixture, losses, measurements, samples, the report.
 
     Args:

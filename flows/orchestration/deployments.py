@@ -90,7 +90,7 @@ def find_manifests(folder: Path) -> Iterator[Path]:
         yield path
 
 
-def make_deployments(manifests: Sequence[ManifestOnOffer] = ()) -> list[Any]:
+def make_deployments(manifests: Sequence[ManifestOnOffer]) -> list[Any]:
     """Deployments for `gristmill up` and `gristmill serve`: of each manifest, and of
     each flow for any other.
     """

@@ -25,7 +25,7 @@ ENGINE_LOGGERS = ("prefect.flow_runs", "prefect.engine")
 log = logging.getLogger("gristmill.reporting")
 
 
-def publish_card(key: str, markdown: str, description: str | None = None) -> None:
+def publish_card(key: str, markdown: str, description: str) -> None:
     """Create a markdown artifact of the current run."""
     from prefect.artifacts import create_markdown_artifact
 

@@ -88,7 +88,7 @@ class PortTakenError(ValueError):
 
 
 def serve_deployments(
-    limit: int, manifests: Sequence[str] = (), allow_open_server: bool = False
+    limit: int, manifests: Sequence[str], allow_open_server: bool = False
 ) -> None:
     """Register the deployments, and run triggered flows until this process ends; its
     runs then end as crashed.
@@ -225,8 +225,8 @@ def up_and_serve(
     port: int,
     limit: int,
     store: Store,
-    database: str | None = None,
-    manifests: Sequence[str] = (),
+    database: str | None,
+    manifests: Sequence[str],
 ) -> None:
     """Start a Prefect server on the loopback address, and serve deployments, reports
     and metrics.
@@ -380,7 +380,7 @@ def start_child(
     number: int,
     environment: dict[str, str],
     output: int | None,
-    arguments: Sequence[str] = (),
+    arguments: Sequence[str],
 ) -> subprocess.Popen[bytes]:
     """Start this module as `server PORT PARENT` or `deployments LIMIT PARENT
     MANIFEST...`, in a new session.

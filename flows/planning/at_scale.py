@@ -167,9 +167,7 @@ class Extent:
         return self.documents * self.kept + self.tokens / self.sequence_length
 
 
-def extent_of(
-    manifest: Manifest, documents: float, document_bytes: float = DOCUMENT_BYTES
-) -> Extent:
+def extent_of(manifest: Manifest, documents: float, document_bytes: float) -> Extent:
     """Return the extent of a corpus prepared by a manifest."""
     sections = (step.config for step in manifest.prepare)
     dedup = next((section for section in sections if isinstance(section, Dedup)), None)

@@ -248,7 +248,7 @@ def plan_gpus(
     gpus: int,
     choice: GpuChoice,
     utilisation: float,
-    prices_file: Path | None = None,
+    prices_file: Path | None,
 ) -> GpuPlan:
     """Plan a pre-training on GPUs: model, training, data, forms of parallelism, prices.
 

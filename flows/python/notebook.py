@@ -42,11 +42,11 @@ def html_table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     return str(_templates().table(list(header), [list(row) for row in rows])).strip()
 
 
-def framed(page: str, pixels: int = FRAME_PIXELS) -> str:
-    """Embed an HTML page in a sandboxed frame of the given height: scripts do not run,
+def framed(page: str) -> str:
+    """Embed an HTML page in a sandboxed frame of FRAME_PIXELS height: scripts do not run,
     and styles stay inside.
     """
-    return str(_templates().frame(page, pixels)).strip()
+    return str(_templates().frame(page, FRAME_PIXELS)).strip()
 
 
 @cache

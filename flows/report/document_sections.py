@@ -568,7 +568,7 @@ def quarantine(facts: Facts) -> MaybeSection:
     )
 
 
-def damaged_files(facts: Facts, name: str = INGEST) -> MaybeSection:
+def damaged_files(facts: Facts, name: str) -> MaybeSection:
     """Files that could not be read to their end, and their lost records."""
     rows = [
         [row.source, row.file, row.records, row.lost, row.error]
@@ -582,7 +582,7 @@ def damaged_files(facts: Facts, name: str = INGEST) -> MaybeSection:
     )
 
 
-def skipped_records(facts: Facts, name: str = INGEST) -> MaybeSection:
+def skipped_records(facts: Facts, name: str) -> MaybeSection:
     """Records of the sources that are not documents."""
     return section_of(
         "No documents",

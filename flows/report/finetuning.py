@@ -253,7 +253,7 @@ def describe_rows(facts: Facts, summary: TuningData) -> str:
     return text
 
 
-def preferences(facts: Facts, name: str = "dpo_data") -> MaybeSection:
+def preferences(facts: Facts, name: str) -> MaybeSection:
     """Defects of the preference data, set by set; the outcome of every record, and how
     often each set is trained on.
     """

@@ -55,6 +55,8 @@ SHOWN_PAIRS = 5
 """Near duplicates that stand side by side in the report."""
 COMPARED_CHARACTERS = 20_000
 """Beginning of each of their texts that is compared."""
+NOTED_FILES, NOTED_KINDS = 3, 5
+"""Most damaged files, and kinds of skipped records, that a note names."""
 LEAST_KEPT, LEAST_READ = 0.1, 20
 """A stage that keeps less than that share of a source of so many documents most likely
 judges it by rules for another kind of text, such as source code by those for prose.
@@ -477,7 +479,7 @@ def eaten_sources(rows: Iterable[StageCounts]) -> list[str]:
 
 
 def top_reasons(
-    dropped: ByName[int], quarantined: int = 0, most: int = 3
+    dropped: ByName[int], quarantined: int, most: int = 3
 ) -> list[tuple[str, int]]:
     """The rules that dropped most, quarantine among them."""
     reasons = {**dropped, "quarantined": quarantined} if quarantined else dropped
@@ -489,7 +491,7 @@ def ranked(counts: ByName[int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def reading_note(facts: Facts, most: int = 3) -> str:
+def reading_note(facts: Facts) -> str:
     """A sentence about lost records of files that could not be read to their end; empty
     without any.
     """
@@ -497,22 +499,26 @@ def reading_note(facts: Facts, most: int = 3) -> str:
     damaged = ingested.damaged
     if not damaged:
         return ""
-    files = ", ".join(f"{file.file} (about {file.lost:,})" for file in damaged[:most])
-    more = f" and {len(damaged) - most} more" if len(damaged) > most else ""
+    files = ", ".join(
+        f"{file.file} (about {file.lost:,})" for file in damaged[:NOTED_FILES]
+    )
+    more = (
+        f" and {len(damaged) - NOTED_FILES} more" if len(damaged) > NOTED_FILES else ""
+    )
     return (
         "files that could not be read to their end lost about "
         f"{ingested.lost:,} records: {files}{more}"
     )
 
 
-def skipped_note(facts: Facts, most: int = 5) -> str:
+def skipped_note(facts: Facts) -> str:
     """Records of the sources that are not documents, by kind; empty without any."""
     skipped = facts.step(INGEST).skipped
     if not skipped:
         return ""
     kinds = ranked(skipped)
-    remainder = sum(count for _, count in kinds[most:])
-    kinds[most:] = [("others", remainder)] if remainder else []
+    remainder = sum(count for _, count in kinds[NOTED_KINDS:])
+    kinds[NOTED_KINDS:] = [("others", remainder)] if remainder else []
     counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds)
     return f"ingest skipped {sum(skipped.values()):,} records: {counts}"
 

@@ -71,9 +71,7 @@ class Session:
         folder = self.folder(stage)
         return folder if folder.state() == "committed" else None
 
-    def unfinished(
-        self, stages: Iterable[str], force: Collection[str] = ()
-    ) -> list[str]:
+    def unfinished(self, stages: Iterable[str], force: Collection[str]) -> list[str]:
         """Those of some stages that are to be made: not committed, or rebuilt."""
         return [
             stage for stage in stages if stage in force or self.committed(stage) is None

@@ -212,7 +212,7 @@ def _rung(
         name,
         manifest.pretrain.model.layer_weights,
         tokens_read(manifest.pretrain, manifest.mix.sequence_length),
-        only_needed(session, PRETRAIN),
+        only_needed(session),
     )
 
 

@@ -134,7 +134,7 @@ class Sweep:
         session = open_session(
             self.manifest_file, overrides, self.store, until=PRETRAIN, exactly=True
         )
-        return only_needed(session, PRETRAIN)
+        return only_needed(session)
 
 
 def plan_sweep(
@@ -236,9 +236,9 @@ def _needed_of(plan: Plan, stage: str) -> set[str]:
     return {stage}.union(*(_needed_of(plan, name) for name in plan[stage].inputs))
 
 
-def only_needed(session: Session, stage: str) -> Session:
-    """Restrict a session to a stage and all stages upstream of it."""
-    needed = _needed_of(session.plan, stage)
+def only_needed(session: Session) -> Session:
+    """Restrict a session to the pre-training and all stages upstream of it."""
+    needed = _needed_of(session.plan, PRETRAIN)
     plan = {name: node for name, node in session.plan.items() if name in needed}
     return replace(session, plan=plan)
 

@@ -140,7 +140,7 @@ def root_mean_square(errors: np.ndarray) -> float:
 
 
 def least_within_hull(
-    objective: Predict, shares: np.ndarray, max_shares: np.ndarray | None = None
+    objective: Predict, shares: np.ndarray, max_shares: np.ndarray | None
 ) -> tuple[np.ndarray, float] | None:
     """Minimize the objective over the convex hull of the tried mixtures: nothing is
     extrapolated.

@@ -55,9 +55,7 @@ class C4(Section):
     @model_validator(mode="before")
     @classmethod
     def _constants(cls, value: Any) -> Any:
-        return defaults_of(
-            value, "constants", "code", {"code": {}, "paper": {"min_sentences": 5}}
-        )
+        return defaults_of(value, "code", {"code": {}, "paper": {"min_sentences": 5}})
 
 
 class MC4(Section):
@@ -109,7 +107,7 @@ class FineWeb(Section):
     @classmethod
     def _constants(cls, value: Any) -> Any:
         alias = {"paper": {}, "datatrove": {"max_repeated_line_char_ratio": 0.01}}
-        return defaults_of(value, "constants", "paper", alias)
+        return defaults_of(value, "paper", alias)
 
 
 class Curator(Section):
@@ -142,19 +140,17 @@ class Curator(Section):
     """Characters of the longest word."""
 
 
-def defaults_of(
-    value: Any, key: str, default: str, aliases: Mapping[str, RawSection]
-) -> Any:
-    """Return a section as written, with the defaults of its alias for keys that it does
-    not set.
+def defaults_of(value: Any, default: str, aliases: Mapping[str, RawSection]) -> Any:
+    """Return a section as written, with the defaults of its `constants` for keys that
+    it does not set.
 
     Args:
-        key: the field that names the alias; `default` if it is absent.
+        default: `constants` if absent.
         aliases: alias -> the defaults that differ from those of the fields.
     """
     if not isinstance(value, dict):
         return value
-    return {**aliases.get(str(value.get(key, default)), {}), **value}
+    return {**aliases.get(str(value.get("constants", default)), {}), **value}
 
 
 class RunningText(Section):

@@ -255,7 +255,7 @@ def test_the_report_shows_every_number_of_the_audit() -> None:
         "mean_characters": {"chosen": 9.5, "rejected": 8.5},
         "leaks": {"quiz": {"items": 15, "leaked": 16, "texts": 17}},
     }
-    page = html_of(preferences(facts_of_pairs(audit)))
+    page = html_of(preferences(facts_of_pairs(audit), "dpo_data"))
     for number in (
         "9",
         "6",
@@ -272,6 +272,8 @@ def test_the_report_shows_every_number_of_the_audit() -> None:
     ):
         assert f">{number}</td>" in page, number
     page_without_leaks = html_of(
-        preferences(facts_of_pairs({**audit, "longer_chosen": None, "leaks": None}))
+        preferences(
+            facts_of_pairs({**audit, "longer_chosen": None, "leaks": None}), "dpo_data"
+        )
     )
     assert "evaluation set" not in page_without_leaks

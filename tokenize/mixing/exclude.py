@@ -71,7 +71,7 @@ class EmptiedRows:
         first: int,
         excluded: Sequence[bytes],
         pad: int,
-        excluded_later: Sequence[tuple[Sequence[bytes], int]] = (),
+        excluded_later: Sequence[tuple[Sequence[bytes], int]],
     ) -> None:
         self.rows = rows_with(pieces, excluded)
         for ids, later in excluded_later:

@@ -211,7 +211,7 @@ def write_ledger(
     sources: Sequence[str],
     out: Path,
     context: Context,
-    used: Shuffled | None = None,
+    used: Shuffled | None,
 ) -> tuple[Counts, dict[str, int], int]:
     """Write the tables of all documents of a mixture.
 

@@ -269,7 +269,7 @@ def plan_quotas(
     section: Mix,
     sources: Mapping[str, MixedSource],
     pass_tokens: Mapping[str, int],
-    kept: Sequence[Sequence[int]] = (),
+    kept: Sequence[Sequence[int]],
 ) -> Quotas:
     """Rows of each source in every phase, as the manifest requests them.
 

@@ -126,7 +126,7 @@ def find_ends(
     section: Mix,
     quotas: Quotas,
     context: Context,
-    before: Before | None = None,
+    before: Before | None,
 ) -> tuple[Streams, list[list[int]]]:
     """Find the end of each phase in each source's stream, adding passes to streams that
     are too short.

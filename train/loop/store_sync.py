@@ -169,7 +169,7 @@ def fetch_checkpoints(
     here: Path,
     steps: Sequence[str],
     engine: TrainingEngine,
-    at_least: int = 1,
+    at_least: int,
 ) -> set[str]:
     """Fetch the newest intact checkpoint to resume from, and damaged newer ones.
 

@@ -466,9 +466,7 @@ def configure(model: Any, compute: Compute) -> None:
         part.run = torch.compile(part.run, fullgraph=not model.shape.experts)
 
 
-def visible_positions(
-    starts: Tensor, positions: Tensor, both_ways: bool = False
-) -> Tensor:
+def visible_positions(starts: Tensor, positions: Tensor, both_ways: bool) -> Tensor:
     """Mask of cached positions for each new token: (n, 1, t, last position + 1) bool.
 
     Left padding is hidden, and so are later tokens unless `both_ways`; padding attends

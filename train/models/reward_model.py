@@ -39,7 +39,7 @@ from gristmill.train.models.weights import (
 )
 
 SCORE = "score.weight"
-OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class RewardModel(Llama):

@@ -423,7 +423,7 @@ def model_card(
     shape: Shape,
     parameters: int,
     dtype: str,
-    conversations: Sequence[str] = (),
+    conversations: Sequence[str],
 ) -> str:
     """README of the exported folder: description of the model, sources, loading and
     lineage.
