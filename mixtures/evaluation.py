@@ -1,5 +1,5 @@
-"""The sections `evaluate`, `export` and `documents`: measurements of models, and what a
-run hands on.
+"""The sections `evaluate`, `export` and `documents`: measurements of models, and
+exported models and documents.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Rows copied out of shards into a batch, wherever they lie, each held against its
-checksum.
+"""Copies of rows from shards into a batch, each compared with its checksum.
 
 The checksum is XXH3 of 64 bits, of rows of at most 240 bytes XXH64 (Collet, "xxHash
-fast digest algorithm", specification 0.2.0; seed 0), of a row's bytes as they lie on
-disk. XXH3 adds 64 bytes at a time in vector instructions, so that comparing a row while
-it is copied costs a few hundredths of the copy; XXH64, which multiplies words of 64
-bits, took longer than the copy itself.
+fast digest algorithm", specification 0.2.0; seed 0), of a row's bytes as on disk. XXH3
+adds 64 bytes at a time in vector instructions, so that comparing a row while it is
+copied costs a few hundredths of the copy; XXH64, which multiplies words of 64 bits,
+took longer than the copy itself.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ def gather_mapped(addresses, sums, ends, rows, out):  # type: ignore[no-untyped-
     rows[k] of all shards together.
 
     Args:
-        addresses: uint64 (shards,), where each shard's first row lies in memory, 0
-            where it is not open; who calls keeps them there.
-        sums: uint64 (shards,), where its rows' checksums lie; 0 where it has none.
+        addresses: uint64 (shards,), address of each shard's first row, 0 if it is not
+            open; the caller keeps the memory alive.
+        sums: uint64 (shards,), address of its rows' checksums; 0 without any.
         ends: int64 (shards,), ascending: the first row behind each shard.
         rows: int64 (k,).
         out: (k, bytes of a row) uint8, contiguous, filled.
@@ -109,7 +108,7 @@ SHORT_PRIMES = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 S1, S2, S3 = (np.uint64(prime) for prime in SHORT_PRIMES)
 AVALANCHE = np.uint64(0x165667919E3779F9)
 MOST_SHORT = 240
-"""Up to so many bytes XXH3 is another function; XXH64 is taken there."""
+"""Largest row in bytes for which XXH64 is used: XXH3 differs for short inputs."""
 LANES, STRIPE_BYTES, BLOCK_STRIPES = 8, 64, 16
 BLOCK_BYTES = BLOCK_STRIPES * STRIPE_BYTES
 SECRET = np.frombuffer(
@@ -225,12 +224,12 @@ def add_stripes(
     """Add `count` stripes of 64 bytes at an address to eight lanes (XXH3_accumulate).
 
     All arguments but the number are addresses. `copy` has two, where the stripes are
-    copied to and the next row, which the processor begins to load: it does not foresee
-    where that lies, and would wait. Without a copy it is None.
+    copied to and the next row, which the processor begins to load, because it cannot
+    predict that address. Without a copy it is None.
 
     Each lane gets the product of its word's two halves, after the secret, and its
-    neighbour's word. The loop is given in LLVM's vectors, which become vector
-    instructions of whatever processor this is: numba's own pass makes none.
+    neighbour's word. The loop is written with LLVM's vectors, which become vector
+    instructions of the processor; numba does not vectorise it.
     """
     copies = not isinstance(copy, types.NoneType)
     word = ir.IntType(64)
@@ -288,9 +287,7 @@ def add_stripes(
 
 @intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Have the processor load what lies at an address while it goes on; any address
-    will do.
-    """
+    """Prefetch the memory at an address, which need not be valid."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _load_soon(builder, arguments[0])

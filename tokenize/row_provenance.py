@@ -62,7 +62,7 @@ def describe_documents(
         ids: of tokenised documents.
 
     Returns:
-        id -> what is known of the document.
+        id -> known facts about the document.
 
     Raises:
         MisalignedError: a shard holds another document at the ledger's location.

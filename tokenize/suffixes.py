@@ -362,11 +362,11 @@ def keep_alike(prints, wanted, most, firsts, lasts):  # type: ignore[no-untyped-
 
 @kernel
 def find_longest(text, size, begins, firsts, lasts, places, n, rows, passages):  # type: ignore[no-untyped-def]
-    """The longest passage from each of some places of a text on that stands in the
-    rows, and where.
+    """Find the longest passage of the rows that begins at each of some places of a
+    text, and its occurrences.
 
     Args:
-        text, size: address of the text's tokens, and how many there are.
+        text, size: address and number of the text's tokens.
         begins: int64 (k,), places in the text, n tokens or more before its end.
         firsts, lasts: int64 (k,), the part [first, last) of the partition in which all
             places are that have the same n tokens, in the order of what follows them.

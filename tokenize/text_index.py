@@ -74,12 +74,11 @@ MOST_PRINTS = 4096
 searched directly.
 """
 MOST_ROWS = 16
-"""A search looks at about so many places; of a longer part it is not known beforehand
-which ones.
+"""Most places of a range whose rows are prefetched: a search of a longer range reads few
+of them, which are not known in advance.
 """
 AHEAD_TOKENS = 64
-"""Of a passage are asked for beforehand: the page that it begins in has them nearly
-always.
+"""Tokens of a passage that are prefetched: nearly always in the page in which it begins.
 """
 
 
@@ -131,7 +130,7 @@ class IndexSummary:
 def run(
     inputs: Mapping[str, Path], config: IndexRecipe, out: Path, context: Context
 ) -> IndexSummary:
-    """Index the training rows of a packed set; see the module for what is written.
+    """Index the training rows of a packed set; the module lists the files.
 
     Args:
         inputs: `mix`.
@@ -328,8 +327,7 @@ class OpenIndex:
         self._open: dict[int, Partition] = {}
 
     def passages(self, ids: np.ndarray) -> list[Passage]:
-        """The passages of a text that stand in the rows, none within another one, in
-        their order.
+        """Maximal passages of a text that occur in the rows, in the order of the text.
 
         Args:
             ids: its tokens, integers of shape (size,).

@@ -270,7 +270,7 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 
 class ReadCounts(TypedDict, total=False):
-    """Numbers of what a model read; a missing key is 0."""
+    """Counts of documents, tokens and windows that a model read; a missing key is 0."""
 
     documents: int
     tokens: int
@@ -282,7 +282,7 @@ class ReadCounts(TypedDict, total=False):
 def count_read(
     tokens: np.ndarray, windows: np.ndarray, is_whole: np.ndarray
 ) -> ReadCounts:
-    """Count what a model read of n documents.
+    """Count the texts of n documents that a model read.
 
     Args:
         tokens, windows: int64 of shape (n,).
@@ -298,13 +298,13 @@ def count_read(
 
 @dataclass(frozen=True)
 class Reader:
-    """A model, and what it read.
+    """A model, and the amount of text that it read.
 
     Attributes:
         model: name of its folder or file.
         sha256: of its files.
         pool: pooling of token vectors.
-        documents, tokens, windows: numbers of what it read.
+        documents, tokens, windows: numbers of each that it read.
         cut: documents that were not read to their end.
     """
 
@@ -320,5 +320,5 @@ class Reader:
 def describe_reader(
     section: ReadingModel, sha256: str, read: Sequence[ReadCounts]
 ) -> Reader:
-    """Describe a model and what it read, shard by shard, for the summary."""
+    """Describe a model and the texts that it read, shard by shard, for the summary."""
     return Reader(Path(section.path).name, sha256, section.pool, **add_counts(read))

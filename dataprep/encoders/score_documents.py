@@ -78,7 +78,7 @@ class ScoreSummary:
         counts: documents by outcome.
         rules: threshold -> documents that fail it (`failing`), and only it (`only`).
         histograms: of each numeric column.
-        reader: the model, and what it read.
+        reader: the model, and the amount of text that it read.
     """
 
     counts: Counts

@@ -13,7 +13,7 @@ Output:
     refused.jsonl                      records that are not examples
     prepared.json                      steps in their order, and counts per set
 
-The id of a document is that of its example; repeated examples get ids of their own.
+The id of a document is that of its example; repeated examples get different ids.
 """
 
 from __future__ import annotations

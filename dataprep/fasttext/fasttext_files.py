@@ -171,7 +171,7 @@ class _Reader:
         return values
 
     def array(self, kind: str, *shape: int) -> np.ndarray:
-        """Read an array into aligned memory of its own."""
+        """Read an array into new, aligned memory."""
         size = math.prod(shape)
         source: np.ndarray = np.frombuffer(
             self.content, np.dtype(kind).newbyteorder("<"), size, self.at

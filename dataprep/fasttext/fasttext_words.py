@@ -80,7 +80,7 @@ MASKS = np.array(
     ],
     np.uint64,
 )
-"""By the size of a word: masks of its first eight bytes and of the next eight."""
+"""Masks of the first eight bytes of a word and of the next eight, by its size."""
 _IS_SEPARATOR = byte_table(" \t\n\v\f\r\0")
 LABEL = np.frombuffer(LABEL_PREFIX, np.uint8)
 END_OF_LINE_HASH = np.uint32(0xD79C9359)

@@ -245,7 +245,7 @@ class LanguageSummary:
         fallback: the reason for predicting with fastText itself, which is slower, if it
             was used.
         line_languages: with `lines`, language -> characters.
-        cut: with `lines`, what was cut.
+        cut: with `lines`, the cut ones.
     """
 
     counts: Counts

@@ -360,7 +360,7 @@ class Asking:
         return Answer(text, value, finish=finish), error
 
     async def _settle(self, request: Request, body: bytes) -> Answer:
-        """Ask, and once more for a repair if the answer has the wrong form."""
+        """Ask, and ask again for a repair if the answer has the wrong form."""
         try:
             answer, error = self._checked(request, await self._answer(body, request))
             if error is None:

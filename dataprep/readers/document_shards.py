@@ -82,7 +82,7 @@ class QuarantinedRecord(TypedDict):
 
 
 class SourceTotals(TypedDict, total=False):
-    """Numbers of what was read of a source; empty if it has no files.
+    """Counts of items read from a source; empty if it has no files.
 
     Attributes:
         skipped: items that are not documents, by kind; outside the counts.

@@ -464,7 +464,7 @@ def _listed(own_listing: OwnListing, base: str) -> list[Found]:
 
 
 class DatasetError(ValueError):
-    """A folder is not a dataset of its format, is damaged, or lacks what is asked."""
+    """A folder is not a dataset of its format, is damaged, or lacks a requested part."""
 
 
 @dataclass(frozen=True)

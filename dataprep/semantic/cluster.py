@@ -85,7 +85,7 @@ class ClusterSummary:
         domains: the clusters, largest first.
         map: places of up to MOST_POINTS sampled documents.
         sample: documents that the clusters were learned from.
-        reader: the model, and what it read.
+        reader: the model, and the amount of text that it read.
     """
 
     counts: Counts

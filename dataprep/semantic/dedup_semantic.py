@@ -118,7 +118,7 @@ class SemanticSummary:
         clusters: survivors that represent two documents or more.
         largest_clusters: of `clusters`.
         kmeans: clusters of the vectors.
-        reader: the model, and what it read.
+        reader: the model, and the amount of text that it read.
     """
 
     counts: Counts

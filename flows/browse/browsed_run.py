@@ -1,4 +1,4 @@
-"""A run as the pages see it: its committed stages, and what is opened of them once for
+"""A run as the pages see it: its committed stages, and their files, opened once for
 many requests.
 """
 
@@ -40,7 +40,7 @@ class NotThereError(LookupError):
     """A run does not have what was asked for, or has not made it yet.
 
     Args:
-        text: that says so; with `there_are` it ends where these are listed.
+        text: beginning of the message; `there_are` is appended as a list.
         there_are: names of all that there are.
     """
 

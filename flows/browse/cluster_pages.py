@@ -52,9 +52,9 @@ MEMBERS_ON_PAGE = 100
 SIMILARITIES = {"jaccard": "Jaccard similarity", "cosine": "Cosine"}
 """Column with the similarity of two duplicates -> its name."""
 MOST_CHARACTERS = 20_000
-"""Of each of two texts that are compared, unless the query asks for the whole."""
+"""Compared code points of each text, unless the query asks for the whole."""
 MOST_WHOLE = 400_000
-"""Even then: so much is compared in about a second."""
+"""Maximum of compared code points if it does: about a second."""
 
 
 def steps_with_clusters(run: BrowsedRun) -> list[tuple[str, str]]:

@@ -1,9 +1,9 @@
 """The list of documents: those that meet a search, some on each page, read from the
 shards that hold them.
 
-Measured values are read of one shard after another until a page is full; texts are read
-of the documents that are shown, and of as many as SCANNED_BYTES hold in a search for
-words: then the page says how far it has come.
+Measured values are read shard by shard until a page is full. Texts are read of the
+listed documents, and in a search for words of up to SCANNED_BYTES of documents; the
+page then shows the progress of the search.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ from gristmill.tokenize.importing.token_sources import decoded_text
 
 ON_PAGE = 25
 SCANNED_BYTES = 64 << 20
-"""Texts that a search for words reads before a page says how far it has come: about
-half a second.
+"""Bytes of text that a search for words reads for one page: about half a second.
 """
 SCANNED_ROWS = 2000
 """Texts that are read at a time."""

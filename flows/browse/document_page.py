@@ -42,11 +42,11 @@ from gristmill.flows.questions.explain import (
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 
 MOST_CHARACTERS = 30_000
-"""Of a text, unless the query asks for the whole."""
+"""Code points of a text that are shown, unless the query asks for the whole."""
 MOST_LINKS = 60
 """Rows and steps that are listed."""
 BEFORE_STEP = ": "
-"""Stands in a history between the stage that prepared an example and its step."""
+"""Separator, in a history, of the stage that prepared an example and its step."""
 IDS = ("cluster", "duplicate_of")
 
 

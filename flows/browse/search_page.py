@@ -1,5 +1,5 @@
-"""The pages that find documents by what they are about: a search by meaning and by
-words, and the map of domains.
+"""The pages that find documents by subject: a search by meaning and by words, and the
+map of domains.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def steps_with_domains(run: BrowsedRun) -> list[str]:
 
 
 def domains_page(run: BrowsedRun, step: Name) -> Page:
-    """A map of documents by what they are about, and the domains of a step with links
-    to their documents.
+    """A map of documents by subject, and the domains of a step with links to their
+    documents.
     """
     steps = steps_with_domains(run)
     if step not in steps:

@@ -105,7 +105,7 @@ class ExamplePlace:
 
 
 def _records_by_step(reading: Reading) -> dict[int, dict[str, object]]:
-    """The record of each step; measurements after it stand in a line of their own."""
+    """The record of each step; measurements after it are in a separate line."""
     records: dict[int, dict[str, object]] = {}
     for line in reading.metrics():
         if "step" in line:

@@ -38,7 +38,7 @@ _MANIFEST = re.compile(r"^sources\s*:", re.MULTILINE)
 
 
 class ManifestOnOffer:
-    """A manifest with deployments of its own.
+    """A manifest with separate deployments.
 
     Args:
         path: file of the manifest.

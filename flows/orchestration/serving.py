@@ -95,7 +95,7 @@ def serve_deployments(
 
     Args:
         limit: maximum number of concurrent flow runs.
-        manifests: manifests with deployments of their own; those of the current folder
+        manifests: manifests with separate deployments; those of the current folder
             by default.
         allow_open_server: accept a server without a password.
 

@@ -1,5 +1,5 @@
 """Change the mixture in the middle of a training: write a manifest that keeps the first
-steps and mixes the rest anew.
+steps and mixes the others with the new weights.
 
 The new packed set begins with the rows that the first N steps read (`mix.continues`),
 and the new training with their last checkpoint (`pretrain.continue_from`); steps after

@@ -173,7 +173,7 @@ def make_pairs(
         prompts: by their numbers in their file.
         sampling: of the answers.
         max_new_tokens: longest answer.
-        kept: the file of answers; written anew if it holds those of other models,
+        kept: the file of answers; rewritten if it contains those of other models,
             prompts or settings.
     """
     settings = {
@@ -222,7 +222,7 @@ def _answers(
     sampling: Sampling,
     max_new_tokens: int,
 ) -> list[dict[str, str]]:
-    """Per prompt `text`, or why there is none as `error`."""
+    """Per prompt `text`, or the reason for its absence as `error`."""
     language = open_language_model(model.weights, model.tokenizer)
     requests = dict(prompts)
     if model.chat and language.chat is not None:

@@ -1,8 +1,8 @@
 """`gristmill rate`: pages in which people compare blinded answers, on the loopback
 address.
 
-No page says whose an answer is. Pages of other sites can neither read one nor rate: a
-form must hold a token that only a page of this server has.
+No page shows which model gave an answer. Pages of other sites can neither read a page
+nor rate: a form must contain a token that only pages of this server have.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from gristmill.train.generation.sampling import Sampling, SamplingError
 RATER = re.compile(r"[\w .@+-]{1,60}")
 """Allowed names of raters."""
 MOST_BYTES = 10_000
-"""Of a sent form."""
+"""Maximum size of a submitted form."""
 CHOICES = {
     "left": ("Left is better", "ArrowLeft 1", "←"),
     "tie": ("Tie", "ArrowUp t 0", "t"),
@@ -80,7 +80,7 @@ class RatingPages:
     Args:
         pairs: answer pairs to rate.
         ratings: the file to which ratings are added.
-        settled: the file of settled pairs, which is written anew with each rating.
+        settled: the file of settled pairs, which is rewritten with each rating.
         results: the command that prints the results.
     """
 
@@ -109,7 +109,7 @@ class RatingPages:
         return page_app(routes, has_keys=True)
 
     def _page(self, request: Request) -> Response:
-        """The next pair of a rater, an earlier one, or the question who rates."""
+        """The next pair of a rater, an earlier one, or the form for the rater's name."""
         rater = request.query_params.get("rater", "").strip()
         if not RATER.fullmatch(rater):
             intro = (

@@ -3,7 +3,7 @@ rater sees the next pair.
 
 A rating that prefers one answer holds `prompt`, `chosen` and `rejected`, as `dpo` reads
 them; one that prefers neither holds `answers`. A rater who rates a pair again adds a
-line, and the last one counts. Beside it lie the settled pairs: those of which more
+line, and the last one counts. A second file has the settled pairs, those of which more
 raters prefer one answer than the other.
 """
 
@@ -39,7 +39,7 @@ class Rating(TypedDict):
         prompt: a text, or messages.
         time: ISO 8601, in UTC.
         chosen, rejected: answers, if one is preferred.
-        answers: both, if none is.
+        answers: both, if neither is preferred.
     """
 
     pair: str

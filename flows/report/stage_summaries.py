@@ -1,5 +1,5 @@
-"""Summaries that stages wrote, as readers of them need them: what nobody shows is left
-out, and what a stage did not measure has its default.
+"""Summaries of stages, with the fields that reports show; fields that a stage did not
+measure have defaults.
 
 Shares are from 0 to 1, sizes are bytes of UTF-8, losses are nats per token.
 """
@@ -44,7 +44,7 @@ Agreement: TypeAlias = ByName[int | float | None]
 
 class MetricsLine(TypedDict, total=False):
     """A line of a training's record: measures of a logged step, or of a validation
-    after it. Further numbers have keys of their own, such as `rewards/chosen`.
+    after it. Further numbers have separate keys, such as `rewards/chosen`.
 
     `sources` and `validation` are source -> measures.
     """
@@ -102,7 +102,7 @@ class RuleTally(Summary):
 
 
 class ReaderTally(Summary):
-    """The model that scored documents, and how much of them it read."""
+    """The model that scored documents, and the amount of text that it read."""
 
     model: str
     documents: int
@@ -112,7 +112,7 @@ class ReaderTally(Summary):
 
 
 class RepeatedText(Summary):
-    """A line or a passage that was cut, and how often it stands in documents."""
+    """A line or a passage that was cut, and the number of its occurrences."""
 
     text: str
     documents: int = 0
@@ -177,7 +177,7 @@ class Separation(Summary):
 
 
 class Confusion(Summary):
-    """Documents by what the judge and what the classifier said of them."""
+    """Documents by the verdicts of the judge and of the classifier."""
 
     good_kept: int
     good_dropped: int
@@ -186,7 +186,7 @@ class Confusion(Summary):
 
 
 class CalibrationBin(Summary):
-    """Documents whose score begins at `from_`, and what the judge said of them."""
+    """Documents whose score begins at `from_`, by the judge's verdict."""
 
     from_: float = Field(alias="from")
     documents: int
@@ -437,7 +437,7 @@ class AskedCounts(Summary):
 
 
 class MadeExamples(Summary):
-    """Summary of a set of examples that a model wrote; `gives` is what they are."""
+    """Summary of a set of examples that a model wrote; `gives` is their kind."""
 
     gives: str
     examples: int
@@ -789,7 +789,7 @@ class ProbeSet(Summary):
 
 
 class WorstAnswer(Summary):
-    """An answer of a model that may offend, and what is wrong with it."""
+    """An answer of a model that may offend, and its faults."""
 
     set: str
     item: int | str

@@ -72,7 +72,7 @@ class Session:
         return folder if folder.state() == "committed" else None
 
     def unfinished(self, stages: Iterable[str], force: Collection[str]) -> list[str]:
-        """Those of some stages that are to be made: not committed, or rebuilt."""
+        """Stages of the given ones that will run: not committed, or rebuilt."""
         return [
             stage for stage in stages if stage in force or self.committed(stage) is None
         ]

@@ -1,4 +1,4 @@
-"""Fork server of a run's stages: imports once what each stage would import again.
+"""Fork server of a run's stages: imports once the modules that all stages need.
 
 A stage of a small corpus works for a fraction of a second after two seconds of imports:
 Beam, Arrow, numba, its own modules. Stages that prepare documents or tokens on this

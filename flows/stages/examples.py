@@ -1,5 +1,5 @@
-"""`examples`: a language model writes sets of examples for tuning; each set is an
-output of its own.
+"""`examples`: a language model writes sets of examples for tuning; each set is a
+separate output.
 """
 
 from __future__ import annotations

@@ -32,23 +32,23 @@ STEP = 32
 ELEMENT = 4
 """Units of an element of a list or mapping that is read."""
 CHARACTERS_PER_UNIT = 64
-"""Copied, compared or searched in 50 ns by Python's strings."""
+"""Characters that Python's strings copy, compare or search in 50 ns."""
 NODES_PER_UNIT = 8
-"""Of a body's syntax tree, most of whose nodes are in branches that are not taken."""
+"""Nodes of a body's syntax tree, most of which are in branches that are not taken."""
 MOST_CHARACTERS = 1 << 26
-"""That an operation, or the whole rendering, may write."""
+"""Maximum number of characters written by an operation or by the whole rendering."""
 MOST_DIGITS = 5
-"""Of a width, as in `%9999d`."""
+"""Maximum number of digits of a width, as in `%9999d`."""
 MOST_BITS = 1 << 16
-"""Of a number."""
+"""Maximum size of a number."""
 ABSENT_GLOBALS = ("lipsum",)
-"""Makes any amount of text."""
+"""Global function left out because it makes any amount of text."""
 ABSENT_FILTERS = ("urlize",)
-"""Takes quadratic time."""
+"""Filter left out because it takes quadratic time."""
 CONSTANT_TIME = frozenset(
     {"length", "count", "default", "d", "attr", "first", "int", "float", "abs", "items"}
 )
-"""Filters whose time does not depend on the size of what they are given."""
+"""Filters whose time does not depend on the size of their arguments."""
 GROWING_METHODS = frozenset(
     {
         "replace",
@@ -62,7 +62,7 @@ GROWING_METHODS = frozenset(
         "format_map",
     }
 )
-"""Methods whose result may be as long as the product of what they are given."""
+"""Methods whose result may be as long as the product of their arguments' lengths."""
 COMPARISONS = frozenset(
     {
         "in",
@@ -83,7 +83,7 @@ COMPARISONS = frozenset(
         ">=",
     }
 )
-"""Tests whose time does."""
+"""Tests whose time depends on the size of their arguments."""
 
 
 class _Budget(threading.local):
@@ -158,7 +158,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters[_filter_name(function)] = function
 
     def add_filters(self, filters: Mapping[str, Callable[..., Any]]) -> None:
-        """Add filters that are charged for the size of what they are given."""
+        """Add filters that are charged for the size of their arguments."""
         self.filters |= {
             name: function if name in CONSTANT_TIME else _charging(function)
             for name, function in filters.items()
@@ -220,8 +220,7 @@ def render(template: jinja2.Template, **names: Any) -> str:
     """Render a template of a BoundedEnvironment.
 
     Raises:
-        jinja2.TemplateError: the template refuses what it is given, or does more than
-            it may.
+        jinja2.TemplateError: the template refuses its values, or exceeds its budget.
     """
     _budget.work = MOST_WORK
     _budget.characters = MOST_CHARACTERS
@@ -249,8 +248,8 @@ class _Charges(NodeTransformer):
         return node
 
     def visit_Macro(self, node: Any) -> Any:
-        """The body of a macro, and of a call block, begins with a charge for what it
-        holds.
+        """The body of a macro, and of a call block, begins with a charge for its
+        content.
         """
         units = nodes.Const(_units_of(node.body), lineno=node.lineno)
         self.generic_visit(node)
@@ -356,7 +355,7 @@ def _joined(parts: Sequence[Any]) -> str:
 
 
 def _charging(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that is charged for the size of what it is given."""
+    """A filter or test that is charged for the size of its arguments."""
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja's own argument
 
     @wraps(function)
@@ -372,8 +371,8 @@ def _charging(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _spend_product(values: Sequence[Any]) -> None:
-    """Charge for values of which each may be repeated as often as the others are long
-    or say.
+    """Charge for values, each of which may be repeated as often as the length or the
+    value of the others.
     """
     product = 1
     for value in values:
@@ -388,8 +387,8 @@ def _spend_product(values: Sequence[Any]) -> None:
 
 
 def _weight(value: Any) -> int:
-    """Units of reading all of a value once. A part that is shared counts as often as it
-    is met, as it is written.
+    """Units of reading all of a value once. A shared part counts at each occurrence, as
+    it is written each time.
 
     Raises:
         SecurityError: there are more than the rendering may still spend.
@@ -420,7 +419,7 @@ def _bits(value: Any) -> int:
 
 
 def refuse_widths(form: str) -> None:
-    """Raise SecurityError for `%999999999d`, whose result is as long as it says."""
+    """Raise SecurityError for formats such as `%999999999d` with a very long result."""
     digits = "".join(letter if letter.isdigit() else " " for letter in form).split()
     longest = max(map(len, digits), default=0)
     _refuse_above(longest, MOST_DIGITS, "the digits of a width")

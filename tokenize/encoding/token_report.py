@@ -181,7 +181,7 @@ def count_ids(ids: np.ndarray, counts: np.ndarray, narrow: np.ndarray) -> None:
 
 _ONE = np.uint64(1)
 FEW_IDS = np.uint64(1024)
-"""So many are counted while the processor still has at hand what was copied."""
+"""Ids counted at a time, while their copy is still in the processor's cache."""
 
 
 def _tokens(

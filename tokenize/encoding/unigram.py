@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 THREADS = 4
 """Fixed, since float32 sums depend on the number of parts."""
 LONGEST_PIECE = 16
-"""In characters, here bytes; the library's default."""
+"""Longest piece in characters, here bytes; the library's default."""
 LONGEST_WORD = 4192
 """Longest pre-token for training, in bytes; the library's default."""
 SEEDS = 10

@@ -1,19 +1,19 @@
-"""Writing a packed set in the formats that other trainers read, with checksums and a
-word on how to read it.
+"""Writing a packed set in the formats that other trainers read, with checksums and
+instructions for reading it.
 
     llmc      train_000000.bin ...              llm.c, modded-nanogpt
     megatron  train_text_document.bin and .idx  Megatron-LM
-    memmap    train.bin                         nanoGPT, and whatever maps raw tokens
+    memmap    train.bin                         nanoGPT and other readers of raw tokens
     olmo      train-00000.npy and .csv.gz ...   OLMo-core
     mds       train/                            MosaicML Streaming
 
-Beside each file lies `<name>.docs.parquet` (`write_documents`), and per split
-`train.json` (what was exported) and `train.sha256` (written last; `sha256sum -c` reads
-it). The held-out rows have `val` in place of `train`.
+Each file has a `<name>.docs.parquet` beside it (`write_documents`), and each split a
+`train.json` (a description of the export) and a `train.sha256` (written last;
+`sha256sum -c` reads it). The held-out rows have `val` in place of `train`.
 
-Padding is left out: no other trainer would know that it is not text. The tokens of
-documents, their ends of text counted, are exactly ours and in the order that was asked
-for, so a set packed as `stream` keeps its rows, too.
+Padding is left out, because other trainers would take it for text. The tokens of
+documents and their ends of text are exported unchanged and in the requested order, so
+a set packed as `stream` also keeps its rows.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def export_tokens(
 
     Args:
         packed: the set.
-        out: folder, where nothing of this split may lie yet.
+        out: folder without files of this split.
         form: one of FORMATS.
         split: one of SPLITS.
         seed: of the training order, of which one epoch is written; absent: the rows as
@@ -138,8 +138,8 @@ def export_tokens(
             holds whole rows.
 
     Raises:
-        ExportError: there is nothing to export, something is in the way, or the format
-            cannot hold it.
+        ExportError: there is nothing to export, a file exists already, or the format
+            cannot hold the set.
     """
     prefix = SPLITS[split]
     if split == "train" and seed is None and len(packed.withheld):
@@ -349,11 +349,11 @@ def write_documents(
 
 
 MOST_WAITING = 4
-"""Writes that may wait for the checksum: they hold memory."""
+"""Maximum number of writes waiting for the checksum, since they hold memory."""
 
 
 class HashedSink:
-    """Takes bytes for a file and for its SHA-256; what was given must not be changed
+    """Writer of a file and of its SHA-256; the bytes passed to it must not change
     afterwards.
     """
 
@@ -371,7 +371,7 @@ class HashedSink:
         return self._sink.write(data)
 
     def flush(self) -> None:
-        """Hand on what is buffered."""
+        """Pass on the buffered bytes."""
         self._sink.flush()
 
     def sha256(self) -> str:

@@ -60,11 +60,11 @@ class Split:
     """The rows of one side of a packed set, in an order.
 
     Args:
-        shards: what the rows lie in, one after another.
+        shards: of the rows, in order.
         order: the order to read them in; as they are stored if absent.
 
     Attributes:
-        rows: how many there are.
+        rows: their number.
         dtype: of the tokens.
         sequence_length: of the rows.
     """

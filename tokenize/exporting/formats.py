@@ -1,10 +1,9 @@
-"""The formats that other trainers read, byte by byte, and the page that says how each
-is read.
+"""File formats of other trainers, byte by byte, and instructions for reading each.
 
 Each function's docstring names the reader that it follows. MosaicML Streaming (MDS) is
 written by its own library, which the extra `mds` installs. It needs only numpy beside
 that library, whose requirements (numpy below 2.2, transformers below 5 in 0.13) may
-call for an environment of its own.
+need a separate environment.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import numpy as np
 from gristmill.tokenize.packed_files import TokenizerEntry
 
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1
-"""Of 16-bit tokens: `dataloader_load_shard_` in llm.c's llmc/dataloader.h."""
+"""Header of 16-bit tokens: `dataloader_load_shard_` in llm.c's llmc/dataloader.h."""
 LLMC_WIDE_MAGIC, LLMC_WIDE_VERSION = 20240801, 7
-"""Of 32-bit tokens: the model `llama-3` of HEADERS_INFO in llm.c's
+"""Header of 32-bit tokens: the model `llama-3` of HEADERS_INFO in llm.c's
 dev/data/data_common.py.
 """
 LLMC_HEADER_INTS = 256
@@ -37,14 +36,14 @@ MOST_LLMC_TOKENS = 2**31 - 1
 
 
 class Sink(Protocol):
-    """Takes the bytes of a file; what was given is not changed afterwards."""
+    """Writer of a file; the bytes passed to it are not changed afterwards."""
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Append some bytes."""
         ...
 
     def flush(self) -> None:
-        """Hand on what is buffered."""
+        """Pass on the buffered bytes."""
         ...
 
 
@@ -112,7 +111,7 @@ def write_olmo_documents(sink: Sink, lengths: Iterable[np.ndarray]) -> None:
 
 
 SHARD_BYTES = 1 << 26
-"""The library's own default."""
+"""Default of the library."""
 
 
 class MissingLibraryError(ImportError):
@@ -135,7 +134,7 @@ def write_mds(folder: Path, samples: Iterator[Sample], dtype: np.dtype) -> None:
     """Write samples into a new local folder, in their order.
 
     Raises:
-        MissingLibraryError: the library is not there.
+        MissingLibraryError: the library is not installed.
     """
     try:
         from streaming import MDSWriter

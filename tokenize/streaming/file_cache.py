@@ -1,16 +1,16 @@
-"""A folder of files by their checksum, on a local disk, that the processes of a machine
-share and never overfill.
+"""Folder of files by checksum on a local disk, shared by the processes of a machine and
+of limited size.
 
     <sha256>             a complete file, whose content was checked
     <sha256>.part        the same file while it is being fetched, at its full size
-    <sha256>.lock        held shared by every process that uses or fetches the file,
-                         alone by the one that removes it
-    <sha256>.fetch.lock  held alone by the process that fetches it
-    .lock                held alone while room is made
+    <sha256>.lock        shared lock of every process that uses or fetches the file,
+                         exclusive lock of the process that removes it
+    <sha256>.fetch.lock  exclusive lock of the process that fetches it
+    .lock                exclusive lock while room is made
 
-The kernel drops a process's locks however it dies, so nothing has to be cleaned up
-behind one that was killed: its unfinished file is fetched again by the next process
-that wants it, or removed when room is needed.
+The kernel releases the locks of a killed process, so no clean-up is necessary: its
+unfinished file is fetched again by the next process that needs it, or removed when room
+is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FileCache:
     used go first.
 
     Args:
-        folder: where they lie; made if it is not there.
+        folder: of the files; created if it is missing.
         limit_bytes: of all files together.
     """
 
@@ -59,7 +59,8 @@ class FileCache:
             needed: keep the file even where that breaks the limit.
 
         Returns:
-            None where there is no room (or none was to be waited for).
+            None without room, or if another process fetches the file and
+            `wait` is false.
         """
         path = self._folder / sha256
         if sha256 in self._held:
@@ -171,7 +172,7 @@ def _is_whole(path: Path, size: int) -> bool:
 
 
 def _lock(descriptor: int, wait: bool) -> bool:
-    """Take a lock alone; False if another process has it and it is not waited for."""
+    """Take an exclusive lock; False if another process has it and `wait` is false."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:

@@ -14,23 +14,23 @@ T = TypeVar("T")
 class ReadAhead(Generic[T]):
     """Results of `read(step)` for consecutive steps, read at most `depth` steps ahead.
 
-    The results are those of calling `read` in place: threads change when it runs, never
-    what comes out. An error of a step is raised where that step is taken, after all
-    steps before it.
+    The results are those of calling `read` in place: threads change the time of a
+    call, never its result. An error of a step is raised where that step is taken, after
+    all steps before it.
 
-    A thread reads step after step as long as there is room, and ends; so nobody waits
-    for one where reading is the slower side, and none outlives its work.
+    A thread reads step after step as long as there is room, and then ends, so that no
+    thread outlives its work.
 
     Args:
-        read: from the number of a step to what it needs; called in threads, for several
-            steps at a time where `threads` is more than one.
+        read: function from the number of a step to its result; called in threads, for
+            several steps at a time where `threads` is more than one.
         last_step: the first step that does not exist.
         depth: steps that are read or being read ahead of the one taken.
-        threads: how many steps are read at a time; 0 reads each where it is taken, and
-            none ahead.
+        threads: how many steps are read at a time; 0 reads each step when it is
+            taken.
 
     Attributes:
-        waited_seconds: how long `take` has waited for results, or has read, so far.
+        waited_seconds: time that `take` has waited for results, or has read, so far.
     """
 
     def __init__(

@@ -1,27 +1,26 @@
-"""Rows of shards that lie in an object store: a bounded local cache, and single rows
-for what is not in it.
+"""Rows of shards in an object store: a bounded local cache, and single reads of rows
+that are not in it.
 
 A training reads every row once per epoch, in an order that is shuffled over the whole
-set. So any part of the set that lies on the local disk serves its share of all reads,
-whichever part it is, and exchanging one shard for another only costs traffic: a cache
-that evicts the least recently used would fetch all shards again for every few batches.
-The shards that fit into `cache_bytes`, from the first on, are therefore fetched once,
-whole, in the background, and stay; the rows of all others (and of these until they have
-come) are read one by one, each with a request for its bytes. Steps are read ahead
-(`ahead.ReadAhead`), so requests wait for each other as little as the training waits for
-them.
+set. So any part of the set on the local disk serves its share of all reads, and
+exchanging one shard for another only costs traffic: a cache that evicts the least
+recently used shard would fetch all shards again for every few batches. The shards that
+fit into `cache_bytes`, from the first on, are therefore fetched once, whole, in the
+background, and stay; the rows of all others (and of these until they are fetched) are
+read one by one, each with a request for its bytes. Steps are read ahead
+(`read_ahead.ReadAhead`), so that requests overlap with each other and with the
+training.
 
 The contract:
 
-- Every row is held against its checksum, from wherever it came. Wrong bytes are asked
-  for again and never handed out.
-- A store that fails, stalls, or answers wrongly is asked again with growing pauses,
-  with a warning once a minute. The training continues meanwhile with the steps that
-  were read ahead and with the rows that lie on the local disk, and waits where it needs
-  others. After `retry_seconds` without success it ends with an error that names the
-  object.
+- Every row is compared with its checksum, from the cache or the store. Wrong bytes are
+  requested again and never returned.
+- Requests that fail, stall or return wrong bytes are repeated with growing pauses and
+  a warning once a minute. Meanwhile the training continues with the steps that were
+  read ahead and with the rows on the local disk, and waits if it needs others. After
+  `retry_seconds` without success it ends with an error that names the object.
 - The cache can be shared by all processes of a machine and by several trainings
-  (`cache.FileCache`), and none of them can damage it by dying.
+  (`file_cache.FileCache`); a process that dies cannot damage it.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ from gristmill.tokenize.row_bytes import gather_rows, row_checksums
 from gristmill.tokenize.streaming.file_cache import FileCache, default_folder
 
 GAP_BYTES = 64 << 10
-"""Rows of a batch that lie closer are read with one request: those bytes take less time
-than another answer.
+"""Largest gap between rows of a batch that are read with one request: these bytes take
+less time than another response.
 """
 LARGEST_REQUEST_BYTES = 8 << 20
 SMALL_FILES_BYTES = 1 << 30
-"""Of checksums, boundaries and held-out rows of all sets together; those in use stay,
-however many there are.
+"""Cached bytes of checksums, boundaries and held-out rows of all sets together; files in
+use stay beyond this limit.
 """
 Wanted = tuple[int, np.ndarray, np.ndarray]
 """A shard's number, rows within it (int64, ascending or not), and the places in the
@@ -178,7 +177,7 @@ class RemoteRows:
 
     def _requests(self, rows: np.ndarray) -> list[np.ndarray]:
         """Indices into `rows` for each request: rows too far from the previous ones
-        have a request of their own.
+        get a separate request.
         """
         by_place = np.argsort(rows, kind="stable")
         ordered = rows[by_place].tolist()
@@ -203,8 +202,8 @@ class RemoteRows:
         expected = self._checksums(shard)[rows]
 
         def place(content: bytes) -> None:
-            """Put the rows where they belong, right or wrong: nobody looks there before
-            all are right.
+            """Copy the rows to their places; the batch is used once all of them are
+            verified.
             """
             row_tokens = np.frombuffer(content, self._dtype).reshape(-1, self._length)[
                 rows - first
@@ -312,8 +311,8 @@ def shards_that_fit(sizes: Sequence[int], limit_bytes: int) -> list[int]:
 
 
 PART_BYTES = 8 << 20
-"""Of one request when a whole object is read: large enough for a store's full rate,
-small enough to ask again.
+"""Bytes of one request when a whole object is read: large enough for a store's full
+rate, small enough to repeat.
 """
 
 

@@ -46,7 +46,7 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
 
     Args:
         folder: output of `export`: config.json, model.safetensors and tokenizer.json.
-        sha256: of its weights, so that another model in the same folder is loaded anew.
+        sha256: of its weights, so that another model in the same folder is loaded.
         max_tokens: most tokens scored per text.
 
     Raises:

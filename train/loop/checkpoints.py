@@ -7,7 +7,7 @@
 
 A save returns when the state is copied. A thread writes while the training continues,
 and is joined before the next save, before a load and at the end. If each host has a
-folder of its own, it uploads the files of its ranks to the store, the first rank writes
+separate folder, it uploads the files of its ranks to the store, the first rank writes
 the marker after all uploads, and missing files are fetched before a load. A checkpoint
 without its marker, or whose files differ from those of the marker, is torn: it is
 ignored, and removed when the training resumes. Checksums are compared before a load; if
@@ -87,7 +87,7 @@ class Marker(TypedDict):
         step: optimizer steps done.
         files: all other files, by name.
         state: of the loop.
-        elsewhere: files that other hosts wrote to folders of their own, if any.
+        elsewhere: files that other hosts wrote to their folders, if any.
     """
 
     step: int
@@ -421,7 +421,7 @@ def is_complete(checkpoint: Path) -> bool:
     """Return True if the marker exists and lists exactly the existing files, with their
     sizes.
 
-    Files that other hosts wrote to folders of their own may be missing.
+    Files that other hosts wrote to their folders may be missing.
     """
     try:
         marker = read_json(checkpoint / MARKER)

@@ -12,7 +12,7 @@ The store always holds a state to resume from: the marker of a checkpoint is sen
 and removed first. Every attempt rebuilds the local folder, and removes it on a normal
 exit.
 
-If a training has several hosts, each works in a folder of its own (`<hash>-<host>`) and
+If a training has several hosts, each works in a separate folder (`<hash>-<host>`) and
 sends its shards of checkpoints. The first host sends all other files, and only it
 removes outdated ones.
 """
@@ -413,7 +413,7 @@ def mirror_of(here: Path, stream: Stream, warn: Callable[[str], None]) -> Mirror
 
 
 def is_per_host() -> bool:
-    """Return True if each host of this training works in a folder of its own."""
+    """Return True if each host of this training works in a separate folder."""
     return VARIABLE in os.environ and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
 
 

@@ -84,7 +84,7 @@ class Job:
         observers: functions to call.
         packed: set of a pre-training, whose phases it follows.
         reading_threads: see prefetch.reading_threads.
-        utilisation: what its speed is compared with.
+        utilisation: speed that the training is compared with.
     """
 
     section: Training

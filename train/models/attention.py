@@ -62,7 +62,7 @@ def document_numbers(positions: Tensor) -> Tensor:
     the document (n, t).
 
     A document begins where positions do not increase by one. Padding, with negative
-    positions, is a document of its own.
+    positions, is a separate document.
     """
     before = positions[:, :-1]
     current = positions[:, 1:]

@@ -144,7 +144,7 @@ def check_key(folder: Path, key: PredictionKey, predictions: str, stage: str) ->
     Args:
         folder: of the predictions.
         key: of now.
-        predictions: what is stored, for the message.
+        predictions: name of the stored values, for the message.
         stage: that stores it.
 
     Raises:

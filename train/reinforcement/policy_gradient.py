@@ -178,7 +178,7 @@ def value_loss(
 
     Args:
         values, old: the critic's estimates, and those from before the update.
-        returns: what they should have been.
+        returns: their targets.
         clip: how far an estimate may move from the old one and still lower the loss
             (OpenAI baselines, ppo2); not limited if None.
 
