@@ -17,7 +17,7 @@ from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_tab
 from gristmill.dataprep.examples.read_examples import prompt_example
 from gristmill.dataprep.rewards.answer_checks import own_reward, record_columns
 from gristmill.dataprep.words.bm25_index import WordIndex
-from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
+from gristmill.mixtures.objectives.rl_tools import AnyTool, Tool, name_of_tool
 from gristmill.mixtures.reinforcement import OwnReward, Rl, columns_of
 from gristmill.mixtures.user_code import Own, take_code
 from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
@@ -556,6 +556,11 @@ def test_function_without_description_is_rejected(tmp_path: Path) -> None:
     ):
         with pytest.raises(ToolError, match=message):
             Toolbox(tools_of(own_tool(tmp_path, source)), {})
+
+
+def test_tool_of_an_unknown_class_is_rejected() -> None:
+    with pytest.raises(TypeError, match="weather"):
+        Toolbox([*tools_of("calculator"), Tool(name="weather")], {})
 
 
 def test_calls_of_a_turn_are_answered_in_order(chat: Chat) -> None:

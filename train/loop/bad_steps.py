@@ -111,6 +111,7 @@ def gather_row_losses(parts: Sequence[Tensor], rows: int, world: World) -> np.nd
     if world.size > 1:
         gathered = [None] * world.size
         dist.all_gather_object(gathered, (world.data_rank, local_losses))
+    # Ranks from `rows` on hold only padding rows.
     losses_by_rank = {rank: losses for rank, losses in gathered if rank < rows}
     width = max(part.shape[1] for losses in losses_by_rank.values() for part in losses)
     row_losses = np.empty((rows, width), dtype=np.float32)

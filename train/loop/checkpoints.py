@@ -303,13 +303,15 @@ class Checkpoints:
     ) -> None:
         """Write checksums and the marker after all ranks have written, and delete
         outdated checkpoints.
+
+        Raises:
+            OSError: on every rank, if an upload failed on any host.
         """
         if isinstance(written, Future):
             with own_errors(target):
                 written.result()
         files: dict[str, FileChecksum] = {}
         if self._per_host:
-            # Every host uploads its files; an error of one is raised on every rank.
             failure = None
             if self._mirror is not None:
                 try:

@@ -409,7 +409,7 @@ def _heads_of(letter: str, shape: Shape) -> int:
 
 
 def interleave_halves(tensor: Tensor, heads: int) -> Tensor:
-    """Interleave the rows of the two halves of each head."""
+    """Interleave the rows of the two halves of each head of a tensor (heads * c, ...)."""
     halves = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
     return halves.transpose(1, 2).reshape(tensor.shape)
 

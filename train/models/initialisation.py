@@ -87,6 +87,7 @@ def _deviation(
     """Standard deviation, and truncation in standard deviations or None."""
     is_residual = name.endswith(RESIDUAL_OUTPUTS)
     layer = re.search(r"layers\.(\d+)\.", name)
+    # Layers are counted from 0.
     depth_scale = math.sqrt(2 * (int(layer[1]) + 1)) if layer else 1.0
     width_scale = math.sqrt(shape.width)
     match init:

@@ -45,7 +45,8 @@ def modelfile(
 
 def go_template(chat: Chat) -> str | None:
     """Chat template in Go; None if there is no equivalent of this form."""
-    # Each text is the difference that one more message makes.
+    # Each text is the difference that one more message makes; there is no equivalent if
+    # a message changes the text before it.
     system, first, answer, second, _ = PROBE
     try:
         one_turn, two_turns, three_turns = (

@@ -65,9 +65,9 @@ def make_optimizers(
     if OPTIMIZERS[section.kind].on_matrices:
         is_matrix = [LAYERS in name and item.ndim == 2 for name, item in trained]
         parts = {section.kind: list(compress(trained, is_matrix))}
-        vectors = [item for item, flag in zip(trained, is_matrix) if not flag]
-        if vectors:  # adapters are matrices alone
-            parts["adamw"] = vectors
+        adamw_parameters = [item for item, flag in zip(trained, is_matrix) if not flag]
+        if adamw_parameters:  # adapters are matrices alone
+            parts["adamw"] = adamw_parameters
     optimizers = [
         builder(kind)(parameters, section, zeros_like, steps)
         for kind, parameters in parts.items()

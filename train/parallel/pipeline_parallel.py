@@ -154,6 +154,7 @@ class PipelineStage(Llama):
             )
         if self._queue:
             call = self._queue.popleft()
+            # After the first stage, `ids` are the hidden states of the previous one.
             hidden = self._layers(
                 None if self.is_first else ids, call.ids, call.positions
             )

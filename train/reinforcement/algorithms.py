@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from torch import Tensor
 
@@ -78,6 +79,8 @@ def learn_from(rollouts: Rollouts, section: Rl) -> None:
             rollouts.advantages.copy_(
                 teacher_advantages(rollouts.old, rollouts.reference, mask)
             )
+        case _:
+            assert_never(section.algorithm)
     counted = mask & rollouts.ended[:, None] if section.mask_truncated else mask
     for weights, of_step in zip(
         rollouts.weights.split(section.global_batch_size),

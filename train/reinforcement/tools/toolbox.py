@@ -112,6 +112,8 @@ class Toolbox:
                     )
                 case OwnTool():
                     ready = _own(name, tool)
+                case _:
+                    raise TypeError(f"rl.tools: {name} is not a tool: {tool!r}")
             self._tools[name] = ready
 
     @property
