@@ -150,6 +150,7 @@ class Filter(Judging):
         if not dumped.get("by_language"):
             return dumped
         dumped["by_language"] = {}
+        disabled = dict.fromkeys(self.rules.sets)
         for language, rules in self.by_language.items():
             sets = rules.model_dump(mode=info.mode)
             for name in sets:
@@ -162,7 +163,6 @@ class Filter(Judging):
                     )
                     if getattr(section, key) == inherited:
                         del sets[name][key]
-            disabled = dict.fromkeys(self.rules.sets)
             dumped["by_language"][language] = {**disabled, **sets}
         return dumped
 

@@ -103,7 +103,15 @@ class Taken:
         repeats: np.ndarray,
         draws: Draws,
     ) -> np.ndarray:
-        """Mask (bool) of the documents that any stream takes."""
+        """Mask of the documents that any stream takes: bool of shape (n,).
+
+        Args:
+            words: uint64 of shape (n, 2), ids of the documents (`id_words`).
+            source: integers of shape (n,), their sources.
+            state: integers of shape (n,): TRAINS, HELD_OUT, or neither.
+            repeats: integers of shape (n,), their repeats in a pass over training rows.
+            draws: of all streams.
+        """
         held_out = state == HELD_OUT
         times = np.where(held_out, 1, np.where(state == TRAINS, repeats, 0))
         stream = np.where(

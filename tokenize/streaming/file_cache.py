@@ -1,7 +1,8 @@
 """Folder of files by checksum on a local disk, shared by the processes of a machine and
 of limited size.
 
-    <sha256>             a complete file, whose content was checked
+    <sha256>             a complete file; it appears once its content is checked and on
+                         the disk
     <sha256>.part        the same file while it is being fetched, at its full size
     <sha256>.lock        shared lock of every process that uses or fetches the file,
                          exclusive lock of the process that removes it

@@ -99,7 +99,7 @@ def interval(
 
 
 def percentiles(values: np.ndarray) -> Estimate:
-    """Interval that holds the middle 95 % of values."""
+    """Interval that holds the middle 95 % of values of shape (n,)."""
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return {"low": float(low), "high": float(high)}
 

@@ -85,7 +85,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Judges:
-    """Judges of answers.
+    """Refusal rule, toxicity function and judging model of a red team.
 
     Attributes:
         refuses: True for a text that refuses.
@@ -241,12 +241,13 @@ def answer_probes(
                     )
         if section.judge is not None and judges.asking is not None:
             template = read_template(section.judge.template, QUESTION)
+            answer_schema = canonical_json(SCHEMA).decode()
             requests = []
             for number in to_judge:
                 values = {
                     "prompt": probes[number].prompt,
                     "answer": judged[number].texts[0][: section.judge.characters],
-                    "answer_schema": canonical_json(SCHEMA).decode(),
+                    "answer_schema": answer_schema,
                 }
                 requests.append(prompt(template.fill(values), SCHEMA))
             verdicts = list(judges.asking.answers(requests))
