@@ -91,9 +91,9 @@ class Progress(TypedDict, total=False):
     total: float
     unit: str
     loss: float | None
-    """Of a training."""
+    """Loss of a training."""
     tokens_per_second: float
-    """Of a training."""
+    """Speed of a training."""
 
 
 def read_progress(lease_folder: Path, number: int) -> Progress:

@@ -22,7 +22,7 @@ class SourceCounts(TypedDict, total=False):
     read: int
     kept: int
     dropped: dict[str, int]
-    """By reason."""
+    """Documents by reason."""
     quarantined: int
     bytes_read: int
     bytes_kept: int

@@ -1,9 +1,9 @@
 """The order of a training set, position by position: rows merged by virtual time, each
 source's permuted by a key, in compiled passes.
 
-`order` has the reasoning; the tests hold these to a definition in NumPy. All arithmetic
-is 64-bit: products wrap, quotients are guessed in floating point and corrected by their
-remainders.
+`order` has the derivation; the tests compare these kernels with a definition in NumPy.
+All arithmetic is 64-bit: products wrap, quotients are estimated in floating point and
+corrected by their remainders.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def reorder(counts, half_bits, round_keys, places, inverse, shuffled):  # type: 
         half_bits: int64 (S,), see `order.half_bits_of`.
         round_keys: uint64 (S, rounds), of this epoch, in the order of their use.
         places: int64 (n,), in [0, R).
-        inverse: undo it.
+        inverse: apply the inverse.
         shuffled: int64 (n,), filled.
     """
     sources, index = (
@@ -114,12 +114,11 @@ def reorder(counts, half_bits, round_keys, places, inverse, shuffled):  # type: 
 
 @kernel
 def rows_of_span(counts, half_bits, round_keys, place, shuffled):  # type: ignore[no-untyped-def]
-    """`reorder` of places that follow one another, several times as fast: source by
-    source, in loops over numbers that have nothing to do with each other, which the
-    compiler turns into vector instructions.
+    """`reorder` of consecutive places, several times as fast: source by source, in loops
+    over independent numbers, which the compiler vectorises.
 
-    The rows of a source ascend with their places, so those of a span follow one another
-    too.
+    The rows of a source ascend with their places, so those of a span are
+    consecutive too.
 
     Args:
         counts, half_bits, round_keys: see `reorder`.
@@ -160,8 +159,8 @@ def rows_of_span(counts, half_bits, round_keys, place, shuffled):  # type: ignor
 
 @kernel
 def first_row_from(counts, source, total, place):  # type: ignore[no-untyped-def]
-    """The first row of a source at or behind a place of the merged order; as many as it
-    has where there is none.
+    """First row of a source at or after a place of the merged order; its number of rows
+    if none follows.
     """
     count = counts[source]
     row = min(
@@ -184,8 +183,8 @@ def permute_source(index, count, half_bits, round_keys, inverse, values, slots):
         count: rows of the source.
         half_bits: see `order.half_bits_of`.
         round_keys: uint64 (rounds,), in the order of their use.
-        inverse: undo it: the same rounds between two swaps of the halves.
-        values, slots: uint64 and int64, of k numbers at least, for the work.
+        inverse: apply the inverse: the same rounds between two swaps of the halves.
+        values, slots: uint64 and int64, of at least k numbers, scratch.
     """
     bits, limit = np.uint64(half_bits), np.uint64(count)
     mask = (np.uint64(1) << bits) - np.uint64(1)

@@ -125,7 +125,7 @@ class TokenizerEntry(TypedDict):
     eos: int
     pad: int
     sha256: NotRequired[str]
-    """Of tokenizer.json."""
+    """SHA-256 of tokenizer.json."""
 
 
 class TrainEntry(TypedDict):
@@ -399,12 +399,12 @@ def join(parts: list[Boundaries]) -> Boundaries:
 def by_shard(
     rows: np.ndarray, ends: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Each shard that some rows lie in, ascending, with their numbers in it and their
-    places among those asked for.
+    """Shards of some rows, ascending, each with the numbers of the rows in it and their
+    places among the requested ones.
 
     Args:
         rows: int64 (k,), in [0, R).
-        ends: int64 (shards,), ascending: the first row behind each shard.
+        ends: int64 (shards,), ascending: the first row after each shard.
     """
     shards = np.searchsorted(ends, rows, side="right")
     order = np.argsort(shards, kind="stable")

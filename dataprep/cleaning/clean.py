@@ -80,7 +80,7 @@ class CleanedShard(Counted):
     """Result of cleaning a shard."""
 
     edits: dict[str, Applications]
-    """By rule."""
+    """Numbers of edits by rule."""
     histograms: Histograms
 
 

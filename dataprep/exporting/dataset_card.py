@@ -120,7 +120,7 @@ class FunnelStep(TypedDict):
     step: str
     read: int
     dropped: dict[str, int]
-    """By reason."""
+    """Documents by reason."""
     kept: int
 
 

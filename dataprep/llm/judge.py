@@ -95,7 +95,7 @@ class JudgedShard(Counted):
     unusable: int
     histograms: Histograms
     agreement: NotRequired[dict[str, PairCounts]]
-    """Of two judges, by score."""
+    """Agreement of two judges, by score."""
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> JudgeSummary:

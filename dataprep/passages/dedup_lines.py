@@ -348,7 +348,7 @@ class CutLines(Counted):
     removed: int
     bytes_cut: int
     shown: dict[str, Excerpt]
-    """By the unit's key."""
+    """Excerpts by the unit's key."""
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LinesSummary:

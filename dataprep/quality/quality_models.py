@@ -61,7 +61,7 @@ class TrainedClassifier(TypedDict):
 
     sha256: str
     training_documents: dict[str, int]
-    """By class, `positive` and `negative`."""
+    """Documents by class, `positive` and `negative`."""
     epochs: int
 
 
@@ -71,7 +71,7 @@ class NgramModel(TypedDict):
     documents: int
     words: int
     ngrams: list[int]
-    """By order."""
+    """Number of n-grams by order."""
 
 
 class NgramFile(NgramModel):

@@ -39,7 +39,7 @@ class Ranked:
 
 
 Read = Callable[[], Iterator[Ranked]]
-"""Reads all documents, shard by shard; called once per pass."""
+"""Function that reads all documents, shard by shard; called once per pass."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ ALL = "all"
 """Group of all documents, if sources are not ranked separately."""
 
 ReadScores = Callable[[], Iterator[tuple[Sequence[str], np.ndarray, np.ndarray]]]
-"""Reads per shard the source, score (float64, not NaN) and tie (uint64) of every ranked
-document.
+"""Function that reads, per shard, the source, score (float64, not NaN) and tie (uint64)
+of every ranked document.
 """
 
 

@@ -47,7 +47,7 @@ _MALFORMED_ERRORS = (
 """Exceptions of `zipfile` for malformed archives, besides its own."""
 
 ReadMember = Callable[[Input, Reading], "Iterator[Read] | None"]
-"""Reads one member by its name; None if its format is unknown or not selected."""
+"""Reader of one member by its name; None if its format is unknown or not selected."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Splits a text that is too long for one document into its chapters or into runs of
-paragraphs.
+"""Splitting of a text that is too long for one document into its chapters or into runs
+of paragraphs.
 
 Splits are before lines and lossless: the joined parts of a text are the text.
 """

@@ -1,5 +1,5 @@
-"""`gristmill browse`: the pages of a run's data on the loopback address. Nothing but
-GET is answered, nothing is written.
+"""`gristmill browse`: the pages of a run's data on the loopback address. The
+server answers only GET and writes nothing.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def losses_before(folder: StageFolder, step: float) -> list[tuple[float, float]]
 
 
 class PrefectObserver:
-    """Shows stages in the Prefect UI: log lines, progress artifacts and cards.
+    """Observer that shows stages in the Prefect UI: log lines, artifacts and cards.
 
     One thread sends everything from a bounded queue: a slow or absent server can
     neither delay nor fail a stage.

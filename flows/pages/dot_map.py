@@ -31,8 +31,7 @@ def draw_map(
     caption: str,
     link: Callable[[int], str] = lambda domain: "",
 ) -> DotMap:
-    """Draw points in a square that is as wide as they lie apart in their wider
-    direction.
+    """Draw points in a square as wide as the larger of their two ranges.
 
     Args:
         points: x, y and domain of documents; y grows upwards.

@@ -41,7 +41,7 @@ def markdown_page(page: Page) -> str:
 
 
 def markdown(part: Part) -> str:
-    """One part; empty for a picture, whose numbers stand in the table beside it, and
+    """One part; empty for a picture, whose numbers are in the table beside it, and
     for a table without rows.
     """
     match part:

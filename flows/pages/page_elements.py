@@ -2,8 +2,7 @@
 and forms.
 
 `page_html.py` writes them as HTML, `markdown.py` as Markdown. Templates escape every
-value, so that no element can bring tags of its own, except the pictures of
-`pictures.py`.
+value, so that no element can add tags, except the pictures of `pictures.py`.
 """
 
 from __future__ import annotations
@@ -311,7 +310,7 @@ class Form:
         action: the address that it is sent to.
         fields: in their order.
         buttons: after them.
-        hidden: parameters that no one sees.
+        hidden: parameters without a visible field.
         layout: class of its style.
         method: of the request.
         after: follows the buttons.
@@ -365,9 +364,9 @@ class Page:
         sections: in their order.
         parts: before the first section.
         note: a line beneath the title.
-        cards: (name, value) of the numbers that people ask for first.
+        cards: (name, value) of the main numbers.
         header: above the title, of pages of a server.
-        contents: whether links to the sections stand at the top.
+        contents: links to the sections at the top.
         site: follows the title in a browser's tab.
     """
 

@@ -60,7 +60,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
-"""Headers of every answer of a server: texts of strangers stay text, and no other page
+"""Headers of every answer of a server: untrusted texts stay text, and no other page
 may show or load them.
 """
 LONG_NAME = 16

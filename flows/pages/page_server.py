@@ -1,10 +1,9 @@
 """The server of pages on the loopback address, shared by `gristmill browse` and
 `gristmill rate`.
 
-Pages show texts of strangers. Templates escape every value, a policy lets browsers load
-nothing but the style sheet of this server, and pages of other sites can neither frame a
-page of it nor read one: requests that name another host, or that another site's page
-makes, are refused.
+Pages show untrusted texts. Templates escape every value, a policy restricts browsers to
+the style sheet of this server, and pages of other sites can neither frame nor read a
+page: requests with another host, or from another site's page, are refused.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from gristmill.flows.running.terminal import PLAIN_SECONDS
 
 
 class JsonLines:
-    """Writes JSON objects with `time`, `level`, `event` and the event's values, one a
+    """Writer of JSON objects with `time`, `level`, `event` and the event's values, one a
     line.
     """
 
@@ -53,7 +53,7 @@ class JsonLines:
 
 
 class JsonHandler(logging.Handler):
-    """Writes log records as JSON lines."""
+    """Log handler that writes records as JSON lines."""
 
     def __init__(self, lines: JsonLines) -> None:
         super().__init__(logging.WARNING)
@@ -70,8 +70,9 @@ class JsonHandler(logging.Handler):
 
 
 class JsonObserver:
-    """Writes a run as JSON lines: `run_started`, `stage_started`, `stage_waits`,
-    `progress`, `warning`, `stopping`, `stage_finished`, `stage_failed`, `run_finished`.
+    """Observer that writes a run as JSON lines: `run_started`, `stage_started`,
+    `stage_waits`, `progress`, `warning`, `stopping`, `stage_finished`, `stage_failed`,
+    `run_finished`.
     """
 
     def __init__(self, lines: JsonLines) -> None:

@@ -37,7 +37,7 @@ EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 Run = Callable[
     [Session, list[str], frozenset[str], Sequence[Subscriber], ForkServer | None], Path
 ]
-"""Runs stages, in the way of `run_recorded`."""
+"""Function that runs stages, like `run_recorded`."""
 
 
 def launch(

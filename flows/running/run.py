@@ -108,7 +108,7 @@ class RunningProcesses:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs the stages of one plan in one store."""
+    """Runner of the stages of one plan in one store."""
 
     store: Store
     plan: Plan

@@ -100,14 +100,14 @@ class Export(TypedDict):
     rows: int
     sequence_length: int
     tokens: int
-    """Of documents."""
+    """Tokens of documents."""
     documents: int
     """Number of document pieces."""
     dtype: str
     packing: str | None
-    """Of the set; None for a set of examples."""
+    """Packing of the set; None for a set of examples."""
     padding_left_out: int
-    """Tokens."""
+    """Number of padding tokens."""
     sources: list[str]
     tokenizer: TokenizerEntry
     packed_set: str

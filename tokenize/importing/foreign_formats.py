@@ -319,8 +319,8 @@ def _olmo(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
     """An array without a header (`np.memmap`, as Dolma and OLMo-core write `.npy`), or
     one that `np.save` wrote.
 
-    Where `<name>.csv.gz` lies beside it, its lines are the documents: first token, the
-    one after the last, and in Dolma's files the document's id, its file and its place
+    If `<name>.csv.gz` is beside it, its lines are the documents: first token, the one
+    after the last, and in Dolma's files the document's id, its file and its place
     there (`iter_document_indices` in OLMo-core's data/utils.py, `MemmapWriter` in
     dolma's tokenizer).
     """

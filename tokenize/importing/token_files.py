@@ -20,7 +20,7 @@ from gristmill.tokenize.importing.foreign_formats import (
 
 INDEX, METADATA = ".idx", ".csv.gz"
 BESIDE = {".bin": INDEX, ".npy": METADATA}
-"""Ending of a file of tokens -> of what may lie beside it."""
+"""Ending of a file of tokens -> ending of the file that may be beside it."""
 ENDINGS: dict[str, tuple[str, ...]] = {
     "megatron": (".bin",),
     "llmc": (".bin",),

@@ -21,8 +21,8 @@ ALIGNMENT = 64
 
 
 def save(folder: Path, name: str, record: Any) -> Path:
-    """Write the arrays of a record to one file: a line of JSON that says of each its
-    dtype and shape, then all bytes.
+    """Write the arrays of a record to one file: a line of JSON with the dtype and
+    shape of each, then all bytes.
 
     The line is filled up with blanks, so that every array begins at a multiple of
     ALIGNMENT. Returns its path.
@@ -44,7 +44,7 @@ def save(folder: Path, name: str, record: Any) -> Path:
 
 
 def load_record(folder: Path, name: str, kind: type[Record]) -> Record:
-    """A record that `save` wrote; its arrays are memory-mapped where they are local."""
+    """A record that `save` wrote; its arrays are memory-mapped if they are local."""
     path = folder / name
     with path.open("rb") as stream:
         line = stream.readline()

@@ -84,7 +84,7 @@ class HeldOutEntry(ShardEntry):
     """Held-out rows of a source in packed.json."""
 
     bytes: int
-    """Of their text."""
+    """Size of their text."""
     documents: int
     tokens: int
     cut_tokens: int

@@ -17,14 +17,14 @@ from gristmill.tokenize.packed_files import PADDING
 
 @dataclass(frozen=True)
 class PackedDocuments:
-    """Rows of R times L tokens, and whose they are.
+    """R rows of L tokens, with the documents that they belong to.
 
     Attributes:
         tokens: (R, L) int64.
         positions: (R, L) int64, each token's number within its piece of a document,
-            PADDING (-1) where there is none: a 0 begins a piece.
-        documents: (R, L) int64, the number of each token's document, PADDING where
-            there is none.
+            PADDING (-1) for padding: a 0 begins a piece.
+        documents: (R, L) int64, the number of each token's document, PADDING for
+            padding.
     """
 
     tokens: np.ndarray
@@ -33,7 +33,7 @@ class PackedDocuments:
 
     @property
     def fill(self) -> float:
-        """The share of all places that hold tokens of documents."""
+        """Share of the rows' positions that have tokens of documents."""
         return float((self.positions != PADDING).mean()) if self.positions.size else 0.0
 
 
@@ -43,21 +43,21 @@ def pack(
     method: Literal["best_fit", "stream"] = "best_fit",
     pad: int = 0,
 ) -> PackedDocuments:
-    """Pack documents into rows of one length; every token lies in one row, in the order
-    of its document.
+    """Pack documents into rows of one length; every token is in exactly one row, in the
+    order of its document.
 
     Args:
-        documents: token ids of each; an end of text is theirs to have. Empty ones lie
-            in no row.
+        documents: token ids of each, with an end of text if desired. Empty documents
+            are left out.
         sequence_length: L, tokens per row.
         method: "best_fit": no document of at most L tokens is cut; longer ones are cut
-            into whole rows and a rest, and the pieces put together, longest first, so
+            into whole rows and a remainder, and the pieces are packed longest first, so
             that little is padded (Ding et al. 2024, section 3). "stream": documents
             back to back, cut wherever a row ends; only the last row is padded.
-        pad: what fills rows up.
+        pad: id of padding.
 
     Raises:
-        ValueError: `sequence_length` is below 1, or there is no such method.
+        ValueError: `sequence_length` is below 1, or the method is unknown.
 
     >>> packed = pack([[1, 2, 3, 4, 5], [6, 7], [8]], sequence_length=4)
     >>> packed.tokens.tolist()

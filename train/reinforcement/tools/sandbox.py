@@ -1,4 +1,4 @@
-"""Runs Python programs that a model wrote, in a sandbox of bubblewrap.
+"""Sandbox of bubblewrap for Python programs that a model wrote.
 
 Every program gets:
 
