@@ -185,6 +185,7 @@ def card(about: About, section: Documents, exported: Exported) -> str:
     )
     environment.filters |= {
         "number": "{:,}".format,
+        "reasons": _reasons,
         "setting": _setting,
     }
     failed = [step["dropped"].get("quarantine", 0) for step in exported.funnel]
@@ -256,3 +257,9 @@ def _setting(value: Any) -> str:
     if len(text) > MOST_SETTINGS_CHARS:
         text = f"{text[:MOST_SETTINGS_CHARS]} ..."
     return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+
+
+def _reasons(dropped: Mapping[str, int]) -> str:
+    """Reasons with their numbers of documents, the most frequent one first."""
+    by_number = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {number:,}" for name, number in by_number) or "nothing"

@@ -5,6 +5,7 @@ disk.
 from __future__ import annotations
 
 import errno
+import lzma
 import struct
 import tarfile
 import zipfile
@@ -41,6 +42,7 @@ _MALFORMED_ERRORS = (
     EOFError,
     struct.error,
     zlib.error,
+    lzma.LZMAError,
     RuntimeError,
     NotImplementedError,
 )

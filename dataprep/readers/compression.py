@@ -667,7 +667,10 @@ class DecodedStream:
         if ready < size:
             parts = [self._buffer[self._start :]]
             while ready < size and self.error is None:
-                part = next(self._chunks, b"")
+                try:
+                    part = next(self._chunks, b"")
+                except CorruptFileError as error:  # of an archive's member
+                    part = Damage(str(error), 0, decoded=self._position + ready)
                 if isinstance(part, Damage):
                     self.error = part
                 elif part:

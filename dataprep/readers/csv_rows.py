@@ -96,6 +96,12 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Read]:
                 f"not valid {codec}: byte 0x{error.object[error.start]:02x}",
                 lost=None,
             )
+        except UnicodeError as error:  # UTF-16 or UTF-32 without a byte order mark
+            yield Rejected(
+                number + 1,
+                f"not valid {codec}: {error}; name its byte order, such as {codec}-le",
+                lost=None,
+            )
 
 
 def _skip_line(stream: DecodedStream) -> None:

@@ -233,16 +233,17 @@ def _module_docs() -> Iterator[_Text]:
         yield f"stdlib/{relative}", "\n\n\n".join(sections), {}
 
 
+def _description(distribution: metadata.Distribution) -> str:
+    # Parsed here, as an import of the package importlib_metadata changes the result of
+    # `.metadata`.
+    message = email.message_from_string(distribution.read_text("METADATA") or "")
+    return str(message.get_payload() or "")
+
+
 def _distribution_docs() -> Iterator[_Text]:
     for name, distribution in installed_distributions():
         about = {"version": distribution.version}
-        description = _try(distribution.read_text, "METADATA")
-        if not isinstance(description, Exception):
-            # Parsed here, as an import of the package importlib_metadata changes the
-            # result of `.metadata`.
-            message = email.message_from_string(description or "")
-            description = str(message.get_payload() or "")
-        yield f"dist/{name}/METADATA", description, about
+        yield f"dist/{name}/METADATA", _try(_description, distribution), about
         for file in sorted(distribution.files or [], key=str):
             _, inside, relative_path = str(file).partition(".dist-info/")
             path = Path(str(file.locate()))

@@ -41,40 +41,7 @@ def flink_options(address: str | None, options: EngineOptions) -> EngineOptions:
     """
     beam_options = {name: value for name, value in options.items() if name not in OURS}
     if "job_endpoint" not in beam_options:
-        line = str(options.get("flink_version", FLINK_VERSION))
-        jar = Path(
-            options.get("flink_job_server_jar")
-            or engine_downloads.find(engine_downloads.flink(line))
-        )
-        if not jar.is_file():
-            raise MissingEngineError(
-                f"there is no file {jar}; correct engine.options.flink_job_server_jar"
-            )
-        java = shutil.which("java")
-        if java is None:
-            raise MissingEngineError(
-                "Beam's job server for Flink needs Java, which is not on this machine; "
-                "install a Java of at least 11, or name a server that runs: "
-                "engine.options.job_endpoint"
-            )
-
-        def command(port: int, folder: Path) -> Sequence[str]:
-            return [
-                java,
-                *options.get("job_server_jvm_properties", ["-Xmx512m"]),
-                "-jar",
-                str(jar),
-                f"--flink-master={address}",
-                "--job-host=127.0.0.1",
-                f"--job-port={port}",
-                "--artifact-port=0",
-                "--expansion-port=0",
-                f"--artifacts-dir={folder / 'artifacts'}",
-            ]
-
-        beam_options["job_endpoint"] = job_server(
-            f"Flink {line} at {address} ({jar})", command
-        )
+        beam_options["job_endpoint"] = _start_job_server(address, options)
     return {
         **beam_options,
         "experiments": [*beam_options.get("experiments", ()), UNLISTED],
@@ -102,3 +69,41 @@ def environment(options: EngineOptions) -> dict[str, str]:
         "environment_type": kind,
         "environment_config": json.dumps({"command": str(program())}),
     }
+
+
+def _start_job_server(address: str | None, options: EngineOptions) -> str:
+    """Start Beam's job server for Flink, which submits jobs to the JobManager at
+    `address`; returns its endpoint.
+    """
+    line = str(options.get("flink_version", FLINK_VERSION))
+    jar = Path(
+        options.get("flink_job_server_jar")
+        or engine_downloads.find(engine_downloads.flink(line))
+    )
+    if not jar.is_file():
+        raise MissingEngineError(
+            f"there is no file {jar}; correct engine.options.flink_job_server_jar"
+        )
+    java = shutil.which("java")
+    if java is None:
+        raise MissingEngineError(
+            "Beam's job server for Flink needs Java, which is not on this machine; "
+            "install a Java of at least 11, or name a server that runs: "
+            "engine.options.job_endpoint"
+        )
+
+    def command(port: int, folder: Path) -> Sequence[str]:
+        return [
+            java,
+            *options.get("job_server_jvm_properties", ["-Xmx512m"]),
+            "-jar",
+            str(jar),
+            f"--flink-master={address}",
+            "--job-host=127.0.0.1",
+            f"--job-port={port}",
+            "--artifact-port=0",
+            "--expansion-port=0",
+            f"--artifacts-dir={folder / 'artifacts'}",
+        ]
+
+    return job_server(f"Flink {line} at {address} ({jar})", command)

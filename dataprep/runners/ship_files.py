@@ -60,10 +60,6 @@ EARLIEST = (1980, 1, 1, 0, 0, 0)
 wheels.
 """
 _store: ContextVar[Path | None] = ContextVar("store", default=None)
-_stores_with_wheel: set[Path] = set()
-"""Stores that have the wheel of this process."""
-_sent_files: dict[tuple[Path, Path, tuple[int, ...]], str] = {}
-"""SHA-256 of each version of a file sent to a store by this process."""
 
 
 @contextmanager
@@ -87,13 +83,8 @@ def carry(function: Function) -> Function:
         return function
     import cloudpickle
 
-    digest, wheel = package()
-    wheel_name = f"{FOLDER}/{digest}/gristmill-{_version()}-py3-none-any.whl"
-    if store not in _stores_with_wheel:
-        if not (store / wheel_name).exists():
-            with atomic_write(store / wheel_name) as sink:
-                sink.write(wheel)
-        _stores_with_wheel.add(store)
+    digest, _ = package()
+    wheel = _send_package(store)
     local_paths = sorted(set(_local_files(function, store)))
     files = {
         str(path): _send_file(store, path) for path in local_paths if path.is_file()
@@ -110,15 +101,14 @@ def carry(function: Function) -> Function:
     job: worker_bootstrap.Job = {
         "store": str(store),
         "package": digest,
-        "wheel": wheel_name,
+        "wheel": wheel,
         "files": files,
         "folders": folders,
         "python": ".".join(map(str, sys.version_info[:2])),
         "options": {} if is_local(store) else dict(store.storage_options),  # type: ignore[attr-defined]
         "function": cloudpickle.dumps(function),
     }
-    text = Path(worker_bootstrap.__file__).read_text()
-    name = f"gristmill_carried_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    text, name = _bootstrap_source()
     return worker_bootstrap.Carried(text, name, job)
 
 
@@ -136,6 +126,29 @@ def carry_step(function: Function) -> Any:
     )
 
 
+@cache
+def _bootstrap_source() -> tuple[str, str]:
+    """Source of `worker_bootstrap.py`, and the name of its module on a worker.
+
+    Read once per process, like the package, so that the two stay of one version.
+    """
+    text = Path(worker_bootstrap.__file__).read_text()
+    return text, f"gristmill_carried_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@cache
+def _send_package(store: Path) -> str:
+    """Write the wheel to a store, once per process; returns its name below the
+    store.
+    """
+    digest, wheel = package()
+    name = f"{FOLDER}/{digest}/gristmill-{_version()}-py3-none-any.whl"
+    if not (store / name).exists():
+        with atomic_write(store / name) as sink:
+            sink.write(wheel)
+    return name
+
+
 def _send_file(store: Path, path: Path) -> str:
     """Write a file to a store, once per process unless it changes; returns its SHA-256.
 
@@ -149,14 +162,16 @@ def _send_file(store: Path, path: Path) -> str:
             "workers see it, and name it by its URL"
         )
     stamp = stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
-    version = store, path, stamp
-    if version not in _sent_files:
-        sha256 = sha256_file(path)
-        target = store / FOLDER / "files" / sha256 / path.name
-        if not target.exists():
-            copy_file(path, target)
-        _sent_files[version] = sha256
-    return _sent_files[version]
+    return _send_version(store, path, stamp)
+
+
+@cache
+def _send_version(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
+    sha256 = sha256_file(path)
+    target = store / FOLDER / "files" / sha256 / path.name
+    if not target.exists():
+        copy_file(path, target)
+    return sha256
 
 
 def call_here(job: worker_bootstrap.Job, *arguments: Any) -> Any:

@@ -511,10 +511,10 @@ def receive_partition(
     """
     name, folder = list(folders.items())[number >> KEY_BITS]
     partition = number & (1 << KEY_BITS) - 1
-    path = as_path(folder) / partition_name(partition)
     received_places = set[bytes]()
     rows = 0
     try:
+        path = as_path(folder) / partition_name(partition)
         with atomic_write(path) as sink:
             writer = None
             for content in batches:

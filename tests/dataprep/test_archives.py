@@ -192,6 +192,50 @@ def test_damaged_or_encrypted_zip_member_costs_only_itself(tmp_path: Path) -> No
     assert "encrypted" in encrypted[2]
 
 
+@pytest.mark.parametrize("member", ["b.csv", "b.tsv.gz", "b.jsonl", "b.warc"])
+def test_unreadable_zip_member_of_any_format_costs_only_itself(
+    tmp_path: Path, member: str
+) -> None:
+    content = bytearray(zipped({"a.txt": b"first", member: b"x", "c.txt": b"third"}))
+    second_header = content.index(b"PK\x01\x02", content.index(b"PK\x01\x02") + 4)
+    content[second_header + 8] |= 1  # encrypted
+    content[content.index(b"PK\x03\x04", 4) + 6] |= 1
+    records = read(tmp_path / "a.zip", bytes(content))
+    texts = [item.text for item in records if isinstance(item, Record)]
+    assert texts == ["first", "third"]
+    ((name, number, error),) = errors(records)
+    assert (name, number) == (member, 1)
+    assert "encrypted" in error
+
+
+def test_damaged_lzma_member_of_a_zip_costs_only_itself(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a.txt", bytes(range(32, 127)) * 9)
+        archive.writestr("b.txt", b"last")
+    content = bytearray(buffer.getvalue())
+    begin = 30 + len("a.txt") + 9  # the local header, the name, and LZMA's properties
+    content[begin : begin + 40] = b"\xff" * 40
+    records = read(tmp_path / "a.zip", bytes(content))
+    assert [item.text for item in records if isinstance(item, Record)] == ["last"]
+    ((name, number, error),) = errors(records)
+    assert (name, number) == ("a.txt", 1)
+    assert "damaged" in error
+
+
+def test_damaged_zip_member_of_rows_costs_only_itself(tmp_path: Path) -> None:
+    content = bytearray(zipped({"a.csv": b"text\none\ntwo\n", "b.txt": b"last"}))
+    central = content.index(b"PK\x01\x02")
+    content[central + 16] ^= 0xFF  # checksum of a.csv
+    records = read(tmp_path / "a.zip", bytes(content))
+    texts = [item.text for item in records if isinstance(item, Record)]
+    assert texts == ["last"]
+    (damaged,) = (item for item in records if isinstance(item, Rejected))
+    assert damaged.part == "a.csv"
+    assert damaged.lost is None
+    assert "CRC" in damaged.error
+
+
 def test_archives_are_read_from_any_store_and_url_chains_are_rejected() -> None:
     from upath import UPath
 

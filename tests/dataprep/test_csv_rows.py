@@ -122,6 +122,19 @@ def test_invalid_utf16_is_quarantined(tmp_path: Path) -> None:
     assert "not valid utf-16" in next(iter(errors(records).values()))
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_wide_encoding_without_a_byte_order_mark_is_quarantined(
+    tmp_path: Path, encoding: str
+) -> None:
+    content = "text\na\n".encode(f"{encoding}-le")
+    (record,) = read(tmp_path / "a.csv", content, Reading(encoding=encoding))
+    assert isinstance(record, Rejected)
+    assert record.lost is None
+    assert f"{encoding}-le" in record.error
+    named = Reading(encoding=f"{encoding}-le")
+    assert texts(read(tmp_path / "a.csv", content, named)) == ["a"]
+
+
 @given(
     rows=st.lists(
         st.text(
