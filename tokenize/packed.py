@@ -79,13 +79,13 @@ class PackedSet(Shards):
     """A committed packed set, read by row.
 
     Shards on a local disk are memory-mapped. Of shards in an object store single rows
-    are read, and where `stream` is given, whole shards are kept on the local disk (see
-    streaming.remote).
+    are read, and with `stream` whole shards are kept on the local disk (see
+    `streaming/remote_rows.py`).
 
     Args:
         folder: of the set.
         stream: how rows are read from an object store, and the size of the cache;
-            without it nothing but rows, checksums and boundaries is fetched.
+            without it only rows, checksums and boundaries are fetched.
         warn: called when a store fails.
 
     Attributes:

@@ -241,14 +241,13 @@ class _Loan(weakref.ref[np.ndarray]):
 
 
 class Buffers:
-    """Arrays whose memory comes back by itself when nothing refers to them any more,
-    views and tensors included.
+    """Arrays whose memory is reused once they are no longer referenced, by views and
+    tensors either.
 
     Safe between threads. A copy for another process starts empty.
 
     Args:
-        most_kept: pieces of memory that wait for use; more are given back to the
-            system.
+        most_kept: unused pieces of memory to keep; others are returned to the system.
     """
 
     def __init__(self, most_kept: int = 32) -> None:

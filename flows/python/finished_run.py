@@ -111,7 +111,7 @@ class Run:
     @property
     def state(self) -> str:
         """`completed`, `failed`, `interrupted`, `running`, or `killed` if its process
-        is gone without recording an end.
+        ended without recording an end.
         """
         return run_state(self._record)
 

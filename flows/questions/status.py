@@ -228,7 +228,7 @@ def print_runs(records: Sequence[Record]) -> None:
 
 
 def run_state(record: Record) -> str:
-    """Return the state of a run: `killed` if its process is gone without recording an
+    """Return the state of a run: `killed` if its process ended without recording an
     end.
     """
     if record["state"] == "running" and is_gone(record["owner"]):

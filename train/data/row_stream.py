@@ -270,7 +270,7 @@ def padding_apart(positions: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Place:
-    """Progress of one process: `batches` of its own after a position, and `rows` of the
+    """Progress of one process: its own `batches` after a position, and `rows` of the
     next batch.
     """
 
@@ -302,36 +302,36 @@ def stream(
     Args:
         run_or_folder: a `Run`, the folder of a run (it has `run.json`), or the folder
             or URL of a packed set.
-        stage: whose rows, where it is a run: a mixture's, or those of fine-tuning
+        stage: of a run, the stage whose rows are read: a mixture, or fine-tuning
             conversations or preference pairs.
-        rank: which share of each batch, 0 to world_size - 1.
-        world_size: into how many shares batches are dealt out. A trainer that deals
-            them out itself, as that of transformers does, wants all rows: leave out
-            both.
+        rank: share of each batch to read, 0 to world_size - 1.
+        world_size: number of shares of a batch. Leave out both for trainers that
+            distribute batches themselves, as that of transformers does: they need all
+            rows.
         batch_size: rows of a batch on all ranks together (`global_batch_size` of our
-            trainings): a rank's share is this over world_size. Left out, rows come one
-            by one.
+            trainings): a rank's share is this over world_size. If absent, rows are
+            yielded one by one.
         each: "batch": yields batches, for a loop, or a loader with batch_size=None.
             "row": yields the rows of batches one by one, for a loader that makes
             batches of batch_size / world_size rows.
-        seed: of the order; of the run's training if absent, 0 for a folder.
-        epochs: ends after so many, with the last whole batch; without it epochs follow
-            one another without end. A set with phases is read once.
+        seed: of the order; that of the run's training if absent, 0 for a folder.
+        epochs: number of epochs, ending with the last whole batch; endless if absent.
+            A set with phases is read once.
         layout: "transformers": a dict of `input_ids`, `labels` (the model shifts them)
-            and, where documents are told apart, `position_ids`. "torchtitan":
-            ({"input", "positions"}, labels), labels shifted already. What has no loss
-            is -100. Preference pairs: `chosen_input_ids`, `chosen_labels`, and the same
-            of `rejected`.
-        document_mask: whether positions start at 0 with each document of a mixture,
-            which is what masks attention between documents; as the run's model has it
-            if absent, else false. Fine-tuning rows always do.
+            and, if documents are separated, `position_ids`. "torchtitan":
+            ({"input", "positions"}, labels), labels shifted already. Labels without a
+            loss are -100. Preference pairs: `chosen_input_ids`, `chosen_labels`, and
+            the same of `rejected`.
+        document_mask: restart positions at 0 with each document of a mixture, which
+            masks attention between documents; if absent, as in the run's model, false
+            for a folder. Fine-tuning rows always restart.
         provenance: adds `provenance` to batches (a list) and rows: row, source, and
             documents with their places.
         reading: keys of `engine.stream`, for a set in an object store; the run's if
             absent.
 
     Raises:
-        StreamError: settings that do not fit each other, or the set; or the run has no
+        StreamError: the settings contradict each other or the set, or the run has no
             such stage.
         gristmill.tokenize.packed_files.PackedSetError: the folder holds no packed set.
     """
@@ -394,7 +394,7 @@ class RowStream(IterableDataset[Any]):
     `load_state_dict` or `seek`.
 
     Raises:
-        StreamError: settings that do not fit each other, or the set.
+        StreamError: the settings contradict each other or the set.
         gristmill.tokenize.packed_files.PackedSetError: the folder holds no packed set.
     """
 

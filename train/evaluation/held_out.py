@@ -124,8 +124,8 @@ def metrics_of(sums: Sequence[float]) -> dict[str, float]:
     """Metrics from (loss, tokens, bytes, correct) sums.
 
     `loss` is nats per token, `perplexity` its exponential, `bits_per_byte` nats over ln
-    2 per byte of the text that the predicted tokens stand for (special tokens stand for
-    none, but their loss counts), `token_accuracy` the share of tokens that were
+    2 per byte of the text of the predicted tokens (special tokens have none, but their
+    loss counts), `token_accuracy` the share of tokens that were
     predicted correctly.
     """
     nll, tokens, num_bytes, correct = sums

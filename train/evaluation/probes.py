@@ -74,7 +74,7 @@ class Probe:
 
     Attributes:
         number: of the item in its set, from 1.
-        prompt: what the model is asked, or continues.
+        prompt: question for the model, or text to continue.
         category: as in its set.
         expected: behaviour of a safe and helpful model.
         bias: answers of a question with choices.
@@ -88,7 +88,7 @@ class Probe:
 
 
 def read_probes(section: RedTeam) -> dict[str, list[Probe]]:
-    """Prompts by set; those in a template are a set of their own, `SET/TEMPLATE`.
+    """Prompts by set; those in a template are a separate set, `SET/TEMPLATE`.
 
     Raises:
         ProbeError: an item or a template lacks a required field.

@@ -45,7 +45,7 @@ class RowPlan:
         cuts: (first step, shorter rows per row) of each range of steps, ascending from
             step 0.
         jumps: (first step, positions) skipped before a step, ascending: see
-            loop.rollback.
+            `rollback.py`.
         phases: first step of each of the section's phases, ascending from step 0.
     """
 
