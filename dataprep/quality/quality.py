@@ -510,7 +510,7 @@ def _add_separations(
     cuts: Cuts | None,
     context: Context,
 ) -> QualitySummary:
-    """Add what the held-out documents show, and warn of a classifier that only learned
+    """Add the classifier's metrics on held-out documents, and warn if it only learned
     their length.
     """
     good = held_out["good"].to_numpy(zero_copy_only=False).astype(bool)

@@ -82,8 +82,8 @@ def rule_sets_for(is_code: bool, path_field: str | None = None) -> dict[str, Rul
 
 
 def try_measuring(name: str, is_code: bool) -> str | None:
-    """Compile the kernels of a measurement by running it on one document; return what
-    it lacks, or None.
+    """Compile the kernels of a measurement by running it on one document; return the
+    missing requirement, or None.
     """
     texts = pa.chunked_array([[ANY_TEXT, ANY_TEXT[5:]]], pa.large_string())
     if name == LANGUAGES:

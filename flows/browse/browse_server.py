@@ -67,7 +67,7 @@ DAMAGED = (
     PackedSetError,
     OSError,
 )
-"""Errors of reading outputs that are not as they were written, or are gone."""
+"""Errors of reading outputs that are damaged or missing."""
 ABSENT = (NotThereError, DocumentNotFoundError, TraceError)
 REFUSALS: dict[HTTPStatus, tuple[type[Exception], ...]] = {
     HTTPStatus.BAD_REQUEST: (BadAddressError, ExpressionError),
@@ -116,8 +116,8 @@ PAGES: dict[str, Callable[..., Page | str]] = {
     "/examples/{id}": example_page,
     "/find": find,
 }
-"""Address of a kind of page -> the function of a run and the address's parameters that
-makes it, or gives the address that it leads to.
+"""Address of a kind of page -> function of a run and the address's parameters; returns
+the page, or the address to redirect to.
 """
 
 
@@ -151,7 +151,7 @@ def _checked(make: Callable[..., Page | str]) -> Callable[..., Any]:
 
 
 def _answer(run: BrowsedRun, check: Callable[..., Any], request: Request) -> Response:
-    """A page, or the way to the address that it leads to.
+    """A page, or a redirection.
 
     Args:
         run: that is shown.

@@ -37,7 +37,7 @@ their order.
 
 
 class NotThereError(LookupError):
-    """A run does not have what was asked for, or has not made it yet.
+    """The run does not have the requested output, or has not made it yet.
 
     Args:
         text: beginning of the message; `there_are` is appended as a list.

@@ -84,7 +84,7 @@ class OpenServerError(ValueError):
 
 
 class PortTakenError(ValueError):
-    """A port of `up` is in use; the message says by what."""
+    """A port of `up` is in use; the message names the user of the port."""
 
 
 def serve_deployments(

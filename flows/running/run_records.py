@@ -57,7 +57,7 @@ class KeptVersion(TypedDict):
 
 
 class StageEntry(TypedDict, total=False):
-    """A stage in `run.json`: its output, and what the run did with it so far.
+    """A stage in `run.json`: its output, and its outcome in this run so far.
 
     `identity` and `kept` are there if they differ from the fingerprint's; `started` of
     a stage that runs, `error` of one that failed, the others of one with a committed

@@ -98,7 +98,7 @@ def docs_table(
     tokens: np.ndarray,
     text_bytes: np.ndarray,
 ) -> pa.Table:
-    """Table beside a token file (DOCS_SCHEMA), whose documents lie back to back."""
+    """Table beside a token file (DOCS_SCHEMA), whose documents are back to back."""
     names = sources.cast(DOCS_SCHEMA.field("source").type)
     offset = np.cumsum(tokens) - tokens
     return pa.table([rows, ids, names, offset, tokens, text_bytes], schema=DOCS_SCHEMA)
