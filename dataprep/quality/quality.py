@@ -510,8 +510,8 @@ def _add_separations(
     cuts: Cuts | None,
     context: Context,
 ) -> QualitySummary:
-    """Add the classifier's metrics on held-out documents, and warn if it only learned
-    their length.
+    """Add each score's separation of held-out documents, and warn of a classifier that
+    only learned their length.
     """
     good = held_out["good"].to_numpy(zero_copy_only=False).astype(bool)
     for name, report in summary.scores.items():

@@ -84,7 +84,7 @@ class OpenServerError(ValueError):
 
 
 class PortTakenError(ValueError):
-    """A port of `up` is in use; the message names the user of the port."""
+    """A port of `up` is in use; the message names the process, if known."""
 
 
 def serve_deployments(
