@@ -159,7 +159,7 @@ class Encoder(ShapedModel):
         trained: Tensor | None = None,
     ) -> Any:
         """Run the model and apply a head to its last hidden states; see
-        llama.Llama.forward.
+        `Llama.forward`.
 
         Args:
             ids, head: see `Llama.forward`.

@@ -214,7 +214,7 @@ class EncoderDecoder(ShapedModel):
         decoder_ids: Tensor | None = None,
     ) -> Any:
         """Run the model and apply a head to the decoder's last hidden states; see
-        llama.Llama.forward.
+        `Llama.forward`.
 
         Args:
             ids: (n, s) int64, inputs of the encoder.
