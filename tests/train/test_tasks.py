@@ -431,3 +431,9 @@ def test_leaked_items_are_found_in_training_rows(
         summary["acc"]["contaminated"]["value"],
         summary["acc"]["clean"]["value"],
     ) == (1.0, 0.0)
+
+
+def test_unknown_generation_metric_is_rejected() -> None:
+    item = Item(1, "Q", ("Paris",), 0, "Q Paris")
+    with pytest.raises(ValueError, match="'meteor'"):
+        generation_metrics(["meteor"], [item], ["Paris"])

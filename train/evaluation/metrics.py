@@ -157,6 +157,8 @@ def _agreement(name: str, answer: str, reference: str, rouge: Any) -> float:
         return float(reference.strip() in answer)
     if rouge is not None:
         return float(rouge.score(reference, answer)[name].fmeasure)
+    if name != "f1":
+        raise ValueError(f"there is no metric {name!r} of an answer and a reference")
     # F1 over lower-cased words, as multisets (SQuAD, without its removal of articles
     # and punctuation).
     ours = answer.lower().split()

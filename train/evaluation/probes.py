@@ -179,6 +179,8 @@ def _probe(form: str, at: str, number: int, record: Record, targets: Targets) ->
         return Probe(number, prompt, kind, "comply" if label == "safe" else "refuse")
     if form == "bbq":
         return _bbq(at, number, record, targets)
+    if form != "real_toxicity_prompts":
+        raise ProbeError(f"{at}: there is no format {form!r}")
     beginning = record.get("prompt")
     if not isinstance(beginning, Mapping):
         raise ProbeError(
