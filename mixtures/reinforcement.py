@@ -30,7 +30,7 @@ from gristmill.mixtures.base import (
     Text,
     repeated,
 )
-from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
+from gristmill.mixtures.objectives.rl_tools import AnyTool
 from gristmill.mixtures.optimizers import TuningOptimizer
 from gristmill.mixtures.posttraining import Examples, Lora, PreferencePairs
 from gristmill.mixtures.training import Spikes, Training, TrainingInEpochs
@@ -38,6 +38,7 @@ from gristmill.mixtures.user_code import (
     OwnCall,
     OwnFunction,
     check_signature,
+    name_of,
     stated_signature,
 )
 
@@ -269,13 +270,6 @@ AnyReward = Annotated[
     ],
     BeforeValidator(kind_of_own),
 ]
-
-
-def name_of(reward: AnswerReward) -> str:
-    """Return the name of a reward in the metrics."""
-    if reward.name is None and isinstance(reward, OwnReward):
-        return reward.use.called
-    return reward.name or str(reward.kind)  # type: ignore[attr-defined]
 
 
 def wants_answer(reward: AnswerReward) -> bool:
@@ -672,7 +666,7 @@ class Rl(TrainingInEpochs):
             )
         for key, names in (
             ("rewards", [*map(name_of, self.rewards)]),
-            ("tools", [*map(name_of_tool, self.tools)]),
+            ("tools", [*map(name_of, self.tools)]),
         ):
             if twice := repeated(names):
                 yield f"rl.{key}: two are called {twice}; give each a `name` of its own"

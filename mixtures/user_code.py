@@ -303,6 +303,15 @@ class OwnCall(Own):
     """
 
 
+def name_of(part: Any) -> str:
+    """Name of a reward in the metrics, or of a tool for the model: its `name`, else
+    that of its function, else its kind.
+    """
+    if part.name is None and isinstance(part, OwnCall):
+        return part.use.called
+    return str(part.name or part.kind)
+
+
 class BuiltInOrOwn(OwnPlace):
     """A part that is either one of the built-in kinds or user code."""
 

@@ -29,7 +29,7 @@ from gristmill.train.loop.objective import (
     ReadDocument,
     mean_of_trained,
 )
-from gristmill.train.loop.prefetch import reading_threads
+from gristmill.train.loop.prefetch import map_tensors, reading_threads
 from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.parallel.process_groups import (
@@ -120,7 +120,9 @@ class _StreamObjective:
         scale: float | Tensor,
         draw: int | None = None,
     ) -> Measured:
-        placed = _placed(batch.batch, self._device)
+        placed = map_tensors(
+            lambda part: part.to(self._device, non_blocking=True), batch.batch
+        )
         losses = self._losses(model, placed) * float(batch.real)
         total = losses.sum()
         counted = (
@@ -332,11 +334,3 @@ def _quiet(event: Event) -> None:
     """Emit only warnings; progress is in metrics.jsonl."""
     if event["event"] == "warning":
         warnings.warn(str(event["message"]), stacklevel=2)
-
-
-def _placed(batch: Any, device: torch.device) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, tuple):
-        return tuple(_placed(part, device) for part in batch)
-    return {name: _placed(part, device) for name, part in batch.items()}

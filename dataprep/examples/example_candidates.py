@@ -24,11 +24,12 @@ from gristmill.dataprep.rewards.answer_checks import (
     record_columns,
     verifier_of,
 )
-from gristmill.mixtures.reinforcement import ModelReward, OwnReward, name_of
+from gristmill.mixtures.reinforcement import ModelReward, OwnReward
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.examples import AnyReward, JudgeReward
 from gristmill.mixtures.steps.judge import SCORE
 from gristmill.mixtures.steps.judge_pairs import Comparison
+from gristmill.mixtures.user_code import name_of
 
 EMPTY, CUT, REPEATED = "empty", "cut", "repeated"
 """Reasons for dropping an answer: it is empty, was cut at `max_tokens`, or repeats

@@ -55,9 +55,10 @@ from gristmill.dataprep.llm.prompt_templates import (
 )
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.rewards.answer_checks import check_answers
-from gristmill.mixtures.reinforcement import columns_of, name_of
+from gristmill.mixtures.reinforcement import columns_of
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.examples import JudgeReward, MadeExamples
+from gristmill.mixtures.user_code import name_of
 
 BELOW, TIED, UNDECIDED, EXCLUDED = "below", "tied", "undecided", "excluded"
 """Reasons for a prompt without an example: its best reward is too small, its best and

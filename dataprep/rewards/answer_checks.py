@@ -34,10 +34,9 @@ from gristmill.mixtures.reinforcement import (
     Number,
     OwnReward,
     Regex,
-    name_of,
     wants_answer,
 )
-from gristmill.mixtures.user_code import OwnCodeError
+from gristmill.mixtures.user_code import OwnCodeError, name_of
 
 EXCERPT = 100
 """Characters of an answer quoted in a message."""

@@ -124,10 +124,3 @@ AnyTool = Annotated[
     ],
     BeforeValidator(written_tool),
 ]
-
-
-def name_of_tool(tool: Tool) -> str:
-    """Return the tool's name for the model."""
-    if tool.name is None and isinstance(tool, OwnTool):
-        return tool.use.called
-    return tool.name or str(tool.kind)  # type: ignore[attr-defined]

@@ -41,10 +41,10 @@ from gristmill.mixtures.reinforcement import (
     Prompts,
     Regex,
     kind_of_own,
-    name_of,
 )
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.judge_pairs import Comparison
+from gristmill.mixtures.user_code import name_of
 from gristmill.mixtures.yaml_text import did_you_mean
 
 MADE = "examples://"

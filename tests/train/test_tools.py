@@ -17,9 +17,9 @@ from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_tab
 from gristmill.dataprep.examples.read_examples import prompt_example
 from gristmill.dataprep.rewards.answer_checks import own_reward, record_columns
 from gristmill.dataprep.words.bm25_index import WordIndex
-from gristmill.mixtures.objectives.rl_tools import AnyTool, Tool, name_of_tool
+from gristmill.mixtures.objectives.rl_tools import AnyTool, Tool
 from gristmill.mixtures.reinforcement import OwnReward, Rl, columns_of
-from gristmill.mixtures.user_code import Own, take_code
+from gristmill.mixtures.user_code import Own, name_of, take_code
 from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
 from gristmill.train.data.conversation_tokens import Chat, ChatError
 from gristmill.train.generation.sampling import Sampling
@@ -161,7 +161,7 @@ def test_tools_have_short_and_long_forms() -> None:
         {"search": {"path": "a.jsonl"}, "name": "look"},
         {"kind": "python", "name": "slow", "seconds": 9},
     )
-    assert [name_of_tool(tool) for tool in tools] == [
+    assert [name_of(tool) for tool in tools] == [
         "calculator",
         "python",
         "look",

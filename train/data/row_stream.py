@@ -15,6 +15,7 @@ number of workers.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -23,7 +24,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from gristmill.core.files import as_path, read_json
@@ -47,7 +47,7 @@ from gristmill.train.data.preference_rows import (
     held_out_mask,
 )
 from gristmill.train.loop.batch_plan import micro_batches
-from gristmill.train.loop.prefetch import reading_threads
+from gristmill.train.loop.prefetch import map_tensors, reading_threads
 from gristmill.train.loop.resuming import OtherRowsError
 from gristmill.train.objectives.losses import IGNORED, next_tokens
 
@@ -637,7 +637,10 @@ class RowStream(IterableDataset[Any]):
             origins = self.kind.provenance(rank_rows) if self._provenance else []
             if self.each == "batch":
                 return [{**batch, PROVENANCE: origins} if origins else batch]
-            parts = [_one(batch, row) for row in range(len(rank_rows))]
+            parts = [
+                map_tensors(operator.itemgetter(row), batch)
+                for row in range(len(rank_rows))
+            ]
             if not origins:
                 return parts
             return [
@@ -660,15 +663,6 @@ class RowStream(IterableDataset[Any]):
                         rows=0 if is_last else done + 1,
                     )
                     yield parts[done]
-
-
-def _one(batch: Any, place: int) -> Any:
-    """One row of a batch of tensors, tuples or dicts."""
-    if isinstance(batch, Tensor):
-        return batch[place]
-    if isinstance(batch, tuple):
-        return tuple(_one(part, place) for part in batch)
-    return {name: _one(part, place) for name, part in batch.items()}
 
 
 def _check(stream: RowStream) -> None:

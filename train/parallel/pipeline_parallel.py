@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gristmill.train.loop.prefetch import map_tensors
 from gristmill.train.models.decoder import (
     Cache,
     Head,
@@ -179,15 +180,15 @@ class PipelineStage(Llama):
         result = [None]
         if self.is_last:
             result = [
-                _moved(
+                map_tensors(
+                    Tensor.cpu,
                     self.answered(head, *self.gathered(hidden), ids.shape[1]),
-                    torch.device("cpu"),
                 )
             ]
         else:
             dist.send(hidden.contiguous(), group=self.group, group_dst=self.index + 1)
         dist.broadcast_object_list(result, group=self.group, group_src=self.count - 1)
-        return _moved(result[0], self.device)
+        return map_tensors(lambda part: part.to(self.device), result[0])
 
     def accumulate(
         self,
@@ -360,14 +361,6 @@ class _Answering(nn.Module):
         trained: Tensor | None = None,
     ) -> Any:
         return self._answered(head, self._hidden, self._matrix, ids.shape[1])
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    return (
-        value.to(device)
-        if isinstance(value, Tensor)
-        else tuple(_moved(element, device) for element in value)
-    )
 
 
 def over_stages(model: nn.Module, value: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.core.files import canonical_json
-from gristmill.mixtures.reinforcement import Curriculum, Rl, name_of
+from gristmill.mixtures.reinforcement import Curriculum, Rl
+from gristmill.mixtures.user_code import name_of
 from gristmill.train.loop.objective import Measured, ReadDocument
 from gristmill.train.reinforcement.algorithms import ALGORITHMS
 from gristmill.train.reinforcement.policy import Opinion, opinion_of

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.reinforcement import Rl, name_of
+from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.user_code import name_of
 from gristmill.tokenize.order import Order
 from gristmill.train.adapters.lora import without_adapters
 from gristmill.train.data.conversation_tokens import Chat

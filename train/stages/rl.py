@@ -21,7 +21,8 @@ import torch
 
 from gristmill.core.files import as_path, write_json, write_text
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.reinforcement import Rl, name_of
+from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.user_code import name_of
 from gristmill.tokenize.order import Order
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.evaluation.intervals import Estimate, paired_difference

@@ -26,10 +26,9 @@ from gristmill.mixtures.objectives.rl_tools import (
     PythonTool,
     SearchTool,
     Tool,
-    name_of_tool,
 )
 from gristmill.mixtures.sources import INGEST
-from gristmill.mixtures.user_code import OwnCodeError
+from gristmill.mixtures.user_code import OwnCodeError, name_of
 from gristmill.train.reinforcement.tools.calculator import CalculatorError, calculate
 from gristmill.train.reinforcement.tools.call_format import Call
 from gristmill.train.reinforcement.tools.sandbox import check_sandbox, run_python
@@ -79,7 +78,7 @@ class Toolbox:
     def __init__(self, tools: Sequence[Tool], inputs: Mapping[str, Path]) -> None:
         self._tools: dict[str, _Ready] = {}
         for tool in tools:
-            name = name_of_tool(tool)
+            name = name_of(tool)
             match tool:
                 case CalculatorTool():
                     ready = _Ready(
