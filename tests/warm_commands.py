@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import socketserver
 import stat
 import subprocess
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -31,7 +33,7 @@ with socket.socket(socket.AF_UNIX) as line:
     sys.exit(int(line.makefile().readline()))
 """
 """The shell command `gristmill`: requests a fork with its folder, environment and
-streams, and waits for it.
+streams, and waits for it. The fork gets SIGTERM if the client is killed.
 """
 
 
@@ -44,8 +46,19 @@ class _ForkRequest(socketserver.StreamRequestHandler):
             f"{commands_folder()}{os.pathsep}"
         )
         with open(os.devnull, "w") as nothing:
-            code = warm.start(arguments, environment, nothing.fileno(), caller).wait()
-        self.wfile.write(b"%d\n" % (code if code >= 0 else 128 - code))
+            process = warm.start(arguments, environment, nothing.fileno(), caller)
+            pid, has_ended = process.begun(), threading.Event()
+
+            def end_with_client() -> None:
+                self.connection.recv(1)
+                if not has_ended.is_set():
+                    os.kill(pid, signal.SIGTERM)
+
+            threading.Thread(target=end_with_client, daemon=True).start()
+            code = process.wait()
+        has_ended.set()
+        with suppress(BrokenPipeError):  # the client was killed
+            self.wfile.write(b"%d\n" % (code if code >= 0 else 128 - code))
 
 
 @cache
