@@ -190,7 +190,7 @@ def cuts(facts: Facts) -> MaybeSection:
     """
     details = []
     for cut in facts.cuts:
-        title = f"{cut.rule} = {cut.bound:g}: {cut.dropped:,} documents"
+        title = f"{cut.rule} = {cut.bound:g}: {cut.dropped:,} dropped"
         caption = (
             f"Documents by {cut.statistic}. The cut of {cut.key} lies at {cut.bound:g}."
         )

@@ -139,7 +139,7 @@ def test_user_steps_are_planned_run_explained_replayed_and_reported(
     ) == (2, 1)
 
     page = render_report(session, None).replace("<wbr>", "")
-    assert "annotate/max_magic = 1: 2 documents" in page
+    assert "annotate/max_magic = 1: 2 dropped" in page
     assert "The cut of annotate.max.magic lies at 1." in page
     assert "def count_word" not in page
     assert "./steps.py:count_word (sha256 " in page
