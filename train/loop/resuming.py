@@ -272,9 +272,9 @@ def _checked(source: Path, job: Job) -> Marker:
     fingerprint = objective.fingerprint
     if step >= job.section.steps:
         raise refused(
-            f" has done {step} steps already, of {job.section.steps} "
-            f"that this training is to have; raise {job.context.stage}.steps, or take "
-            "an earlier checkpoint"
+            f" has done {step} steps already, and this training has "
+            f"{job.section.steps}; raise {job.context.stage}.steps, or take an earlier "
+            "checkpoint"
         )
     earlier_sets = [] if job.packed is None else job.packed.sets_before()
     previous_set = next(
