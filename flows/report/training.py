@@ -455,7 +455,7 @@ def _tuning_effects(stage: str, summary: TrainingSummary) -> Iterator[Effect]:
         accuracy = margins.right.get("held_out") if margins else None
     if accuracy is not None and stage in ("reward", "dpo"):
         low, high = accuracy.low or 0.0, accuracy.high or 1.0
-        verdict = "not to be told from chance"
+        verdict = "within chance"
         if low > 0.5 or high < 0.5:
             verdict = "above chance" if low > 0.5 else "below chance"
         pairs = f"{accuracy.units:,} pairs"

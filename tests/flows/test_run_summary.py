@@ -164,7 +164,7 @@ def test_reward_gain_counts_only_if_its_interval_excludes_zero(
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
-        (0.45, 0.8, "not to be told from chance (45% to 80%)"),
+        (0.45, 0.8, "within chance (45% to 80%)"),
         (0.2, 0.4, "below chance (20% to 40%)"),
     ],
 )
