@@ -235,10 +235,12 @@ def test_repeatedly_interrupted_stages_end_with_the_same_bytes(
     """
     write_corpus(tmp_path / "corpus", "of all kinds")
     expected = run_all(tmp_path / "corpus", tmp_path / "expected", workers=1)
-    name = {"files": "write_batches", "engine": "_write_arrived"}[form]
+    name = {"files": "write_batches", "engine": "atomic_write"}[form]
     original, written = getattr(shuffle, name), list[Path]()
 
     def interrupt(path: Path, *rows: Any) -> Any:
+        if form == "engine" and path.suffix != ".arrow":
+            return original(path)
         written.append(path)
         if len(written) % 7 == 0:
             raise InterruptedError("for the test")
