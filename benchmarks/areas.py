@@ -216,6 +216,8 @@ def print_rows(
         try:
             rows += printed(measuring(name)(**short_form, **options), as_json)
         except ModuleNotFoundError as error:
+            if str(error.name).startswith(("gristmill", "benchmarks")):
+                raise
             typer.echo(f"{name}: skipped, {error.name} is not installed", err=True)
     if markdown is not None:
         write_text(markdown, in_markdown(area, measured_on, rows))
@@ -306,13 +308,17 @@ def in_markdown(area: str, measured_on: str, rows: Sequence[Row]) -> str:
         "note"
     ]
     has_floors = any(row.floor is not None for row in rows)
+    numbers = ["ours", "peer", "ratio", "floor"]
+    columns = ["name", "ours", "peer", "unit", "ratio"]
+    columns += ["floor", *words] if has_floors else words
+    rule = ["---:" if column in numbers else "---" for column in columns]
     lines = [
         f"# gristmill bench {area}",
         "",
         f"Written by `gristmill bench {area} --markdown`: {measured_on}.",
         "",
-        f"| name | ours | peer | unit | ratio |{' floor |' * has_floors} {' | '.join(words)} |",
-        f"| --- | ---: | ---: | --- | ---: |{' ---: |' * has_floors}{' --- |' * len(words)}",
+        f"| {' | '.join(columns)} |",
+        f"| {' | '.join(rule)} |",
     ]
     for row in rows:
         ours, peer, ratio = values(row)
