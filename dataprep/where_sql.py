@@ -180,16 +180,8 @@ def _metadata_values(
 
     Raises:
         ExpressionError: a key has values of several types, so that its column's type
-            would depend on other rows; or a key is read beside a key inside it.
+            would depend on other rows.
     """
-    for path in keys:
-        for length in range(1, len(path)):
-            if path[:length] in keys:
-                outer, inner = ".".join(path[:length]), ".".join(path)
-                raise ExpressionError(
-                    f"{METADATA}.{outer} and {METADATA}.{inner} cannot be read "
-                    "together; name one of them"
-                )
     objects = [
         json.loads(value) if isinstance(value, str) else {}
         for value in metadata.to_pylist()
@@ -328,12 +320,24 @@ def _column_paths(
         nodes = list(_expressions(selected))
         for node in nodes:
             _check_node(node, column_names)
+        paths: list[tuple[str, ...]] = [
+            tuple(node["column_names"])
+            for node in nodes
+            if node["class"] == "COLUMN_REF"
+        ]
+        keys = {path[1:] for path in paths}
+        for key in keys:
+            for length in range(1, len(key)):
+                if key[:length] in keys:
+                    outer, inner = ".".join(key[:length]), ".".join(key)
+                    raise NotAllowedError(
+                        f"{METADATA}.{outer} and {METADATA}.{inner} cannot be read "
+                        "together; name one of them"
+                    )
     except NotAllowedError as error:
         message = _error_message(expression, str(error), columns)
         raise NotAllowedError(message) from error
-    return [
-        tuple(node["column_names"]) for node in nodes if node["class"] == "COLUMN_REF"
-    ]
+    return paths
 
 
 def _parse(connection: Any, expression: str) -> Node:

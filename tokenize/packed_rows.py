@@ -241,8 +241,8 @@ class _Loan(weakref.ref[np.ndarray]):
 
 
 class Buffers:
-    """Arrays whose memory is reused once they are no longer referenced, by views and
-    tensors either.
+    """Arrays whose memory is reused once neither they nor their views and tensors are
+    referenced.
 
     Safe between threads. A copy for another process starts empty.
 

@@ -234,6 +234,8 @@ def test_metadata_keys_are_columns() -> None:
     ):
         with pytest.raises(MixError, match=r"metadata\.page and metadata\.page\.lang"):
             judge("web", condition, ROWS)
+        with pytest.raises(MixError, match=r"metadata\.page and metadata\.page\.lang"):
+            check_names("sources.web.where", condition, ROWS.column_names)
     with pytest.raises(MixError, match=r"no column 'metadata\.n'"):
         check_names("sources.web.where", "metadata.n >= 20", ["tokens"])
 
