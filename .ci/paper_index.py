@@ -29,8 +29,8 @@ TOPICS = {
     "Documents": ("dataprep/", "mixtures/steps/"),
     "Tokens and mixtures": (
         "tokenize/",
-        "mixtures/mix.py",
-        "mixtures/tokenizer.py",
+        "mixtures/sections/mix.py",
+        "mixtures/sections/tokenizer.py",
         "flows/sweeps/",
     ),
     "Models and training": ("train/", "mixtures/"),

@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))  # the tests have the stand-ins
 from benchmarks.areas import surroundings  # noqa: E402
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE  # noqa: E402
 from gristmill.dataprep.whatif_thresholds import short_name  # noqa: E402
+from gristmill.flows.report.facts import Facts, gather_facts, top_reasons  # noqa: E402
 from gristmill.flows.report.mixture import mixture_rows  # noqa: E402
-from gristmill.flows.report.report_facts import Facts, gather_facts, top_reasons  # noqa: E402
 from gristmill.flows.report.stage_summaries import MadeExamples  # noqa: E402
 from gristmill.flows.report.training import effect_rows, loss_rows  # noqa: E402
 from gristmill.flows.running.session import open_session  # noqa: E402

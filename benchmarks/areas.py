@@ -163,11 +163,11 @@ MEASURES: dict[str, tuple[str, ...]] = {
         "benchmarks/dataprep",
     ),
     "objectives": ("train/objectives", "benchmarks/train/objectives.py"),
-    "optimizers": ("train/optim", "benchmarks/train/optimizers.py"),
+    "optimizers": ("train/optimizers", "benchmarks/train/optimizers.py"),
     "posttrain": (
         "train/objectives",
         "train/generation",
-        "train/reinforcement",
+        "train/rl",
         "train/stages",
         "benchmarks/train",
     ),

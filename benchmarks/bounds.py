@@ -34,7 +34,7 @@ from benchmarks.checkout import ROOT
 from benchmarks.dataprep.dedup_million import words_of_documentation
 from benchmarks.measuring import Row, cost_row, process_tree, row
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import BeamEngine, ShuffleForm
+from gristmill.mixtures.sections.engine import BeamEngine, ShuffleForm
 
 DOCUMENTS = 30_000_000
 LIMIT_BYTES = 3 << 30

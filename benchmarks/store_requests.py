@@ -28,7 +28,7 @@ from benchmarks.bounds import STEPS, run_step_in, write_texts
 from benchmarks.chaos.network import CREDENTIALS, Network, object_store, serving
 from benchmarks.measuring import Row, row
 from gristmill.flows.planning.cluster_costs import REQUESTS, terms
-from gristmill.mixtures.engine import ShuffleForm
+from gristmill.mixtures.sections.engine import ShuffleForm
 
 BUCKET = "counted"
 SIZES = ((4, 4), (4, 8), (8, 4), (8, 8), (16, 16))

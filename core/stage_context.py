@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Required, TypedDict
 
 from gristmill.core.files import as_path
-from gristmill.mixtures.engine import BeamEngine, TrainingEngine
+from gristmill.mixtures.sections.engine import BeamEngine, TrainingEngine
 
 if TYPE_CHECKING:
     from gristmill.core.store import StageFingerprint

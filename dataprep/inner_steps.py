@@ -15,7 +15,7 @@ MODULES = {
     "dedup": "dedup.dedup",
     "langid": "langid.langid",
     "quality": "quality.quality",
-    "decontaminate": "passages.decontaminate",
+    "decontaminate": "decontamination.decontaminate",
     "annotate": "user_code.annotate",
     "judge": "llm.judge",
     "judge_pairs": "llm.judge_pairs",

@@ -26,7 +26,7 @@ from gristmill.train.objectives.preference_losses import (
     simpo_loss,
 )
 from gristmill.train.objectives.reward_pairs import reward_loss
-from gristmill.train.reinforcement.policy_gradient import (
+from gristmill.train.rl.policy_gradient import (
     generalised_advantages,
     group_advantages,
     kl_estimate,

@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from gristmill.mixtures.base import Location, RawSection, entries, in_circles, inside
-from gristmill.mixtures.mix import ROW_LENGTH, mix_problems, weighed_sources
 from gristmill.mixtures.objectives.rl_tools import written_tool
 from gristmill.mixtures.objectives.span_objectives import (
     SENTINEL,
@@ -24,6 +23,7 @@ from gristmill.mixtures.objectives.span_objectives import (
     lacking,
 )
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS
+from gristmill.mixtures.sections.mix import ROW_LENGTH, mix_problems, weighed_sources
 from gristmill.mixtures.steps.examples import made_problems
 from gristmill.mixtures.yaml_text import did_you_mean
 

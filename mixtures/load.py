@@ -14,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 
 from gristmill.mixtures.base import Location, OutsidePath, RawSection, inside, value_at
 from gristmill.mixtures.cross_checks import contradictions
-from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.manifest import (
     Manifest,
     all_keys,
@@ -23,7 +22,9 @@ from gristmill.mixtures.manifest import (
     models_in,
 )
 from gristmill.mixtures.other_names import hint_of
-from gristmill.mixtures.prepare import (
+from gristmill.mixtures.recipes.named_recipes import is_named, manifest_file
+from gristmill.mixtures.sections.generated_source import GeneratedSource
+from gristmill.mixtures.sections.prepare import (
     NAME,
     STEP_SECTIONS,
     name_steps,
@@ -31,8 +32,7 @@ from gristmill.mixtures.prepare import (
     written_steps,
     wrong_step_names,
 )
-from gristmill.mixtures.recipes.named_recipes import is_named, manifest_file
-from gristmill.mixtures.sources import Source, TokenSource
+from gristmill.mixtures.sections.sources import Source, TokenSource
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.user_code import (
     NAME_TAG,

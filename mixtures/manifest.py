@@ -14,20 +14,20 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 from gristmill.mixtures.base import Location, Name, Part, Section, inside
-from gristmill.mixtures.engine import Engine
-from gristmill.mixtures.evaluation import Documents, Evaluate, Export
-from gristmill.mixtures.generated_source import AnySource, GeneratedSource
-from gristmill.mixtures.mix import ROW_LENGTH, Mix, TextIndex
-from gristmill.mixtures.model import GivenModel
-from gristmill.mixtures.posttraining import Dpo, Sft
-from gristmill.mixtures.prepare import STEP_SECTIONS, Step, name_steps
-from gristmill.mixtures.reinforcement import Reward, Rl
 from gristmill.mixtures.scaling.merging import Merge, merged_steps
 from gristmill.mixtures.scaling.size_rules import take_dial
-from gristmill.mixtures.sources import Ingest, Source, TokenSource
+from gristmill.mixtures.sections.engine import Engine
+from gristmill.mixtures.sections.evaluation import Documents, Evaluate, Export
+from gristmill.mixtures.sections.generated_source import AnySource, GeneratedSource
+from gristmill.mixtures.sections.mix import ROW_LENGTH, Mix, TextIndex
+from gristmill.mixtures.sections.model import GivenModel
+from gristmill.mixtures.sections.posttraining import Dpo, Sft
+from gristmill.mixtures.sections.prepare import STEP_SECTIONS, Step, name_steps
+from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.sections.rl import Reward, Rl
+from gristmill.mixtures.sections.sources import Ingest, Source, TokenSource
+from gristmill.mixtures.sections.tokenizer import Tokenizer
 from gristmill.mixtures.steps.examples import MadeExamples
-from gristmill.mixtures.tokenizer import Tokenizer
-from gristmill.mixtures.training import Pretrain
 
 EMPTY_ALLOWED = ("documents", "tokenizer", "text_index", "evaluate", "export")
 """Sections that may be empty, which enables their defaults."""

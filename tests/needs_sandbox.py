@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gristmill.train.reinforcement.tools.sandbox import SandboxError, check_sandbox
+from gristmill.train.rl.tools.sandbox import SandboxError, check_sandbox
 
 
 def skip_without_sandbox() -> None:

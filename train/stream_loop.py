@@ -18,9 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.core.stage_context import Context, Event
-from gristmill.mixtures.engine import Parallel, TrainingEngine
-from gristmill.mixtures.training import Training
+from gristmill.mixtures.sections.engine import Parallel, TrainingEngine
+from gristmill.mixtures.sections.pretrain import Training
 from gristmill.train.data.row_stream import RowStream
+from gristmill.train.distributed.process_groups import (
+    World,
+    make_world,
+    process_group,
+    single_process,
+)
 from gristmill.train.loop.loop import TrainingSummary, train
 from gristmill.train.loop.metrics_log import MetricsLine
 from gristmill.train.loop.objective import (
@@ -32,12 +38,6 @@ from gristmill.train.loop.objective import (
 from gristmill.train.loop.prefetch import map_tensors, reading_threads
 from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.objectives.losses import IGNORED
-from gristmill.train.parallel.process_groups import (
-    World,
-    make_world,
-    process_group,
-    single_process,
-)
 
 TokenLosses = Callable[[nn.Module, Any], Tensor]
 """Function from a model and a batch to its losses: (n, t) float32, each at the position

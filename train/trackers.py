@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from gristmill.mixtures.engine import Mlflow, Trackers, Trackio, Wandb
+from gristmill.mixtures.sections.engine import Mlflow, Trackers, Trackio, Wandb
 
 STEP_AXIS = "training_step"
 WORK_TAG = "gristmill.work"

@@ -34,16 +34,16 @@ from gristmill.core.stage_context import (
     print_warning,
     read_inputs,
 )
-from gristmill.mixtures.engine import Engine
-from gristmill.train.loop import store_sync
+from gristmill.mixtures.sections.engine import Engine
+from gristmill.train.checkpoints import store_sync
+from gristmill.train.distributed import rendezvous
+from gristmill.train.distributed.compiling import resolve_compile
 from gristmill.train.loop.stopping import (
     EXIT_TERMINATED,
     StoppedError,
     stop_on_sigterm,
     stop_requested,
 )
-from gristmill.train.parallel import rendezvous
-from gristmill.train.parallel.compiling import resolve_compile
 
 EXIT_FAILED = 1
 LOST_CONNECTION = (

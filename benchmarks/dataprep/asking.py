@@ -29,8 +29,8 @@ from benchmarks.measuring import Row, fastest, row
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples import make_examples
 from gristmill.dataprep.llm import generated_documents, judge, judge_pairs
+from gristmill.dataprep.llm.client import Asking
 from gristmill.dataprep.llm.judge_pairs import pair_text
-from gristmill.dataprep.llm.llm_client import Asking
 from gristmill.dataprep.llm.prompt_templates import shipped
 from gristmill.dataprep.llm.prompting import prompt
 from gristmill.mixtures.base import RawSection

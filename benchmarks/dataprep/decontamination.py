@@ -31,9 +31,9 @@ from benchmarks.dataprep.texts import word_ngrams
 from benchmarks.installed_texts import CORPUS, documentation
 from benchmarks.measuring import Row, row
 from benchmarks.public_data import read_archive, read_records
-from gristmill.dataprep.passages.contamination import find_matches, is_over
-from gristmill.dataprep.passages.evaluation_sets import forms, read_items
-from gristmill.dataprep.passages.ngram_index import (
+from gristmill.dataprep.decontamination.contamination import find_matches, is_over
+from gristmill.dataprep.decontamination.evaluation_sets import forms, read_items
+from gristmill.dataprep.decontamination.ngram_index import (
     build_index,
     count_documents,
     find_ngrams,

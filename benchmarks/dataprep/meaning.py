@@ -27,11 +27,12 @@ import numpy as np
 from benchmarks.dataprep.stage_runs import stage_runs, write_shard
 from benchmarks.installed_texts import CORPUS, paragraphs
 from benchmarks.measuring import Row, fastest, row
+from gristmill.dataprep.dedup import semantic as dedup_semantic
 from gristmill.dataprep.encoders.embeddings import load_embedder
-from gristmill.dataprep.semantic import cluster, dedup_semantic
+from gristmill.dataprep.semantic import cluster
 from gristmill.dataprep.semantic.cluster_names import WORDS_OF_A_NAME
 from gristmill.mixtures.base import RawSection
-from gristmill.mixtures.encoder_settings import ReadingModel
+from gristmill.mixtures.sections.encoder_settings import ReadingModel
 
 DOCUMENTS, WORDS_PER_DOCUMENT, DIM, CLUSTERS = 20_000, 30, 384, 20
 THRESHOLD = 0.95

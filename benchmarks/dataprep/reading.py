@@ -33,13 +33,13 @@ from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.readers import ingest
-from gristmill.dataprep.readers.extraction import EXTRACTORS, extract
 from gristmill.dataprep.readers.extraction_guard import Guard, extract_pages
+from gristmill.dataprep.readers.html import EXTRACTORS, extract
 from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Page, Reading, Record, Records
 from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.base import RawSection
-from gristmill.mixtures.sources import DocumentFiles, ExtractOptions
+from gristmill.mixtures.sections.sources import DocumentFiles, ExtractOptions
 
 PAGES = {"resiliparse": 1000, "trafilatura": 100}
 """Extractor -> number of its pages."""

@@ -22,10 +22,10 @@ from benchmarks.dataprep.texts import compare, library_texts, word_ngrams
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row, text_megabytes
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.decontamination.ngram_index import build_index, find_ngrams
+from gristmill.dataprep.dedup.lines import find_units
+from gristmill.dataprep.dedup.substrings import SubstringsPlan, run_jobs
 from gristmill.dataprep.document_numbers import number_documents
-from gristmill.dataprep.passages.dedup_lines import find_units
-from gristmill.dataprep.passages.dedup_substrings import SubstringsPlan, run_jobs
-from gristmill.dataprep.passages.ngram_index import build_index, find_ngrams
 from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 DOCUMENTS = 2000

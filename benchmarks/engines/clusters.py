@@ -21,7 +21,7 @@ from gristmill.dataprep.runners.engine_downloads import MissingEngineError
 from gristmill.dataprep.runners.portable import program
 from gristmill.dataprep.runners.servers import ENDING, free_port
 from gristmill.mixtures.base import Options
-from gristmill.mixtures.engine import FLINK_VERSIONS
+from gristmill.mixtures.sections.engine import FLINK_VERSIONS
 
 PATIENCE_SECONDS = 240.0
 """Most time for a server to answer, on a busy machine."""

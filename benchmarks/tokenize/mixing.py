@@ -30,11 +30,6 @@ from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.tokenize.mixing import mix
-from gristmill.tokenize.mixing.array_files import save
-from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
-from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging
-from gristmill.tokenize.mixing.packing import Costs, Packing
-from gristmill.tokenize.mixing.row_layout import PLACE_JOB, Shards, place_segment
 from gristmill.tokenize.mixing.streams import (
     SEGMENTS,
     Bases,
@@ -43,10 +38,15 @@ from gristmill.tokenize.mixing.streams import (
     Streams,
     segment_name,
 )
-from gristmill.tokenize.mixing.write_shards import RowPlan, gather, write_train_shard
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import TokenizerEntry
+from gristmill.tokenize.packing.array_files import save
+from gristmill.tokenize.packing.best_fit import best_fit_decreasing
+from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging
+from gristmill.tokenize.packing.packing import Costs, Packing
+from gristmill.tokenize.packing.row_layout import PLACE_JOB, Shards, place_segment
+from gristmill.tokenize.packing.write_shards import RowPlan, gather, write_train_shard
 from tests.packed_sets import write_packed_set
 
 ROWS, LENGTH = 16_384, 1024

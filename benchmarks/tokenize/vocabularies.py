@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from benchmarks.measuring import Row, row, text_megabytes
 from benchmarks.tokenize.texts import books, code, first_texts, languages
-from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE
+from gristmill.mixtures.sections.tokenizer import CHARACTER_COVERAGE
 
 TEXTS: dict[str, Callable[[], list[str]]] = {
     "english": books,

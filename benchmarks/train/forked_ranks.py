@@ -24,7 +24,7 @@ import torch
 from benchmarks.checkout import ROOT
 from gristmill.core.files import read_json, write_json
 from gristmill.core.processes import end_with_parent
-from gristmill.train.parallel.process_groups import World, process_group
+from gristmill.train.distributed.process_groups import World, process_group
 
 LOADED_LATE = (
     "torch._dynamo",

@@ -24,11 +24,11 @@ from benchmarks.train.small_models import (
 from benchmarks.train.step import LENGTH, ROWS, SECTION, VOCAB
 from gristmill.mixtures.objectives.token_objectives import Masked
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.distributed.process_groups import single_process
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.objectives.masked_rows import Masking
 from gristmill.train.objectives.prediction_targets import Read
-from gristmill.train.parallel.process_groups import single_process
 
 MASK = 2
 

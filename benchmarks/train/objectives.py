@@ -31,13 +31,13 @@ from gristmill.mixtures.objectives.span_objectives import (
     Ul2,
 )
 from gristmill.mixtures.objectives.token_objectives import PrefixLm
+from gristmill.train.distributed.process_groups import World, single_process
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import BERT_FFN, Shape, shape_of
 from gristmill.train.objectives.glm import Blanks, Marks
 from gristmill.train.objectives.prediction_targets import Laid, Layout
 from gristmill.train.objectives.prefix_rows import PrefixCut
 from gristmill.train.objectives.span_rows import Corruption
-from gristmill.train.parallel.process_groups import World, single_process
 
 SENTINELS, MODE = 70, 3
 """Number of sentinel tokens, and the first id of the tokens of modes and blanks."""

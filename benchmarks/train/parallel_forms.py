@@ -25,15 +25,15 @@ from benchmarks.train.small_models import (
 )
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import Parallel, TrainingEngine
-from gristmill.mixtures.model import Model, Moe
+from gristmill.mixtures.sections.engine import Parallel, TrainingEngine
+from gristmill.mixtures.sections.model import Model, Moe
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.distributed.fsdp import sharded_model, whole_tensors
+from gristmill.train.distributed.process_groups import make_world, process_group
 from gristmill.train.loop.loop import train
 from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.parallel.fsdp import sharded_model, whole_tensors
-from gristmill.train.parallel.process_groups import make_world, process_group
 
 PRODUCTS: dict[int, list[dict[str, int]]] = {
     8: [

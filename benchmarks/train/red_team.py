@@ -30,7 +30,7 @@ from benchmarks.train.tuning import (
     write_start,
 )
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.evaluation import Evaluate, RedTeam
+from gristmill.mixtures.sections.evaluation import Evaluate, RedTeam
 from gristmill.train.evaluation.answering import Reader
 from gristmill.train.evaluation.red_teaming import red_teaming
 from gristmill.train.models.weights import load_model

@@ -26,15 +26,15 @@ import torch
 
 from benchmarks.measuring import Row, fastest, row
 from benchmarks.train.tuning import PAD, TURNS, VOCAB, left_padded, peer, write_start
+from gristmill.train.distributed.fsdp import sharded_model
+from gristmill.train.distributed.process_groups import single_process
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.weights import stored
-from gristmill.train.parallel.fsdp import sharded_model
-from gristmill.train.parallel.process_groups import single_process
-from gristmill.train.reinforcement.multi_turn import Asked, Dialogue
-from gristmill.train.reinforcement.rollouts import Generated
-from gristmill.train.reinforcement.sampler import OwnEngine, Sampler, sampling_of
-from gristmill.train.reinforcement.tools.call_format import Call
-from gristmill.train.reinforcement.tools.tool_call import Used
+from gristmill.train.rl.multi_turn import Asked, Dialogue
+from gristmill.train.rl.rollouts import Generated
+from gristmill.train.rl.sampler import OwnEngine, Sampler, sampling_of
+from gristmill.train.rl.tools.call_format import Call
+from gristmill.train.rl.tools.tool_call import Used
 
 PROMPTS, GROUP, NEW_TOKENS = 8, 8, 96
 TURNS_OF_ANSWER, TOOL_TOKENS = 3, 16

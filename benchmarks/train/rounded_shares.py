@@ -24,13 +24,13 @@ from benchmarks.train.forked_ranks import (
     write_measurements,
 )
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import Parallel
-from gristmill.mixtures.model import Model
-from gristmill.mixtures.posttraining import Lora
+from gristmill.mixtures.sections.engine import Parallel
+from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.sections.posttraining import Lora
 from gristmill.train.adapters.lora import describe_rounding, tuned_model
+from gristmill.train.distributed.process_groups import World, make_world
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.parallel.process_groups import World, make_world
 
 BASES = ("int8", "nf4")
 RANKS = (1, 2, 4)

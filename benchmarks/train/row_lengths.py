@@ -23,13 +23,13 @@ from benchmarks.train.forked_ranks import (
     write_measurements,
 )
 from benchmarks.train.small_models import drawn_decoder, saved_tensors
-from gristmill.mixtures.engine import Parallel
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.engine import Parallel
+from gristmill.mixtures.sections.model import Model
+from gristmill.train.distributed.context_parallel import TokenHead
+from gristmill.train.distributed.fsdp import split_rows
+from gristmill.train.distributed.process_groups import World, make_world
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
-from gristmill.train.parallel.context_parallel import TokenHead
-from gristmill.train.parallel.fsdp import split_rows
-from gristmill.train.parallel.process_groups import World, make_world
 
 LENGTHS = (2048, 8192, 32_768)
 RANKS = (1, 2, 4)

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measuring import fastest
-from gristmill.mixtures.optimizers import Optimizer
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.optimizers import Optimizer
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
+from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prediction_targets import Layout
-from gristmill.train.optim.clipping import clip_gradients
-from gristmill.train.optim.optimizer import make_optimizers, update
-from gristmill.train.parallel.fsdp import compute_dtype, sharded_model
-from gristmill.train.parallel.process_groups import World
+from gristmill.train.optimizers.clipping import clip_gradients
+from gristmill.train.optimizers.optimizer import make_optimizers, update
 from tests.packed_sets import write_packed_set
 
 EOS, PAD = 0, 1

@@ -25,13 +25,13 @@ from benchmarks.train.small_models import (
     random_packed_set,
     saved_tensors,
 )
-from gristmill.mixtures.engine import Compute
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.engine import Compute
+from gristmill.mixtures.sections.model import Model
+from gristmill.train.distributed.fsdp import compute_dtype
+from gristmill.train.distributed.process_groups import World, single_process
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.models.decoder import configure
 from gristmill.train.models.model_config import Shape, shape_of
-from gristmill.train.parallel.fsdp import compute_dtype
-from gristmill.train.parallel.process_groups import World, single_process
 
 VOCAB, LENGTH, ROWS = 4096, 256, 16
 SECTION = Model(layers=4, width=128, heads=4)

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from benchmarks.measuring import Row, row
 from gristmill.mixtures.base import Options
-from gristmill.mixtures.model import Model
-from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
+from gristmill.mixtures.sections.model import Model
+from gristmill.tokenize.packing.best_fit import best_fit_decreasing
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import Shape, shape_of

@@ -18,9 +18,11 @@ import torch
 from benchmarks.train.sizes import WINDOWS, OurSpeed, Size, Speed
 from benchmarks.train.small_models import hf_llama, next_token, pretrain_section
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import Compute, TrainingEngine
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.engine import Compute, TrainingEngine
+from gristmill.mixtures.sections.model import Model
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
+from gristmill.train.distributed.process_groups import single_process
 from gristmill.train.loop.loop import train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import (
@@ -31,8 +33,6 @@ from gristmill.train.loop.throughput import (
 from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.parallel.fsdp import compute_dtype, sharded_model
-from gristmill.train.parallel.process_groups import single_process
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.measured_step import matmul_rate
 

@@ -3,7 +3,7 @@ all documents.
 
 The judge's score of a document is a column of an earlier step, a key of its metadata,
 or the answer of a language model for each sampled document
-(`dataprep/llm/llm_labels.py`). A document with a score of at least `at_least` is good.
+(`dataprep/llm/labels.py`). A document with a score of at least `at_least` is good.
 The classifier learns to separate good documents from the others, by scikit-learn's
 logistic regression on sentence embeddings or by fastText, and its probability of good
 is the column `quality`. Documents are sampled by a hash of their ids; a tenth of the
@@ -43,7 +43,7 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.model_folders import folder_sha256, needed
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
-from gristmill.dataprep.llm.llm_labels import JudgeReport, ask_scores
+from gristmill.dataprep.llm.labels import JudgeReport, ask_scores
 from gristmill.dataprep.quality.classifier import as_line, score_texts, train
 from gristmill.dataprep.quality.labelled_examples import QualityError, draw, split_draws
 from gristmill.dataprep.runners.tasks import Done, Task

@@ -24,7 +24,7 @@ from gristmill.dataprep.rewards.answer_checks import (
     record_columns,
     verifier_of,
 )
-from gristmill.mixtures.reinforcement import ModelReward, OwnReward
+from gristmill.mixtures.sections.rl import ModelReward, OwnReward
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.examples import AnyReward, JudgeReward
 from gristmill.mixtures.steps.judge import SCORE
@@ -41,7 +41,7 @@ CRITIQUE, REVISION, SCORING = (
     ("prompt", "answer", "answer_schema"),
 )
 """Names that the templates may use."""
-MODEL_SCORES = "gristmill.train.reinforcement.rewards:load_answer_scorer"
+MODEL_SCORES = "gristmill.train.rl.rewards:load_answer_scorer"
 """Loader of the scores of a reward model. It is a name, imported only if a manifest
 asks for such a reward: data preparation runs without torch and does not import the
 layers above it.

@@ -45,9 +45,9 @@ from gristmill.dataprep.examples.read_examples import (
 )
 from gristmill.dataprep.llm import judge_pairs
 from gristmill.dataprep.llm.batch_requests import with_problems
+from gristmill.dataprep.llm.client import Asking, RequestCounts
 from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, Diversity, describe
 from gristmill.dataprep.llm.lineage import GENERATED, lineage_rows, write_lineage
-from gristmill.dataprep.llm.llm_client import Asking, RequestCounts
 from gristmill.dataprep.llm.prompt_templates import (
     PromptTemplate,
     read_lines,
@@ -55,7 +55,7 @@ from gristmill.dataprep.llm.prompt_templates import (
 )
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.rewards.answer_checks import check_answers
-from gristmill.mixtures.reinforcement import columns_of
+from gristmill.mixtures.sections.rl import columns_of
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.examples import JudgeReward, MadeExamples
 from gristmill.mixtures.user_code import name_of

@@ -59,8 +59,8 @@ from gristmill.dataprep.readers.pythondocs import (
 )
 from gristmill.dataprep.readers.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.readers.tables import table_rows
-from gristmill.mixtures.reinforcement import RecordColumns
-from gristmill.mixtures.sources import DocumentFiles
+from gristmill.mixtures.sections.rl import RecordColumns
+from gristmill.mixtures.sections.sources import DocumentFiles
 from gristmill.mixtures.steps.examples import MADE, output_name
 
 PROMPT_KEYS = ("prompt", "question")

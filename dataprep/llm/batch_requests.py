@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
-from gristmill.dataprep.llm.llm_client import Asking, RequestCounts
+from gristmill.dataprep.llm.client import Asking, RequestCounts
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.runners.tasks import (
     Done,

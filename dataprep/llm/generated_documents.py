@@ -43,6 +43,7 @@ from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.documents import Inputs, document_id
 from gristmill.dataprep.inner_steps import run_step
 from gristmill.dataprep.llm.batch_requests import ask_tasks
+from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, Diversity, describe
 from gristmill.dataprep.llm.lineage import (
     GENERATED,
@@ -50,14 +51,13 @@ from gristmill.dataprep.llm.lineage import (
     lineage_rows,
     write_lineage,
 )
-from gristmill.dataprep.llm.llm_client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import read_lines, read_template
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.readers import ingest
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.generated_source import Generate
+from gristmill.mixtures.sections.generated_source import Generate
 
 READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "persona", "language", "number", "others")

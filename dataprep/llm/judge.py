@@ -46,7 +46,7 @@ from gristmill.dataprep.llm.batch_requests import (
     count_judged,
     first_error,
 )
-from gristmill.dataprep.llm.llm_client import RequestCounts
+from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_template
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks

@@ -36,7 +36,7 @@ from gristmill.dataprep.llm.batch_requests import (
     count_judged,
     first_error,
 )
-from gristmill.dataprep.llm.llm_client import RequestCounts
+from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import (
     PromptTemplate,
     read_lines,

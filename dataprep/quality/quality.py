@@ -46,8 +46,8 @@ from gristmill.dataprep.encoders.distil_classifier import (
     write_asked,
 )
 from gristmill.dataprep.llm.agreement import Agreement
-from gristmill.dataprep.llm.llm_client import RequestCounts
-from gristmill.dataprep.llm.llm_labels import JudgeReport
+from gristmill.dataprep.llm.client import RequestCounts
+from gristmill.dataprep.llm.labels import JudgeReport
 from gristmill.dataprep.quality.labelled_examples import draw
 from gristmill.dataprep.quality.quality_models import (
     CHARACTERS,

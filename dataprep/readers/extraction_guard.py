@@ -21,13 +21,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gristmill.dataprep.readers.extraction import ExtractorAnswer, Options
 from gristmill.dataprep.readers.guarded import (
     LENGTH_BYTES,
     SLEEP_FACTOR,
     GuardedProcess,
     frame,
 )
+from gristmill.dataprep.readers.html import ExtractorAnswer, Options
 from gristmill.dataprep.readers.records import (
     EMPTY,
     Dropped,
@@ -150,7 +150,7 @@ class Guard(GuardedProcess):
             "memory_bytes": self.limits.memory_bytes,
         }
         self.begin(
-            "gristmill.dataprep.readers.extraction",
+            "gristmill.dataprep.readers.html",
             settings,
             {signal.SIGPROF: self._late},
             bufsize=0,

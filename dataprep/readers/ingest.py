@@ -46,8 +46,8 @@ from gristmill.dataprep.readers.duplicate_records import (
     settle_repeats,
     shards_of,
 )
-from gristmill.dataprep.readers.extraction import Options
 from gristmill.dataprep.readers.extraction_guard import Guard, Limits, extract_pages
+from gristmill.dataprep.readers.html import Options
 from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.pythondocs import ListedFile
 from gristmill.dataprep.readers.readers import read_file
@@ -61,7 +61,13 @@ from gristmill.dataprep.readers.sources import (
 from gristmill.dataprep.readers.tables import TableReader
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.sources import GENERATE, Ingest, OwnReader, Paragraphs, Source
+from gristmill.mixtures.sections.sources import (
+    GENERATE,
+    Ingest,
+    OwnReader,
+    Paragraphs,
+    Source,
+)
 from gristmill.mixtures.user_code import OwnCodeError
 
 TRIED_RECORDS = 100

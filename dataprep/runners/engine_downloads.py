@@ -25,7 +25,7 @@ from pathlib import Path
 
 from gristmill.core.files import sha256_file
 from gristmill.dataprep.runners.errors import WorkerError
-from gristmill.mixtures.engine import FLINK_VERSIONS
+from gristmill.mixtures.sections.engine import FLINK_VERSIONS
 
 CACHE_VARIABLE = "GRISTMILL_ENGINES"
 """Environment variable with the cache folder; by default it is in the user's cache

@@ -14,7 +14,7 @@ from gristmill.dataprep.runners.engine_downloads import (
     MissingEngineError,
 )
 from gristmill.dataprep.runners.servers import job_server
-from gristmill.mixtures.engine import EngineOptions
+from gristmill.mixtures.sections.engine import EngineOptions
 
 PROGRAM = "gristmill-worker"
 """Name of the installed program of `worker.py`."""

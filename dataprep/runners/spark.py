@@ -36,7 +36,7 @@ from gristmill.dataprep.runners.linear_pipeline import (
     read_chain,
 )
 from gristmill.dataprep.runners.ship_files import carry
-from gristmill.mixtures.engine import EngineOptions
+from gristmill.mixtures.sections.engine import EngineOptions
 
 CONNECT_SECONDS = 15
 """Timeout for the answer of a master."""

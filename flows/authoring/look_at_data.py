@@ -39,7 +39,7 @@ from gristmill.flows.authoring.page_text import (
     text_per_stored_byte,
     text_share,
 )
-from gristmill.mixtures.sources import DocumentFiles
+from gristmill.mixtures.sections.sources import DocumentFiles
 
 SAMPLE_FILES = 3
 SAMPLE_ROWS = 200

@@ -23,13 +23,13 @@ from gristmill.flows.authoring.look_at_data import (
 )
 from gristmill.flows.authoring.manifest_text import flow_text
 from gristmill.mixtures.load import parse_manifest
-from gristmill.mixtures.model import Model
 from gristmill.mixtures.scaling.size_rules import (
     DECAY_FRACTION,
     OPTIMIZER,
     TOKENS_PER_PARAMETER,
     dial,
 )
+from gristmill.mixtures.sections.model import Model
 
 BYTES_PER_TOKEN = 4.0
 """Bytes of English text per token of a vocabulary of some tens of thousands; 4,096

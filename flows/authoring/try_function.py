@@ -57,7 +57,7 @@ from gristmill.dataprep.user_code.own_documents import (
     read_judged_columns,
 )
 from gristmill.dataprep.user_code.time_limits import TimeLimit
-from gristmill.mixtures.sources import INGEST, Ingest, OwnReader, Source
+from gristmill.mixtures.sections.sources import INGEST, Ingest, OwnReader, Source
 from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
 from gristmill.mixtures.user_code import OwnFunction
 from gristmill.mixtures.yaml_text import did_you_mean

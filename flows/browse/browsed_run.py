@@ -19,7 +19,7 @@ from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.report.stage_summaries import StepSummary, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import TOKENIZER
-from gristmill.mixtures.sources import IMPORTED, INGEST
+from gristmill.mixtures.sections.sources import IMPORTED, INGEST
 from gristmill.tokenize.importing.token_sources import corpora
 from gristmill.tokenize.loss_masks import LossMasks, mask_name
 from gristmill.tokenize.packed import PackedSet

@@ -27,8 +27,8 @@ from gristmill.flows.browse.addresses import (
     address,
     page_links,
 )
-from gristmill.flows.browse.browse_elements import tabs, value_text
 from gristmill.flows.browse.browsed_run import BrowsedRun, Inputs, NotThereError
+from gristmill.flows.browse.elements import tabs, value_text
 from gristmill.flows.pages.page_elements import (
     Inline,
     Link,
@@ -45,7 +45,7 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.pages.text_diff import differences
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.sources import INGEST
 
 CLUSTERS_ON_PAGE = 50
 MEMBERS_ON_PAGE = 100

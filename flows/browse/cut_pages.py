@@ -10,8 +10,8 @@ from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.row_groups import read_annotation_rows, read_document_rows
 from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest
 from gristmill.flows.browse.addresses import DOCUMENTS, Name, Search, address
-from gristmill.flows.browse.browse_elements import id_span, listing_of, value_text
 from gristmill.flows.browse.browsed_run import BrowsedRun, Inputs, NotThereError
+from gristmill.flows.browse.elements import id_span, listing_of, value_text
 from gristmill.flows.pages.histogram import draw_histogram
 from gristmill.flows.pages.page_elements import (
     Entry,
@@ -32,7 +32,7 @@ from gristmill.flows.questions.threshold_samples import (
     stored_rules,
 )
 from gristmill.mixtures.load import short_key
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.sources import INGEST
 
 SAMPLES = 8
 EXCERPT_CHARS = 500

@@ -32,12 +32,12 @@ from gristmill.flows.browse.addresses import (
     Search,
     address,
 )
-from gristmill.flows.browse.browse_elements import (
+from gristmill.flows.browse.browsed_run import BrowsedRun
+from gristmill.flows.browse.elements import (
     document_entry,
     listing_of,
     value_text,
 )
-from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.pages.page_elements import (
     Button,
     ByName,
@@ -52,8 +52,8 @@ from gristmill.flows.pages.page_elements import (
     Page,
     page_of,
 )
-from gristmill.flows.report.report_facts import ranked
-from gristmill.mixtures.sources import INGEST
+from gristmill.flows.report.facts import ranked
+from gristmill.mixtures.sections.sources import INGEST
 from gristmill.tokenize.importing.token_sources import decoded_text
 
 ON_PAGE = 25

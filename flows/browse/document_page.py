@@ -8,15 +8,15 @@ import json
 
 from gristmill.dataprep.corpus import url_of
 from gristmill.flows.browse.addresses import DOCUMENTS, Address, Search, address
-from gristmill.flows.browse.browse_elements import (
+from gristmill.flows.browse.browsed_run import BrowsedRun
+from gristmill.flows.browse.cluster_pages import steps_with_clusters
+from gristmill.flows.browse.cut_pages import link_of_cut
+from gristmill.flows.browse.elements import (
     numbered_links,
     value_text,
     values_note,
     verdict,
 )
-from gristmill.flows.browse.browsed_run import BrowsedRun
-from gristmill.flows.browse.cluster_pages import steps_with_clusters
-from gristmill.flows.browse.cut_pages import link_of_cut
 from gristmill.flows.pages.page_elements import (
     Fields,
     Heading,

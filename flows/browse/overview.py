@@ -26,7 +26,7 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.questions.status import describe_running, stage_states
-from gristmill.flows.report.report_facts import funnel, top_reasons
+from gristmill.flows.report.facts import funnel, top_reasons
 from gristmill.flows.report.stage_summaries import Counts, StageCounts
 
 MOST_REASONS = 6

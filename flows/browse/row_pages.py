@@ -18,14 +18,14 @@ from gristmill.flows.browse.addresses import (
     address,
     page_links,
 )
-from gristmill.flows.browse.browse_elements import (
+from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
+from gristmill.flows.browse.elements import (
     example_link,
     id_span,
     neighbours,
     step_link,
     tabs,
 )
-from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.pages.page_elements import (
     Button,
     Field,

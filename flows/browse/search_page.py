@@ -15,8 +15,8 @@ from gristmill.flows.browse.addresses import (
     Search,
     address,
 )
-from gristmill.flows.browse.browse_elements import document_entry, listing_of, tabs
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
+from gristmill.flows.browse.elements import document_entry, listing_of, tabs
 from gristmill.flows.pages.dot_map import draw_map
 from gristmill.flows.pages.page_elements import (
     Button,

@@ -24,7 +24,8 @@ from gristmill.flows.browse.addresses import (
     address,
     page_links,
 )
-from gristmill.flows.browse.browse_elements import (
+from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
+from gristmill.flows.browse.elements import (
     example_link,
     neighbours,
     numbered_links,
@@ -33,7 +34,6 @@ from gristmill.flows.browse.browse_elements import (
     value_text,
     values_note,
 )
-from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.pages.page_elements import (
     Button,
     Entry,
@@ -62,7 +62,7 @@ from gristmill.flows.questions.trace_tables import DocumentTrace, RowDocument
 from gristmill.flows.questions.training_reads import Reading, TraceError, reading_of
 from gristmill.flows.stages.registry import MIX
 from gristmill.train.data.preference_rows import EXAMPLES
-from gristmill.train.reinforcement.rollout_tables import AnswerRow
+from gristmill.train.rl.rollout_tables import AnswerRow
 
 STEPS_ON_PAGE = 100
 BEGINNING_TOKENS = 64

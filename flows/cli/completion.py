@@ -145,7 +145,7 @@ def source_keys(manifest: str | None) -> dict[str, KeyInfo]:
     import yaml
 
     from gristmill.mixtures.recipes.named_recipes import manifest_file
-    from gristmill.mixtures.sources import Source
+    from gristmill.mixtures.sections.sources import Source
     from gristmill.mixtures.yaml_text import parse_yaml
 
     try:

@@ -555,7 +555,7 @@ def export_documents(
 
     from gristmill.flows.questions.publish_documents import publish
     from gristmill.flows.running.terminal import TerminalObserver, plain_console
-    from gristmill.mixtures.evaluation import Documents
+    from gristmill.mixtures.sections.evaluation import Documents
 
     column_names = (
         None if columns is None else [name.strip() for name in columns.split(",")]

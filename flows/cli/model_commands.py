@@ -329,7 +329,7 @@ def evaluate(
         print_evaluation,
         read_task_file,
     )
-    from gristmill.mixtures.evaluation import Evaluate
+    from gristmill.mixtures.sections.evaluation import Evaluate
 
     task_file: Evaluate | TaskFile | None = (
         None if tasks is None else read_task_file(tasks)
@@ -413,8 +413,8 @@ def rate(
     """Collect blind human ratings of two models' answers on a local page; the ratings
     train `dpo`.
     """
-    from gristmill.flows.rating.rating_results import print_results, results_of
     from gristmill.flows.rating.ratings import rating_files, read_ratings
+    from gristmill.flows.rating.results import print_results, results_of
 
     files = rating_files(
         out_file("--ratings", ratings) if ratings is not None else None, manifest
@@ -425,7 +425,7 @@ def rate(
             fail(
                 "no prompts: give --prompts FILE, or --results to summarize the ratings"
             )
-        from gristmill.flows.rating.rating_server import serve_pairs
+        from gristmill.flows.rating.server import serve_pairs
 
         other_session = None if other is None else open_or_exit(other, None, store)
         sampling = (temperature, top_p, seed)

@@ -461,8 +461,8 @@ def browse(
     """Browse documents, thresholds, duplicates, packed rows and training steps on a
     local web page.
     """
-    from gristmill.flows.browse.browse_server import make_app
     from gristmill.flows.browse.browsed_run import BrowsedRun
+    from gristmill.flows.browse.server import make_app
     from gristmill.flows.pages.page_server import listen_locally, serve_pages
 
     session = open_or_exit(manifest, set_, store)

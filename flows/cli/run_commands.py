@@ -577,7 +577,7 @@ def report(
     from gristmill.core.secrets import mask_known
     from gristmill.flows.pages.markdown import markdown_page
     from gristmill.flows.pages.page_html import html_file
-    from gristmill.flows.report.run_report import render_report
+    from gristmill.flows.report.report import render_report
     from gristmill.flows.report.training_content import training_content
 
     if form is None:

@@ -120,7 +120,7 @@ def try_(
         try_reader,
         try_step,
     )
-    from gristmill.mixtures.sources import OwnReader
+    from gristmill.mixtures.sections.sources import OwnReader
     from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
     from gristmill.mixtures.user_code import Own, OwnCodeError, take_code
     from gristmill.mixtures.yaml_text import in_words

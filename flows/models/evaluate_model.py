@@ -21,8 +21,8 @@ from gristmill.flows.report.safety import ALL
 from gristmill.flows.report.safety import NAMES as MEASURES
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.base import Section
-from gristmill.mixtures.evaluation import Evaluate, RedTeam, Suite, Task
 from gristmill.mixtures.load import anchor
+from gristmill.mixtures.sections.evaluation import Evaluate, RedTeam, Suite, Task
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
@@ -106,15 +106,15 @@ def evaluate_folder(
     """
     import torch
 
-    from gristmill.dataprep.llm.llm_client import AskingError
+    from gristmill.dataprep.llm.client import AskingError
     from gristmill.dataprep.llm.local_endpoint import ServerError
     from gristmill.flows.running.missing_libraries import is_installed, sentence_of
+    from gristmill.train.distributed.process_groups import make_deterministic
     from gristmill.train.evaluation.answering import answer_tasks, open_reader
     from gristmill.train.evaluation.red_teaming import red_teaming
     from gristmill.train.evaluation.suites import answer_suite, read_suite
     from gristmill.train.evaluation.tasks import read_task
     from gristmill.train.models.weights import load_model
-    from gristmill.train.parallel.process_groups import make_deterministic
 
     for task in section.tasks:
         for library in task.libraries:

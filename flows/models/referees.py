@@ -28,7 +28,7 @@ from gristmill.flows.models.find_model import ModelFolders
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.running.terminal import plain_console
-from gristmill.mixtures.evaluation import Export, Task
+from gristmill.mixtures.sections.evaluation import Export, Task
 from gristmill.train.evaluation.answering import Reader, answer_task, open_reader
 from gristmill.train.evaluation.tasks import read_task
 from gristmill.train.generation.scheduler import generate

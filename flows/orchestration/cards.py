@@ -18,19 +18,19 @@ from gristmill.flows.report.document_sections import (
     tokens_kept,
 )
 from gristmill.flows.report.evaluation import evaluation_rows, some_samples
-from gristmill.flows.report.mixture import (
-    mixture_notes,
-    mixture_picture,
-    mixture_tables,
-    packing_rows,
-)
-from gristmill.flows.report.report_facts import (
+from gristmill.flows.report.facts import (
     Facts,
     gather_facts,
     reading_note,
     skipped_note,
     top_reasons,
     training,
+)
+from gristmill.flows.report.mixture import (
+    mixture_notes,
+    mixture_picture,
+    mixture_tables,
+    packing_rows,
 )
 from gristmill.flows.report.stage_summaries import Counts, Record, read_as
 from gristmill.flows.report.training import loss_rows, reward_points

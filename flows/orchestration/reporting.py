@@ -13,7 +13,7 @@ from gristmill.flows.orchestration.parameters import (
     RefusedError,
     without_secrets,
 )
-from gristmill.flows.report.report_server import report_link
+from gristmill.flows.report.server import report_link
 from gristmill.flows.running.events import RunEvent, RunRecorded
 from gristmill.flows.running.session import Session
 

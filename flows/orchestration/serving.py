@@ -49,7 +49,7 @@ from gristmill.flows.orchestration.sign_in import (
     pages_folder,
     pages_of,
 )
-from gristmill.flows.report.report_server import VARIABLE, metrics_link, serve_reports
+from gristmill.flows.report.server import VARIABLE, metrics_link, serve_reports
 
 SERVER_START_SECONDS = 120.0
 POLL_SECONDS = 0.5

@@ -33,9 +33,9 @@ from gristmill.tokenize.mixing import streams
 from gristmill.tokenize.mixing.candidates import CANDIDATE_BYTES
 from gristmill.tokenize.mixing.ledger import FILE_DOCUMENTS
 from gristmill.tokenize.mixing.mix import SHARD_BYTES
-from gristmill.tokenize.mixing.row_layout import PLACED_BYTES
 from gristmill.tokenize.mixing.streams import ENTRY_BYTES, partition_bits
-from gristmill.tokenize.mixing.write_shards import MOST_PARTS, PIECE_BYTES
+from gristmill.tokenize.packing.row_layout import PLACED_BYTES
+from gristmill.tokenize.packing.write_shards import MOST_PARTS, PIECE_BYTES
 
 CORE_HOUR = 0.05
 """US dollars per hour of a virtual core: typical on-demand price of general-purpose

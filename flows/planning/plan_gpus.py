@@ -19,7 +19,7 @@ from gristmill.flows.report.stage_summaries import PackingCosts, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, TOKENIZER
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.train.models.model_config import Shape, shape_to_train
 from gristmill.train.planning.devices import (
     GIGA,

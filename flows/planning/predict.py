@@ -36,7 +36,7 @@ from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import make_plan
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.sources import INGEST
 from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
 LARGER = 4

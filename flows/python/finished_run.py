@@ -174,7 +174,7 @@ class Run:
         """
         import pyarrow as pa
 
-        from gristmill.flows.report.report_facts import training
+        from gristmill.flows.report.facts import training
 
         rows = [
             {"stage": name, **_flatten(line)}
@@ -223,7 +223,7 @@ class Run:
         """Render the report: the funnel, drop reasons, mixture, losses, time and
         cost.
         """
-        from gristmill.flows.report.run_report import render_report
+        from gristmill.flows.report.report import render_report
 
         return Report(mask_known(render_report(self._session, self._record)))
 

@@ -18,18 +18,18 @@ from gristmill.core.store import Store, read_runs
 from gristmill.flows.questions.status import Record, run_state
 from gristmill.flows.questions.what_changed import ABSENT, changed_keys
 from gristmill.flows.report.evaluation import evaluation_rows
-from gristmill.flows.report.mixture import mixture_rows
-from gristmill.flows.report.report_facts import (
+from gristmill.flows.report.facts import (
     Facts,
     StageFacts,
     add_topics,
     funnel,
     training,
 )
+from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.stages.registry import STAGES
-from gristmill.mixtures.prepare import name_steps, written_steps
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.prepare import name_steps, written_steps
+from gristmill.mixtures.sections.sources import INGEST
 from gristmill.mixtures.user_code import name_code
 
 FROM_LAST = re.compile(r"last(?:-(\d+))?")

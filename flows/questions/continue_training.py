@@ -31,8 +31,8 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.load import full_key, parse_manifest
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.mix import Continues
 from gristmill.mixtures.recipes.named_recipes import manifest_file
+from gristmill.mixtures.sections.mix import Continues
 from gristmill.tokenize.mixing.continue_mixture import digest_of_sums
 from gristmill.train.loop.batch_plan import plan_of
 

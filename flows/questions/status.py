@@ -22,7 +22,7 @@ from gristmill.core.progress import (
 )
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
-from gristmill.flows.report.report_facts import top_reasons
+from gristmill.flows.report.facts import top_reasons
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.yaml_text import did_you_mean

@@ -17,7 +17,7 @@ from gristmill.flows.report.stage_summaries import StepSummary, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import prepare_step
 from gristmill.flows.stages.stage import imported
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.sources import INGEST
 
 MOST_RULES = 8
 SAMPLES = 3

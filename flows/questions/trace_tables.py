@@ -22,7 +22,7 @@ from gristmill.flows.questions.explain import (
 )
 from gristmill.flows.questions.training_reads import Use
 from gristmill.flows.running.terminal import plain_console
-from gristmill.train.reinforcement.rollout_tables import AnswerRow
+from gristmill.train.rl.rollout_tables import AnswerRow
 
 SHOWN_STEPS = 12
 

@@ -19,14 +19,14 @@ from gristmill.core.store import StageFolder
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, PRETRAIN, STAGES
-from gristmill.mixtures.reinforcement import Rl
-from gristmill.mixtures.training import Pretrain, Training, TrainingInEpochs
+from gristmill.mixtures.sections.pretrain import Pretrain, Training, TrainingInEpochs
+from gristmill.mixtures.sections.rl import Rl
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import RowPlan, plan_of
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
-from gristmill.train.reinforcement.prompts import PromptPlan, prompt_plan_of
-from gristmill.train.reinforcement.rollout_tables import AnswerRow, read_batch
+from gristmill.train.rl.prompts import PromptPlan, prompt_plan_of
+from gristmill.train.rl.rollout_tables import AnswerRow, read_batch
 
 EXAMPLE_IDS, PROMPT_IDS = "examples.txt", "prompts.txt"
 """Lists of the examples of each row (fine-tuning), and of prompts (reinforcement
@@ -292,7 +292,7 @@ def answers_of_step(
             answers.
 
     Returns:
-        rows of `train/reinforcement/rollout_tables.py`.
+        rows of `train/rl/rollout_tables.py`.
     """
     section = reading.section
     assert isinstance(section, Rl)

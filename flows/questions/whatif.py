@@ -53,7 +53,7 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import prepare_step
 from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.load import short_key
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.sources import INGEST
 from gristmill.mixtures.user_code import name_code
 
 Rules = Mapping[str, list[Rule]]

@@ -31,7 +31,7 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.pages.text_diff import Piece, differences
-from gristmill.flows.report.report_facts import (
+from gristmill.flows.report.facts import (
     Facts,
     eaten_sources,
     ranked,
@@ -45,7 +45,7 @@ from gristmill.flows.report.stage_summaries import (
     StageCounts,
     StepSummary,
 )
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.sources import INGEST
 
 MOST_REASONS = 20
 MOST_BARS = 12

@@ -19,7 +19,7 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.pages.pictures import reliability
-from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.stage_summaries import (
     Calibration,
     Difference,

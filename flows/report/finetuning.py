@@ -25,8 +25,8 @@ from gristmill.flows.pages.page_elements import (
 )
 from gristmill.flows.pages.pictures import curves
 from gristmill.flows.report.document_sections import leaked_items
+from gristmill.flows.report.facts import Facts, top_reasons
 from gristmill.flows.report.llm_sections import requests_table
-from gristmill.flows.report.report_facts import Facts, top_reasons
 from gristmill.flows.report.stage_summaries import (
     Exported,
     HeldOut,

@@ -14,7 +14,7 @@ from gristmill.flows.pages.page_elements import (
     section_of,
     table,
 )
-from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.stage_summaries import Diversity, MadeExamples, Row
 
 DIVERSITY = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from gristmill.flows.running.events import RunEvent, StageFinished, Subscriber
 from gristmill.flows.running.session import Session
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.sources import INGEST
 
 DELAY_SECONDS = 0.2
 """Stages that are ready start before."""
@@ -35,7 +35,7 @@ def prerenderer(session: Session) -> Subscriber:
         )
 
     def prerender() -> None:
-        from gristmill.flows.report.run_report import prerender_report
+        from gristmill.flows.report.report import prerender_report
 
         prerender_report(session)
 

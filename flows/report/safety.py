@@ -20,7 +20,7 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.report.evaluation import change_cells, evaluated_models
-from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.stage_summaries import RedTeam
 
 ALL = "all"

@@ -18,6 +18,14 @@ from gristmill.flows.pages.terminal_tables import print_table, section
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.threshold_samples import stored_rules
 from gristmill.flows.report.evaluation import held_out_tables, some_samples
+from gristmill.flows.report.facts import (
+    Facts,
+    eaten_sources,
+    gather_facts,
+    reading_note,
+    skipped_note,
+    top_reasons,
+)
 from gristmill.flows.report.finetuning import prepared_table
 from gristmill.flows.report.mixture import (
     GROUP_COLUMNS,
@@ -27,14 +35,6 @@ from gristmill.flows.report.mixture import (
     mixture_tables,
     packing_rows,
 )
-from gristmill.flows.report.report_facts import (
-    Facts,
-    eaten_sources,
-    gather_facts,
-    reading_note,
-    skipped_note,
-    top_reasons,
-)
 from gristmill.flows.report.stage_summaries import (
     Exported,
     StageCounts,
@@ -43,7 +43,7 @@ from gristmill.flows.report.stage_summaries import (
 from gristmill.flows.report.training import EFFECT_COLUMNS, effect_rows, loss_rows
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.load import short_key
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.sources import INGEST
 
 SAMPLE_CHARS = 240
 BAR_WIDTH = 40

@@ -26,9 +26,9 @@ from gristmill.flows.pages.page_elements import (
 )
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.questions.query import ask
+from gristmill.flows.report.facts import Facts, gather_facts, ranked
 from gristmill.flows.report.mixture import mixture_rows
-from gristmill.flows.report.report_facts import Facts, gather_facts, ranked
-from gristmill.flows.report.run_report import MINUTE
+from gristmill.flows.report.report import MINUTE
 from gristmill.flows.running.session import Session
 
 SIZES = (

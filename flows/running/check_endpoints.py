@@ -37,7 +37,7 @@ def unreachable_models(
         for _, model in parts_of(sections, AskedModel):
             # Imported here, since few runs call a model.
             from gristmill.dataprep.llm.answer_store import has_answers
-            from gristmill.dataprep.llm.llm_client import settings_of
+            from gristmill.dataprep.llm.client import settings_of
 
             key = model.api_key_env
             if key is not None and not os.environ.get(key, "").strip():

@@ -33,7 +33,7 @@ from gristmill.core.stage_context import (
 )
 from gristmill.dataprep.runners.errors import KilledWorkerError
 from gristmill.dataprep.runners.ship_files import through
-from gristmill.mixtures.engine import Engine
+from gristmill.mixtures.sections.engine import Engine
 
 EXIT_FAILED = 1
 ANSWERS = "answers"
@@ -74,8 +74,8 @@ def launch_training(folder: Path, engine: Engine) -> int:
     With several hosts, this one is the leader; the others wait in `follow_leader.py`
     until the leader has fetched its inputs.
     """
-    from gristmill.train.loop.store_sync import work_on
-    from gristmill.train.parallel.rendezvous import hosts_of, lead
+    from gristmill.train.checkpoints.store_sync import work_on
+    from gristmill.train.distributed.rendezvous import hosts_of, lead
 
     try:
         local_folder = work_on(folder)

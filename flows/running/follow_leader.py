@@ -20,8 +20,8 @@ from pathlib import Path
 from gristmill.core.files import as_path, read_json
 from gristmill.core.processes import end_with_parent
 from gristmill.flows.running.execute import name_interface
-from gristmill.mixtures.engine import Engine
-from gristmill.train.parallel.rendezvous import hosts_of, read_rendezvous
+from gristmill.mixtures.sections.engine import Engine
+from gristmill.train.distributed.rendezvous import hosts_of, read_rendezvous
 
 MODULE = "gristmill.flows.running.follow_leader"
 LOOK_SECONDS = 0.5

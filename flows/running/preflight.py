@@ -20,7 +20,7 @@ from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.base import outside_paths, value_at
 from gristmill.mixtures.load import Problem, Written
 from gristmill.mixtures.manifest import MODELS, Manifest
-from gristmill.mixtures.sources import Source, TokenSource
+from gristmill.mixtures.sections.sources import Source, TokenSource
 
 LIST = "list"
 """Key of a source's listing function."""

@@ -64,7 +64,7 @@ def run_recorded(
     finally:
         report = None
         try:
-            from gristmill.flows.report.run_report import write_report
+            from gristmill.flows.report.report import write_report
 
             report = write_report(session, record)
         except Exception as error:  # noqa: BLE001 - a failed report must not fail its run

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from gristmill.flows.stages.plan import Plan
-from gristmill.mixtures.engine import Engine
+from gristmill.mixtures.sections.engine import Engine
 
 
 @dataclass(frozen=True)

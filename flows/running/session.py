@@ -34,7 +34,7 @@ from gristmill.flows.stages.plan import (
 from gristmill.flows.stages.registry import STAGES, instances_of
 from gristmill.mixtures.load import ManifestError, Written, open_manifest
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.prepare import STEP_NAME_PATTERN
+from gristmill.mixtures.sections.prepare import STEP_NAME_PATTERN
 from gristmill.mixtures.yaml_text import did_you_mean
 
 

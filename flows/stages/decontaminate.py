@@ -8,7 +8,7 @@ from gristmill.mixtures.steps.decontaminate import Decontaminate
 STAGE = Stage(
     "decontaminate",
     3,
-    "gristmill.dataprep.passages.decontaminate:run",
+    "gristmill.dataprep.decontamination.decontaminate:run",
     step=PrepareStep(
         Decontaminate,
         columns=lambda section: [
@@ -18,7 +18,7 @@ STAGE = Stage(
             "left_words",
             "edits",
         ],
-        rules="gristmill.dataprep.passages.decontaminate:rules",
+        rules="gristmill.dataprep.decontamination.decontaminate:rules",
     ),
     display=Display(report=("gristmill.flows.report.document_sections:contamination",)),
 )

@@ -52,7 +52,7 @@ STAGE = Stage(
     ),
     requirements=Requirements(preload=lambda settings: ["datasketch"]),
     display=Display(
-        report_facts="gristmill.flows.report.report_facts:clusters_found",
+        report_facts="gristmill.flows.report.facts:clusters_found",
         report=("gristmill.flows.report.document_sections:duplicates",),
     ),
 )

@@ -8,7 +8,7 @@ from gristmill.mixtures.steps.dedup import DedupLines
 STAGE = Stage(
     "dedup_lines",
     1,
-    "gristmill.dataprep.passages.dedup_lines:run",
+    "gristmill.dataprep.dedup.lines:run",
     step=PrepareStep(
         DedupLines,
         columns=lambda section: ["lines_removed", "removed_line_ratio", "edits"],

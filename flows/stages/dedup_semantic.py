@@ -43,7 +43,7 @@ def wrong_with_vectors(manifest: Manifest, name: str) -> Problems:
 STAGE = Stage(
     "dedup_semantic",
     1,
-    "gristmill.dataprep.semantic.dedup_semantic:run",
+    "gristmill.dataprep.dedup.semantic:run",
     preflight=preflight,
     step=PrepareStep(
         DedupSemantic,
@@ -56,7 +56,7 @@ STAGE = Stage(
         ],
     ),
     display=Display(
-        report_facts="gristmill.flows.report.report_facts:clusters_found",
+        report_facts="gristmill.flows.report.facts:clusters_found",
         report=(
             "gristmill.flows.report.document_sections:duplicates",
             "gristmill.flows.report.document_sections:reader",

@@ -8,7 +8,7 @@ from gristmill.mixtures.steps.dedup import DedupSubstrings
 STAGE = Stage(
     "dedup_substrings",
     1,
-    "gristmill.dataprep.passages.dedup_substrings:run",
+    "gristmill.dataprep.dedup.substrings:run",
     step=PrepareStep(
         DedupSubstrings,
         columns=lambda section: [

@@ -19,8 +19,8 @@ from gristmill.flows.stages.stage import (
     documents,
 )
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.evaluation import Documents
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.sections.evaluation import Documents
 
 SHAPING = ("name", "seed", "sources", "ingest", "prepare")
 """Sections that determine the documents."""
@@ -170,5 +170,5 @@ STAGE = Stage(
     preflight=preflight,
     no_estimate_reason="a sample has no complete files of documents",
     requirements=Requirements(is_parallel=always),
-    display=Display(facts="gristmill.flows.report.report_facts:exported_documents"),
+    display=Display(facts="gristmill.flows.report.facts:exported_documents"),
 )

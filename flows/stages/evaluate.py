@@ -24,8 +24,8 @@ from gristmill.flows.stages.stage import (
     only,
 )
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.evaluation import GIVEN, QUESTION, ModelToxicity
 from gristmill.mixtures.manifest import MODELS, Manifest
+from gristmill.mixtures.sections.evaluation import GIVEN, QUESTION, ModelToxicity
 from gristmill.mixtures.steps.asked_model import HOW
 
 

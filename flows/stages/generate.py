@@ -24,8 +24,8 @@ from gristmill.flows.stages.stage import (
     Stage,
     always,
 )
-from gristmill.mixtures.generated_source import generation_order
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.sections.generated_source import generation_order
 from gristmill.mixtures.steps.asked_model import HOW
 from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.steps.quality import Quality

@@ -16,7 +16,7 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import misfit
-from gristmill.mixtures.sources import GENERATE, INGEST
+from gristmill.mixtures.sections.sources import GENERATE, INGEST
 
 MIXTURE_KEYS = ("weight", "max_epochs", "min_tokens", "max_tokens", "where", "epochs")
 """Keys of a source that only the mixture reads; all others affect its reading."""

@@ -12,9 +12,9 @@ from gristmill.flows.stages.stage import (
     Stage,
     only,
 )
-from gristmill.mixtures.evaluation import Evaluate
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.scaling.merging import merge_problems, merged_steps
+from gristmill.mixtures.sections.evaluation import Evaluate
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:

@@ -20,8 +20,8 @@ from gristmill.flows.stages.trainings import recipe_of, torchrun_stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.span_objectives import lacking
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Kind
-from gristmill.mixtures.tokenizer import Tokenizer
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.sections.tokenizer import Tokenizer
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
@@ -145,7 +145,5 @@ STAGE = torchrun_stage(
     preflight=preflight,
     training=TrainingStage(Pretrain, "documents"),
     output="model",
-    display=Display(
-        report_facts="gristmill.flows.report.report_facts:spikes_with_origins"
-    ),
+    display=Display(report_facts="gristmill.flows.report.facts:spikes_with_origins"),
 )

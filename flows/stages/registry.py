@@ -47,8 +47,8 @@ from gristmill.flows.stages import (
 )
 from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.prepare import Step, register_step, unregister_step
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.prepare import Step, register_step, unregister_step
+from gristmill.mixtures.sections.sources import INGEST
 
 ORDER = (
     generate,

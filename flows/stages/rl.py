@@ -17,8 +17,8 @@ from gristmill.flows.stages.trainings import (
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.rl_tools import PythonTool, SearchTool
-from gristmill.mixtures.reinforcement import Rl
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.sections.sources import INGEST
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
@@ -87,7 +87,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield an error for a sandbox that this machine does not support."""
-    from gristmill.train.reinforcement.tools.sandbox import SandboxError, check_sandbox
+    from gristmill.train.rl.tools.sandbox import SandboxError, check_sandbox
 
     for number, tool in enumerate(manifest.rl.tools if manifest.rl is not None else ()):
         if not isinstance(tool, PythonTool):

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gristmill.mixtures.base import Judging, Recipe
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.sections.sources import INGEST
 
 if TYPE_CHECKING:
-    from gristmill.mixtures.training import Training
+    from gristmill.mixtures.sections.pretrain import Training
 
 Configured = tuple[Recipe, Recipe]
 """The recipe, and the further arguments of the function, in the same form."""
@@ -126,7 +126,7 @@ class Display:
     """Facts and sections of a stage in the report and the summary.
 
     Attributes:
-        topics: topic, one of `TOPICS` in flows/report/report_facts.py -> JSON file of
+        topics: topic, one of `TOPICS` in flows/report/facts.py -> JSON file of
             the output with its facts.
         facts: `module:function` that adds further facts: (session, name, folder, facts
             so far).

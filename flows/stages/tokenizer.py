@@ -18,7 +18,11 @@ from gristmill.flows.stages.stage import (
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import misfit, signature_of
-from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE, TRANSITION_POINT, Tokenizer
+from gristmill.mixtures.sections.tokenizer import (
+    CHARACTER_COVERAGE,
+    TRANSITION_POINT,
+    Tokenizer,
+)
 
 TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = (
     "tokenizer.json",

@@ -32,14 +32,14 @@ from gristmill.flows.stages.stage import (
     TrainingStage,
     always,
 )
-from gristmill.mixtures.engine import Trackers
 from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
-from gristmill.mixtures.optimizers import OPTIMIZERS
+from gristmill.mixtures.sections.engine import Trackers
+from gristmill.mixtures.sections.optimizers import OPTIMIZERS
+from gristmill.mixtures.sections.pretrain import Training
 from gristmill.mixtures.steps.examples import made_names, output_name
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
 from gristmill.mixtures.steps.langid import LanguageId
-from gristmill.mixtures.training import Training
 
 COMPARES = Stage(
     "judge_pairs",

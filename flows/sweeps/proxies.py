@@ -28,7 +28,7 @@ from gristmill.flows.sweeps.grid import (
     read_grid,
 )
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import MANIFEST
 from gristmill.train.loop.batch_plan import plan_of

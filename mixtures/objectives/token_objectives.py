@@ -15,13 +15,13 @@ from gristmill.mixtures.base import (
     Section,
     Share,
 )
-from gristmill.mixtures.model import Model
 from gristmill.mixtures.objectives.span_objectives import (
     BlankInfilling,
     SpanCorruption,
     Spans,
     Ul2,
 )
+from gristmill.mixtures.sections.model import Model
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
 """Names of the mask token in tokenizers: here, in BERT and ModernBERT, in RoBERTa."""

@@ -30,7 +30,7 @@ from gristmill.mixtures.base import (
     inside,
     repeated,
 )
-from gristmill.mixtures.reinforcement import (
+from gristmill.mixtures.sections.rl import (
     AnswerReward,
     Contains,
     Exact,

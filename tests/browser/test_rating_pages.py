@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from gristmill.flows.pages.page_server import listen_locally, serve_pages
 from gristmill.flows.rating.answer_pairs import AnswerPair
-from gristmill.flows.rating.rating_server import RatingPages
+from gristmill.flows.rating.server import RatingPages
 ratings = Path(sys.argv[1])
 pairs = [AnswerPair(f"{one:032x}", f"Question {one}?", "sft", "dpo", (f"plain {one}", f"<b>other</b> {one}"))
          for one in range(4)]

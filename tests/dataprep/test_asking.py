@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.llm import llm_client
+from gristmill.dataprep.llm import client as llm_client
 from gristmill.dataprep.llm.answer_store import KeptAnswers, forget_answers
-from gristmill.dataprep.llm.llm_client import Asking, AskingError, BudgetSpentError
+from gristmill.dataprep.llm.client import Asking, AskingError, BudgetSpentError
 from gristmill.dataprep.llm.local_endpoint import ServerError
 from gristmill.dataprep.llm.prompting import Answer, Request, prompt, read_json_answer
 from gristmill.mixtures.base import OutsidePath

@@ -17,7 +17,7 @@ from gristmill.dataprep.text.chapters import (
     heading_of,
     paragraph_runs,
 )
-from gristmill.mixtures.sources import Source
+from gristmill.mixtures.sections.sources import Source
 
 BODY = "The river ran past the old mill and turned its wheel all day. " * 20
 HEADINGS = (

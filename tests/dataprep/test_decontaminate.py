@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.conservation import check_conservation
+from gristmill.dataprep.decontamination import decontaminate
+from gristmill.dataprep.decontamination.decontaminate import SetReport
 from gristmill.dataprep.documents import document_id, write_table
-from gristmill.dataprep.passages import decontaminate
-from gristmill.dataprep.passages.decontaminate import SetReport
 from gristmill.dataprep.whatif_thresholds import judge_shard, rules_of
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from tests.dataprep.document_shards import (
@@ -468,7 +468,7 @@ def test_empty_corpus_and_items_that_are_too_short_are_allowed(
 def test_planted_items_of_real_benchmarks_are_found_in_real_prose(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
-    from gristmill.dataprep.passages.evaluation_sets import read_parts
+    from gristmill.dataprep.decontamination.evaluation_sets import read_parts
 
     against = [
         str(DATA / "eval" / name)

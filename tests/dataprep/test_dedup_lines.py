@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import check_conservation
-from gristmill.dataprep.documents import document_id, write_table
-from gristmill.dataprep.edits import apply_edits, cuts_array
-from gristmill.dataprep.passages import dedup_lines
-from gristmill.dataprep.passages.dedup_lines import (
+from gristmill.dataprep.dedup import lines as dedup_lines
+from gristmill.dataprep.dedup.lines import (
     LinesSummary,
     UnitCounts,
     cut_units,
     find_units,
 )
+from gristmill.dataprep.documents import document_id, write_table
+from gristmill.dataprep.edits import apply_edits, cuts_array
 from gristmill.dataprep.shuffle_format import find_pairs
 from gristmill.dataprep.text.unicode_tables import lower_case
 from tests.dataprep.document_shards import (

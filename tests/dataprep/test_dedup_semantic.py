@@ -17,8 +17,10 @@ import pytest
 
 from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.dedup import dedup
+from gristmill.dataprep.dedup import semantic as dedup_semantic
+from gristmill.dataprep.dedup.semantic_pairs import BLOCK, survivors_in_order
 from gristmill.dataprep.documents import document_id
-from gristmill.dataprep.semantic import dedup_semantic, vector_jobs
+from gristmill.dataprep.semantic import vector_jobs
 from gristmill.dataprep.semantic.centroids import (
     count_clusters,
     count_sample,
@@ -27,7 +29,6 @@ from gristmill.dataprep.semantic.centroids import (
     nearest_centroids,
 )
 from gristmill.dataprep.semantic.embedding_store import pack_vectors, unpack_vectors
-from gristmill.dataprep.semantic.semantic_pairs import BLOCK, survivors_in_order
 from tests.dataprep.document_shards import file_contents, rewrite_texts, rows_by_id
 from tests.dataprep.small_models import WORDS, write_word_vectors
 

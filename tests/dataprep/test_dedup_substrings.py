@@ -21,10 +21,10 @@ from pydantic import ValidationError
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import check_conservation
+from gristmill.dataprep.dedup import ngram_windows as copies
+from gristmill.dataprep.dedup import substrings as dedup_substrings
+from gristmill.dataprep.dedup.ngram_windows import find_anchors, find_windows, near
 from gristmill.dataprep.documents import document_id, write_table
-from gristmill.dataprep.passages import dedup_substrings
-from gristmill.dataprep.passages import ngram_windows as copies
-from gristmill.dataprep.passages.ngram_windows import find_anchors, find_windows, near
 from gristmill.dataprep.shuffle_format import open_batches
 from gristmill.mixtures.steps.dedup import DedupSubstrings
 from tests.dataprep.document_shards import (
@@ -413,9 +413,7 @@ def test_hash_collisions_are_never_cut(
         windows = original(texts, length)
         return windows._replace(hashes=windows.hashes % np.uint64(16))
 
-    monkeypatch.setattr(
-        "gristmill.dataprep.passages.dedup_substrings.find_windows", colliding
-    )
+    monkeypatch.setattr("gristmill.dataprep.dedup.substrings.find_windows", colliding)
     inputs = run_in_this_process(
         tmp_path, [documents[:2], documents[2:]], {"certain_words": 50}
     )

@@ -17,13 +17,13 @@ import pytest
 from gristmill.core.files import json_object
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.encoders.distil_classifier import calibrate, count_confusion
-from gristmill.dataprep.llm.llm_client import BudgetSpentError
+from gristmill.dataprep.llm.client import BudgetSpentError
 from gristmill.dataprep.quality import quality
 from gristmill.dataprep.quality.labelled_examples import QualityError
 from gristmill.dataprep.user_code import annotate
 from gristmill.flows.report.document_sections import agreement
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.llm_sections import judges
-from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.stage_summaries import Distilled, read_as
 from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import prepare_step

@@ -17,7 +17,7 @@ from gristmill.dataprep.runners.engine_downloads import (
     find,
     flink,
 )
-from gristmill.mixtures.engine import FLINK_VERSIONS
+from gristmill.mixtures.sections.engine import FLINK_VERSIONS
 
 LACKS_IT = r"^flink-2.0: .*{jar}; .*flink-2.0=FILE"
 

@@ -11,7 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError, read_parts
+from gristmill.dataprep.decontamination.evaluation_sets import (
+    EvaluationSetError,
+    read_parts,
+)
 from gristmill.dataprep.readers.sources import SourceError
 from gristmill.mixtures.steps.decontaminate import Decontaminate, EvaluationSet
 

@@ -3,8 +3,8 @@
 import pytest
 
 from gristmill.dataprep.readers.charsets import UndecodableError
-from gristmill.dataprep.readers.extraction import EXTRACTORS, extract, find_extractor
-from gristmill.mixtures.sources import ExtractOptions
+from gristmill.dataprep.readers.html import EXTRACTORS, extract, find_extractor
+from gristmill.mixtures.sections.sources import ExtractOptions
 
 PARAGRAPH = (
     "The mill grinds slowly, yet it grinds exceedingly small, as the old saying of "
@@ -92,7 +92,7 @@ def test_encoding_is_recorded_and_invalid_bytes_are_rejected(extractor: str) -> 
 def test_custom_extractor_is_found_by_module_and_function() -> None:
     assert find_extractor("trafilatura") is EXTRACTORS["trafilatura"]
     assert (
-        find_extractor("gristmill.dataprep.readers.extraction:with_resiliparse")
+        find_extractor("gristmill.dataprep.readers.html:with_resiliparse")
         is EXTRACTORS["resiliparse"]
     )
 

@@ -27,7 +27,7 @@ from gristmill.dataprep.readers.records import (
     Rejected,
 )
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.sources import Source
+from gristmill.mixtures.sections.sources import Source
 
 READINGS = (
     Reading(),

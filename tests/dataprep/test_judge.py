@@ -19,9 +19,10 @@ from pydantic import ValidationError
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import QuarantineError, add_counts
-from gristmill.dataprep.llm import judge, llm_client
+from gristmill.dataprep.llm import client as llm_client
+from gristmill.dataprep.llm import judge
 from gristmill.dataprep.llm.agreement import agreement, count_pairs
-from gristmill.dataprep.llm.llm_client import BudgetSpentError
+from gristmill.dataprep.llm.client import BudgetSpentError
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, TemplateProblemError
 from gristmill.mixtures.steps.judge import Judge
 from tests.chat_endpoint import Cut, Does, Drop, Endpoint, Raw, Refuse

@@ -16,15 +16,15 @@ from pydantic import ValidationError
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import usable_sets
 from gristmill.dataprep.examples.prepare_examples import run
-from gristmill.dataprep.llm import llm_client
+from gristmill.dataprep.llm import client as llm_client
 from gristmill.dataprep.llm.judge_pairs import biases_of, score_of
 from gristmill.flows.pages.page_elements import Note, Table
 from gristmill.flows.report.finetuning import comparisons
 from gristmill.flows.report.stage_summaries import PreparedStep, read_as
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.posttraining import Sft, WeightedPairs
-from gristmill.mixtures.prepare import ExampleStep
+from gristmill.mixtures.sections.posttraining import Sft, WeightedPairs
+from gristmill.mixtures.sections.prepare import ExampleStep
 from tests.chat_endpoint import Drop, Endpoint
 
 SHOWN = re.compile(r"<first>\n(.*)\n</first>", re.DOTALL)

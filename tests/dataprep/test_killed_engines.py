@@ -26,7 +26,7 @@ from gristmill.dataprep.runners import servers, spark
 from gristmill.dataprep.runners.engine_downloads import MissingEngineError
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
-from gristmill.mixtures.engine import BeamEngine
+from gristmill.mixtures.sections.engine import BeamEngine
 from tests.dataprep.process_state import is_running
 from tests.servers import wait_for
 

@@ -23,8 +23,8 @@ from gristmill.dataprep.examples.read_examples import (
     example_id,
     read_set,
 )
+from gristmill.dataprep.llm.client import BudgetSpentError
 from gristmill.dataprep.llm.lineage import descendants
-from gristmill.dataprep.llm.llm_client import BudgetSpentError
 from gristmill.dataprep.rewards.answer_checks import NoAnswerError
 from gristmill.mixtures.steps.examples import MadeExamples
 from gristmill.mixtures.user_code import OwnFunction, take_code

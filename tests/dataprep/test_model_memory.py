@@ -12,10 +12,11 @@ import pytest
 
 from benchmarks.dataprep.stage_runs import write_shard
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.dedup import semantic as dedup_semantic
 from gristmill.dataprep.encoders import score_documents
-from gristmill.dataprep.semantic import cluster, dedup_semantic
+from gristmill.dataprep.semantic import cluster
 from gristmill.dataprep.user_code import annotate
-from gristmill.mixtures.engine import BeamEngine
+from gristmill.mixtures.sections.engine import BeamEngine
 from tests.dataprep.small_models import random_texts, write_word_vectors
 from tests.tokenize.test_mix_memory import peak_bytes
 

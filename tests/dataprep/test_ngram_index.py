@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.passages.contamination import MOST_COPIES, find_matches
-from gristmill.dataprep.passages.cut_span import widen, words_left
-from gristmill.dataprep.passages.ngram_index import (
+from gristmill.dataprep.decontamination.contamination import MOST_COPIES, find_matches
+from gristmill.dataprep.decontamination.cut_span import widen, words_left
+from gristmill.dataprep.decontamination.ngram_index import (
     MOST_PLACES,
     build_index,
     find_ngrams,

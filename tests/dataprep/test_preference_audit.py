@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.checkout import data_folder
+from gristmill.dataprep.decontamination.contamination import leaks_into
 from gristmill.dataprep.examples.preferences import Audit, audit, warnings_of
 from gristmill.dataprep.examples.read_examples import read_set
-from gristmill.dataprep.passages.contamination import leaks_into
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 

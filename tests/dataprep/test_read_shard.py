@@ -22,7 +22,10 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep import documents
 from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.cleaning import clean
+from gristmill.dataprep.decontamination import decontaminate
 from gristmill.dataprep.dedup import dedup
+from gristmill.dataprep.dedup import lines as dedup_lines
+from gristmill.dataprep.dedup import substrings as dedup_substrings
 from gristmill.dataprep.documents import (
     MERGED,
     MisalignedError,
@@ -36,7 +39,6 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.edits import EDITS, BadEditError, edits_array
 from gristmill.dataprep.filters import filter as filtering
-from gristmill.dataprep.passages import decontaminate, dedup_lines, dedup_substrings
 from gristmill.dataprep.quality import quality
 from gristmill.dataprep.row_groups import ahead, read_document_rows, read_texts
 

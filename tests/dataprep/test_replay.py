@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gristmill.dataprep.decontamination import decontaminate
 from gristmill.dataprep.documents import annotate, read_documents, write_table
 from gristmill.dataprep.filters import filter as filter_stage
 from gristmill.dataprep.langid import langid
-from gristmill.dataprep.passages import decontaminate
 from gristmill.dataprep.whatif_thresholds import (
     Rule,
     Verdicts,

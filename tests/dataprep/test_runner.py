@@ -18,7 +18,7 @@ from gristmill.dataprep.runners import runner
 from gristmill.dataprep.runners.errors import WorkerError, shorten
 from gristmill.dataprep.runners.runner import NotLinearError, check_linear, import_beam
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
-from gristmill.mixtures.engine import BeamEngine
+from gristmill.mixtures.sections.engine import BeamEngine
 
 
 def test_silent_job_server_is_named_after_its_timeout(tmp_path: Path) -> None:

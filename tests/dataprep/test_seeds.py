@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from gristmill.core.seeds import content_key, seeded_bytes, seeded_key
-from gristmill.mixtures.mix import Mix
+from gristmill.mixtures.sections.mix import Mix
 from gristmill.tokenize.order import order_key
 
 

@@ -17,7 +17,7 @@ from gristmill.dataprep.readers.sources import (
     listing,
     outside_listing,
 )
-from gristmill.mixtures.sources import Source
+from gristmill.mixtures.sections.sources import Source
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Ended, Read, Reading, Record, Rejected
 from gristmill.dataprep.readers.sources import find_files
 from gristmill.dataprep.readers.tables import TableReader, table_rows
-from gristmill.mixtures.sources import Source
+from gristmill.mixtures.sections.sources import Source
 
 MakeContext = Callable[..., Context]
 ROWS = 300

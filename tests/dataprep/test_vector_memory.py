@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.dedup.clusters import parse_keep
+from gristmill.dataprep.dedup.semantic import decide_cluster
 from gristmill.dataprep.dedup.survivors import KEEP_PREFIX
 from gristmill.dataprep.semantic import vector_search as search
 from gristmill.dataprep.semantic.centroids import fit_centroids, nearest_centroids
 from gristmill.dataprep.semantic.cluster_names import ROWS_AT_ONCE, project
-from gristmill.dataprep.semantic.dedup_semantic import decide_cluster
 from gristmill.dataprep.semantic.embedding_store import pack_vectors
 from tests.tokenize.test_mix_memory import peak_bytes
 

@@ -9,8 +9,8 @@ from typing import Any, get_type_hints
 from gristmill.flows.pages.page_elements import Page, Part, Section
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.report.document_sections import document_sections
-from gristmill.flows.report.report_facts import Facts
-from gristmill.flows.report.run_report import stage_sections
+from gristmill.flows.report.facts import Facts
+from gristmill.flows.report.report import stage_sections
 from gristmill.flows.report.stage_summaries import read_as
 from gristmill.flows.stages.registry import STAGES
 

@@ -28,7 +28,7 @@ from gristmill.flows.cli.main import app
 from gristmill.flows.orchestration.server_settings import keep_private
 from gristmill.flows.pages import page_server
 from gristmill.flows.pages.access_token import AccessToken, SignIn
-from gristmill.flows.report.report_server import VARIABLE, report_link, serve_reports
+from gristmill.flows.report.server import VARIABLE, report_link, serve_reports
 
 TOKEN = AccessToken.fresh(4300)
 

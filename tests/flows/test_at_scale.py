@@ -23,7 +23,7 @@ from gristmill.flows.planning.at_scale import (
     proposal_of,
 )
 from gristmill.mixtures.load import load_manifest
-from gristmill.tokenize.mixing.write_shards import MOST_PARTS
+from gristmill.tokenize.packing.write_shards import MOST_PARTS
 
 MEASURED = {
     "ingest": {

@@ -20,8 +20,8 @@ from starlette.testclient import TestClient
 from gristmill.dataprep.corpus import Corpus
 from gristmill.flows.browse import document_list
 from gristmill.flows.browse.addresses import Search
-from gristmill.flows.browse.browse_server import PAGES, make_app
 from gristmill.flows.browse.browsed_run import BrowsedRun
+from gristmill.flows.browse.server import PAGES, make_app
 from gristmill.flows.pages.page_html import HEADERS
 from gristmill.flows.pages.text_diff import differences
 from gristmill.flows.report.stage_summaries import StepSummary, read_as

@@ -12,8 +12,8 @@ import pytest
 
 from gristmill.core.store import StageFolder, Store
 from gristmill.flows.questions.what_changed import explain_plan
-from gristmill.flows.report.report_facts import StageFacts, gather_facts
-from gristmill.flows.report.run_report import provenance
+from gristmill.flows.report.facts import StageFacts, gather_facts
+from gristmill.flows.report.report import provenance
 from gristmill.flows.running.events import StageFinished
 from gristmill.flows.running.output_identities import (
     NothingToKeepError,
@@ -29,7 +29,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node, settle_plan
 from gristmill.flows.stages.stage import Requirements, Stage
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sources import Source
+from gristmill.mixtures.sections.sources import Source
 
 Make = Callable[..., Runner]
 N = 3

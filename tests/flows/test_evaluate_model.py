@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
 from gristmill.flows.models.evaluate_model import print_evaluation, printed
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.model import Model
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample

@@ -20,9 +20,9 @@ from gristmill.flows.stages.plan import Plan, make_plan
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.sections import step_recipe
 from gristmill.mixtures.base import Judging
-from gristmill.mixtures.engine import Engine
 from gristmill.mixtures.load import load_manifest
-from gristmill.mixtures.prepare import ExampleStep
+from gristmill.mixtures.sections.engine import Engine
+from gristmill.mixtures.sections.prepare import ExampleStep
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.quality import Quality
 

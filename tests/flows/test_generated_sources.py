@@ -18,7 +18,7 @@ from gristmill.dataprep.llm.lineage import LINEAGE, descendants
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import committed_corpus, committed_inputs
-from gristmill.flows.report.run_report import render_report
+from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 from tests.chat_endpoint import Does, Ended, Endpoint, Refuse
@@ -400,7 +400,7 @@ def test_every_built_in_template_renders(name: str) -> None:
     from gristmill.dataprep.examples import example_candidates, new_prompts
     from gristmill.dataprep.llm import generated_documents, judge, judge_pairs
     from gristmill.dataprep.llm.prompt_templates import shipped
-    from gristmill.mixtures import evaluation
+    from gristmill.mixtures.sections import evaluation
 
     variables = {
         "generate": generated_documents.GIVEN,

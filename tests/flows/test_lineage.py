@@ -19,8 +19,8 @@ from gristmill.flows.cli.main import app
 from gristmill.flows.pages.page_elements import Table
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.takedown import forget_taken_down
+from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.llm_sections import generated
-from gristmill.flows.report.report_facts import gather_facts
 from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.packed import PackedSet
 from tests.chat_endpoint import Endpoint

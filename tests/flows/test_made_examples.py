@@ -14,12 +14,12 @@ from gristmill.core.files import read_json
 from gristmill.flows.planning.predict import ShardClock
 from gristmill.flows.questions.takedown import assess, write_takedown
 from gristmill.flows.questions.trace import trace_document
-from gristmill.flows.report.run_report import render_report
+from gristmill.flows.report.report import render_report
 from gristmill.flows.running.check_endpoints import unreachable_models
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.reinforcement.prompts import read_prompts
+from gristmill.train.rl.prompts import read_prompts
 from tests.chat_endpoint import Does, Endpoint
 from tests.flows.small_writer import small_writer
 from tests.flows.test_begin_anywhere import made, write_small_model

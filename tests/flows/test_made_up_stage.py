@@ -20,8 +20,8 @@ from gristmill.flows.questions.status import DocumentCounts, stage_states
 from gristmill.flows.questions.what_changed import explain_plan
 from gristmill.flows.questions.whatif import compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
-from gristmill.flows.report.report_facts import gather_facts
-from gristmill.flows.report.run_report import render_report
+from gristmill.flows.report.facts import gather_facts
+from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages import registry
 from gristmill.mixtures.load import ManifestError

@@ -12,8 +12,8 @@ from gristmill.core.stage_context import Context
 from gristmill.flows.models.find_model import ModelNotFoundError, find_model
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.model import Model
-from gristmill.mixtures.tokenizer import OwnFormatter
+from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.sections.tokenizer import OwnFormatter
 from gristmill.mixtures.user_code import OwnFunction, take_code
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train

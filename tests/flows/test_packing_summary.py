@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from gristmill.flows.orchestration.cards import mixture_lines
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.mixture import PackingRow, Waste, packing, packing_rows
-from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.terminal_summary import print_packing
 from tests.flows.rendered import facts_of, html_of
 

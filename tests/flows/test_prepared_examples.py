@@ -21,8 +21,8 @@ from gristmill.flows.planning.predict import ShardClock
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
+from gristmill.flows.report.facts import Facts, gather_facts
 from gristmill.flows.report.finetuning import preferences, preparation, prepared_table
-from gristmill.flows.report.report_facts import Facts, gather_facts
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.rendered import html_of
 

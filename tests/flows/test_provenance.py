@@ -28,15 +28,15 @@ from gristmill.flows.questions.training_reads import (
     TraceError,
     answers_of_step,
 )
-from gristmill.mixtures.reinforcement import Rl
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.sections.rl import Rl
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER, LEDGER_SCHEMA
 from gristmill.tokenize.row_provenance import describe_documents
 from gristmill.train.loop.batch_plan import RowPlan, extend_digest, plan_of
-from gristmill.train.reinforcement.prompts import prompt_plan_of
-from gristmill.train.reinforcement.rollout_tables import gather_batches, keep_batch
+from gristmill.train.rl.prompts import prompt_plan_of
+from gristmill.train.rl.rollout_tables import gather_batches, keep_batch
 from tests.packed_sets import write_packed_set
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}

@@ -16,8 +16,6 @@ from starlette.testclient import TestClient
 
 from gristmill.dataprep.examples.read_examples import read_set
 from gristmill.flows.rating.answer_pairs import AnswerPair
-from gristmill.flows.rating.rating_results import Kappa, krippendorff_alpha, results_of
-from gristmill.flows.rating.rating_server import RatingPages, verdict_of
 from gristmill.flows.rating.ratings import (
     RatingsError,
     Verdict,
@@ -27,6 +25,8 @@ from gristmill.flows.rating.ratings import (
     settled_pairs,
     write_settled,
 )
+from gristmill.flows.rating.results import Kappa, krippendorff_alpha, results_of
+from gristmill.flows.rating.server import RatingPages, verdict_of
 
 
 def pair(number: int) -> AnswerPair:

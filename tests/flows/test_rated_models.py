@@ -15,10 +15,10 @@ from gristmill.flows.models.find_model import ModelNotFoundError
 from gristmill.flows.pages import page_server
 from gristmill.flows.rating import answer_pairs
 from gristmill.flows.rating.answer_pairs import RatedModel, make_pairs, models_to_rate
-from gristmill.flows.rating.rating_server import RateProblemError, serve_pairs
 from gristmill.flows.rating.ratings import rating_files
+from gristmill.flows.rating.server import RateProblemError, serve_pairs
 from gristmill.flows.stages.registry import TOKENIZER
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.model import Model
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample

@@ -16,8 +16,8 @@ from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.stage import TrainingStage
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sources import Source
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.sections.sources import Source
 
 Make = Callable[..., Runner]
 

@@ -16,7 +16,7 @@ import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepar
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.flows.cli.completion import complete_manifest, complete_recipe
 from gristmill.flows.cli.main import app
-from gristmill.flows.report.report_facts import gather_facts
+from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.load import ManifestError, load_manifest

@@ -15,8 +15,8 @@ from gristmill.flows.questions.compare import stages_of
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.status import stage_states
 from gristmill.flows.questions.whatif import compare, replay, thresholds
-from gristmill.flows.report.report_facts import gather_facts
-from gristmill.flows.report.run_report import render_report
+from gristmill.flows.report.facts import gather_facts
+from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 

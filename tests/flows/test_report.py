@@ -35,16 +35,16 @@ from gristmill.flows.report.document_sections import (
     tokens_kept,
 )
 from gristmill.flows.report.evaluation import samples, some_samples
-from gristmill.flows.report.llm_sections import judges
-from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
-from gristmill.flows.report.report_facts import (
+from gristmill.flows.report.facts import (
     Facts,
     duplicates_found,
     eaten_sources,
     funnel,
     with_tokens,
 )
-from gristmill.flows.report.run_report import costs, stage_sections
+from gristmill.flows.report.llm_sections import judges
+from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
+from gristmill.flows.report.report import costs, stage_sections
 from gristmill.flows.report.stage_summaries import (
     StageCounts,
     Tokenized,

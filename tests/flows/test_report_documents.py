@@ -33,7 +33,7 @@ from gristmill.flows.questions.document_samples import (
 )
 from gristmill.flows.questions.explain import TextPiece
 from gristmill.flows.report.document_sections import folded, whole_documents
-from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.facts import Facts
 from tests.flows.rendered import html_of
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.training import (
     REWARD,
     reinforcement,

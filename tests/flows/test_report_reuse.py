@@ -18,8 +18,10 @@ from gristmill.flows.pages import pictures
 from gristmill.flows.pages.page_elements import Page
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.questions.threshold_samples import Cut
-from gristmill.flows.report import prerender, report_facts, run_report
-from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report import facts as report_facts
+from gristmill.flows.report import prerender
+from gristmill.flows.report import report as run_report
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.running.events import StageFinished
 from gristmill.flows.running.run_records import RunRecord
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.finetuning import (
     answers_of,
     distillation,
@@ -18,7 +19,6 @@ from gristmill.flows.report.finetuning import (
     rounding,
     unlearned,
 )
-from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.report.stage_summaries import Margins, WorstMargin, read_as
 from gristmill.flows.report.training import loss_rows, training_section
 from gristmill.train.evaluation.intervals import share_with_interval

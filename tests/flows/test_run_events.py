@@ -23,7 +23,7 @@ from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_secrets
 from gristmill.flows.cli import launch
 from gristmill.flows.orchestration.run_metrics import metrics_text
-from gristmill.flows.report.report_server import metrics_link, serve_reports
+from gristmill.flows.report.server import metrics_link, serve_reports
 from gristmill.flows.running.check_endpoints import unreachable_models
 from gristmill.flows.running.events import (
     RunNotice,
@@ -37,9 +37,9 @@ from gristmill.flows.running.notify import notify
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
-from gristmill.mixtures.engine import Engine
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sources import Source
+from gristmill.mixtures.sections.engine import Engine
+from gristmill.mixtures.sections.sources import Source
 
 Make = Callable[..., Runner]
 SECRET = "/services/T000/B000/abcdefghijkl"
@@ -137,7 +137,7 @@ def test_a_stage_that_prints_does_not_wait_for_a_slow_store(
 def test_run_without_models_imports_no_llm_client(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "gristmill.dataprep.llm.llm_client", None)
+    monkeypatch.setitem(sys.modules, "gristmill.dataprep.llm.client", None)
     session = session_of(toy_runner(first={"n": 1}))
     assert unreachable_models(session, session.plan) == []
 

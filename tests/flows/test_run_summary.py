@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from gristmill.dataprep.whatif_thresholds import Rule
-from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.stage_summaries import StageCounts, read_as
 from gristmill.flows.report.terminal_summary import (
     draw_funnel,

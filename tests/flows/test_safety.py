@@ -23,7 +23,7 @@ from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sources import Source
+from gristmill.mixtures.sections.sources import Source
 
 Make = Callable[..., Runner]
 SECRET = "hunter2"

@@ -20,8 +20,8 @@ from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.semantic import vector_search as nearest_module
 from gristmill.dataprep.words.bm25_scan import WordHit
 from gristmill.dataprep.words.snippets import snippet
-from gristmill.flows.browse.browse_server import make_app
 from gristmill.flows.browse.browsed_run import BrowsedRun
+from gristmill.flows.browse.server import make_app
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.cli.main import app
 from gristmill.flows.pages.dot_map import MARGIN, SIDE, Domain, draw_map
@@ -37,7 +37,7 @@ from gristmill.flows.questions.search import (
     search,
 )
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.encoder_settings import ReadingModel
+from gristmill.mixtures.sections.encoder_settings import ReadingModel
 from tests.dataprep.small_models import WORDS, write_word_vectors
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gristmill.flows.questions.what_changed import PlannedStage, print_plan
-from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.terminal_summary import print_next
 from gristmill.flows.running.events import (
     Outcome,
@@ -26,7 +26,7 @@ from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import TerminalObserver, plain_console
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sources import Source
+from gristmill.mixtures.sections.sources import Source
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = "sft.lora.targets=[q_proj] [/bold] :smile: \\[x] [red]a[/red]"

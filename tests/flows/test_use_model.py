@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.llm.llm_client import Asking
+from gristmill.dataprep.llm.client import Asking
 from gristmill.dataprep.llm.local_endpoint import ServerError
 from gristmill.dataprep.llm.prompting import prompt
 from gristmill.flows.cli.main import app
@@ -26,7 +26,7 @@ from gristmill.flows.models.find_model import ModelNotFoundError, find_model
 from gristmill.flows.models.model_server import ModelServer
 from gristmill.flows.models.referees import REFEREES
 from gristmill.mixtures.base import OutsidePath
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.model import Model
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from gristmill.mixtures.load import ManifestError, load_manifest
-from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.sections.rl import Rl
 
 MINIMAL: dict[str, Any] = {
     "data": [{"path": "a.jsonl"}],

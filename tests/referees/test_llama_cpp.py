@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.evaluation import GgufKind
-from gristmill.mixtures.model import Model, Moe, RopeScaling
+from gristmill.mixtures.sections.evaluation import GgufKind
+from gristmill.mixtures.sections.model import Model, Moe, RopeScaling
 from gristmill.tokenize.encoding.chat_templates import PROBE
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from gristmill.core.files import write_json
-from gristmill.mixtures.evaluation import Task
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.evaluation import Task
+from gristmill.mixtures.sections.model import Model
 from gristmill.train.evaluation.answering import answer_task, open_reader
 from gristmill.train.evaluation.tasks import read_task
 from gristmill.train.models.hf_configs import hf_config

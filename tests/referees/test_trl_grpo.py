@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.sections.rl import Rl
 from gristmill.train.models.weights import load_model
-from gristmill.train.reinforcement.policy import opinion_of
-from gristmill.train.reinforcement.policy_gradient import (
+from gristmill.train.rl.policy import opinion_of
+from gristmill.train.rl.policy_gradient import (
     group_advantages,
     kl_loss,
     surrogate_loss,
     token_weights,
 )
-from gristmill.train.reinforcement.rollouts import Part
+from gristmill.train.rl.rollouts import Part
 from tests.referees.tiny_models import TINY, trainer_settings, word_tokenizer
 
 # Importing it takes seconds, which collection need not spend.

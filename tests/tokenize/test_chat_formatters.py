@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.mixtures.tokenizer import OwnFormatter
+from gristmill.mixtures.sections.tokenizer import OwnFormatter
 from gristmill.mixtures.user_code import OwnFunction, take_code
 from gristmill.tokenize.encoding.chat_formatters import Formatter
 from gristmill.tokenize.encoding.tokenizer import TokenizerError, check, write_tokenizer

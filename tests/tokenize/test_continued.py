@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.mixtures.mix import Continues
+from gristmill.mixtures.sections.mix import Continues
 from gristmill.tokenize.mixing.continue_mixture import Before, before_of, digest_of_sums
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.mixing.row_layout import Shards
 from gristmill.tokenize.order import Order, rows_before, sources_of_rows
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packing.row_layout import Shards
 from tests.packed_sets import verify
 from tests.tokenize.order_definition import rank
 from tests.tokenize.test_mix import LENGTH, all_documents, prepare

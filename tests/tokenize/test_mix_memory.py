@@ -16,19 +16,11 @@ import pytest
 from gristmill.dataprep.runners.shuffle import Shuffled, send_to_files
 from gristmill.dataprep.runners.tasks import Task
 from gristmill.dataprep.shuffle_format import by_partition, task_file, write_batches
-from gristmill.tokenize.mixing import ledger, row_layout, streams, write_shards
-from gristmill.tokenize.mixing.array_files import save
+from gristmill.tokenize.mixing import ledger, streams
 from gristmill.tokenize.mixing.candidates import (
     CANDIDATE_BYTES,
     CANDIDATES_SCHEMA,
     TRAINS,
-)
-from gristmill.tokenize.mixing.packing import Packing
-from gristmill.tokenize.mixing.row_layout import (
-    PLACE_JOB,
-    Shards,
-    lay_out_stream,
-    place_segment,
 )
 from gristmill.tokenize.mixing.streams import (
     ENTRIES_SCHEMA,
@@ -38,7 +30,16 @@ from gristmill.tokenize.mixing.streams import (
     Streams,
     sort_segment,
 )
-from gristmill.tokenize.mixing.write_shards import (
+from gristmill.tokenize.packing import row_layout, write_shards
+from gristmill.tokenize.packing.array_files import save
+from gristmill.tokenize.packing.packing import Packing
+from gristmill.tokenize.packing.row_layout import (
+    PLACE_JOB,
+    Shards,
+    lay_out_stream,
+    place_segment,
+)
+from gristmill.tokenize.packing.write_shards import (
     PIECE_BYTES,
     RowPlan,
     write_train_shard,

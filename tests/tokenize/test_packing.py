@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.mixing.best_fit import (
+from gristmill.tokenize.packing.best_fit import (
     best_fit_decreasing,
     bin_of,
     deal_out,
 )
-from gristmill.tokenize.mixing.packing import (
+from gristmill.tokenize.packing.packing import (
     Costs,
     Packing,
     PackingCost,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.mix import Mix
+from gristmill.mixtures.sections.mix import Mix
 from gristmill.tokenize.mixing.quotas import (
     MixError,
     MixRequest,

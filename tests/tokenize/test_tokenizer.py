@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gristmill.dataprep.runners.tasks import shard_tasks
-from gristmill.mixtures.tokenizer import Tokenizer
+from gristmill.mixtures.sections.tokenizer import Tokenizer
 from gristmill.tokenize.encoding import vocabulary_sample
 from gristmill.tokenize.encoding.chat_templates import (
     SPECIAL_TOKENS,

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from benchmarks.tokenize import vocabularies
 from benchmarks.tokenize.texts import declarations
-from gristmill.mixtures.tokenizer import Tokenizer
+from gristmill.mixtures.sections.tokenizer import Tokenizer
 from gristmill.tokenize.encoding import superbpe, unigram
 from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA

@@ -16,9 +16,7 @@ from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task
-from gristmill.mixtures.engine import BeamEngine
-from gristmill.tokenize.mixing import write_shards
-from gristmill.tokenize.mixing.array_files import ALIGNMENT, load_record, save
+from gristmill.mixtures.sections.engine import BeamEngine
 from gristmill.tokenize.mixing.send_tokens import (
     WANTED,
     receive_tokens,
@@ -27,7 +25,9 @@ from gristmill.tokenize.mixing.send_tokens import (
     wanted_of,
 )
 from gristmill.tokenize.mixing.streams import Segment
-from gristmill.tokenize.mixing.write_shards import Contents, RowPlan, blocks_of
+from gristmill.tokenize.packing import write_shards
+from gristmill.tokenize.packing.array_files import ALIGNMENT, load_record, save
+from gristmill.tokenize.packing.write_shards import Contents, RowPlan, blocks_of
 
 
 @pytest.mark.parametrize("number", [0, 1, 3, 500])

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from gristmill.mixtures.base import Section
-from gristmill.mixtures.model import Model
-from gristmill.mixtures.posttraining import DpoData, Reference, SftData
+from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.sections.posttraining import DpoData, Reference, SftData
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import Pair
@@ -236,7 +236,7 @@ def run_stage(one_process: None) -> RunStage:
         import importlib
 
         from gristmill.core.stage_context import Context, Lineage
-        from gristmill.mixtures.engine import TrainingEngine
+        from gristmill.mixtures.sections.engine import TrainingEngine
 
         data_summary: dict[str, Any] = {}
         if stage in DATA_OF and "data" in config:

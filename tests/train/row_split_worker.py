@@ -21,8 +21,11 @@ from torch import Tensor
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.core.files import write_json
-from gristmill.mixtures.engine import Compute, Parallel
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.engine import Compute, Parallel
+from gristmill.mixtures.sections.model import Model
+from gristmill.train.distributed.context_parallel import TokenHead
+from gristmill.train.distributed.fsdp import split_rows
+from gristmill.train.distributed.process_groups import World, make_world, process_group
 from gristmill.train.models import attention
 from gristmill.train.models.decoder import Llama, configure
 from gristmill.train.models.experts import MixtureOfExperts, expert_loads
@@ -34,9 +37,6 @@ from gristmill.train.objectives.losses import (
     targets_only,
     weighted_nll,
 )
-from gristmill.train.parallel.context_parallel import TokenHead
-from gristmill.train.parallel.fsdp import split_rows
-from gristmill.train.parallel.process_groups import World, make_world, process_group
 
 SHAPE = shape_of(
     Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48),

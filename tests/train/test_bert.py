@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 from gristmill.core.files import write_json
-from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.engine import Compute
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.models.bert import Bert
 from gristmill.train.models.decoder import configure

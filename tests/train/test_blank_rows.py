@@ -369,7 +369,7 @@ def test_int8_export_rounds_the_matrices(
 
 
 def test_lora_rejects_a_glm(tiny_shape: Shape) -> None:
-    from gristmill.mixtures.posttraining import Lora
+    from gristmill.mixtures.sections.posttraining import Lora
     from gristmill.train.adapters.lora import LoraError, tuned_model
 
     glm: Any = replace(tiny_shape, rotary_share=0.5, qkv_bias=True)

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction, take_code
 from gristmill.train.loop import loop
-from gristmill.train.optim.schedules import learning_rate
+from gristmill.train.optimizers.schedules import learning_rate
 from tests.train.jsonl import read_jsonl, write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 

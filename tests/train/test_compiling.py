@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.mixtures.engine import Compute, Parallel
-from gristmill.train.parallel.compiling import resolve_compile
+from gristmill.mixtures.sections.engine import Compute, Parallel
+from gristmill.train.distributed.compiling import resolve_compile
 
 PLAIN: dict[str, Any] = {"steps": 3}
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.engine import Compute, Engine
+from gristmill.mixtures.sections.engine import Compute, Engine
 from gristmill.train.models.decoder import configure
 
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from gristmill.core.files import read_json, sha256_file, write_json
 from gristmill.tokenize.order import rows_before
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.checkpoints.resuming import ContinueError
 from gristmill.train.loop import loop
 from gristmill.train.loop.batch_plan import extend_digest
-from gristmill.train.loop.resuming import ContinueError
 from tests.packed_sets import write_packed_set
 from tests.tokenize.order_definition import unrank
 from tests.train.jsonl import read_metrics

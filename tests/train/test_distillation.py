@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.model import Model
-from gristmill.mixtures.posttraining import Distill, Divergence
+from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.sections.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gristmill.mixtures.posttraining import Sft
+from gristmill.mixtures.sections.posttraining import Sft
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import draw_targets, next_tokens, uniforms
 from gristmill.train.objectives.next_token import NextToken
-from gristmill.train.optim.ewc import ElasticWeights, fisher_diagonal
+from gristmill.train.optimizers.ewc import ElasticWeights, fisher_diagonal
 from tests.train.jsonl import read_metrics, write_jsonl
 
 
@@ -43,7 +43,7 @@ def test_penalty_is_derived_by_hand() -> None:
 def test_fisher_information_is_the_mean_squared_gradient_of_rows(
     make_model: Callable[[Shape], Llama], mix_folder: Path
 ) -> None:
-    from gristmill.mixtures.model import Model
+    from gristmill.mixtures.sections.model import Model
 
     packed = PackedSet(mix_folder)
     section = Model(layers=1, width=16, heads=2, kv_heads=1, ffn_width=24)

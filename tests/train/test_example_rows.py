@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.loss_masks import LossMasks, mask_name, write_mask
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PackedSetError

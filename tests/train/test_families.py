@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from gristmill.core.files import read_json, write_json
-from gristmill.mixtures.model import RopeScaling
 from gristmill.mixtures.model_families import FAMILIES as FAMILY_NAMES
+from gristmill.mixtures.sections.model import RopeScaling
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import (
     ARCHITECTURES,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.model import Model
 from gristmill.train.generation.language_model import TextStream
 from gristmill.train.generation.sampling import (
     Sampling,

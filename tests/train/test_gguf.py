@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.evaluation import Export
-from gristmill.mixtures.model import Model, Moe, RopeScaling
+from gristmill.mixtures.sections.evaluation import Export
+from gristmill.mixtures.sections.model import Model, Moe, RopeScaling
 from gristmill.tokenize.encoding.chat_templates import (
     CHAT_TEMPLATE,
     PROBE,

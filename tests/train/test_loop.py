@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.training import Spikes
+from gristmill.mixtures.sections.pretrain import Spikes
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.checkpoints.checkpoint import Checkpoints
 from gristmill.train.loop import loop, step, throughput
 from gristmill.train.loop.batch_plan import RowPlan
-from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
@@ -321,7 +321,7 @@ def test_float16_trains_like_float32_and_overflows_are_not_spikes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gristmill.train.optim import loss_scale
+    from gristmill.train.optimizers import loss_scale
 
     # overflows until halved often enough
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0**30)
@@ -386,7 +386,7 @@ def test_average_is_validated_saved_and_exported(
 def test_export_of_a_missing_average_is_rejected_with_the_setting(
     tmp_path: Path,
 ) -> None:
-    from gristmill.mixtures.evaluation import Export
+    from gristmill.mixtures.sections.evaluation import Export
 
     with pytest.raises(ValueError, match=r"sft\.average"):
         export.weights_folder(tmp_path, "sft", Export(weights="average"))

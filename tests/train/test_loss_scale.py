@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gristmill.train.optim.loss_scale import GROWTH_STEPS, LossScale
+from gristmill.train.optimizers.loss_scale import GROWTH_STEPS, LossScale
 
 CPU = torch.device("cpu")
 

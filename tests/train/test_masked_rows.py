@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.model import Model
 from gristmill.mixtures.objectives.token_objectives import Masked
+from gristmill.mixtures.sections.model import Model
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.batch import filled_positions

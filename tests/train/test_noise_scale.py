@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from gristmill.train.optim.noise_scale import NoiseScale, PartNorms, noise_and_signal
+from gristmill.train.optimizers.noise_scale import (
+    NoiseScale,
+    PartNorms,
+    noise_and_signal,
+)
 
 CPU = torch.device("cpu")
 

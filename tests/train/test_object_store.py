@@ -21,7 +21,7 @@ import torch
 from benchmarks.chaos.network import CREDENTIALS, Network, serving
 from gristmill.core.files import as_path, create_exclusively, read_json, write_json
 from gristmill.core.object_stores import StoreUnavailableError
-from gristmill.mixtures.engine import Engine, Stream
+from gristmill.mixtures.sections.engine import Engine, Stream
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.models.decoder import Llama

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.optimizers import Optimizer, OptimizerKind
+from gristmill.mixtures.sections.optimizers import Optimizer, OptimizerKind
 from gristmill.train.models.initialisation import generator_of
-from gristmill.train.optim import normuon, soap_muon
-from gristmill.train.optim.ademamix import scheduled_slow_mean
-from gristmill.train.optim.normuon import newton_schulz
-from gristmill.train.optim.optimizer import builder, make_optimizers, update
+from gristmill.train.optimizers import normuon, soap_muon
+from gristmill.train.optimizers.ademamix import scheduled_slow_mean
+from gristmill.train.optimizers.normuon import newton_schulz
+from gristmill.train.optimizers.optimizer import builder, make_optimizers, update
 
 LR, DECAY = 0.1, 0.5
 SOAP = {"momentum": 0.9, "betas": (0.9, 0.8)}

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from benchmarks.checkout import ROOT
 from benchmarks.train.forked_ranks import fork_ranks, load_all
-from gristmill.mixtures.optimizers import OPTIMIZERS, Optimizer, OptimizerKind
-from gristmill.train.optim.clipping import clip_gradients, clip_units
-from gristmill.train.optim.lion import Lion
-from gristmill.train.optim.offload import is_offloaded, load_each
-from gristmill.train.optim.optimizer import make_optimizers, update
-from gristmill.train.optim.sophia import Sophia
+from gristmill.mixtures.sections.optimizers import OPTIMIZERS, Optimizer, OptimizerKind
+from gristmill.train.optimizers.clipping import clip_gradients, clip_units
+from gristmill.train.optimizers.lion import Lion
+from gristmill.train.optimizers.offload import is_offloaded, load_each
+from gristmill.train.optimizers.optimizer import make_optimizers, update
+from gristmill.train.optimizers.sophia import Sophia
 
 KINDS = list(OPTIMIZERS)
 GOOD, BAD = torch.tensor(False), torch.tensor(True)

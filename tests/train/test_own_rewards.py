@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.sections.rl import Rl
 from tests.train.jsonl import write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 

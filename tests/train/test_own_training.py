@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from gristmill.flows.models.evaluate_model import EvaluationError, read_task_file
-from gristmill.mixtures.evaluation import OwnMetric, Task
 from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.sections.evaluation import OwnMetric, Task
 from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction, take_code
 from gristmill.train.evaluation.metrics import own_metric
 from gristmill.train.evaluation.tasks import Item

@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from benchmarks.checkout import ROOT
 from benchmarks.train.held_gradients import held_gradients
 from benchmarks.train.parallel_forms import ROUNDING, differences_of
-from gristmill.mixtures.engine import Compute, Engine, Parallel
+from gristmill.mixtures.sections.engine import Compute, Engine, Parallel
+from gristmill.train.distributed.expert_parallel import ExpertsError, deal_experts
+from gristmill.train.distributed.pipeline_parallel import PipelineError, PipelineStage
+from gristmill.train.distributed.tensor import UnevenSplitError, split_matrices
 from gristmill.train.models.decoder import Llama, padded_to_multiple
 from gristmill.train.models.model_config import Shape
-from gristmill.train.parallel.expert_parallel import ExpertsError, deal_experts
-from gristmill.train.parallel.pipeline_parallel import PipelineError, PipelineStage
-from gristmill.train.parallel.tensor import UnevenSplitError, split_matrices
 from tests.train.jsonl import read_metrics
 
 WORKER = "tests.train.parallel_worker"

@@ -24,7 +24,7 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.quality import quality
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.model import Model
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.train.evaluation.document_scorer import (
     ModelFolderError,

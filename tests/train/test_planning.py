@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.mixtures.model import Model
-from gristmill.mixtures.optimizers import Optimizer
+from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.sections.optimizers import Optimizer
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.planning.devices import (
     PricesError,

@@ -18,12 +18,12 @@ import torch
 import gristmill
 from gristmill.core.files import write_json
 from gristmill.dataprep.examples.read_examples import read_set
+from gristmill.train.checkpoints.checkpoint import Checkpoints
+from gristmill.train.checkpoints.resuming import ContinueError
 from gristmill.train.data.conversation_tokens import NothingToTrainError
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop import step
 from gristmill.train.loop.batch_plan import extend_digest
-from gristmill.train.loop.checkpoints import Checkpoints
-from gristmill.train.loop.resuming import ContinueError
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.reference_logps import (
     KEY,

@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.order import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.distributed import fsdp
 from gristmill.train.loop.batch_plan import RowPlan, extend_digest
 from gristmill.train.loop.loop import OtherRowsError
 from gristmill.train.models.weights import (
@@ -23,7 +24,6 @@ from gristmill.train.models.weights import (
     save_model,
 )
 from gristmill.train.objectives import next_token
-from gristmill.train.parallel import fsdp
 from gristmill.train.stages import pretrain
 from tests.packed_sets import write_packed_set
 from tests.train.jsonl import read_metrics
@@ -466,7 +466,7 @@ def test_tasks_during_training_agree_with_the_saved_model(
     pretrain_config: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    from gristmill.mixtures.evaluation import Task
+    from gristmill.mixtures.sections.evaluation import Task
     from gristmill.train.evaluation.answering import answer_task, open_reader
     from gristmill.train.evaluation.tasks import read_task
 

@@ -14,15 +14,15 @@ import pytest
 from pydantic import ValidationError
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.evaluation import (
+from gristmill.mixtures.load import anchor
+from gristmill.mixtures.sections.evaluation import (
     REFUSALS,
     Evaluate,
     ModelToxicity,
     PromptSet,
     RedTeam,
 )
-from gristmill.mixtures.load import anchor
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.model import Model
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.evaluation.answering import Reader, open_reader
 from gristmill.train.evaluation.intervals import wilson

@@ -90,7 +90,7 @@ def start(
     tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, make_model: Any
 ) -> dict[str, Path]:
     """A tuned model with initial weights, as later stages read one."""
-    from gristmill.mixtures.model import Model
+    from gristmill.mixtures.sections.model import Model
     from gristmill.train.models.model_config import shape_of
     from gristmill.train.models.weights import save_model
 

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.dataprep.rewards.answer_checks import NoAnswerError
-from gristmill.mixtures.model import Model
-from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.sections.rl import Rl
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
+from gristmill.train.checkpoints.checkpoint import Checkpoints
 from gristmill.train.data.conversation_tokens import Chat, NothingToTrainError
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler, generate
-from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
@@ -32,10 +32,10 @@ from gristmill.train.models.reward_model import (
     with_new_score,
 )
 from gristmill.train.models.weights import drawn, load_model, save_model
-from gristmill.train.reinforcement.rewards import RewardModelError
-from gristmill.train.reinforcement.rollout_phase import Actor
-from gristmill.train.reinforcement.rollout_tables import TOKEN_COLUMNS
-from gristmill.train.reinforcement.sampler import drawn_by, sampling_of
+from gristmill.train.rl.rewards import RewardModelError
+from gristmill.train.rl.rollout_phase import Actor
+from gristmill.train.rl.rollout_tables import TOKEN_COLUMNS
+from gristmill.train.rl.sampler import drawn_by, sampling_of
 from gristmill.train.stages.teacher import TeacherError
 from tests.train.jsonl import read_metrics, write_jsonl
 

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.sections.rl import Rl
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import load_model, save_model
-from gristmill.train.reinforcement.policy import opinion_of
-from gristmill.train.reinforcement.rollouts import Generated, Rollouts
-from gristmill.train.reinforcement.sampler import OwnEngine
-from gristmill.train.reinforcement.tools.tool_call import Used
+from gristmill.train.rl.policy import opinion_of
+from gristmill.train.rl.rollouts import Generated, Rollouts
+from gristmill.train.rl.sampler import OwnEngine
+from gristmill.train.rl.tools.tool_call import Used
 from tests.needs_sandbox import skip_without_sandbox
 from tests.train.jsonl import write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage

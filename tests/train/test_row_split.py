@@ -16,6 +16,8 @@ import torch
 
 from benchmarks.checkout import ROOT
 from gristmill.core.files import read_json
+from gristmill.train.distributed.context_parallel import RowSplit, RowSplitError
+from gristmill.train.distributed.fsdp import split_rows
 from gristmill.train.models.attention import (
     Segments,
     attend,
@@ -25,8 +27,6 @@ from gristmill.train.models.attention import (
 )
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
-from gristmill.train.parallel.context_parallel import RowSplit, RowSplitError
-from gristmill.train.parallel.fsdp import split_rows
 from tests.train.row_split_worker import DOCUMENTS, LENGTH, VARIANTS, positions
 
 ROUNDING = 5e-6

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from gristmill.core.files import read_json, write_json
-from gristmill.mixtures.model import Model
-from gristmill.mixtures.posttraining import Dpo
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.order import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
@@ -31,6 +31,7 @@ from gristmill.tokenize.packed_files import (
     train_name,
 )
 from gristmill.tokenize.packed_writing import write_rows
+from gristmill.train.checkpoints.resuming import OtherRowsError
 from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.data.example_rows import Piece, packed_rows, write_example_rows
 from gristmill.train.data.pairs import Pair
@@ -38,7 +39,6 @@ from gristmill.train.data.preference_rows import PairRows
 from gristmill.train.data.row_stream import RowStream, StreamError, stream
 from gristmill.train.loop.batch_plan import RowPlan, extend_digest, plan_of
 from gristmill.train.loop.prefetch import read_batch
-from gristmill.train.loop.resuming import OtherRowsError
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.objectives.losses import IGNORED, next_tokens
 from gristmill.train.objectives.next_token import NextToken

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.load import load_manifest
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.rollback import describe_rollback, plan_after

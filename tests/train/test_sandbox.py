@@ -19,15 +19,15 @@ import pytest
 from gristmill.flows.stages.rl import preflight
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.rl_tools import PythonTool
-from gristmill.train.reinforcement.tools import sandbox, seccomp_filter
-from gristmill.train.reinforcement.tools.sandbox import (
+from gristmill.train.rl.tools import sandbox, seccomp_filter
+from gristmill.train.rl.tools.sandbox import (
     MAX_OUTPUT_BYTES,
     ProgramResult,
     SandboxError,
     check_sandbox,
     run_python,
 )
-from gristmill.train.reinforcement.tools.seccomp_filter import seccomp_program
+from gristmill.train.rl.tools.seccomp_filter import seccomp_program
 from tests.needs_sandbox import skip_without_sandbox
 
 STOPPED = "stopped: it computes for more than 1 s, or waits"

@@ -23,8 +23,8 @@ from gristmill.dataprep.examples.kept_examples import (
     set_names,
 )
 from gristmill.dataprep.examples.read_examples import read_set
-from gristmill.mixtures.posttraining import Sft
-from gristmill.mixtures.prepare import ExampleStep
+from gristmill.mixtures.sections.posttraining import Sft
+from gristmill.mixtures.sections.prepare import ExampleStep
 from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, T5ForConditionalGeneration
 
-from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.objectives.span_objectives import (
     SENTINEL,
@@ -19,8 +18,9 @@ from gristmill.mixtures.objectives.span_objectives import (
     Ul2,
     spans_of,
 )
-from gristmill.mixtures.tokenizer import Tokenizer
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.engine import Compute
+from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.sections.tokenizer import Tokenizer
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.objective import UNTRAINED

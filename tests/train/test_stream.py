@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.order import Order
 from gristmill.train.loop.batch_plan import (
     PlanError,

@@ -25,8 +25,8 @@ from gristmill.flows.models.evaluate_model import (
     read_task_file,
 )
 from gristmill.flows.report.evaluation import suites as report_suites
-from gristmill.mixtures.evaluation import Evaluate, Suite
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.evaluation import Evaluate, Suite
+from gristmill.mixtures.sections.model import Model
 from gristmill.train.evaluation.answering import Reader, open_reader
 from gristmill.train.evaluation.suites import (
     SuiteTask,

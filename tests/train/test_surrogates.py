@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gristmill.train.reinforcement.algorithms import teacher_advantages
-from gristmill.train.reinforcement.policy_gradient import (
+from gristmill.train.rl.algorithms import teacher_advantages
+from gristmill.train.rl.policy_gradient import (
     generalised_advantages,
     group_advantages,
     groups_without_variance,

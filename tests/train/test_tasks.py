@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from gristmill.core.files import read_json, write_json
-from gristmill.mixtures.evaluation import Contamination, Memorisation, Task
-from gristmill.mixtures.model import Model
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.evaluation import Contamination, Memorisation, Task
+from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
     MANIFEST,

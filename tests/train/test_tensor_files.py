@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.checkout import ROOT
-from gristmill.mixtures.evaluation import Export
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.sections.evaluation import Export
+from gristmill.mixtures.sections.model import Model
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.tensor_files import (
@@ -233,13 +233,13 @@ def test_export_never_holds_the_whole_model_in_memory(
 
 GATHER = """
 import torch
-from gristmill.mixtures.model import Model
-from gristmill.mixtures.engine import Parallel
+from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.sections.engine import Parallel
 from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.parallel.fsdp import sharded_model, whole_tensors
-from gristmill.train.parallel.process_groups import make_world, process_group
+from gristmill.train.distributed.fsdp import sharded_model, whole_tensors
+from gristmill.train.distributed.process_groups import make_world, process_group
 
 def gather():
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, tied_embeddings=False), 100, 24)

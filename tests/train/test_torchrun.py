@@ -19,9 +19,9 @@ import torch.distributed as dist
 from gristmill.core.files import read_json, write_json
 from gristmill.flows.running.execute import torchrun_command
 from gristmill.flows.running.follow_leader import MODULE as TAKE_PART
-from gristmill.mixtures.engine import Engine
-from gristmill.train.parallel import rendezvous
-from gristmill.train.parallel.process_groups import DIMENSIONS, single_process
+from gristmill.mixtures.sections.engine import Engine
+from gristmill.train.distributed import rendezvous
+from gristmill.train.distributed.process_groups import DIMENSIONS, single_process
 from gristmill.train.worker_main import write_error
 from tests.servers import free_port
 
@@ -32,8 +32,8 @@ LOOPBACK = "0100007F"
 LISTENERS = """
 import os, re, sys
 from pathlib import Path
-from gristmill.mixtures.engine import Parallel
-from gristmill.train.parallel.process_groups import agree, process_group
+from gristmill.mixtures.sections.engine import Parallel
+from gristmill.train.distributed.process_groups import agree, process_group
 
 def addresses(pid):
     links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]

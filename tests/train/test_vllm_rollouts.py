@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.train.reinforcement.rollouts import Generated
-from gristmill.train.reinforcement.vllm_engine import (
+from gristmill.train.rl.rollouts import Generated
+from gristmill.train.rl.vllm_engine import (
     RolloutEngineError,
     check_agreement,
 )

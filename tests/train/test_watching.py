@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.engine import (
+from gristmill.mixtures.sections.engine import (
     Mlflow,
     Profile,
     Trackers,
@@ -167,7 +167,7 @@ def test_mlflow_has_one_run_of_all_attempts_with_training_steps(tmp_path: Path) 
 TRACKED = """
 import sys
 from pathlib import Path
-from gristmill.mixtures.engine import Trackers, Trackio
+from gristmill.mixtures.sections.engine import Trackers, Trackio
 from gristmill.train.loop.metrics_log import Record
 
 for resumed in (0, 1):

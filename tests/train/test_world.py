@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gristmill.core.stage_context import Context
-from gristmill.train.parallel.process_groups import (
+from gristmill.train.distributed.process_groups import (
     DeviceError,
     process_group,
     single_process,

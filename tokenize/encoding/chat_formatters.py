@@ -20,7 +20,7 @@ from typing import Any
 from gristmill.core.files import read_json
 from gristmill.dataprep.user_code.time_limits import TimeLimit, TimeLimitError
 from gristmill.dataprep.user_functions import blame, load_function, load_own
-from gristmill.mixtures.tokenizer import OwnFormatter
+from gristmill.mixtures.sections.tokenizer import OwnFormatter
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.tokenize.encoding.chat_templates import (
     PROBE,

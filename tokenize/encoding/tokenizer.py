@@ -27,8 +27,8 @@ from gristmill.core.files import (
     write_text,
 )
 from gristmill.core.stage_context import Context
-from gristmill.mixtures import tokenizer as sections
-from gristmill.mixtures.tokenizer import OwnFormatter
+from gristmill.mixtures.sections import tokenizer as sections
+from gristmill.mixtures.sections.tokenizer import OwnFormatter
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, check_formatter
 from gristmill.tokenize.encoding.chat_templates import (
     CHAT_TEMPLATE,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.mixtures.tokenizer import (
+from gristmill.mixtures.sections.tokenizer import (
     CHARACTER_COVERAGE,
     TRANSITION_POINT,
     VocabularyModel,

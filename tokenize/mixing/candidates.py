@@ -29,11 +29,10 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.dataprep.where_sql import METADATA
-from gristmill.mixtures.sources import MixedSource
+from gristmill.mixtures.sections.sources import MixedSource
 from gristmill.tokenize.document_sampling import drawn_below, id_words, leading
 from gristmill.tokenize.encoding.encode import docs_name
 from gristmill.tokenize.importing.token_sources import corpora
-from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.mixing.source_filters import (
     MET,
@@ -50,6 +49,7 @@ from gristmill.tokenize.mixing.streams import (
     validation_stream,
 )
 from gristmill.tokenize.order import order_key
+from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging
 
 CLUSTER = "cluster"
 """Column with the shared cluster id of near-duplicates."""

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from gristmill.mixtures.mix import Continues
+from gristmill.mixtures.sections.mix import Continues
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.order import (
     Order,

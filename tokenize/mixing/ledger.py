@@ -41,13 +41,13 @@ from gristmill.tokenize.mixing.streams import (
     train_stream,
     validation_stream,
 )
-from gristmill.tokenize.mixing.write_shards import WrittenShard
 from gristmill.tokenize.packed_files import (
     INDEX_GROUP_ROWS,
     LEDGER_SCHEMA,
     ids_name,
     ledger_name,
 )
+from gristmill.tokenize.packing.write_shards import WrittenShard
 
 JOB = "documents"
 FILE_DOCUMENTS = 1 << 26

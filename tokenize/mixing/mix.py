@@ -25,8 +25,8 @@ from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.shuffle import must_send
 from gristmill.dataprep.runners.tasks import Task, run_tasks
-from gristmill.mixtures.mix import Continues, Mix
-from gristmill.mixtures.sources import MixedSource
+from gristmill.mixtures.sections.mix import Continues, Mix
+from gristmill.mixtures.sections.sources import MixedSource
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.importing.token_sources import corpus_shards
@@ -41,7 +41,6 @@ from gristmill.tokenize.mixing.continue_mixture import (
     check_reach,
 )
 from gristmill.tokenize.mixing.exclude import read_excluded
-from gristmill.tokenize.mixing.fill_in_middle import rearranging
 from gristmill.tokenize.mixing.ledger import find_emptied, last_taken, write_ledger
 from gristmill.tokenize.mixing.mix_summary import (
     Mixed,
@@ -50,7 +49,6 @@ from gristmill.tokenize.mixing.mix_summary import (
     describe_redistribution,
     redistributed,
 )
-from gristmill.tokenize.mixing.packing import packing_of
 from gristmill.tokenize.mixing.quotas import (
     Phase,
     Quotas,
@@ -59,22 +57,10 @@ from gristmill.tokenize.mixing.quotas import (
     exact,
     plan_quotas,
 )
-from gristmill.tokenize.mixing.row_layout import (
-    Layout,
-    Shards,
-    find_ends,
-    lay_out,
-    place,
-)
 from gristmill.tokenize.mixing.send_tokens import send_tokens
 from gristmill.tokenize.mixing.streams import (
     Draws,
     make_streams,
-)
-from gristmill.tokenize.mixing.write_shards import (
-    RowPlan,
-    WrittenShard,
-    write_shard,
 )
 from gristmill.tokenize.order import order_key
 from gristmill.tokenize.packed_files import (
@@ -88,6 +74,20 @@ from gristmill.tokenize.packed_files import (
     dtype_name,
     train_name,
     validation_name,
+)
+from gristmill.tokenize.packing.fill_in_middle import rearranging
+from gristmill.tokenize.packing.packing import packing_of
+from gristmill.tokenize.packing.row_layout import (
+    Layout,
+    Shards,
+    find_ends,
+    lay_out,
+    place,
+)
+from gristmill.tokenize.packing.write_shards import (
+    RowPlan,
+    WrittenShard,
+    write_shard,
 )
 
 SUMMARY_KEYS = ("packings", "requested", "realised", "redistributed")

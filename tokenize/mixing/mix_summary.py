@@ -17,15 +17,15 @@ import numpy as np
 
 from gristmill.dataprep.conservation import Counts, check_conservation
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.mixtures.mix import Mix
-from gristmill.mixtures.sources import MixedSource
+from gristmill.mixtures.sections.mix import Mix
+from gristmill.mixtures.sections.sources import MixedSource
 from gristmill.tokenize.mixing.continue_mixture import before_of
-from gristmill.tokenize.mixing.packing import PackingCost, packing_of
 from gristmill.tokenize.mixing.quotas import Quotas
-from gristmill.tokenize.mixing.row_layout import Layout
-from gristmill.tokenize.mixing.write_shards import WrittenShard
 from gristmill.tokenize.order_kernels import rank_row
 from gristmill.tokenize.packed_files import ShardEntry
+from gristmill.tokenize.packing.packing import PackingCost, packing_of
+from gristmill.tokenize.packing.row_layout import Layout
+from gristmill.tokenize.packing.write_shards import WrittenShard
 
 LIMITS = {"max_epochs", "min_tokens", "max_tokens", "where", "epochs"}
 """Settings of a source that the summary repeats beside its share."""

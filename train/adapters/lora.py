@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.posttraining import LinearLayer, Lora, RoundedBase
+from gristmill.mixtures.sections.posttraining import LinearLayer, Lora, RoundedBase
 from gristmill.train.adapters.quantised import RoundedWeight, product, rounded
+from gristmill.train.distributed.fsdp import sharded_model
+from gristmill.train.distributed.process_groups import World
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import TensorOf
-from gristmill.train.parallel.fsdp import sharded_model
-from gristmill.train.parallel.process_groups import World
 from gristmill.train.planning.flops import flops_per_token
 
 DOWN, UP, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"

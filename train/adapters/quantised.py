@@ -17,9 +17,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.mixtures.posttraining import RoundedBase
+from gristmill.mixtures.sections.posttraining import RoundedBase
+from gristmill.train.distributed.context_parallel import all_gather_single
 from gristmill.train.models.int8 import dequantised, quantised
-from gristmill.train.parallel.context_parallel import all_gather_single
 
 
 @dataclass(frozen=True)

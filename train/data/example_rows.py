@@ -2,7 +2,7 @@
 loss mask.
 
 `best_fit` packs conversations into rows as pre-training packs documents
-(`tokenize/mixing/best_fit.py`); rows never cut a conversation. Attention and positions
+(`tokenize/packing/best_fit.py`); rows never cut a conversation. Attention and positions
 separate the conversations of a row, so each has the loss that it would have alone. A
 row holds examples of one set, and the sets' rows are merged like a mixture's sources,
 so every prefix of the order has their proportions.
@@ -20,7 +20,6 @@ import pyarrow as pa
 from gristmill.core.files import write_json
 from gristmill.core.seeds import seeded_bytes
 from gristmill.tokenize.loss_masks import mask_name, write_mask
-from gristmill.tokenize.mixing.best_fit import best_fit_rows
 from gristmill.tokenize.order import sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
@@ -35,6 +34,7 @@ from gristmill.tokenize.packed_files import (
     train_name,
 )
 from gristmill.tokenize.packed_writing import write_rows
+from gristmill.tokenize.packing.best_fit import best_fit_rows
 from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.loop.rows_read import RowsRead
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from gristmill.core.files import atomic_write
 from gristmill.core.seeds import content_key
+from gristmill.dataprep.decontamination.contamination import leaks_into
 from gristmill.dataprep.examples.conversations import Example, Message
 from gristmill.dataprep.examples.kept_examples import (
     UsableSet,
@@ -22,8 +23,7 @@ from gristmill.dataprep.examples.kept_examples import (
 )
 from gristmill.dataprep.examples.preferences import SAME, Audit, audit
 from gristmill.dataprep.examples.prepare_examples import view_text
-from gristmill.dataprep.passages.contamination import leaks_into
-from gristmill.mixtures.posttraining import PreferencePairs
+from gristmill.mixtures.sections.posttraining import PreferencePairs
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.train.data.conversation_tokens import (
     Chat,

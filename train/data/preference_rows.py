@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from gristmill.core.files import canonical_json, read_json, write_json
 from gristmill.dataprep.documents import read_table, write_table
 from gristmill.dataprep.examples.conversations import Example
-from gristmill.mixtures.posttraining import Dpo
+from gristmill.mixtures.sections.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet

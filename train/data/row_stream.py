@@ -27,11 +27,12 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from gristmill.core.files import as_path, read_json
-from gristmill.mixtures.engine import Stream
-from gristmill.mixtures.posttraining import Dpo
+from gristmill.mixtures.sections.engine import Stream
+from gristmill.mixtures.sections.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks, mask_name
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
+from gristmill.train.checkpoints.resuming import OtherRowsError
 from gristmill.train.data.batch import (
     TrainedRows,
     predicted_tokens,
@@ -48,7 +49,6 @@ from gristmill.train.data.preference_rows import (
 )
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.prefetch import map_tensors, reading_threads
-from gristmill.train.loop.resuming import OtherRowsError
 from gristmill.train.objectives.losses import IGNORED, next_tokens
 
 Layout = Literal["transformers", "torchtitan"]

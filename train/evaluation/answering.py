@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gristmill.mixtures.evaluation import Evaluate, Task
+from gristmill.mixtures.sections.evaluation import Evaluate, Task
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat, ChatError
+from gristmill.train.distributed.process_groups import World
 from gristmill.train.evaluation.held_out import LARGEST_EXPONENT
 from gristmill.train.evaluation.intervals import (
     Estimate,
@@ -41,7 +42,6 @@ from gristmill.train.evaluation.tasks import Item, TaskError, read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.batch_plan import slices
 from gristmill.train.models.decoder import Llama
-from gristmill.train.parallel.process_groups import World
 
 PROMPTS_PER_BATCH = 16
 SAMPLES = 5

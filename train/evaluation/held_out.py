@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.batch import filled_positions
+from gristmill.train.distributed.context_parallel import TokenHead
+from gristmill.train.distributed.fsdp import evaluating
+from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.evaluation.intervals import Estimate, interval
 from gristmill.train.loop.batch_plan import micro_batches, slices
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
-from gristmill.train.optim.averaging import AveragedWeights
-from gristmill.train.parallel.context_parallel import TokenHead
-from gristmill.train.parallel.fsdp import evaluating
-from gristmill.train.parallel.process_groups import World, sum_over_ranks
+from gristmill.train.optimizers.averaging import AveragedWeights
 
 ROWS_PER_FORWARD = 16
 LARGEST_EXPONENT = 700.0

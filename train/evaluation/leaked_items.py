@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.passages.ngram_index import (
+from gristmill.dataprep.decontamination.ngram_index import (
     NgramIndex,
     build_index,
     covered,
     find_ngrams,
 )
-from gristmill.mixtures.evaluation import Contamination
+from gristmill.mixtures.sections.evaluation import Contamination
 from gristmill.train.evaluation.intervals import Estimate, mean_with_interval
 from gristmill.train.evaluation.tasks import Item
 from gristmill.train.loop.batch_plan import slices

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gristmill.train.distributed.fsdp import evaluating
+from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.objectives.losses import IGNORED, score_tokens
-from gristmill.train.parallel.fsdp import evaluating
-from gristmill.train.parallel.process_groups import World, sum_over_ranks
 
 TOKENS_PER_FORWARD = 8192
 Encode = Callable[[str], list[int]]

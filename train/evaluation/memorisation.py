@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from gristmill.mixtures.evaluation import Memorisation
+from gristmill.mixtures.sections.evaluation import Memorisation
 from gristmill.train.evaluation.answering import PROMPTS_PER_BATCH, Reader
 from gristmill.train.evaluation.intervals import Estimate, mean_with_interval
 from gristmill.train.generation.scheduler import generate

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.user_functions import blaming, call_own, load_own, wrong
-from gristmill.mixtures.evaluation import OwnMetric
+from gristmill.mixtures.sections.evaluation import OwnMetric
 from gristmill.train.evaluation.likelihood import Score
 from gristmill.train.evaluation.tasks import Item
 

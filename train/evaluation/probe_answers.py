@@ -21,11 +21,11 @@ import pyarrow as pa
 from gristmill.core.files import canonical_json, read_json, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.conversations import Message
-from gristmill.dataprep.llm.llm_client import Asking
+from gristmill.dataprep.llm.client import Asking
 from gristmill.dataprep.llm.prompt_templates import read_template
 from gristmill.dataprep.llm.prompting import prompt
 from gristmill.dataprep.user_functions import blaming, call_own, load_own, wrong
-from gristmill.mixtures.evaluation import (
+from gristmill.mixtures.sections.evaluation import (
     QUESTION,
     OwnToxicity,
     RedTeam,
@@ -131,7 +131,7 @@ def open_judges(section: RedTeam, context: Context) -> Iterator[Judges]:
         gristmill.dataprep.encoders.model_folders.ModelFolderError: the classifier
             cannot be loaded.
         OwnCodeError: the function cannot be loaded.
-        gristmill.dataprep.llm.llm_client.AskingError: the judge does not answer.
+        gristmill.dataprep.llm.client.AskingError: the judge does not answer.
     """
     with ExitStack() as opened:
         asking = None

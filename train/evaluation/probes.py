@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
-from gristmill.dataprep.passages.evaluation_sets import TEXT
-from gristmill.mixtures.evaluation import RedTeam
+from gristmill.dataprep.decontamination.evaluation_sets import TEXT
+from gristmill.mixtures.sections.evaluation import RedTeam
 from gristmill.train.evaluation.tasks import Record, read_records
 
 PLACE = "{prompt}"
@@ -92,7 +92,7 @@ def read_probes(section: RedTeam) -> dict[str, list[Probe]]:
 
     Raises:
         ProbeError: an item or a template lacks a required field.
-        gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be
+        gristmill.dataprep.decontamination.evaluation_sets.EvaluationSetError: a file cannot be
             read.
         gristmill.dataprep.readers.sources.SourceError: a path matches nothing.
     """

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TypedDict
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.evaluation import Evaluate, RedTeam
+from gristmill.mixtures.sections.evaluation import Evaluate, RedTeam
 from gristmill.train.evaluation.answering import Reader
 from gristmill.train.evaluation.probe_answers import Judges, answer_probes, open_judges
 from gristmill.train.evaluation.probes import read_probes

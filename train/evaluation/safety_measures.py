@@ -27,7 +27,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from gristmill.mixtures.evaluation import RedTeam
+from gristmill.mixtures.sections.evaluation import RedTeam
 from gristmill.train.evaluation.intervals import (
     Estimate,
     Statistic,

@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict
 
 from gristmill.core.files import as_path
 from gristmill.core.seeds import seeded_key
-from gristmill.dataprep.passages.evaluation_sets import read_items
+from gristmill.dataprep.decontamination.evaluation_sets import read_items
 from gristmill.dataprep.readers.sources import outside_files
-from gristmill.mixtures.evaluation import Suite
+from gristmill.mixtures.sections.evaluation import Suite
 from gristmill.train.evaluation.answering import Reader
 from gristmill.train.evaluation.intervals import (
     Estimate,

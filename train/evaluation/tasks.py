@@ -11,10 +11,10 @@ from typing import Any
 import jinja2
 
 from gristmill.core.files import as_path
+from gristmill.dataprep.decontamination.evaluation_sets import read_items
 from gristmill.dataprep.examples.conversations import Message
-from gristmill.dataprep.passages.evaluation_sets import read_items
 from gristmill.dataprep.readers.sources import outside_files
-from gristmill.mixtures.evaluation import Task
+from gristmill.mixtures.sections.evaluation import Task
 from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, render
 
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -59,7 +59,7 @@ def read_task(task: Task) -> list[Item]:
     Raises:
         TaskError: an item lacks a field, its right answer is not among its choices, or
             no item is left.
-        gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be
+        gristmill.dataprep.decontamination.evaluation_sets.EvaluationSetError: a file cannot be
             read.
         gristmill.dataprep.readers.sources.SourceError: the path matches nothing.
     """

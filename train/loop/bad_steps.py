@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gristmill.core.stage_context import Context
+from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.batch_plan import RowPlan
 from gristmill.train.loop.loop_state import LoopState
 from gristmill.train.loop.metrics_log import Record
@@ -26,7 +27,6 @@ from gristmill.train.loop.spike_report import (
     write_spike_report,
 )
 from gristmill.train.loop.training_job import Job
-from gristmill.train.parallel.process_groups import World
 
 
 def look_at_device(

@@ -17,15 +17,21 @@ from typing import NotRequired, TypedDict
 import torch
 
 from gristmill.core.files import write_json
-from gristmill.mixtures.training import LOOK_EVERY_STEPS, CallbackEvent
+from gristmill.mixtures.sections.pretrain import LOOK_EVERY_STEPS, CallbackEvent
 from gristmill.mixtures.user_code import OwnCodeError
+from gristmill.train.checkpoints.checkpoint import (
+    CHECKPOINTS,
+    complete_steps,
+    step_folder,
+)
+from gristmill.train.checkpoints.resuming import Attempt, take_over
+from gristmill.train.checkpoints.resuming import OtherRowsError as OtherRowsError
+from gristmill.train.distributed.fsdp import assert_master_weights
+from gristmill.train.distributed.process_groups import any_rank
 from gristmill.train.loop.callbacks import ScaledBy, StoppedBy
-from gristmill.train.loop.checkpoints import CHECKPOINTS, complete_steps, step_folder
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import batches_ahead
-from gristmill.train.loop.resuming import Attempt, take_over
-from gristmill.train.loop.resuming import OtherRowsError as OtherRowsError
 from gristmill.train.loop.rollback import (
     Rollback,
     describe_rollback,
@@ -46,8 +52,6 @@ from gristmill.train.loop.training_job import (
     describe_phase,
     warn_of_long_warmup,
 )
-from gristmill.train.parallel.fsdp import assert_master_weights
-from gristmill.train.parallel.process_groups import any_rank
 
 COLLECT_EVERY_STEPS = 50
 """Default of torchtitan."""
@@ -88,7 +92,7 @@ def train(job: Job) -> tuple[Record | None, TrainingSummary]:
     Raises:
         StoppedError: SIGTERM was received; the state is saved.
         OtherRowsError: the newest checkpoint has read rows of a different set.
-        gristmill.train.loop.resuming.ContinueError: `continue_from` does not name a
+        gristmill.train.checkpoints.resuming.ContinueError: `continue_from` does not name a
             usable checkpoint.
     """
     assert_master_weights(job.learner.model)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
 from gristmill.core.files import atomic_write, copy_file
-from gristmill.mixtures.engine import Trackers
+from gristmill.mixtures.sections.engine import Trackers
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.rollback import Rollback, read_rollbacks, write_rollbacks
 from gristmill.train.loop.spike_report import AUTOPSIES, forget_after

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
+from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.batch_plan import RowPlan, micro_batches
 from gristmill.train.loop.objective import Objective
-from gristmill.train.parallel.process_groups import World
 
 READING_THREADS = 4
 """Number of steps that are read concurrently; reads over a network mostly wait for

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.order import Order, order_key, permute
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import plan_of

@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
+from gristmill.train.checkpoints.resuming import Attempt
+from gristmill.train.distributed.pipeline_parallel import PipelineError, PipelineStage
+from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.bad_steps import finite
 from gristmill.train.loop.batch_plan import extend_digest, micro_batches
 from gristmill.train.loop.loop_state import LoopState, Seen
 from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.loop.objective import Metrics, Objective
 from gristmill.train.loop.prefetch import Batch
-from gristmill.train.loop.resuming import Attempt
 from gristmill.train.loop.spikes import judge, remember_loss
 from gristmill.train.loop.throughput import UpdateSize, peak_memory_bytes, speed_metrics
 from gristmill.train.loop.training_job import Job, is_logged, scheduled_rate
-from gristmill.train.optim.clipping import clip_gradients
-from gristmill.train.optim.noise_scale import PartNorms
-from gristmill.train.optim.optimizer import update
-from gristmill.train.optim.sophia import Sophia
-from gristmill.train.parallel.pipeline_parallel import PipelineError, PipelineStage
-from gristmill.train.parallel.process_groups import World, sum_over_ranks
+from gristmill.train.optimizers.clipping import clip_gradients
+from gristmill.train.optimizers.noise_scale import PartNorms
+from gristmill.train.optimizers.optimizer import update
+from gristmill.train.optimizers.sophia import Sophia
 
 
 def one_step(

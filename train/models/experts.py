@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gristmill.train.distributed.context_parallel import RowSplit
 from gristmill.train.models.model_config import Shape
-from gristmill.train.parallel.context_parallel import RowSplit
 
 
 class Router(nn.Module):

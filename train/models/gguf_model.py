@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gristmill.core.files import foreign_file
-from gristmill.mixtures.evaluation import GgufKind
+from gristmill.mixtures.sections.evaluation import GgufKind
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import Vocabulary
 from gristmill.train.models.hf_configs import family_of, interleave_halves
 from gristmill.train.models.initialisation import VOCABULARY_TENSORS

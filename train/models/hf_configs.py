@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gristmill.mixtures.model import RopeScaling
 from gristmill.mixtures.model_families import describe_families
+from gristmill.mixtures.sections.model import RopeScaling
 from gristmill.train.models.hf_encoder_configs import (
     BERT,
     ENCODER,

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from gristmill.mixtures.model import Model, RopeScaling
 from gristmill.mixtures.objectives.token_objectives import Kind as Kind
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.model import Model, RopeScaling
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.mixtures.user_code import Own
 
 VOCAB_MULTIPLE = 128

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.mixtures.model import RopeScaling
+from gristmill.mixtures.sections.model import RopeScaling
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines of positions."""

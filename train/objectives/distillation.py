@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.core.files import canonical_json, reserve, sha256_file
-from gristmill.mixtures.posttraining import Distill, Divergence
+from gristmill.mixtures.sections.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.loop.batch_plan import slices

@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.posttraining import Dpo
+from gristmill.mixtures.sections.posttraining import Dpo
 from gristmill.train.data.preference_rows import AnswerRows
+from gristmill.train.distributed.fsdp import measured_by_all
+from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.objective import Measured
 from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
@@ -26,8 +28,6 @@ from gristmill.train.objectives.preference_objective import (
     DrawnObjective,
     measured_pairs,
 )
-from gristmill.train.parallel.fsdp import measured_by_all
-from gristmill.train.parallel.process_groups import World
 
 KINDS = ("chosen", "rejected")
 """Names of desirable and undesirable answers in metrics, as in TRL."""

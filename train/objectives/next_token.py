@@ -24,6 +24,7 @@ from gristmill.train.data.batch import (
     filled_tokens,
     predicted_tokens,
 )
+from gristmill.train.distributed.context_parallel import TokenHead
 from gristmill.train.loop.objective import (
     UNTRAINED,
     Measured,
@@ -50,7 +51,6 @@ from gristmill.train.objectives.source_sums import (
     report_by_source,
     sums_by_source,
 )
-from gristmill.train.parallel.context_parallel import TokenHead
 
 MOST_PIECES_DESCRIBED = 10_000
 

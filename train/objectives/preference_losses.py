@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gristmill.dataprep.user_functions import blaming, load_own
-from gristmill.mixtures.posttraining import Dpo, OwnLoss, PreferenceLoss
+from gristmill.mixtures.sections.posttraining import Dpo, OwnLoss, PreferenceLoss
 from gristmill.mixtures.user_code import Own, OwnCodeError
 
 REFERENCE_FREE = ("simpo", "orpo")

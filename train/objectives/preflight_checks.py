@@ -20,16 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.train.loop.batch_plan import micro_batches
-from gristmill.train.loop.step import accumulate_gradients
-from gristmill.train.objectives.sft_objective import AssistantTurns, Turns
-from gristmill.train.optim.dtensor_sums import gradients_of, local
-from gristmill.train.parallel.fsdp import evaluating
-from gristmill.train.parallel.process_groups import (
+from gristmill.train.distributed.fsdp import evaluating
+from gristmill.train.distributed.process_groups import (
     World,
     max_over_ranks,
     sum_over_ranks,
 )
+from gristmill.train.loop.batch_plan import micro_batches
+from gristmill.train.loop.step import accumulate_gradients
+from gristmill.train.objectives.sft_objective import AssistantTurns, Turns
+from gristmill.train.optimizers.dtensor_sums import gradients_of, local
 
 CERTIFICATE = "step-0.json"
 PROOF_ROWS = 4

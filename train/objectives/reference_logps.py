@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from gristmill.core.files import read_json, sha256_file, write_json
 from gristmill.dataprep.documents import read_table, write_table
-from gristmill.mixtures.posttraining import Dpo, Rounded
+from gristmill.mixtures.sections.posttraining import Dpo, Rounded
 from gristmill.mixtures.user_code import Own, OwnCodeError
 from gristmill.train.data.preference_rows import AnswerRows, PairRows
+from gristmill.train.distributed.fsdp import evaluating, measured_by_all
+from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.models.weights import WEIGHTS_FILE
@@ -26,8 +28,6 @@ from gristmill.train.objectives.kto_objective import Desirability
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.preference_losses import loss_at_start
 from gristmill.train.objectives.preference_objective import Preferences
-from gristmill.train.parallel.fsdp import evaluating, measured_by_all
-from gristmill.train.parallel.process_groups import World, sum_over_ranks
 
 TABLE = "reference.parquet"
 KEY = "key.json"

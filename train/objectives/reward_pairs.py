@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.mixtures.reinforcement import Reward
+from gristmill.mixtures.sections.rl import Reward
 from gristmill.tokenize.order import Order
 from gristmill.train.data.conversation_tokens import fingerprint_of, padded
 from gristmill.train.data.pairs import Pair
+from gristmill.train.distributed.fsdp import measured_by_all
+from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.objective import Measured, ReadDocument, mean_of_trained
 from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.models.reward_model import scores
 from gristmill.train.objectives.preference_objective import measured_pairs
-from gristmill.train.parallel.fsdp import measured_by_all
-from gristmill.train.parallel.process_groups import World
 
 
 def reward_loss(

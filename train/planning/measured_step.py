@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.optimizers import Optimizer
+from gristmill.mixtures.sections.optimizers import Optimizer
+from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
+from gristmill.train.distributed.process_groups import single_process
 from gristmill.train.models.model_config import DECODED, ENCODED, Shape
 from gristmill.train.models.multi_token import further_targets
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
-from gristmill.train.optim.dtensor_sums import local
-from gristmill.train.optim.optimizer import make_optimizers, update
-from gristmill.train.parallel.fsdp import compute_dtype, sharded_model
-from gristmill.train.parallel.process_groups import single_process
+from gristmill.train.optimizers.dtensor_sums import local
+from gristmill.train.optimizers.optimizer import make_optimizers, update
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.memory import (
     MASTER_BYTES,

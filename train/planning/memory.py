@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from gristmill.mixtures.optimizers import OPTIMIZERS
+from gristmill.mixtures.sections.optimizers import OPTIMIZERS
 from gristmill.train.models.model_config import DECODED, ENCODED, TOKEN_TYPES, Shape
 
 MASTER_BYTES = 4

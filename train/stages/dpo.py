@@ -19,7 +19,7 @@ from typing import TypedDict
 import numpy as np
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.posttraining import Dpo
+from gristmill.mixtures.sections.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.pairs import (
     HOLDOUT,

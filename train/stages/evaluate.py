@@ -22,9 +22,9 @@ import torch
 
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.evaluation import Evaluate
 from gristmill.mixtures.manifest import CONTINUING
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.evaluation import Evaluate
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
@@ -35,6 +35,7 @@ from gristmill.train.data.pairs import (
     padded_pairs,
     prepare_preferences,
 )
+from gristmill.train.distributed.process_groups import make_deterministic
 from gristmill.train.evaluation.answering import (
     Reader,
     Result,
@@ -64,7 +65,6 @@ from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import sequence_logps
-from gristmill.train.parallel.process_groups import make_deterministic
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 
 Sources = Mapping[str, Mapping[str, object]]

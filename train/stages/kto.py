@@ -11,7 +11,7 @@ from typing import TypedDict
 import numpy as np
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.posttraining import Dpo
+from gristmill.mixtures.sections.posttraining import Dpo
 from gristmill.train.data.pairs import HOLDOUT, write_holdout
 from gristmill.train.data.preference_rows import (
     AnswerRows,

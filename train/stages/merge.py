@@ -20,17 +20,18 @@ from torch import Tensor
 
 from gristmill.core.files import is_local, read_json, write_json
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.evaluation import Evaluate
+from gristmill.mixtures.sections.evaluation import Evaluate
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop.checkpoints import (
+from gristmill.train.checkpoints.checkpoint import (
     CHECKPOINTS,
     complete_steps,
     damaged_files,
     is_complete,
     step_folder,
 )
-from gristmill.train.loop.safe_loading import SafePlanner, check_index
-from gristmill.train.loop.store_sync import fetch_tree
+from gristmill.train.checkpoints.safe_loading import SafePlanner, check_index
+from gristmill.train.checkpoints.store_sync import fetch_tree
+from gristmill.train.distributed.process_groups import make_deterministic
 from gristmill.train.models.own_model import INNER
 from gristmill.train.models.tensor_files import (
     WEIGHTS_FILE,
@@ -40,7 +41,6 @@ from gristmill.train.models.tensor_files import (
     write_tensors,
 )
 from gristmill.train.models.weights import SHAPE_FILE, load_model
-from gristmill.train.parallel.process_groups import make_deterministic
 from gristmill.train.stages.evaluate import (
     Sources,
     measure_sources,

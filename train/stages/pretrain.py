@@ -15,10 +15,12 @@ from typing import Any, cast
 
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.row_provenance import known_of
+from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
+from gristmill.train.distributed.process_groups import process_group
 from gristmill.train.evaluation.answering import InLoopTasks, open_reader
 from gristmill.train.evaluation.held_out import Validation, read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
@@ -48,8 +50,6 @@ from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prediction_targets import Layout
 from gristmill.train.objectives.prefix_rows import PrefixCut
 from gristmill.train.objectives.span_rows import corruption_of
-from gristmill.train.parallel.fsdp import compute_dtype, sharded_model
-from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.stages.stage_inputs import Inputs, open_rows
 from gristmill.train.stages.trained_models import (
     Measurements,

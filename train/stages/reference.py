@@ -17,10 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.posttraining import Lora, Reference
+from gristmill.mixtures.sections.posttraining import Lora, Reference
 from gristmill.train.adapters.lora import tuned_model
 from gristmill.train.data.pairs import more_likely
 from gristmill.train.data.preference_rows import AnswerRows, PairRows, check_pairs
+from gristmill.train.distributed.fsdp import compute_dtype
+from gristmill.train.distributed.process_groups import process_group
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.kto_objective import answer_logps
 from gristmill.train.objectives.reference_logps import (
@@ -30,8 +32,6 @@ from gristmill.train.objectives.reference_logps import (
     pair_logps,
     write_reference,
 )
-from gristmill.train.parallel.fsdp import compute_dtype
-from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.stages.stage_inputs import Inputs, open_rows, start_of
 from gristmill.train.stages.trained_models import ModelFigures, describe_model
 

@@ -20,8 +20,8 @@ from gristmill.core.files import copy_file
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import set_names
 from gristmill.dataprep.examples.preferences import warnings_of
-from gristmill.mixtures.posttraining import Lora
-from gristmill.mixtures.reinforcement import Reward
+from gristmill.mixtures.sections.posttraining import Lora
+from gristmill.mixtures.sections.rl import Reward
 from gristmill.train.adapters.lora import (
     adapted_flops_per_token,
     describe_rounding,
@@ -44,6 +44,8 @@ from gristmill.train.data.pairs import (
     read_pairs,
     write_holdout,
 )
+from gristmill.train.distributed.fsdp import compute_dtype
+from gristmill.train.distributed.process_groups import process_group
 from gristmill.train.evaluation.intervals import Estimate, share_with_interval
 from gristmill.train.loop.loop import train
 from gristmill.train.loop.throughput import Utilisation, peak_flops
@@ -63,8 +65,6 @@ from gristmill.train.objectives.preference_report import (
     write_margins,
 )
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
-from gristmill.train.parallel.fsdp import compute_dtype
-from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.stages.stage_inputs import Inputs, start_of
 from gristmill.train.stages.trained_models import (
     TunedSummary,

@@ -21,42 +21,42 @@ import torch
 
 from gristmill.core.files import as_path, write_json, write_text
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.sections.rl import Rl
 from gristmill.mixtures.user_code import name_of
 from gristmill.tokenize.order import Order
+from gristmill.train.checkpoints.resuming import measured_once
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
+from gristmill.train.distributed.fsdp import sharded_model
+from gristmill.train.distributed.process_groups import World
 from gristmill.train.evaluation.intervals import Estimate, paired_difference
 from gristmill.train.loop.loop_state import Part
 from gristmill.train.loop.metrics_log import METRICS, read_lines
-from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.parallel.fsdp import sharded_model
-from gristmill.train.parallel.process_groups import World
-from gristmill.train.reinforcement.algorithms import ALGORITHMS
-from gristmill.train.reinforcement.curriculum import PromptChoice
-from gristmill.train.reinforcement.multi_turn import Dialogue
-from gristmill.train.reinforcement.policy import add_critic, is_critic
-from gristmill.train.reinforcement.policy_objective import Reinforcement
-from gristmill.train.reinforcement.prompts import (
+from gristmill.train.rl.algorithms import ALGORITHMS
+from gristmill.train.rl.curriculum import PromptChoice
+from gristmill.train.rl.multi_turn import Dialogue
+from gristmill.train.rl.policy import add_critic, is_critic
+from gristmill.train.rl.policy_objective import Reinforcement
+from gristmill.train.rl.prompts import (
     OfferedTools,
     read_prompts,
     split,
 )
-from gristmill.train.reinforcement.rewards import rewards_of
-from gristmill.train.reinforcement.rollout_phase import Actor
-from gristmill.train.reinforcement.rollout_tables import (
+from gristmill.train.rl.rewards import rewards_of
+from gristmill.train.rl.rollout_phase import Actor
+from gristmill.train.rl.rollout_tables import (
     ANSWERS,
     BATCHES,
     gather_batches,
     read_batch,
 )
-from gristmill.train.reinforcement.rollouts import Rollouts, take_earlier_batches
-from gristmill.train.reinforcement.sampler import Engine, OwnEngine, Sampler
-from gristmill.train.reinforcement.tools.call_format import CallFormat
-from gristmill.train.reinforcement.tools.toolbox import Toolbox
-from gristmill.train.reinforcement.vllm_engine import RolloutEngineError, VllmEngine
+from gristmill.train.rl.rollouts import Rollouts, take_earlier_batches
+from gristmill.train.rl.sampler import Engine, OwnEngine, Sampler
+from gristmill.train.rl.tools.call_format import CallFormat
+from gristmill.train.rl.tools.toolbox import Toolbox
+from gristmill.train.rl.vllm_engine import RolloutEngineError, VllmEngine
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 from gristmill.train.stages.teacher import model_folder, read_teacher
 from gristmill.train.stages.trained_models import (
@@ -138,12 +138,12 @@ def run(
             to train on.
         gristmill.dataprep.rewards.answer_checks.NoAnswerError: a reward needs right
             answers that prompts do not have.
-        gristmill.train.reinforcement.rewards.RewardModelError: a reward model is
+        gristmill.train.rl.rewards.RewardModelError: a reward model is
             missing, or knows other ids.
         gristmill.train.stages.teacher.TeacherError: the teacher is missing, or has
             another vocabulary.
-        gristmill.train.reinforcement.tools.toolbox.ToolError: a tool is not available.
-        gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no
+        gristmill.train.rl.tools.toolbox.ToolError: a tool is not available.
+        gristmill.train.rl.tools.sandbox.SandboxError: this machine has no
             sandbox for Python.
         gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun
             continues.
@@ -342,7 +342,7 @@ def engine_of(
     """Engine that samples answers on this rank.
 
     Raises:
-        gristmill.train.reinforcement.vllm_engine.RolloutEngineError: `rollouts` is
+        gristmill.train.rl.vllm_engine.RolloutEngineError: `rollouts` is
             vllm, which cannot run here.
     """
     if section.rollouts == "own":

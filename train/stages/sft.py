@@ -20,15 +20,17 @@ from torch import nn
 
 from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.posttraining import Distill, Tuning
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.sections.posttraining import Distill, Tuning
+from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.train.checkpoints.resuming import measured_once
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
+from gristmill.train.distributed.fsdp import evaluating
+from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.evaluation.held_out import read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import reading_threads
-from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
@@ -41,9 +43,7 @@ from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.preflight_checks import CERTIFICATE, Certificate, prove
 from gristmill.train.objectives.reference_logps import check_key
 from gristmill.train.objectives.sft_objective import AssistantTurns
-from gristmill.train.optim.ewc import ElasticWeights, fisher_diagonal
-from gristmill.train.parallel.fsdp import evaluating
-from gristmill.train.parallel.process_groups import World, sum_over_ranks
+from gristmill.train.optimizers.ewc import ElasticWeights, fisher_diagonal
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
 from gristmill.train.stages.stage_inputs import (
     Inputs,

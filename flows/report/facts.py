@@ -1,0 +1,529 @@
+"""Facts about a run, read from its committed outputs, for the terminal, the UI and the
+report.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from gristmill.core.files import read_json
+from gristmill.core.secrets import mask_text
+from gristmill.core.store import StageFolder
+from gristmill.dataprep.documents import column_names, read_annotations, shard_names
+from gristmill.dataprep.examples.kept_examples import NearDuplicate, least_alike
+from gristmill.flows.pages.page_elements import ByName
+from gristmill.flows.questions.document_samples import DocumentGroup, shown_documents
+from gristmill.flows.questions.find_documents import (
+    committed_folders,
+    committed_inputs,
+    documents_of,
+)
+from gristmill.flows.questions.spike_documents import spike_reports, with_origins
+from gristmill.flows.questions.threshold_samples import Cut, describe_cuts
+from gristmill.flows.report.stage_summaries import (
+    Cluster,
+    Evaluation,
+    Kind,
+    MergedModels,
+    MetricsLine,
+    Packed,
+    Record,
+    StageCounts,
+    StepSummary,
+    Summary,
+    Tokenized,
+    TrainingSummary,
+    read_as,
+)
+from gristmill.flows.running.session import Session
+from gristmill.flows.stages.registry import MIX, TOKENIZE
+from gristmill.flows.stages.stage import Stage, imported
+from gristmill.mixtures.sections.sources import INGEST
+from gristmill.tokenize.importing.token_sources import corpora
+
+SIMILARITIES = ("jaccard", "cosine")
+"""Columns with the similarity of a duplicate and the document that stays for it."""
+SHOWN_PAIRS = 5
+"""Near duplicates that stand side by side in the report."""
+COMPARED_CHARACTERS = 20_000
+"""Beginning of each of their texts that is compared."""
+NOTED_FILES, NOTED_KINDS = 3, 5
+"""Most damaged files, and kinds of skipped records, that a note names."""
+LEAST_KEPT, LEAST_READ = 0.1, 20
+"""A stage that keeps less than that share of a source of so many documents most likely
+judges it by rules for another kind of text, such as source code by those for prose.
+"""
+CLUSTER_SIZES = {
+    "2": 2,
+    "3-4": 3,
+    "5-8": 5,
+    "9-16": 9,
+    "17-32": 17,
+    "33-64": 33,
+    "65-128": 65,
+    "129-1,024": 129,
+    "more": 1025,
+}
+"""Name of a group of clusters -> the least documents of one."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Processor time and memory of a stage."""
+
+    cpu_seconds: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """A stage of the plan; the values with None are known once it is committed.
+
+    Attributes:
+        stage: name in the plan.
+        fingerprint: first digits of it.
+        identity: of an earlier output with the same bytes; empty if there is none.
+        version, kept_version: of the stage, and of the one that made a kept output.
+        inputs: stages that it reads.
+        seconds, bytes, cost: of its work and its files.
+        versions: library -> version.
+    """
+
+    stage: str
+    seconds: float | None = None
+    bytes: int | None = None
+    cost: Cost | None = None
+    fingerprint: str = ""
+    identity: str = ""
+    version: int = 0
+    kept_version: int | None = None
+    inputs: Sequence[str] = ()
+    versions: ByName[str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlacedText:
+    """The beginning of a document's text, and where it is from."""
+
+    locator: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PairOfTexts:
+    """Texts of a near duplicate and of the kept document."""
+
+    measure: str
+    similarity: float
+    dropped: PlacedText
+    kept: PlacedText
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """The largest clusters of a step, clusters by size, and near duplicates."""
+
+    largest: Sequence[Cluster]
+    sizes: ByName[int]
+    beside: Sequence[PairOfTexts] = ()
+
+
+@dataclass(frozen=True)
+class SpikeReport:
+    """A skipped step (train/loop/spike_report.py); `suspects` are ids of documents."""
+
+    step: int
+    loss: float | None
+    suspects: Sequence[str]
+    documents: Sequence[ByName[object]]
+    mean: float | None = None
+
+
+@dataclass
+class Facts:
+    """Facts about a run; topics whose stage is not committed are empty.
+
+    Attributes:
+        name: of the manifest.
+        store: its location.
+        stages: of the plan.
+        summaries: stage -> its summary as JSON; see `summary`.
+        funnel: documents after each step.
+        training: training -> its record.
+        spikes: training -> steps that were skipped for their loss.
+        near_duplicates: preparation of examples -> dropped examples.
+        cuts: rules that dropped most, of the report alone.
+        shown_documents: whole documents, of the report alone.
+        clusters: step -> duplicates, of the report alone.
+        packed: the mixture.
+        evaluation: measurements of models.
+        merged: those of merged checkpoints.
+        export, exported_documents: folders of the model and of documents.
+    """
+
+    name: str = ""
+    store: str = ""
+    stages: Sequence[StageFacts] = ()
+    summaries: ByName[ByName[object]] = field(default_factory=dict)
+    funnel: Sequence[StageCounts] = ()
+    training: dict[str, Record] = field(default_factory=dict)
+    spikes: dict[str, Sequence[SpikeReport]] = field(default_factory=dict)
+    near_duplicates: dict[str, Sequence[NearDuplicate]] = field(default_factory=dict)
+    cuts: Sequence[Cut] = ()
+    shown_documents: Sequence[DocumentGroup] = ()
+    clusters: dict[str, Duplicates] = field(default_factory=dict)
+    packed: Packed | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    merged: MergedModels = field(default_factory=MergedModels)
+    export: str = ""
+    exported_documents: str = ""
+
+    def summary(self, name: str, kind: type[Kind]) -> Kind:
+        """The summary of a stage; one of defaults if it is not committed."""
+        return read_as(kind, self.summaries.get(name, {}))
+
+    def step(self, name: str) -> StepSummary:
+        """The summary of a step that reads or judges documents."""
+        return self.summary(name, StepSummary)
+
+    def trained(self, name: str) -> TrainingSummary:
+        """The summary of a training."""
+        return self.summary(name, TrainingSummary)
+
+
+@dataclass
+class _Gathered:
+    """Facts with the commits that they were gathered from."""
+
+    session: Session | None = None
+    commits: ByName[str] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
+    has_documents: bool = False
+
+
+_last, _last_documents = _Gathered(), _Gathered()
+_gathering = threading.Lock()
+
+
+def gather_facts(session: Session, whole: bool = True) -> Facts:
+    """Everything that a summary or a report shows.
+
+    A run calls this for its report, its card in Prefect and its summary; only new
+    commits are read again.
+
+    Args:
+        session: an opened manifest.
+        whole: also topics of the report alone, which read the tables of all documents.
+    """
+    folders = committed_folders(session)
+    commits = commits_of(folders)
+    with _gathering:
+        if (
+            _last.session is not session
+            or _last.commits != commits
+            or _last.has_documents < whole
+        ):
+            _last.facts = _gather(session, folders, whole)
+            _last.session, _last.commits, _last.has_documents = session, commits, whole
+        return replace(_last.facts)
+
+
+def commits_of(folders: ByName[StageFolder]) -> dict[str, str]:
+    """Stage -> text that differs between two of its commits."""
+    return {
+        name: (folder.path / "_SUCCESS").read_text() for name, folder in folders.items()
+    }
+
+
+def _gather(session: Session, folders: ByName[StageFolder], whole: bool) -> Facts:
+    summaries: dict[str, ByName[object]] = {}
+    stages = []
+    for name, node in session.plan.items():
+        stage = StageFacts(
+            name,
+            fingerprint=node.fingerprint[:16],
+            identity=node.alias[:16],
+            kept_version=node.kept_version,
+            version=node.stage.version,
+            inputs=list(node.inputs),
+        )
+        if name in folders:
+            manifest = folders[name].manifest()
+            summaries[name] = manifest["summary"]
+            stage = replace(
+                stage,
+                seconds=manifest["seconds"],
+                bytes=sum(file["bytes"] for file in manifest["files"].values()),
+                cost=read_as(Cost, manifest["cost"]) if "cost" in manifest else None,
+                versions=manifest["versions"],
+            )
+        stages.append(stage)
+    facts = Facts(
+        session.manifest.name,
+        mask_text(str(session.store.root)),
+        stages,
+        summaries,
+        funnel(summaries, session.manifest.steps),
+    )
+    if INGEST in folders and whole:
+        documents = _document_facts(session, folders, summaries)
+        facts.cuts = documents.cuts
+        facts.shown_documents = documents.shown_documents
+    for name, folder in folders.items():
+        kind = session.plan[name].stage
+        if kind.training is not None:
+            facts.training[name] = training(folder)
+            facts.spikes[name] = read_as(list[SpikeReport], spike_reports(folder))
+        if kind.output == "examples":
+            facts.near_duplicates[name] = least_alike(folder.data)
+        add_topics(facts, kind, folder)
+    for name, folder in folders.items():
+        display = session.plan[name].stage.display
+        for path in (display.facts, display.report_facts if whole else None):
+            if path is not None:
+                imported(path)(session, name, folder, facts)
+    return facts
+
+
+def _document_facts(
+    session: Session,
+    folders: ByName[StageFolder],
+    summaries: ByName[ByName[Any]],
+) -> Facts:
+    """Facts from the documents' own texts: the last ones, unless documents were read or
+    judged since.
+    """
+    steps = {INGEST, *session.manifest.steps}
+    commits = commits_of(
+        {name: folder for name, folder in folders.items() if name in steps}
+    )
+    if _last_documents.session is not session or _last_documents.commits != commits:
+        inputs = committed_inputs(session)
+        recipes = {name: node.recipe for name, node in session.plan.items()}
+        _last_documents.facts = Facts(
+            cuts=describe_cuts(session, inputs, summaries),
+            shown_documents=shown_documents(recipes, inputs),
+        )
+        _last_documents.session, _last_documents.commits = session, commits
+    return _last_documents.facts
+
+
+TOPICS: dict[str, type[Summary]] = {
+    "packed": Packed,
+    "evaluation": Evaluation,
+    "merged": MergedModels,
+}
+"""Topic that a stage writes for every reader (`Display.topics`) -> its type."""
+
+
+def add_topics(facts: Facts, stage: Stage, folder: StageFolder) -> None:
+    """Read the topics that a stage wrote."""
+    for topic, file in stage.display.topics.items():
+        setattr(facts, topic, read_as(TOPICS[topic], read_json(folder.data / file)))
+
+
+def exported(session: Session, name: str, folder: StageFolder, facts: Facts) -> None:
+    """Add the folder of the model."""
+    facts.export = mask_text(str(folder.data))
+
+
+def exported_documents(
+    session: Session, name: str, folder: StageFolder, facts: Facts
+) -> None:
+    """Add the folder of exported documents."""
+    facts.exported_documents = mask_text(str(folder.data))
+
+
+def spikes_with_origins(
+    session: Session, name: str, folder: StageFolder, facts: Facts
+) -> None:
+    """Add the origins and judgements of documents to the loss-spike reports of a
+    training on the mixture.
+    """
+    inputs = committed_inputs(session)
+    if MIX in inputs and corpora(inputs):
+        reports = with_origins(spike_reports(folder), inputs[MIX], inputs)
+        facts.spikes[name] = read_as(list[SpikeReport], reports)
+
+
+def clusters_found(
+    session: Session, name: str, folder: StageFolder, facts: Facts
+) -> None:
+    """Add the largest clusters of duplicates, sizes of all, and near duplicates with
+    their texts.
+    """
+    inputs = committed_inputs(session)
+    if INGEST not in inputs:
+        return
+    clusters = facts.step(name).largest_clusters
+    sizes, pairs = duplicates_found(inputs, name)
+    ids = {bytes.fromhex(cluster.survivor) for cluster in clusters}
+    ids.update(*(documents for *_, documents in pairs))
+    texts = {
+        id_: PlacedText(row["locator"], row["text"][:COMPARED_CHARACTERS])
+        for id_, row in documents_of(inputs, ids, ["locator", "text"]).items()
+    }
+    largest = []
+    for cluster in clusters:
+        # a survivor may be of another run
+        text = texts.get(bytes.fromhex(cluster.survivor), PlacedText("", ""))
+        largest.append(replace(cluster, locator=text.locator))
+    beside = [
+        PairOfTexts(measure, similarity, texts[dropped], texts[kept])
+        for measure, similarity, (dropped, kept) in pairs
+        if dropped in texts and kept in texts
+    ]
+    facts.clusters[name] = Duplicates(largest, sizes, beside)
+
+
+def duplicates_found(
+    inputs: ByName[Path], step: str
+) -> tuple[dict[str, int], list[tuple[str, float, tuple[bytes, bytes]]]]:
+    """Clusters of duplicates by size, and the SHOWN_PAIRS least similar near
+    duplicates: measure, similarity, ids of the dropped and of the kept document.
+    """
+    least = list(CLUSTER_SIZES.values())
+    counts, nearest = np.zeros(len(least), np.int64), list[tuple[float, bytes, bytes]]()
+    shards = shard_names(inputs[INGEST])
+    columns = column_names(inputs[step] / shards[0])
+    measure = next(name for name in SIMILARITIES if name in columns)
+    for shard in shards:
+        table = read_annotations(
+            inputs, shard, step, ["keep", "cluster_size", measure, "duplicate_of"]
+        )
+        is_kept = pc.fill_null(table["keep"], False)
+        sizes = table.filter(is_kept)["cluster_size"].drop_null().to_numpy()
+        groups = np.searchsorted(least, sizes, side="right")
+        counts += np.bincount(groups, minlength=len(least) + 1)[1:]
+        near = table.filter(pc.less(table[measure], 1.0))
+        values = (near[name].to_pylist() for name in (measure, "id", "duplicate_of"))
+        nearest = sorted([*nearest, *zip(*values, strict=True)])[:SHOWN_PAIRS]
+    by_size = zip(CLUSTER_SIZES, counts.tolist(), strict=True)
+    pairs = [
+        (measure, similarity, (dropped, kept)) for similarity, dropped, kept in nearest
+    ]
+    return {name: count for name, count in by_size if count}, pairs
+
+
+def funnel(
+    summaries: ByName[ByName[object]], steps: Iterable[str]
+) -> list[StageCounts]:
+    """A row per stage that read documents, with tokens: counted after the last stage,
+    estimated by source before it.
+
+    Args:
+        summaries: of the committed stages.
+        steps: the names of the steps of `prepare`, in their order.
+    """
+    rows = []
+    for name in (INGEST, *steps):
+        counts = summaries.get(name, {}).get("counts")
+        if counts is not None:
+            rows.append(replace(read_as(StageCounts, counts), stage=name))
+    if TOKENIZE not in summaries:
+        return rows
+    return with_tokens(rows, read_as(Tokenized, summaries[TOKENIZE]))
+
+
+def with_tokens(rows: Sequence[StageCounts], tokenized: Tokenized) -> list[StageCounts]:
+    """The funnel with tokens: counted after the last stage, estimated by source before
+    it.
+    """
+    tokens, kept_bytes = tokenized.tokens_per_source, tokenized.counts.sources
+    average = sum(tokens.values()) / max(tokenized.counts.bytes_kept, 1)
+    rows_with_tokens = []
+    for row in rows:
+        is_last = row is rows[-1]
+        total: float = 0
+        sources = {}
+        for name, counts in row.sources.items():
+            kept: float = tokens.get(name, 0)
+            if not is_last:
+                per_byte = average
+                if name in kept_bytes:
+                    per_byte = kept / max(kept_bytes[name].bytes_kept, 1)
+                kept = counts.bytes_kept * per_byte
+            sources[name] = replace(counts, tokens_kept=kept)
+            total += kept
+        rows_with_tokens.append(
+            replace(row, tokens_exact=is_last, tokens_kept=total, sources=sources)
+        )
+    return rows_with_tokens
+
+
+def eaten_sources(rows: Iterable[StageCounts]) -> list[str]:
+    """A sentence about each stage that keeps less than LEAST_KEPT of a source, with the
+    rules that dropped most of it.
+    """
+    sentences = []
+    for row in rows:
+        for name, counts in sorted(row.sources.items()):
+            if counts.read < LEAST_READ or counts.kept >= LEAST_KEPT * counts.read:
+                continue
+            reasons = top_reasons(counts.dropped, counts.quarantined, 2)
+            rules = " and ".join(f"{rule} ({count:,})" for rule, count in reasons)
+            suffix = f", most dropped by {rules}" if rules else ""
+            sentences.append(
+                f"{row.stage} keeps {counts.kept:,} of {counts.read:,} documents of "
+                f"{name!r} ({counts.kept / counts.read:.1%}){suffix}"
+            )
+    return sentences
+
+
+def top_reasons(
+    dropped: ByName[int], quarantined: int, most: int = 3
+) -> list[tuple[str, int]]:
+    """The rules that dropped most, quarantine among them."""
+    reasons = {**dropped, "quarantined": quarantined} if quarantined else dropped
+    return ranked(reasons)[:most]
+
+
+def ranked(counts: ByName[int]) -> list[tuple[str, int]]:
+    """Names with their counts, the largest first."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def reading_note(facts: Facts) -> str:
+    """A sentence about lost records of files that could not be read to their end; empty
+    without any.
+    """
+    ingested = facts.step(INGEST)
+    damaged = ingested.damaged
+    if not damaged:
+        return ""
+    files = ", ".join(
+        f"{file.file} (about {file.lost:,})" for file in damaged[:NOTED_FILES]
+    )
+    more = (
+        f" and {len(damaged) - NOTED_FILES} more" if len(damaged) > NOTED_FILES else ""
+    )
+    return (
+        "files that could not be read to their end lost about "
+        f"{ingested.lost:,} records: {files}{more}"
+    )
+
+
+def skipped_note(facts: Facts) -> str:
+    """Records of the sources that are not documents, by kind; empty without any."""
+    skipped = facts.step(INGEST).skipped
+    if not skipped:
+        return ""
+    kinds = ranked(skipped)
+    remainder = sum(count for _, count in kinds[NOTED_KINDS:])
+    kinds[NOTED_KINDS:] = [("others", remainder)] if remainder else []
+    counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds)
+    return f"ingest skipped {sum(skipped.values()):,} records: {counts}"
+
+
+def training(folder: StageFolder) -> list[MetricsLine]:
+    """The record of a training."""
+    lines = (folder.data / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,256 @@
+"""The report of a run: one self-contained file, readable on a phone, on paper and
+without a network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from markupsafe import escape
+
+import gristmill.flows.pages as pages
+import gristmill.flows.questions as questions
+from gristmill.core.files import canonical_json, write_text
+from gristmill.core.secrets import mask_known, mask_secrets
+from gristmill.flows.pages.page_elements import (
+    ByName,
+    Details,
+    Figure,
+    MaybeSection,
+    Page,
+    Section,
+    Span,
+    Text,
+    column_definitions,
+    section_of,
+    table,
+)
+from gristmill.flows.pages.page_html import html_file
+from gristmill.flows.pages.pictures import stacked_bars
+from gristmill.flows.questions.find_documents import committed_folders
+from gristmill.flows.questions.status import duration
+from gristmill.flows.report.document_sections import document_sections
+from gristmill.flows.report.facts import (
+    Facts,
+    StageFacts,
+    commits_of,
+    gather_facts,
+)
+from gristmill.flows.report.mixture import mixture_rows
+from gristmill.flows.report.training import loss_rows, spikes, training_section
+from gristmill.flows.running.run_records import RunRecord
+from gristmill.flows.running.session import Session
+from gristmill.flows.stages.stage import Stage, imported
+from gristmill.mixtures.user_code import name_code
+
+REPORT = "report.html"
+MINUTE = "%Y-%m-%d %H:%M"
+NOTE = re.compile("(<!--run-->).*?(<!--end of run-->)", re.DOTALL)
+"""The line about the run of a page, as its template marks it."""
+EARLIER_RUNS = 5
+"""Reports that are searched for one of the same ingredients."""
+SOURCES = (Path(__file__).parent, Path(pages.__path__[0]), Path(questions.__path__[0]))
+"""Folders of code that a report depends on."""
+
+
+_rendering = threading.Lock()
+
+
+def prerender_report(session: Session) -> None:
+    """Draw the pictures of the report ahead, which are kept for it; an error shows when
+    the report is written.
+    """
+    with _rendering, suppress(Exception):
+        render_report(session, None)
+
+
+def write_report(session: Session, record: RunRecord) -> Path:
+    """Write `report.html` into a run's folder.
+
+    A run without new outputs gets the report of an earlier one, with a line of its own
+    about the run.
+    """
+    path = record.folder / REPORT
+    # Everything that a report depends on, except the time and the state of its run.
+    ingredients = {
+        "code": {
+            code.name: code.stat().st_mtime_ns
+            for folder in SOURCES
+            for code in sorted(folder.rglob("*.*"))
+        },
+        "commits": commits_of(committed_folders(session)),
+        "manifest": mask_secrets(record.content["manifest"]),
+        "fingerprints": {
+            name: (node.fingerprint, node.alias) for name, node in session.plan.items()
+        },
+        "store": str(session.store.root),
+    }
+    digest = hashlib.sha256(canonical_json(ingredients)).hexdigest()
+    mark = f"<!-- {digest} -->\n"
+    runs = sorted(
+        (run for run in path.parent.parent.iterdir() if run.name < path.parent.name),
+        reverse=True,
+    )
+    reports = (run / REPORT for run in runs[:EARLIER_RUNS])
+    texts = (
+        report.read_text(encoding="utf-8") for report in reports if report.exists()
+    )
+    text = next((text for text in texts if text.endswith(mark)), None)
+    if text is None:
+        with _rendering:
+            text = render_report(session, record.content) + mark
+    else:
+        note = str(escape(run_note(record.content)))
+        text = NOTE.sub(lambda match: match[1] + note + match[2], text, count=1)
+    write_text(path, mask_known(text))
+    return path
+
+
+def render_report(
+    session: Session,
+    record: ByName[Any] | None,
+    write: Callable[[Page], str] = html_file,
+) -> str:
+    """All committed outputs of a manifest as a page, written as HTML or by `write`."""
+    facts = gather_facts(session)
+    stages = [
+        (name, node.stage)
+        for name, node in session.plan.items()
+        if name in facts.summaries
+    ]
+    # Prepared data stands before the trainings on it.
+    trains = [stage.requirements.torchrun for _, stage in stages]
+    first_training = trains.index(True) if True in trains else len(stages)
+    candidates = [
+        *document_sections(facts),
+        *stage_sections(facts, dict(stages[:first_training])),
+        training_section(facts),
+        spikes(facts),
+        *stage_sections(facts, dict(stages[first_training:])),
+        costs(facts),
+        lineage(facts, None if record is None else record["manifest"]),
+    ]
+    sections = [section for section in candidates if section is not None]
+    definitions = column_definitions(sections)
+    if definitions is not None:
+        sections.append(definitions)
+    note = f"What the store had on {time.strftime(MINUTE)}"
+    if record is not None:
+        note = run_note(record)
+    return write(
+        Page(facts.name, sections, note=note, cards=cards(facts), contents=True)
+    )
+
+
+def run_note(record: ByName[Any]) -> str:
+    """A line about the run of a report."""
+    return (
+        f"gristmill run of {time.strftime(MINUTE, time.localtime(record['started']))}, "
+        f"{record['state']}"
+    )
+
+
+def stage_sections(facts: Facts, stages: ByName[Stage]) -> Iterator[Section]:
+    """The sections that the description of each stage names.
+
+    Args:
+        facts: with the summaries of all of them.
+        stages: name in the plan -> stage; a name that differs from the stage's becomes
+            part of the title.
+    """
+    for name, stage in stages.items():
+        for path in stage.display.report:
+            section: MaybeSection = imported(path)(facts, name)
+            if section is not None:
+                yield (
+                    section
+                    if name == stage.name
+                    else replace(section, title=f"{section.title}: {name}")
+                )
+
+
+def cards(facts: Facts) -> list[tuple[str, str]]:
+    """The four numbers that people ask for first, and the time."""
+    numbers = []
+    if facts.funnel:
+        numbers += [
+            ("documents read", f"{facts.funnel[0].read:,}"),
+            ("documents kept", f"{facts.funnel[-1].kept:,}"),
+        ]
+    if facts.packed is not None:
+        tokens = sum(row.tokens for row in mixture_rows(facts))
+        numbers.append(("training tokens", f"{tokens:,}"))
+    for row in loss_rows(facts)[:1]:
+        numbers.append(("pre-training loss", f"{row.last:.3f}"))
+    seconds = sum(stage.seconds or 0 for stage in facts.stages)
+    return [*numbers, ("time of all stages", duration(seconds))]
+
+
+def costs(facts: Facts) -> MaybeSection:
+    """Time, processor time, memory and disk of every stage."""
+    rows: list[list[object]] = []
+    bars = []
+    for stage in facts.stages:
+        if stage.seconds is not None and stage.bytes is not None:
+            cost: list[float | None] = [None, None]
+            if stage.cost is not None:
+                cost = [stage.cost.cpu_seconds, stage.cost.peak_memory_bytes / 1e6]
+            rows.append([stage.stage, stage.seconds, stage.bytes / 1e6, *cost])
+            bars.append((stage.stage, {"seconds": stage.seconds}))
+    if not rows:
+        return None
+    columns = {
+        "stage": "",
+        "seconds": ",.1f",
+        "MB written": ",.2f",
+        "CPU seconds": ",.1f",
+        "MB of memory": ",.0f",
+    }
+    caption = "Time of every stage when it was run, also where this run reused it."
+    figure = Figure(stacked_bars(bars, "seconds"), caption)
+    return section_of("Time and cost", figure, table(columns, rows))
+
+
+def provenance(stage: StageFacts) -> str:
+    """Remark on a stage's output: not made yet, equal to an earlier one, or kept of an
+    earlier version.
+    """
+    if stage.seconds is None:
+        return "not run"
+    remarks = [f"every byte as in {stage.identity}"] if stage.identity else []
+    if stage.kept_version is not None:
+        remarks.append(
+            f"kept: made by version {stage.kept_version} of the stage, now "
+            f"{stage.version}"
+        )
+    return "; ".join(remarks)
+
+
+def lineage(facts: Facts, manifest: object) -> MaybeSection:
+    """Every stage's output and its inputs; versions; the resolved manifest, unless it
+    is None.
+    """
+    rows = []
+    for stage in facts.stages:
+        inputs = ", ".join(stage.inputs) or "the sources"
+        rows.append([stage.stage, stage.fingerprint, inputs, provenance(stage)])
+    versions = next((s.versions for s in reversed(facts.stages) if s.versions), {})
+    masked = name_code(mask_secrets(manifest))
+    text = Span(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True))
+    resolved = Details("The manifest, with every default", [Text([text], "columns")])
+    return section_of(
+        "Lineage",
+        table({"stage": "", "fingerprint": "", "made from": "", "": ""}, rows),
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
+        f"Store: `{facts.store}`",
+        None if manifest is None else resolved,
+    )

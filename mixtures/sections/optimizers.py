@@ -1,0 +1,231 @@
+"""The section `optimizer` of every training, and facts of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from gristmill.mixtures.base import (
+    Fraction,
+    InnerFraction,
+    NotNegative,
+    Positive,
+    PositiveFloat,
+    Share,
+)
+from gristmill.mixtures.user_code import BuiltInOrOwn
+
+OptimizerKind = Literal[
+    "adamw",
+    "lion",
+    "adafactor",
+    "sophia",
+    "adamw8bit",
+    "muon",
+    "normuon",
+    "dion",
+    "soap_muon",
+    "ademamix",
+]
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """Facts of a kind; its update is in `train/optimizers/<kind>.py`."""
+
+    betas: tuple[float, float] | None
+    """Default of `betas`: the published values for language models; None if unused."""
+    state_bytes: float
+    """Bytes of state per parameter. Where the state is small,
+    `engine.compute.offload_optimizer` leaves it on the device, like that of the user's
+    own optimizers.
+    """
+    on_matrices: bool = False
+    """True for an optimizer of the layers' matrices, which leaves the other parameters
+    to AdamW, with its learning rate, decay and `betas`.
+    """
+    adamws_rate: bool = False
+    """True if the learning rate is AdamW's, for which the laws of `size` were
+    fitted.
+    """
+    fixed_size: bool = False
+    """True if updates have a fixed size, which muP can scale (`train/optimizers/mup.py`)."""
+    library: str | None = None
+    """Library that it needs."""
+
+    @property
+    def has_small_state(self) -> bool:
+        """True if moving the state to host memory would save next to nothing."""
+        return self.state_bytes < 4
+
+
+ADAMW_BETAS = (0.9, 0.95)
+"""GPT-3 (Brown et al. 2020, appendix B)."""
+
+
+def _on_matrices(state_bytes: float) -> OptimizerFacts:
+    return OptimizerFacts(
+        ADAMW_BETAS, state_bytes, on_matrices=True, adamws_rate=True, fixed_size=True
+    )
+
+
+OPTIMIZERS: dict[str, OptimizerFacts] = {
+    # two float32 moments
+    "adamw": OptimizerFacts(ADAMW_BETAS, 8, adamws_rate=True, fixed_size=True),
+    # Chen et al. 2023, algorithm 2; one moment
+    "lion": OptimizerFacts((0.9, 0.99), 4, fixed_size=True),
+    # factored moments, which are negligible
+    "adafactor": OptimizerFacts(None, 0),
+    # Liu et al. 2023, section 3.1; a moment and a curvature
+    "sophia": OptimizerFacts((0.96, 0.99), 8),
+    # two moments of a byte
+    "adamw8bit": OptimizerFacts(
+        ADAMW_BETAS, 2, adamws_rate=True, fixed_size=True, library="torchao"
+    ),
+    "muon": _on_matrices(4),
+    # also the rows' second moments, with the second beta (Li et al. 2025, section 4)
+    "normuon": _on_matrices(4),
+    # also a basis of a quarter of the matrix at most
+    "dion": _on_matrices(5),
+    # two moments, and a covariance and a basis of the shorter side
+    "soap_muon": _on_matrices(16),
+    # Pagliardini et al. 2024, section 4.1; three moments
+    "ademamix": OptimizerFacts((0.9, 0.999), 12, adamws_rate=True, fixed_size=True),
+}
+
+
+class Optimizer(BuiltInOrOwn):
+    """The update rule. Weight decay is decoupled (Loshchilov & Hutter 2019) and on
+    matrices only, for every kind.
+    """
+
+    takes: ClassVar[tuple[str, ...] | None] = ("params",)
+    offers: ClassVar[tuple[str, ...]] = ("lr",)
+    added = (
+        "decay_embeddings",
+        "cautious_decay",
+        "rank_fraction",
+        "precondition_every",
+        "beta3",
+        "alpha",
+        "rise_steps",
+    )
+
+    kind: OptimizerKind = "adamw"
+    """`adamw`: fused AdamW. `lion`: the sign of a running mean (Chen et al. 2023); it
+    needs a learning rate 3 to 10 times smaller and a decay larger by the same factor.
+    `adafactor`: second moments by rows and columns (Shazeer & Stern 2018). `sophia`:
+    Sophia-G, clipped by a diagonal of the Gauss-Newton matrix (Liu et al. 2023).
+    `adamw8bit`: AdamW with moments in 8 bits, through torchao (extra `quant`). `muon`:
+    orthogonalised momentum for matrices of the layers (Jordan et al. 2024) at AdamW's
+    scale (Liu et al. 2025), AdamW for embeddings, output and norms. `normuon`: the same
+    with rows of equal size (Li et al. 2025). `dion`: the same at low rank (Ahn et al.
+    2025). `soap_muon`: the same after whitening in the eigenbasis of the gradients'
+    covariance (Vyas et al. 2025). `ademamix`: AdamW with a second, much slower mean
+    (Pagliardini et al. 2024).
+    """
+    learning_rate: PositiveFloat = 1e-3
+    """Learning rate at the peak of the schedule. Adafactor's is relative: it is
+    multiplied by the root mean square of each parameter's weights (at least 1e-3) and
+    is at most 1 / sqrt(step), so another kind's rate does not carry over to it (Shazeer
+    & Stern 2018, section 8 and algorithm 4, which use 1e-2).
+    """
+    betas: tuple[Fraction, Fraction] | None = None
+    """Decay rates of the running means of gradients and of their squares; each kind's
+    published values if absent (adamw, adamw8bit, muon, normuon, dion, soap_muon: 0.9
+    and 0.95; ademamix: 0.9 and 0.999; lion: 0.9 and 0.99; sophia: 0.96 and 0.99). Not
+    for Adafactor.
+    """
+    eps: PositiveFloat = 1e-8
+    """Constant added to the root of the second mean (adamw, adamw8bit, muon's
+    AdamW).
+    """
+    weight_decay: NotNegative = 0.1
+    """Decoupled weight decay, per step and learning rate."""
+    decay_embeddings: bool = True
+    """False leaves embeddings out of the decay, as OLMo 2 does (OLMo et al. 2025,
+    section 3): small embeddings have large gradients in early layers. A matrix tied to
+    the output is an embedding too.
+    """
+    momentum: Fraction = 0.95
+    """Momentum of muon, normuon, dion and soap_muon (Jordan et al. 2024; Li et al.
+    2025; Ahn et al. 2025; Vyas et al. 2025); the others use `betas`.
+    """
+    cautious_decay: bool = False
+    """For Muon and NorMuon: let a weight of the layers decay only if the decay goes in
+    the direction of its update (Chen et al. 2025, "Cautious Weight Decay").
+    """
+    rank_fraction: Share = 0.25
+    """Dion's rank, as a share of a matrix's shorter side (Ahn et al. 2025, section 4:
+    1/4 loses little).
+    """
+    precondition_every: Positive = 10
+    """Steps between updates of SOAP-Muon's basis (Vyas et al. 2024, section 6: 10)."""
+    beta3: InnerFraction = 0.9999
+    """Decay of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
+    section 4.1: 0.9999).
+    """
+    alpha: NotNegative = 5.0
+    """Factor of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
+    section 3: 4 to 10).
+    """
+    rise_steps: Positive | None = None
+    """Steps over which `alpha` and `beta3` rise; all of the training if absent
+    (Pagliardini et al. 2024, section 3).
+    """
+    hessian_every: Positive = 10
+    """Steps between Sophia's estimates of the curvature (Liu et al. 2023, section 3.1:
+    10).
+    """
+    gamma: PositiveFloat = 0.05
+    """Sophia's scale of the curvature (Liu et al. 2023, section 3.1: 0.05 for
+    Sophia-G).
+    """
+    clip: Literal["global_norm", "adaptive"] = "global_norm"
+    """`global_norm`: scale all gradients together to `clip_norm`. `adaptive`: scale the
+    gradient of each unit (row) to `clip_factor` times the norm of its weights (Brock et
+    al. 2021), except in the output matrix.
+    """
+    clip_norm: PositiveFloat = 1.0
+    """Largest global norm of the gradients."""
+    clip_factor: PositiveFloat = 0.01
+    """Largest ratio of a unit's gradient norm to its weight norm (Brock et al. 2021,
+    section 4.1: 0.01).
+    """
+
+    def _problems(self) -> Iterator[str]:
+        if self.cautious_decay and self.kind not in ("muon", "normuon"):
+            yield (
+                "optimizer.cautious_decay is for muon and normuon, not "
+                f"for {self.kind}; remove it"
+            )
+        if OPTIMIZERS[self.kind].betas is None and self.betas is not None:
+            yield (
+                f"optimizer.betas has no effect on {self.kind}, whose "
+                "decay follows the step; remove it"
+            )
+        yield from self.unused_beside_own(
+            "optimizer", "learning_rate", "clip", "clip_norm", "clip_factor"
+        )
+        if "lr" in getattr(self, "with"):
+            yield (
+                "optimizer.with.lr: set the learning rate in optimizer.learning_rate, "
+                "which the schedule scales; remove it from `with`"
+            )
+
+    @property
+    def decays(self) -> tuple[float, float]:
+        """Betas in effect: the manifest's, or the default of the kind."""
+        betas = self.betas or OPTIMIZERS[self.kind].betas
+        assert betas is not None
+        return betas
+
+
+class TuningOptimizer(Optimizer):
+    """The update rule for a model that is already trained."""
+
+    weight_decay: NotNegative = 0.0
+    """Decoupled weight decay, per step and learning rate; 0, since tuning should stay
+    near its start.
+    """

@@ -1,0 +1,579 @@
+"""Placement of a mixture's documents: packs each stream into rows and sends the pieces
+of each segment to shards.
+
+First, one task per stream (`lay_out_stream`) scans its segments, counts the cost of
+every packing and saves the state that the rows of each segment depend on. Then one task
+per segment (`place_segment`) cuts it into pieces, computes the place of each row by the
+keyed permutation, and sends the pieces to their shards. A task holds one segment, its
+documents and their pieces: seven times the bytes of its entries (`streams.py`), plus
+some numbers per possible length for `best_fit`. A piece of a rearranged document
+(`fill_in_middle.py`) becomes up to four runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
+from gristmill.mixtures.sections.mix import Mix
+from gristmill.mixtures.sections.sources import MixedSource
+from gristmill.tokenize.document_sampling import leading
+from gristmill.tokenize.mixing.continue_mixture import USED, USED_SCHEMA, Before
+from gristmill.tokenize.mixing.quotas import MixError, Quotas, exact
+from gristmill.tokenize.mixing.send_tokens import WANTED, wanted_of
+from gristmill.tokenize.mixing.streams import (
+    Bases,
+    Segment,
+    Streams,
+    add_pass,
+    segment_name,
+    train_stream,
+)
+from gristmill.tokenize.order import (
+    order_key,
+    permute,
+    phase_parts,
+    rank,
+)
+from gristmill.tokenize.packing.array_files import load_record, save
+from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging, Runs
+from gristmill.tokenize.packing.packing import (
+    Costs,
+    Dealing,
+    Packing,
+    PackingCost,
+    Pieces,
+    Places,
+    cut,
+    ends_of_phases,
+    packing_of,
+)
+
+LAYOUT_JOB, PLACE_JOB = "layout", "place"
+PLACED_SCHEMA = pa.schema(
+    [
+        ("row", pa.int32()),
+        ("length", pa.int32()),
+        ("high", pa.uint64()),
+        ("low", pa.uint64()),
+        ("source", pa.int32()),
+        ("copy", pa.int32()),
+        ("offset", pa.int64()),
+        ("part", pa.int32()),
+        ("first", pa.int64()),
+        ("text", pa.int32()),
+    ]
+)
+"""A piece: row within the shard, tokens with the end of text, words of the document's
+id, source, pass over the source, first token within the document, token part, first
+token within the part, tokens without the end of text.
+"""
+PLACED_BYTES = 56
+ENDS_SCHEMA = PLACED_SCHEMA.append(pa.field("end", pa.int32()))
+"""Schema with rearranged documents: one row per run of a piece (`fill_in_middle.py`),
+with the token after the run.
+"""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows of a packed stream.
+
+    Attributes:
+        ends: end of each phase in the stream.
+        rows_per_phase: rows of each phase.
+        tokens_per_phase: document tokens in these rows.
+        documents: number of entries taken from the stream.
+        tokens: tokens up to the end of the last entry taken.
+        costs: cost of every packing of the same tokens, by name.
+    """
+
+    ends: tuple[int, ...]
+    rows_per_phase: tuple[int, ...]
+    tokens_per_phase: tuple[int, ...]
+    documents: int
+    tokens: int
+    costs: Mapping[str, PackingCost]
+
+    @property
+    def end(self) -> int:
+        """End of the last phase in the stream."""
+        return self.ends[-1]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all phases."""
+        return sum(self.rows_per_phase)
+
+    @property
+    def row_tokens(self) -> int:
+        """Document tokens in all rows."""
+        return sum(self.tokens_per_phase)
+
+
+def find_ends(
+    streams: Streams,
+    sources: Mapping[str, MixedSource],
+    section: Mix,
+    quotas: Quotas,
+    context: Context,
+    before: Before | None,
+) -> tuple[Streams, list[list[int]]]:
+    """Find the end of each phase in each source's stream, adding passes to streams that
+    are too short.
+
+    For a mixture that continues a set, the ends include the rows that are passed over.
+
+    Raises:
+        MixError: a source cannot fill its quota, because rows that begin with a
+            document drop too many of its tokens.
+    """
+    packing = packing_of(section)
+    length = section.sequence_length
+    ends_of_sources = dict[int, list[int]]()
+    while len(ends_of_sources) < len(sources):
+        short_streams = []
+        for number, (name, source) in enumerate(sources.items()):
+            if number in ends_of_sources:
+                continue
+            quota = [rows[number] * length for rows in quotas.rows]
+            if before is not None:  # includes rows that are passed over
+                quota = [max(sum(quota), before.reach(number) * length)]
+            stream = train_stream(number)
+            available = streams.tokens(stream)
+            most = int(exact(source.max_epochs) * streams.pass_tokens(stream))
+            ends = ends_of_phases(streams.starts(stream, most), quota, packing)
+            if available >= most if ends is None else ends[-1] > most:
+                remedy = (
+                    "mix.document_starts to any"
+                    if packing.best_fit
+                    else "mix.packing to best_fit"
+                )
+                raise MixError(
+                    f"sources.{name}: {most} tokens may be read (max_epochs), but rows "
+                    "that begin with a document drop what does not fit into them, so "
+                    f"these do not fill {sum(quota)} tokens ({sum(quota) // length} "
+                    f"rows of {length}); raise its max_epochs, lower its weight or "
+                    f"mix.tokens, or set {remedy}"
+                )
+            if ends is None or ends[-1] > available:
+                short_streams.append(stream)
+            else:
+                ends_of_sources[number] = ends
+        if short_streams:
+            streams = add_pass(streams, short_streams, context)
+    return streams, [ends_of_sources[number] for number in range(len(sources))]
+
+
+def lay_out(
+    streams: Streams,
+    ends: Sequence[Sequence[int]],
+    held_out: Sequence[int],
+    section: Mix,
+    quotas: Quotas,
+    context: Context,
+) -> list[Layout]:
+    """Pack every stream into rows: the training streams of all sources, then their
+    held-out streams.
+
+    Args:
+        streams: of all sources.
+        ends: of each source's training stream, by phase.
+        held_out: end of each source's held-out stream.
+        section: the mixture.
+        quotas: rows of each source, by phase.
+        context: of the jobs.
+    """
+    length = section.sequence_length
+    save(context.work / "plan", "bases", streams.bases)
+    all_ends = [*map(list, ends), *([end] for end in held_out)]
+    # Document tokens by phase; with alignment, an end lies behind tokens in no row.
+    tokens = [
+        *(
+            [rows * length for rows in column]
+            for column in zip(*quotas.rows, strict=True)
+        ),
+        *all_ends[len(ends) :],
+    ]
+    tasks = [
+        Task(f"{stream:05d}", {"stream": stream, "ends": stream_ends})
+        for stream, stream_ends in enumerate(all_ends)
+    ]
+    process = partial(
+        lay_out_stream,
+        streams=streams_for_workers(streams),
+        packing=packing_of(section),
+        sources=len(ends),
+        plan=context.work / "plan",
+    )
+    results = run_tasks(LAYOUT_JOB, tasks, process, context, direct=True)
+    return [
+        Layout(
+            tuple(stream_ends),
+            tuple(result["rows"] or [number // length for number in stream_tokens]),
+            tuple(stream_tokens),
+            result["costs"]["stream"]["documents"],
+            result["tokens"],
+            {name: PackingCost(**cost) for name, cost in result["costs"].items()},
+        )
+        for stream_ends, stream_tokens, result in zip(
+            all_ends, tokens, results, strict=True
+        )
+    ]
+
+
+def streams_for_workers(streams: Streams) -> Streams:
+    """Streams without their bases, which workers load from a file."""
+    empty = np.empty((0, 0, 0), np.int64)
+    return replace(streams, bases=Bases(empty, empty, empty))
+
+
+def with_bases(streams: Streams, plan: Path) -> Streams:
+    """The inverse of `streams_for_workers`."""
+    return replace(streams, bases=load_record(plan, "bases", Bases))
+
+
+def lay_out_stream(
+    task: Task, streams: Streams, packing: Packing, sources: int, plan: Path
+) -> Done:
+    """Scan a stream (payload `stream`, `ends`) and save the state that the rows of each
+    segment depend on.
+
+    Returns:
+        `rows` of each phase (empty if the quotas determine them), `tokens`, `costs`.
+    """
+    streams = with_bases(streams, plan)
+    stream, ends = task.payload["stream"], task.payload["ends"]
+    if stream >= sources:
+        packing = Packing(packing.sequence_length)
+    folder = plan / f"stream-{stream:05d}"
+    costs = Costs(ends, packing)
+    files = []
+    tokens = 0
+    for number, partition, base in streams.places(stream, ends[-1]):
+        starts = streams.segment(number, partition).of(stream).starts(base)
+        if packing.best_fit or packing.aligned:
+            files.append(save(folder, segment_name(number, partition), costs.places()))
+        costs.add(starts)
+        tokens = int(starts[int(np.searchsorted(starts[:-1], ends[-1]))])
+    for phase, dealing in enumerate(costs.dealings()):
+        files.append(save(folder, dealing_name(phase), dealing))
+    return Done(
+        files,
+        {
+            "rows": costs.rows_of_phases() if packing.best_fit else [],
+            "tokens": tokens,
+            "costs": {name: asdict(cost) for name, cost in costs.by_packing().items()},
+        },
+    )
+
+
+def dealing_name(phase: int) -> str:
+    """File name of the bins of a phase's remainders."""
+    return f"phase-{phase:05d}"
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Mapping from the rows of each source to places in the shards.
+
+    Attributes:
+        seed: of the row order.
+        sources: names, by source number.
+        phases: training rows of each source, by phase.
+        shard_rows: rows of a training shard.
+        copies: of each source, the most copies of a document in one pass.
+        before: the set that is continued, whose kept rows are the first phases.
+        ledger_bits: see `Candidates`.
+    """
+
+    seed: int
+    sources: tuple[str, ...]
+    phases: tuple[tuple[int, ...], ...]
+    shard_rows: int
+    copies: tuple[int, ...]
+    before: Before | None = None
+    ledger_bits: int = 0
+
+    @property
+    def training(self) -> int:
+        """Number of training shards, which precede the held-out shards (one per
+        source).
+        """
+        return -(-sum(map(sum, self.phases)) // self.shard_rows)
+
+    @property
+    def number(self) -> int:
+        """Number of all shards."""
+        return self.training + len(self.sources)
+
+    def places(self, source: int, rows: np.ndarray) -> np.ndarray:
+        """Place in the files (int64) of each row of a source's stream: shuffled, and
+        merged with the other sources.
+
+        Within a phase, the rows of a source are permuted by a key, then the sources are
+        merged (`order.py`). In a set that continues another, rows are ordered by their
+        numbers (`continue_mixture.py`); rows that are passed over get -1.
+        """
+        if not len(rows):
+            return rows
+        # Consecutive rows repeat, once per piece: each is permuted only once.
+        low, high = int(rows.min()), int(rows.max()) + 1
+        repeats = high - low < len(rows)
+        numbers = np.arange(low, high) if repeats else rows
+        name = self.sources[source]
+        kept_rows: Sequence[Sequence[int]] = ()
+        if self.before is not None:
+            numbers = self.before.numbers(source, name, numbers, self.seed)
+            kept_rows = self.before.kept()[1]
+        begins = np.cumsum([0, *(counts[source] for counts in self.phases)])
+        ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
+        phases = np.searchsorted(begins, numbers, side="right") - 1
+        places = np.full(len(numbers), -1)
+        for phase in np.unique(phases[phases < len(self.phases)]).tolist():
+            selection = np.flatnonzero(phases == phase)
+            within = numbers[selection] - begins[phase]
+            counts: Sequence[int] = self.phases[phase]
+            if phase < len(kept_rows):
+                counts = kept_rows[phase]
+            else:
+                key = order_key(self.seed, "mix", "rows", *phase_parts(phase), name)
+                within = permute(within, counts[source], key)
+            places[selection] = ends[phase] + rank(counts, source, within)
+        return places[rows - low] if repeats else places
+
+
+def place(
+    streams: Streams,
+    layouts: Sequence[Layout],
+    shards: Shards,
+    packing: Packing,
+    parts: int,
+    context: Context,
+    rearranging: Rearranging | None = None,
+) -> tuple[Shuffled, Shuffled | None, tuple[Shuffled, list[int]] | None]:
+    """Send the pieces of all segments to their shards, in stream order.
+
+    Args:
+        parts: number of token parts that receive requests (`send_tokens.py`); 0 for no
+            requests.
+        rearranging: selection of rearranged documents.
+
+    Returns:
+        the pieces, the requests, and for a set that continues another: the documents in
+        training rows (USED_SCHEMA) by the leading bits of their ids, and of each source
+        the entries of its stream with at least one token in a row.
+    """
+    bases = streams.bases
+    ends = np.array([layout.end for layout in layouts])
+    is_used = np.asarray(((bases.begins < ends) & (bases.entries > 0)).any(axis=2))
+    is_used[0, 0] = True
+    tasks = [
+        Task(segment_name(number, partition), {"pass": number, "partition": partition})
+        for number, partition in np.argwhere(is_used).tolist()
+    ]
+    process = partial(
+        place_segment,
+        streams=streams_for_workers(streams),
+        shards=shards,
+        packing=packing,
+        ends=[layout.ends for layout in layouts],
+        plan=context.work / "plan",
+        sends=parts > 0,
+        rearranging=rearranging,
+    )
+    partitions = {PLACE_JOB: shards.number}
+    if parts:
+        partitions[WANTED] = parts
+    if shards.before is not None:
+        partitions[USED] = 1 << shards.ledger_bits
+    results, sent = run_shuffle(
+        PLACE_JOB, tasks, process, context, partitions, direct=True
+    )
+    used = None
+    if shards.before is not None:
+        copies = np.sum([result["copies"] for result in results], axis=0).tolist()
+        used = (sent[USED], copies)
+    return sent[PLACE_JOB], sent.get(WANTED), used
+
+
+def used_of(
+    pieces: pa.Table, target: np.ndarray, shards: Shards
+) -> tuple[Sent, list[int]]:
+    """Documents of a segment with pieces in training shards, and the number of their
+    entries by source.
+    """
+    training_pieces = pieces.filter(pa.array(target < shards.training))
+    entries = training_pieces.group_by(["source", "high", "low", "copy"]).aggregate([])
+    copies = np.bincount(entries["source"].to_numpy(), minlength=len(shards.sources))
+    documents = entries.group_by(USED_SCHEMA.names).aggregate([])
+    documents = documents.select(USED_SCHEMA.names).cast(USED_SCHEMA)
+    partitions = leading(documents["high"].to_numpy(), shards.ledger_bits)
+    return Sent(USED, documents.combine_chunks(), partitions), copies.tolist()
+
+
+def place_segment(
+    task: Task,
+    streams: Streams,
+    shards: Shards,
+    packing: Packing,
+    ends: Sequence[Sequence[int]],
+    plan: Path,
+    sends: bool = False,
+    rearranging: Rearranging | None = None,
+) -> Generator[Sent, None, Done]:
+    """Cut a segment (payload `pass`, `partition`) into pieces and send them to their
+    shards.
+
+    Args:
+        sends: also send requests to the token parts.
+        rearranging: see `place`.
+    """
+    streams = with_bases(streams, plan)
+    pieces = [_pieces_of(task, streams, shards, packing, ends, plan, rearranging)]
+    if sends:
+        yield wanted_of(*pieces[0])
+    copies: list[int] = []
+    if shards.before is not None:
+        sent, copies = used_of(*pieces[0], shards)
+        yield sent
+    # frees the pieces while the receiver sorts them
+    yield Sent(PLACE_JOB, *pieces.pop())
+    return Done([], {"copies": copies})
+
+
+def _pieces_of(
+    task: Task,
+    streams: Streams,
+    shards: Shards,
+    packing: Packing,
+    ends: Sequence[Sequence[int]],
+    plan: Path,
+    rearranging: Rearranging | None,
+) -> tuple[pa.Table, np.ndarray]:
+    """Pieces of a segment (PLACED_SCHEMA) and the shard of each."""
+    number, partition = task.payload["pass"], task.payload["partition"]
+    name = segment_name(number, partition)
+    segment = streams.segment(number, partition)
+    schema = PLACED_SCHEMA if rearranging is None else ENDS_SCHEMA
+    tables = [schema.empty_table()]
+    targets = [np.empty(0, np.int64)]
+    for stream, stream_ends in enumerate(ends):
+        base = int(streams.bases.begins[number, partition, stream])
+        documents = segment.of(stream)
+        if base >= stream_ends[-1] or not len(documents.tokens):
+            continue
+        source = stream % len(shards.sources)
+        trains = stream < len(shards.sources)
+        copy = number * (shards.copies[source] if trains else 1) + documents.time
+        for pieces in _cut_phases(
+            documents.starts(base),
+            stream_ends,
+            packing if trains else Packing(packing.sequence_length),
+            plan / f"stream-{stream:05d}",
+            name,
+        ):
+            target = np.full(len(pieces.row), shards.training + source)
+            row = pieces.row
+            if trains:
+                places = shards.places(source, pieces.row)
+                if (places < 0).any():
+                    is_placed = places >= 0
+                    pieces = Pieces(
+                        *(column[is_placed] for column in vars(pieces).values())
+                    )
+                    places = places[is_placed]
+                target, row = np.divmod(places, shards.shard_rows)
+            runs = None
+            if rearranging is not None:
+                runs = _runs_of(documents, pieces, source, number, trains, rearranging)
+                target = target[runs.piece]
+            tables.append(_placed(documents, pieces, row, source, copy, runs))
+            targets.append(target)
+    return pa.concat_tables(tables).combine_chunks(), np.concatenate(targets)
+
+
+def _cut_phases(
+    starts: np.ndarray, ends: Sequence[int], packing: Packing, folder: Path, name: str
+) -> Iterator[Pieces]:
+    """Pieces of a segment; one `Pieces` per overlapping phase for `best_fit`."""
+    places = None
+    if packing.best_fit or packing.aligned:
+        places = load_record(folder, name, Places)
+    if not packing.best_fit:
+        yield cut(starts, 0, ends[-1], packing, places)
+        return
+    for phase, (begin, end) in enumerate(pairwise([0, *ends])):
+        if begin < starts[-1] and end > starts[0]:
+            dealing = load_record(folder, dealing_name(phase), Dealing)
+            yield cut(starts, begin, end, packing, places, phase, dealing)
+
+
+def _placed(
+    segment: Segment,
+    pieces: Pieces,
+    row: np.ndarray,
+    source: int,
+    copy: np.ndarray,
+    runs: Runs | None,
+) -> pa.Table:
+    """Table of pieces in PLACED_SCHEMA, or of their runs in ENDS_SCHEMA."""
+    entry, length, offset = pieces.entry, pieces.length, pieces.offset
+    first = offset
+    text = np.minimum(length, segment.tokens[entry] - offset)
+    ends = []
+    if runs is not None:
+        row, entry = row[runs.piece], entry[runs.piece]
+        _, offset, length, first, text, end = runs
+        ends = [end]
+    return pa.table(
+        [
+            row.astype(np.int32),
+            length.astype(np.int32),
+            segment.words[entry, 0],
+            segment.words[entry, 1],
+            np.full(len(entry), source, np.int32),
+            copy[entry].astype(np.int32),
+            offset,
+            segment.part[entry],
+            segment.offset[entry] + first,
+            text.astype(np.int32),
+            *ends,
+        ],
+        schema=ENDS_SCHEMA if ends else PLACED_SCHEMA,
+    )
+
+
+def _runs_of(
+    segment: Segment,
+    pieces: Pieces,
+    source: int,
+    number: int,
+    trains: bool,
+    rearranging: Rearranging,
+) -> Runs:
+    """Runs of the pieces in a pass."""
+    entry, position = np.unique(pieces.entry, return_inverse=True)
+    words, time = segment.words[entry], segment.time[entry]
+    is_rearranged = np.zeros(len(entry), bool)
+    if trains:
+        is_rearranged = rearranging.chosen(np.full(len(entry), source), words, time)
+    tokens = segment.tokens[entry] - ADDED * is_rearranged
+    return rearranging.cut_pieces(
+        is_rearranged[position],
+        words[position],
+        time[position],
+        number,
+        tokens[position],
+        pieces.offset,
+        pieces.length,
+    )

@@ -1,0 +1,411 @@
+"""Writer of the shards of a packed set: gathers the tokens of each row from the token
+parts.
+
+The pieces of each shard are in shuffled files that any machine can read. A task holds
+the pieces of one shard, PIECE_BYTES each, and BLOCK_BYTES of tokens; the token parts
+are memory-mapped. Tokens are gathered in blocks of rows that stay in the cache for
+hashing and writing: gathering a whole shard first would read every token from main
+memory three times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numba import carray
+
+from gristmill.core.files import as_path, is_local
+from gristmill.dataprep.runners.shuffle import Shuffled
+from gristmill.dataprep.runners.tasks import Done, Task
+from gristmill.dataprep.shuffle_format import columns_of
+from gristmill.dataprep.text.kernels import kernel, pointer
+from gristmill.tokenize.document_sampling import (
+    order_below,
+    word_ids,
+    words_of,
+)
+from gristmill.tokenize.mixing.exclude import EmptiedRows, drop_rows
+from gristmill.tokenize.mixing.send_tokens import receive_tokens, received_places
+from gristmill.tokenize.packed_files import (
+    DTYPES,
+    PIECES_SCHEMA,
+    ShardEntry,
+    files_of,
+    read_tokens,
+)
+from gristmill.tokenize.packed_writing import write_blocks, write_rows
+from gristmill.tokenize.packing.best_fit import bin_begins, by_bin
+
+PIECE_BYTES = 250
+"""Memory of a task per piece of its shard: its location, as read and sorted, and its
+two tables.
+"""
+MOST_PARTS = 2048
+"""Token parts mapped at a time: Linux allows a process 65,530 maps (vm.max_map_count),
+shared by all threads.
+"""
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Inputs of the workers that write shards.
+
+    Attributes:
+        placed: pieces of each shard (`row_layout.py`).
+        out: output folder of the stage.
+        parts: token files, by number.
+        dtype: of all tokens, by name.
+        sequence_length: tokens per row.
+        eos: id that ends a document.
+        pad: id that fills the end of an incomplete row.
+        excluded: ids of documents whose rows are emptied.
+        excluded_later: ids of documents whose rows are emptied from some row on, and
+            that row.
+    """
+
+    placed: Shuffled
+    out: str
+    parts: tuple[str, ...]
+    dtype: str
+    sequence_length: int
+    eos: int
+    pad: int
+    excluded: tuple[bytes, ...] = ()
+    excluded_later: tuple[tuple[tuple[bytes, ...], int], ...] = ()
+    sent: Shuffled | None = None
+    """Tokens of each shard if workers do not read the parts (`send_tokens.py`)."""
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """Result of a task that wrote a shard.
+
+    Attributes:
+        entry: of packed.json.
+        touched: ids, hexadecimal, of all documents in the rows that were emptied or
+            dropped because they hold an excluded document.
+        text_bytes: bytes of the held-out text.
+    """
+
+    entry: ShardEntry
+    touched: Sequence[str]
+    text_bytes: int = 0
+
+
+def write_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
+    """Write a shard of training rows, or of a source's held-out rows if payload
+    `held_out` is set.
+    """
+    if not task.payload["held_out"]:
+        return write_train_shard(task, plan)
+    rows = task.payload["rows"]
+    contents = read_contents(plan, task.payload["partition"], rows)
+    tokens = next(blocks_of(plan, contents, rows, block_rows=rows))
+    tokens, pieces, touched = drop_rows(tokens, contents.table(0), plan.excluded)
+    path = as_path(plan.out) / task.payload["file"]
+    entry = write_rows(path, tokens, pieces)
+    with as_path(token_bytes).open("rb") as stream:
+        sizes = np.load(stream)
+    text_bytes = int(sizes[tokens].sum(dtype=np.int64))
+    return Done(files_of(path), asdict(WrittenShard(entry, touched, text_bytes)))
+
+
+def write_train_shard(task: Task, plan: RowPlan) -> Done:
+    """Write training rows [first, first + rows): payload `file`, `partition`, `first`,
+    `rows`.
+    """
+    first = task.payload["first"]
+    rows = task.payload["rows"]
+    contents = read_contents(plan, task.payload["partition"], rows)
+    path = as_path(plan.out) / task.payload["file"]
+    emptied = EmptiedRows(
+        contents.table(first), first, plan.excluded, plan.pad, plan.excluded_later
+    )
+    blocks = emptied.blocks(blocks_of(plan, contents, rows))
+    entry = emptied.describe(write_blocks(path, blocks, emptied.pieces, first))
+    return Done(files_of(path), asdict(WrittenShard(entry, emptied.touched)))
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Pieces of documents in rows, ordered by row and start; all of shape (p,), int64
+    unless stated.
+
+    Attributes:
+        row: number within the shard.
+        start: first token within the row.
+        length: tokens, including the end of text.
+        words: uint64 of shape (p, 2), the document's id.
+        source: int32, number of its source.
+        copy: int32, pass over the source.
+        offset: first token within the document.
+        part: number of the token part.
+        first: first token within the part.
+        text: tokens without the end of text; less than `length` if an end of text
+            follows.
+        sent: the shard's tokens, which `first` indexes, if they were sent; else None.
+        end: int32, id of the token after each run if documents are rearranged
+            (`fill_in_middle.py`); else None.
+    """
+
+    row: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    words: np.ndarray
+    source: np.ndarray
+    copy: np.ndarray
+    offset: np.ndarray
+    part: np.ndarray
+    first: np.ndarray
+    text: np.ndarray
+    sent: np.ndarray | None = None
+    end: np.ndarray | None = None
+
+    def table(self, first: int) -> pa.Table:
+        """Pieces as PIECES_SCHEMA, with their runs joined and the shard's rows counted
+        from `first`.
+        """
+        begins = np.arange(len(self.row))
+        length = self.length
+        if self.end is not None and len(begins):
+            is_first = np.ones(len(begins), bool)
+            is_first[1:] = (
+                (self.row[1:] != self.row[:-1])
+                | (self.copy[1:] != self.copy[:-1])
+                | (self.offset[1:] != self.offset[:-1] + self.length[:-1])
+                | (self.words[1:] != self.words[:-1]).any(axis=1)
+            )
+            begins = np.flatnonzero(is_first)
+            length = np.add.reduceat(self.length, begins)
+        return pa.table(
+            [
+                self.row[begins] + first,
+                self.start[begins].astype(np.int32),
+                length.astype(np.int32),
+                word_ids(self.words.take(begins, axis=0)),
+                self.source[begins],
+                self.copy[begins],
+                self.offset[begins],
+            ],
+            schema=PIECES_SCHEMA,
+        )
+
+
+def read_contents(plan: RowPlan, partition: int, rows: int) -> Contents:
+    """Read the pieces of a shard of `rows` rows, ordered by row and, within a row, in
+    stream order.
+    """
+    columns = columns_of(plan.placed.read(partition))
+    first = bin_begins(columns["row"], rows)
+    order = by_bin(columns["row"], first)
+    columns = {name: column[order] for name, column in columns.items()}
+    row, length, part, begin, text = (
+        columns[name].astype(np.int64)
+        for name in ("row", "length", "part", "first", "text")
+    )
+    passed = np.cumsum(length) - length
+    sent = None
+    if plan.sent is not None:
+        sent = receive_tokens(plan.sent, partition, DTYPES[plan.dtype])
+        begin = received_places(part, begin, text)
+        part = np.zeros_like(part)
+    return Contents(
+        row,
+        passed - passed[first[row]] if len(length) else passed,
+        length,
+        words_of(columns),
+        columns["source"],
+        columns["copy"],
+        columns["offset"],
+        part,
+        begin,
+        text,
+        sent,
+        columns.get("end"),
+    )
+
+
+BLOCK_BYTES = 1_000_000
+"""Roughly the second-level cache of a core."""
+
+
+def blocks_of(
+    plan: RowPlan, contents: Contents, rows: int, block_rows: int | None = None
+) -> Iterator[np.ndarray]:
+    """Gather the tokens of a shard in blocks of rows.
+
+    Args:
+        plan: of the mixture.
+        contents: of the shard, ordered by row.
+        rows: of the shard.
+        block_rows: rows per block; None for BLOCK_BYTES.
+
+    Yields:
+        (n, sequence_length) in the plan's dtype, in memory that the next block reuses;
+        one empty block if there are no rows.
+    """
+    dtype = DTYPES[plan.dtype]
+    parts = (
+        TokenParts(list(map(as_path, plan.parts)), dtype)
+        if contents.sent is None
+        else TokenParts([], dtype, contents.sent)
+    )
+    length = plan.sequence_length
+    per_block = block_rows or max(1, BLOCK_BYTES // (length * dtype.itemsize))
+    if not parts.at_once:
+        # Parts that cannot be mapped all at once are read completely, one by one: a
+        # single block reads each only once.
+        per_block = rows
+    per_block = max(1, min(per_block, rows))
+    blocks = max(1, -(-rows // per_block))
+    origin = parts.begins[contents.part] + contents.first
+    target = contents.row * length + contents.start
+    order, _ = order_below(origin, int(parts.begins[-1]))
+    block = (contents.row // per_block).astype(np.int32)
+    bounds = np.searchsorted(block, np.arange(blocks + 1))
+    order = order[by_bin(block[order], bounds)]  # sorted by origin within each block
+    ends = contents.end
+    if ends is None:
+        ends = np.full(1, plan.eos, np.int32)
+    filled = np.bincount(contents.row, contents.length, rows).astype(np.int64)
+    out = np.empty((per_block, length), dtype)
+    for number in range(blocks):
+        first = number * per_block
+        block_tokens = out[: min(per_block, rows - first)]
+        for opened, selection in parts.opened(
+            order[bounds[number] : bounds[number + 1]], origin
+        ):
+            gather(
+                opened,
+                parts.begins,
+                selection,
+                contents.part,
+                origin,
+                target,
+                contents.text,
+                contents.length,
+                first * length,
+                ends,
+                block_tokens.reshape(-1),
+            )
+        pad_rows(block_tokens, filled[first : first + len(block_tokens)], plan.pad)
+        yield block_tokens
+
+
+class TokenParts:
+    """Token parts of a mixture, opened on first use.
+
+    Args:
+        paths: of the files, by number.
+        dtype: of the tokens.
+        sent: tokens in memory, as a single part in place of the files.
+
+    Attributes:
+        begins: int64 of shape (parts + 1,), tokens before each part.
+        at_once: all parts can be mapped at once: they are few and on a local disk.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        dtype: np.dtype[Any],
+        sent: np.ndarray | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.at_once = len(paths) <= MOST_PARTS and all(map(is_local, paths))
+        sizes = [path.stat().st_size // dtype.itemsize for path in paths]
+        self._mapped = list[np.ndarray]()
+        if sent is not None:
+            sizes = [len(sent)]
+            self._mapped = [sent]
+        self.begins = np.cumsum([0, *sizes], dtype=np.int64)
+        self._paths = paths
+        self._addresses = np.zeros(len(sizes), np.uint64)
+
+    def opened(
+        self, chosen: np.ndarray, origin: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Load the parts of the pieces: all at once if they can be mapped, otherwise
+        one by one.
+
+        Args:
+            chosen: int64 of shape (k,), numbers of pieces, ordered by their origin.
+            origin: int64 of shape (n,), first token of every piece, counted through all
+                parts.
+
+        Yields:
+            addresses of the first token of each part (uint64 of shape (parts,); valid
+            until the next step), and the pieces of `chosen` in loaded parts.
+        """
+        if self.at_once:
+            if not self._mapped:
+                self._mapped = [read_tokens(path, self.dtype) for path in self._paths]
+            self._addresses[:] = [part.ctypes.data for part in self._mapped]
+            yield self._addresses, chosen
+            return
+        bounds = np.searchsorted(origin[chosen], self.begins[:-1]).tolist()
+        bounds.append(len(chosen))
+        for number, (first, last) in enumerate(pairwise(bounds)):
+            if first < last:
+                part = read_tokens(self._paths[number], self.dtype)
+                self._addresses[number] = part.ctypes.data
+                yield self._addresses, chosen[first:last]
+
+
+@kernel
+def gather(
+    addresses: np.ndarray,
+    begins: np.ndarray,
+    chosen: np.ndarray,
+    part: np.ndarray,
+    origin: np.ndarray,
+    target: np.ndarray,
+    text: np.ndarray,
+    length: np.ndarray,
+    before: int,
+    ends: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Copy pieces to their targets, each followed by its end of text.
+
+    Args:
+        addresses: uint64 (parts,), address of each part's first token; the caller keeps
+            the parts alive.
+        begins: see TokenParts.
+        chosen: int64 of shape (k,), numbers of the pieces.
+        part, text, length: of the pieces, see `Contents`.
+        origin: int64, first token of each piece, counted through all parts.
+        target: int64, its target, counted through all rows of the shard.
+        before: target of the first token of `out`.
+        ends: int32, id of the token after each piece; a single one for all.
+        out: tokens, flat.
+    """
+    size = np.uint64(out.itemsize)
+    for piece in chosen:
+        # Unsigned indices cannot be negative, which lets the compiler vectorise the
+        # loop.
+        position, number = np.uint64(target[piece] - before), np.uint64(text[piece])
+        if number:
+            passed = np.uint64(origin[piece] - begins[part[piece]])
+            source = carray(
+                pointer(addresses[part[piece]] + passed * size), (number,), out.dtype
+            )
+            for step in range(number):
+                out[position + step] = source[step]
+        if number < np.uint64(length[piece]):
+            out[position + number] = ends[piece if len(ends) > 1 else 0]
+
+
+@kernel
+def pad_rows(tokens: np.ndarray, filled: np.ndarray, pad: int) -> None:
+    """Fill each row of tokens (n, L) with padding after its first `filled` (int64,
+    shape (n,)) tokens.
+    """
+    for row in range(len(tokens)):
+        tokens[row, filled[row] :] = pad

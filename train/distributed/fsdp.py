@@ -1,0 +1,340 @@
+"""Construction of sharded models, and operations on sharded parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gristmill.mixtures.sections.engine import Compute
+from gristmill.train.distributed.context_parallel import RowSplit, RowSplitError
+from gristmill.train.distributed.process_groups import World, sum_over_ranks
+from gristmill.train.loop.batch_plan import micro_batches
+from gristmill.train.models.experts import Experts, MixtureOfExperts
+from gristmill.train.models.model_config import OwnShape, Shape
+from gristmill.train.models.own_model import build_own
+from gristmill.train.models.weights import TensorOf
+
+if TYPE_CHECKING:
+    from gristmill.train.models.decoder import Llama
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def compute_dtype(
+    precision: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device
+) -> torch.dtype:
+    """Dtype of matrix products; `auto` is bf16 on a GPU and fp32 on a CPU."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return DTYPES[precision]
+
+
+def sharded_model(
+    shape: Shape | OwnShape,
+    tensor_of: TensorOf | None,
+    world: World,
+    dtype: torch.dtype,
+    compute: Compute | None = None,
+    float8: Literal["off", "tensorwise", "rowwise"] = "off",
+    adapt: Callable[[nn.Module], None] | None = None,
+    build: Callable[[Shape], Llama] | None = None,
+) -> nn.Module:
+    """Build a model whose parameters are sharded over all processes.
+
+    Master weights and gradient reduction are float32, compute is `dtype`. FSDP handles
+    both, also at world size 1 (torchtitan #3148); a single process that computes in
+    float32 needs neither and gets a plain module. Every process gets values from
+    `tensor_of` one tensor at a time, so it never holds more than one full tensor beside
+    its shard.
+
+    Args:
+        shape: of the model.
+        tensor_of: source of its parameters, including those that `adapt` adds; a user's
+            model initialises its own.
+        world: the processes.
+        dtype: of matrix products.
+        compute: compilation and activation checkpointing.
+        float8: 8-bit floating-point mode of linear layers.
+        adapt: modifies the model before sharding (see adapters.lora).
+        build: constructs the model; by default a language model (see
+            models.reward_model); not supported in pipelines.
+    """
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    from gristmill.train.distributed.expert_parallel import deal_experts
+    from gristmill.train.distributed.pipeline_parallel import PipelineStage
+    from gristmill.train.distributed.tensor import split_matrices
+    from gristmill.train.models.decoder import configure
+    from gristmill.train.models.encoder import model_of
+    from gristmill.train.models.float8 import Float8Error, use_float8
+
+    if isinstance(shape, OwnShape):
+        if world.row_split is not None:
+            raise RowSplitError(
+                "engine.parallel.context: a model of your own reads whole rows; use "
+                "shard"
+            )
+        return _sharded_own(shape, world, dtype)
+    assert tensor_of is not None
+    compute = compute or Compute()
+
+    policy = precision_policy(dtype)
+    with torch.device("meta"):
+        model: Any = (
+            (build or model_of)(shape)
+            if world.pipeline_group is None
+            else PipelineStage(
+                shape,
+                world.stage,
+                world.pipeline_group,
+                dtype,
+                world.device,
+                world.shards_weights,
+            )
+        )
+        if adapt is not None:
+            adapt(model)
+    if float8 != "off":
+        if world.tensor_mesh is not None:
+            raise Float8Error(
+                f"pretrain.float8 is {float8}, but engine.parallel.tensor splits the "
+                "matrices; use shard"
+            )
+        use_float8(model, float8, world.device)
+    if world.tensor_mesh is not None:
+        split_matrices(model, world.tensor_mesh)
+    if world.row_split is not None:
+        split_rows(model, world.row_split)
+    configure(model, compute)
+    if world.size > 1 or dtype != torch.float32:
+        dealt = deal_experts(model, world, compute) if world.deals_experts else set()
+        # FSDP hooks around layers would break the graph of a compiled model.
+        layers = model.model.layers.children() if compute.compile != "model" else ()
+        for layer in (*layers, *getattr(model, "further_layers", ())):
+            fully_shard(
+                layer, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt
+            )
+        fully_shard(model, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt)
+    model.to_empty(device=world.device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = tensor_of(name, parameter.shape).to(world.device)
+            parameter.copy_(
+                distribute_tensor(
+                    values,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    src_data_rank=None,
+                )
+                if isinstance(parameter, DTensor)
+                else values
+            )
+    assert_master_weights(model)
+    probes: Sequence[nn.Module] = (
+        [model.model]
+        if compute.compile == "model"
+        else list(model.model.layers.children())
+    )
+    assert_compute_dtype(probes[0], dtype)
+    return model
+
+
+def split_rows(model: Any, split: RowSplit) -> None:
+    """Split the tokens of each row over the processes, for a decoder.
+
+    Raises:
+        RowSplitError: the model is not a decoder, or predicts further tokens.
+    """
+    shape: Shape = model.shape
+    if shape.encoder or shape.encoder_decoder or shape.multi_token:
+        kind = (
+            "a decoder that predicts further tokens"
+            if shape.multi_token
+            else "an encoder"
+        )
+        raise RowSplitError(
+            f"engine.parallel.context is {split.size}, but {kind} reads whole rows; "
+            "use shard"
+        )
+    model.row_split = split
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts):
+            module.row_split = split
+
+
+def precision_policy(dtype: torch.dtype) -> Any:
+    """FSDP mixed-precision policy: compute in `dtype`, reduce gradients in float32, do
+    not cast inputs.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    # Masks and loss weights that pass through `forward` must keep their dtype.
+    return MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+
+
+def _sharded_own(shape: OwnShape, world: World, dtype: torch.dtype) -> nn.Module:
+    """Build a user's model on every process, with the first one's values, and shard
+    it.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    model = build_own(shape)
+    if world.size > 1:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                torch.distributed.broadcast(tensor, src=0)
+    model.to(world.device)
+    if world.size > 1 or dtype != torch.float32:
+        fully_shard(model, mesh=world.data_mesh, mp_policy=precision_policy(dtype))
+    assert_master_weights(model)
+    assert_compute_dtype(model.inner, dtype)
+    return model
+
+
+def assert_master_weights(model: nn.Module) -> None:
+    """Check that parameters are float32 master weights, and sharded if FSDP has the
+    model.
+
+    Raises:
+        RuntimeError: a parameter has another dtype, or is not sharded though its model
+            is or there are several processes: sharding was not applied, or was undone
+            by a forward pass outside `evaluating`.
+    """
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    is_sharded = isinstance(model, FSDPModule) or torch.distributed.get_world_size() > 1
+    for name, parameter in model.named_parameters():
+        if (
+            parameter.dtype != torch.float32
+            or isinstance(parameter, DTensor) != is_sharded
+        ):
+            raise RuntimeError(
+                f"{name} is {type(parameter).__name__} of {parameter.dtype}, not a "
+                f"float32 {'DTensor' if is_sharded else 'Parameter'}: sharding was not "
+                "applied to it, or a forward pass without `evaluating` undid it"
+            )
+
+
+def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
+    """Install a check that the first forward pass of a module computes in `dtype`.
+
+    Checks its parameters (except those of distributed experts, which are still master
+    weights) and its first argument, if floating-point, after FSDP prepared them and
+    outside of compiled code.
+
+    Raises:
+        RuntimeError: in that pass: the precision policy was not applied.
+    """
+
+    def check(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        handle.remove()
+        masters = {
+            id(weight)
+            for experts in module.modules()
+            if isinstance(experts, Experts) and experts.dealt is not None
+            for weight in experts.parameters()
+        }
+        dtypes = {
+            parameter.dtype
+            for parameter in module.parameters()
+            if id(parameter) not in masters
+        }
+        dtypes |= {
+            argument.dtype for argument in arguments[:1] if argument.is_floating_point()
+        }
+        if dtypes != {dtype}:
+            raise RuntimeError(
+                f"layers compute in {dtypes}, not in {dtype}: the precision policy "
+                "was not applied"
+            )
+
+    handle = module.register_forward_pre_hook(check)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Context for forward passes without gradients, after which the model is sharded
+    again.
+
+    FSDP reshards the root's parameters in the backward pass. Without one they would
+    stay unsharded in the compute dtype, and an optimizer or export would use them as
+    master weights.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    with torch.no_grad():
+        yield
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def measured_by_all(
+    model: nn.Module,
+    number: int,
+    columns: int,
+    micro_batch_size: int,
+    world: World,
+    measure: Callable[[np.ndarray], Tensor],
+) -> np.ndarray:
+    """Measure n examples with a model, each rank its share: (n, columns) float32, equal
+    on every rank.
+
+    Args:
+        model: on every rank.
+        number: n.
+        columns: values per example.
+        micro_batch_size: maximum number of examples per forward pass on a rank.
+        world: the processes.
+        measure: indices of examples (int64) -> values (len, columns).
+    """
+    measured = torch.zeros(number, columns, dtype=torch.float32, device=world.device)
+    with evaluating(model):
+        for part in micro_batches(
+            np.arange(number), world.data_rank, world.data_size, micro_batch_size
+        ):
+            # An empty share still takes part in the collectives of the forward pass.
+            values = measure(part if len(part) else np.zeros(1, dtype=np.int64))
+            if len(part):
+                measured[torch.from_numpy(part).to(world.device)] = values
+    summed: np.ndarray = sum_over_ranks(measured, world).cpu().numpy()
+    return summed
+
+
+def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Gather all master weights, float32 on the CPU of the first process; empty on the
+    others.
+
+    This is a collective. Processes except the first hold at most one full tensor, or
+    their own pipeline stage.
+    """
+    from gristmill.train.distributed.pipeline_parallel import (
+        is_beside_first,
+        of_all_stages,
+    )
+
+    assert_master_weights(model)
+    is_kept, full_tensors = is_beside_first(model), dict[str, Tensor]()
+    for name, parameter in model.named_parameters():
+        full_tensor = gathered(parameter).detach()
+        if is_kept:
+            full_tensors[name] = full_tensor.cpu()
+    return of_all_stages(model, full_tensors) if is_kept else {}
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Full tensor on every process (a collective); a plain tensor is returned as it
+    is.
+    """
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,302 @@
+"""Rendezvous of a training on several hosts, and messages about lost hosts.
+
+The leading host writes WORK/rendezvous.json and the others read it. Each of them runs
+torchrun with these options, to which `torchrun.py` adds the host's own address. Hosts
+that joined are recorded in WORK/hosts/ID/.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import socket
+import struct
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.core.files import read_json, write_json
+from gristmill.mixtures.sections.engine import Engine
+
+SIOCGIFADDR = 0x8915
+"""Linux ioctl for the IPv4 address of a network interface; see netdevice(7)."""
+LOOPBACK = "lo"
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables that select the network interface of gloo and NCCL."""
+TIMEOUT = "GRISTMILL_NETWORK_TIMEOUT"
+"""Environment variable of the ranks of a training on several hosts: timeout of
+collectives in seconds.
+"""
+ELSEWHERE = ("192.0.2.1", 9)
+"""Reserved address (RFC 5737) behind the default route; no packet is sent."""
+
+
+class HostsError(ValueError):
+    """A training cannot start on several hosts; the message has the reason."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Rendezvous of the hosts of one attempt.
+
+    Attributes:
+        name: of the attempt; torchrun's run id.
+        endpoint: HOST:PORT on which the leading host listens.
+        nodes: number of hosts.
+        processes: number of processes per host.
+        join_seconds: time limit for the hosts to join.
+        timeout_seconds: timeout of collectives.
+        host: name of the leading host.
+    """
+
+    name: str
+    endpoint: str
+    nodes: int
+    processes: int
+    join_seconds: float
+    timeout_seconds: float
+    host: str
+
+    def options(self, leads: bool) -> list[str]:
+        """Options of torchrun on a host."""
+        read_seconds = max(1, round(self.timeout_seconds))
+        return [
+            f"--nnodes={self.nodes}",
+            f"--nproc-per-node={self.processes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.endpoint}",
+            f"--rdzv-id={self.name}",
+            f"--rdzv-conf=is_host={int(leads)},join_timeout={max(1, round(self.join_seconds))},"
+            f"read_timeout={read_seconds}",
+        ]
+
+    def command(self, folder: Path, leads: bool) -> list[str]:
+        """Command that a host runs for the training of a stage folder."""
+        return [
+            sys.executable,
+            "-m",
+            "gristmill.train.torchrun",
+            *self.options(leads),
+            "-m",
+            "gristmill.train.worker_main",
+            str(folder),
+        ]
+
+
+def hosts_of(engine: Engine) -> int:
+    """Number of hosts of a training; 1 for a single process."""
+    return engine.nodes if engine.num_ranks > 1 else 1
+
+
+def lead(folder: Path, engine: Engine) -> Rendezvous:
+    """Write the rendezvous, with the command of the other hosts, for a training that
+    this host leads.
+
+    Args:
+        folder: of the training's stage.
+        engine: of the run.
+
+    Raises:
+        HostsError: the other hosts cannot reach this one.
+    """
+    nodes, network = hosts_of(engine), engine.network
+    address = address_of(network.interface) if network.interface else default_address()
+    rendezvous = Rendezvous(
+        uuid.uuid4().hex[:12],
+        f"{address}:{network.port}",
+        nodes,
+        engine.num_ranks // nodes,
+        network.join_seconds,
+        network.timeout_seconds,
+        socket.gethostname(),
+    )
+    write_json(
+        folder / "work" / "rendezvous.json",
+        {
+            **vars(rendezvous),
+            "command": shlex.join(rendezvous.command(folder, leads=False)),
+        },
+    )
+    return rendezvous
+
+
+def read_rendezvous(folder: Path) -> Rendezvous | None:
+    """Latest rendezvous of a training, or None if no host leads it yet."""
+    try:
+        content = read_json(folder / "work" / "rendezvous.json")
+    except FileNotFoundError:
+        return None
+    return Rendezvous(
+        **{name: value for name, value in content.items() if name != "command"}
+    )
+
+
+def use_network(endpoint: str) -> str:
+    """Select the interface of gloo and NCCL that reaches the leading host, unless set;
+    returns its local address.
+
+    Args:
+        endpoint: HOST:PORT.
+
+    Raises:
+        HostsError: no interface reaches it.
+    """
+    host, _, port = endpoint.rpartition(":")
+    interface = os.environ.get(INTERFACES[0])
+    if interface is None or interface == LOOPBACK:
+        address = address_towards(host.strip("[]"), int(port))
+        interface = interface_of(address)
+        os.environ[INTERFACES[0]] = interface
+    else:
+        address = address_of(interface)
+    os.environ.setdefault(INTERFACES[1], interface)
+    return address
+
+
+def address_of(interface: str) -> str:
+    """IPv4 address of a network interface of this host.
+
+    Raises:
+        HostsError: the interface does not exist, or has no IPv4 address.
+    """
+    by_interface = addresses()
+    if interface not in by_interface:
+        raise HostsError(
+            f"engine.network.interface: {socket.gethostname()} has no interface "
+            f"{interface} with an IPv4 address; it has "
+            f"{', '.join(by_interface) or 'none'}"
+        )
+    return by_interface[interface]
+
+
+def addresses() -> dict[str, str]:
+    """Interface -> IPv4 address of this host's interfaces that have one."""
+    by_interface = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(
+                    connection, SIOCGIFADDR, struct.pack("256s", name.encode())
+                )
+            except OSError:  # no IPv4 address
+                continue
+            by_interface[name] = socket.inet_ntoa(answer[20:24])
+    return by_interface
+
+
+def interface_of(address: str) -> str:
+    """Network interface with an address.
+
+    Raises:
+        HostsError: no interface has it.
+    """
+    for name, interface_address in addresses().items():
+        if interface_address == address or (
+            address.startswith("127.") and interface_address.startswith("127.")
+        ):
+            return name
+    raise HostsError(
+        f"{socket.gethostname()} has no interface with the address {address}; name the "
+        "one that reaches the other hosts: engine.network.interface"
+    )
+
+
+def address_towards(host: str, port: int) -> str:
+    """Local address from which this host reaches another host; no packet is sent.
+
+    Raises:
+        HostsError: there is no route to the host.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
+        try:
+            connection.connect((host, port))
+        except OSError as error:
+            raise HostsError(
+                f"{socket.gethostname()} has no way to {host}, which leads "
+                f"({error.strerror or error}); "
+                "name the interface that reaches it: engine.network.interface"
+            ) from error
+        return str(connection.getsockname()[0])
+
+
+def default_address() -> str:
+    """Address by which other hosts most likely reach this host.
+
+    Raises:
+        HostsError: there is no default route, and not exactly one address.
+    """
+    try:
+        return address_towards(*ELSEWHERE)
+    except HostsError:
+        candidates = {
+            name: address
+            for name, address in addresses().items()
+            if not address.startswith("127.")
+        }
+    if len(candidates) != 1:
+        raise HostsError(
+            f"by which address other hosts reach {socket.gethostname()} is not "
+            "known: it has no default "
+            f"route, and {', '.join(candidates) or 'no interface but the loopback one'}; name one: "
+            "engine.network.interface"
+        )
+    return next(iter(candidates.values()))
+
+
+def note_arrival(work: Path) -> None:
+    """Record that this host joined an attempt, so that other hosts can name it; only
+    its first rank does.
+    """
+    if (
+        int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
+        and os.environ["LOCAL_RANK"] == "0"
+    ):
+        ranks = [
+            int(os.environ["RANK"]) + local_rank
+            for local_rank in range(int(os.environ["LOCAL_WORLD_SIZE"]))
+        ]
+        write_json(
+            work
+            / "hosts"
+            / os.environ["TORCHELASTIC_RUN_ID"]
+            / f"{os.environ['GROUP_RANK']}.json",
+            {"host": socket.gethostname(), "ranks": ranks},
+        )
+
+
+def why_lost(work: Path, said: str) -> str:
+    """Message on a host that lost the ranks of other hosts.
+
+    Args:
+        work: working folder of the training.
+        said: error of gloo or NCCL.
+    """
+    hostname, own_rank = socket.gethostname(), os.environ.get("GROUP_RANK")
+    try:
+        host_files = sorted(
+            (work / "hosts" / os.environ.get("TORCHELASTIC_RUN_ID", "-")).glob("*.json")
+        )
+        lost_hosts = [read_json(path) for path in host_files if path.stem != own_rank]
+    except OSError:  # the store is unreachable too
+        lost_hosts = []
+    names = [
+        f"{host['host']} (rank {host['ranks'][0]})"
+        if len(host["ranks"]) == 1
+        else f"{host['host']} (ranks {host['ranks'][0]} to {host['ranks'][-1]})"
+        for host in lost_hosts
+    ]
+    seconds = float(os.environ.get(TIMEOUT, "0"))
+    late = "timed out" in said.lower() or "timeout" in said.lower()
+    failure = (
+        f"did not answer for {seconds:g} s (engine.network.timeout_seconds)"
+        if late
+        else "closed the connection"
+    )
+    return (
+        f"{' and '.join(names) or 'another host'} {failure}, as seen from "
+        f"{hostname}: that host or the network to it is gone. The training resumes "
+        "from its last checkpoint: run it on all hosts again, or on those that are "
+        "left with --set engine.nodes=N (and engine.ranks, where they have fewer GPUs)"
+    )

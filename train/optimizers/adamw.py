@@ -1,0 +1,34 @@
+"""AdamW (Loshchilov & Hutter 2019), fused."""
+
+from __future__ import annotations
+
+import torch
+
+from gristmill.mixtures.sections.optimizers import Optimizer
+from gristmill.train.optimizers.builder import NamedParameters, ZerosLike, decay_groups
+from gristmill.train.optimizers.offload import STEP
+
+
+def build(
+    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> torch.optim.AdamW:
+    """Create PyTorch's fused AdamW with its moments.
+
+    A checkpoint of step 0 would otherwise create them by a step without gradients, and
+    count that step.
+    """
+    optimizer = torch.optim.AdamW(
+        decay_groups(named, section),
+        lr=section.learning_rate,
+        betas=section.decays,
+        eps=section.eps,
+        fused=True,
+    )
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                STEP: torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": zeros_like(parameter),
+                "exp_avg_sq": zeros_like(parameter),
+            }
+    return optimizer

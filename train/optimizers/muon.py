@@ -1,0 +1,33 @@
+"""Muon: orthogonalised momentum for the layers' matrices (Jordan et al. 2024)."""
+
+from __future__ import annotations
+
+import torch
+
+from gristmill.mixtures.sections.optimizers import Optimizer
+from gristmill.train.optimizers.builder import NamedParameters, ZerosLike
+from gristmill.train.optimizers.normuon import NorMuon
+
+
+def build(
+    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> torch.optim.Optimizer:
+    """Create PyTorch's Muon of sharded matrices, or ours with cautious decay, which
+    PyTorch's does not have; their products gather what they need.
+
+    Updates have the root mean square of AdamW's (Liu et al. 2025, "Muon is scalable for
+    LLM training", section 2.2), so both share learning rate and decay.
+    """
+    if section.cautious_decay:
+        return NorMuon(named, section, zeros_like)
+    matrices = [matrix for _, matrix in named]
+    optimizer = torch.optim.Muon(
+        matrices,
+        lr=section.learning_rate,
+        weight_decay=section.weight_decay,
+        momentum=section.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for matrix in matrices:
+        optimizer.state[matrix]["momentum_buffer"] = zeros_like(matrix)
+    return optimizer

@@ -1,0 +1,92 @@
+"""Algorithms of `rl`: what each learns from a batch of rewarded answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from torch import Tensor
+
+from gristmill.mixtures.sections.rl import Rl
+from gristmill.train.rl.policy_gradient import (
+    generalised_advantages,
+    group_advantages,
+    groups_without_variance,
+    kl_estimate,
+    token_rewards,
+    token_weights,
+    whitened,
+)
+from gristmill.train.rl.rollouts import Rollouts
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Parts of the updates in which algorithms differ."""
+
+    has_critic: bool = False
+    """True if a critic estimates rewards."""
+    has_kl_loss: bool = True
+    """True if the divergence from the reference is a part of the loss."""
+
+
+def teacher_advantages(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """Advantages of on-policy distillation (Agarwal et al. 2024, algorithm 1 with
+    lambda 1 and the reverse KL): -log(p_S / p_T) of each token of the student's
+    answers, less its mean over the batch; (n, r).
+
+    grad KL(p_S || p_T) = E over v from p_S of log(p_S(v) / p_T(v)) grad log p_S(v), of
+    which the drawn tokens are samples. The mean is a baseline: it leaves the
+    expectation, and lowers the variance.
+
+    Args:
+        student, teacher: (n, r) log-probabilities of the tokens.
+        mask: (n, r) bool, the drawn tokens.
+    """
+    divergence = kl_estimate(student, teacher, "k1")
+    return (divergence[mask].mean() - divergence) * mask
+
+
+ALGORITHMS = {
+    "grpo": Algorithm(),
+    "ppo": Algorithm(has_critic=True, has_kl_loss=False),
+    "distill": Algorithm(has_kl_loss=False),
+}
+
+
+def learn_from(rollouts: Rollouts, section: Rl) -> None:
+    """Compute advantages, returns and weights from rewards and opinions."""
+    mask = rollouts.mask
+    rollouts.flat.copy_(groups_without_variance(rollouts.totals, section.group_size))
+    match section.algorithm:
+        case "grpo":
+            advantages = group_advantages(
+                rollouts.totals, section.group_size, section.advantage_scale
+            )
+            rollouts.advantages.copy_(advantages[:, None] * mask)
+        case "ppo":
+            divergence = kl_estimate(rollouts.old, rollouts.reference, section.kl_kind)
+            advantages, returns = generalised_advantages(
+                token_rewards(rollouts.totals, divergence, section.kl_weight, mask),
+                rollouts.values,
+                mask,
+                section.critic.discount,
+                section.critic.gae_lambda,
+            )
+            rollouts.returns.copy_(returns)
+            rollouts.advantages.copy_(whitened(advantages, mask))
+        case "distill":
+            rollouts.advantages.copy_(
+                teacher_advantages(rollouts.old, rollouts.reference, mask)
+            )
+        case _:
+            assert_never(section.algorithm)
+    counted = mask & rollouts.ended[:, None] if section.mask_truncated else mask
+    for weights, of_step in zip(
+        rollouts.weights.split(section.global_batch_size),
+        counted.split(section.global_batch_size),
+        strict=True,
+    ):
+        weights.copy_(
+            token_weights(of_step, section.normalisation, section.max_new_tokens)
+        )
