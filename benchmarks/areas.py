@@ -175,7 +175,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "requests": (
         "dataprep/runners",
         "tokenize/streaming",
-        "flows/planning",
         "benchmarks/store_requests.py",
     ),
     "stream": ("tokenize", "benchmarks/tokenize/streaming.py"),

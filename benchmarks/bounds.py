@@ -5,8 +5,7 @@ Documents of 200 bytes, words of documentation of installed packages, are drawn 
 seeds; one in twenty is a copy of an earlier one, and one in twenty a near copy.
 Measured are the peak of anonymous memory (the system can drop mapped files at any time)
 of the largest process and of all together, the time, and the files of a step during its
-work and at its end. `gristmill plan MANIFEST --documents N` uses these figures
-(`flows/planning/at_scale.py`).
+work and at its end.
 
 The last rows look up documents as `gristmill explain` does: a kept one, and a dropped
 one.

@@ -6,8 +6,7 @@ S3-compatible server of this machine, in both forms of the shuffle (`engine.shuf
 proxy counts all requests. Their number follows from the number of document shards S and
 of partitions P alone: a + b S + c P + d S P + e P P, with no negative term, which five
 runs determine; four leave the law open, and one of them was off by a third at another
-size. `gristmill plan MANIFEST --tb N` uses these figures
-(`flows/planning/cluster_costs.py`).
+size. REQUESTS has what was counted, the bound of each row.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import numpy as np
 from benchmarks.bounds import STEPS, run_step_in, write_texts
 from benchmarks.chaos.network import CREDENTIALS, Network, object_store, serving
 from benchmarks.measuring import Row, row
-from gristmill.flows.planning.cluster_costs import REQUESTS, terms
 from gristmill.mixtures.sections.engine import ShuffleForm
 
 BUCKET = "counted"
@@ -38,6 +36,25 @@ FORMS: tuple[ShuffleForm, ...] = get_args(ShuffleForm)
 NAMES = ("", " S", " P", " S P", " P P")
 KINDS = ("writes", "reads")
 """Prices of stores: PUT, COPY, POST and LIST; GET and HEAD. DELETE is free."""
+Law = tuple[float, float, float, float, float]
+"""Coefficients of `terms`."""
+REQUESTS: Mapping[str, Mapping[str, tuple[Law, Law]]] = {
+    "files": {
+        "ingest": ((6, 3, 0, 0, 0), (3, 4, 0, 0, 0)),
+        "dedup": ((68.79, 15.79, 8.73, 0, 0), (48, 62, 14, 16, 8)),
+        "tokenize": ((17, 5, 0, 0, 0), (10, 18, 0, 0, 0)),
+        "mix": ((65.51, 7.04, 14.12, 0, 0), (133.67, 46.44, 0, 11.12, 8.54)),
+    },
+    "engine": {
+        "ingest": ((6, 3, 0, 0, 0), (3, 4, 0, 0, 0)),
+        "dedup": ((101, 18, 11, 0, 0), (54, 49, 19, 0, 0)),
+        "tokenize": ((17, 5, 0, 0, 0), (10, 18, 0, 0, 0)),
+        "mix": ((75.75, 5.81, 19.31, 0, 0), (58.5, 22.75, 36.38, 0, 0)),
+    },
+}
+"""Form of the shuffle -> step -> requests that write or list, and that read, as counted
+before.
+"""
 
 
 class Counting(Network):
@@ -81,7 +98,7 @@ def kind_of(method: str, path: str) -> str:
 
 
 def rows() -> Iterator[Row]:
-    """Measure both forms; the figures of `cluster_costs.py` are the peers.
+    """Measure both forms; the laws of REQUESTS are the peers.
 
     Raises:
         RuntimeError: a step failed.
@@ -104,8 +121,7 @@ def rows() -> Iterator[Row]:
                 note = (
                     f"{largest['in_bytes'] / 1e6:.1f} MB to the store, "
                     f"{largest['out_bytes'] / 1e6:.1f} MB from it, "
-                    f"{largest['shuffle_bytes'] / 1e6:.2f} MB shuffled; peer: "
-                    "flows/planning/cluster_costs.py"
+                    f"{largest['shuffle_bytes'] / 1e6:.2f} MB shuffled"
                 )
                 for place, kind in enumerate(KINDS):
                     law = law_of({size: run[step][kind] for size, run in runs.items()})
@@ -126,8 +142,15 @@ def rows() -> Iterator[Row]:
                     )
 
 
+def terms(shards: int, partitions: int) -> tuple[int, int, int, int, int]:
+    """Return the terms of a request count: 1, tasks of both kinds, and files between
+    each pair of tasks.
+    """
+    return 1, shards, partitions, shards * partitions, partitions**2
+
+
 def law_of(counts: Mapping[tuple[int, int], float]) -> np.ndarray:
-    """Fit the factors of `cluster_costs.terms`, none of them negative, to counts by
+    """Fit the factors of `terms`, none of them negative, to counts by
     shards and partitions.
     """
     from scipy.optimize import nnls

@@ -245,70 +245,6 @@ def plan(
             min=1.0,
         ),
     ] = 30.0,
-    documents: Annotated[
-        list[float] | None,
-        Option(
-            metavar="N",
-            help="Estimate the cost of preparing and mixing N documents, such as "
-            "1e9; may be given several times.",
-            min=1,
-        ),
-    ] = None,
-    document_bytes: Annotated[
-        float,
-        Option(
-            metavar="X",
-            help="With --documents or --tb: mean size of a document's text in bytes.",
-            min=1,
-        ),
-    ] = 3000.0,
-    core_hour: Annotated[
-        float,
-        Option(
-            metavar="X",
-            help="With --documents or --tb: US dollars per core hour.",
-            min=0,
-        ),
-    ] = 0.05,
-    tb: Annotated[
-        list[float] | None,
-        Option(
-            "--tb",
-            metavar="X",
-            help="Estimate the cost of preparing and mixing X terabytes of text on a "
-            "cluster; may be given several times.",
-            min=0.001,
-        ),
-    ] = None,
-    engine: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME",
-            help="With --tb: the engine (local, dask, flink, spark, dataflow), flink "
-            "if absent; may "
-            "be given several times.",
-        ),
-    ] = None,
-    workers: Annotated[
-        int,
-        Option(
-            metavar="N", help="With --tb: number of workers, with one core each.", min=1
-        ),
-    ] = 100,
-    write_price: Annotated[
-        float,
-        Option(
-            metavar="X",
-            help="With --tb: US dollars per 1,000 write or list requests.",
-            min=0,
-        ),
-    ] = 0.005,
-    read_price: Annotated[
-        float,
-        Option(
-            metavar="X", help="With --tb: US dollars per 1,000 read requests.", min=0
-        ),
-    ] = 0.0004,
     gpus: Annotated[
         int | None,
         Option(metavar="N", help="Plan the pre-training for N GPUs.", min=1),
@@ -365,45 +301,7 @@ def plan(
         )
     if not predict:
         refuse_without(context, "--predict", ("sample_mb", "sample_seconds"))
-    if not documents and not tb:
-        refuse_without(context, "--documents or --tb", ("document_bytes", "core_hour"))
-    if not tb:
-        refuse_without(
-            context, "--tb", ("engine", "workers", "write_price", "read_price")
-        )
     session = open_or_exit(manifest, set_, store, allow_code=allow_code)
-    if tb:
-        from gristmill.flows.planning.cluster_costs import (
-            ENGINES,
-            Prices,
-            plan_on_cluster,
-            print_on_cluster,
-        )
-
-        engines = engine or ["flink"]
-        for name in engines:
-            if name not in ENGINES:
-                fail(f"--engine {name}: engines are {', '.join(ENGINES)}")
-        cluster_plan = plan_on_cluster(
-            session.manifest,
-            tb,
-            engines,
-            workers,
-            document_bytes,
-            Prices(write_price, read_price, core_hour),
-        )
-        print_json(cluster_plan) if as_json else print_on_cluster(cluster_plan)
-        raise Exit
-    if documents:
-        from gristmill.flows.planning.at_scale import plan_at_scale, print_at_scale
-
-        scale_plan = plan_at_scale(
-            session.manifest, documents, document_bytes, core_hour
-        )
-        print_json(scale_plan) if as_json else print_at_scale(
-            session, scale_plan, core_hour
-        )
-        raise Exit
     if gpus is not None:
         from gristmill.flows.planning.plan_gpus import (
             GpuChoice,

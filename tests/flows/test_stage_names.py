@@ -70,10 +70,6 @@ ALLOWED = {
     "stage that does the same in a run",
     "flows/cli/try_command.py": "what a function may be for, called after the steps "
     "that have one",
-    "flows/planning/at_scale.py": "what each of four stages takes for 10^9 "
-    "documents, by the constants of its own code",
-    "flows/planning/cluster_costs.py": "what was counted of each stage's requests, "
-    "in a table",
     "flows/report/llm_sections.py": "each section of the page is about one stage, "
     "whose summary it reads",
     "flows/report/document_sections.py": "each section of the page is about one "

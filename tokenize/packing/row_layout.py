@@ -77,7 +77,6 @@ PLACED_SCHEMA = pa.schema(
 id, source, pass over the source, first token within the document, token part, first
 token within the part, tokens without the end of text.
 """
-PLACED_BYTES = 56
 ENDS_SCHEMA = PLACED_SCHEMA.append(pa.field("end", pa.int32()))
 """Schema with rearranged documents: one row per run of a piece (`fill_in_middle.py`),
 with the token after the run.

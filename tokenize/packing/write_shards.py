@@ -2,7 +2,7 @@
 parts.
 
 The pieces of each shard are in shuffled files that any machine can read. A task holds
-the pieces of one shard, PIECE_BYTES each, and BLOCK_BYTES of tokens; the token parts
+the pieces of one shard, 250 bytes each, and BLOCK_BYTES of tokens; the token parts
 are memory-mapped. Tokens are gathered in blocks of rows that stay in the cache for
 hashing and writing: gathering a whole shard first would read every token from main
 memory three times.
@@ -42,10 +42,6 @@ from gristmill.tokenize.packed_files import (
 from gristmill.tokenize.packed_writing import write_blocks, write_rows
 from gristmill.tokenize.packing.best_fit import bin_begins, by_bin
 
-PIECE_BYTES = 250
-"""Memory of a task per piece of its shard: its location, as read and sorted, and its
-two tables.
-"""
 MOST_PARTS = 2048
 """Token parts mapped at a time: Linux allows a process 65,530 maps (vm.max_map_count),
 shared by all threads.
