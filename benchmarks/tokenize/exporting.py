@@ -35,8 +35,6 @@ def rows() -> Iterator[Row]:
         folder = Path(name)
         packed = _packed_set(folder / "set")
         for form in FORMATS:
-            if form == "mds":  # its speed is the library's
-                continue
             export = partial(export_tokens, packed, folder / "out", form, seed=1)
             copy = partial(_copy, folder / "set" / train_name(0), folder / "copy.bin")
             remove = partial(shutil.rmtree, folder / "out", ignore_errors=True)

@@ -416,7 +416,6 @@ class TokenFormat(StrEnum):
     MEGATRON = "megatron"
     MEMMAP = "memmap"
     OLMO = "olmo"
-    MDS = "mds"
 
 
 class RowOrder(StrEnum):
@@ -440,10 +439,7 @@ def export_tokens(
         TokenFormat,
         Option(
             "--format",
-            help=(
-                "llmc (also modded-nanogpt), megatron, memmap (nanoGPT), olmo, or "
-                "mds (MosaicML Streaming)."
-            ),
+            help="llmc (also modded-nanogpt), megatron, memmap (nanoGPT), or olmo.",
         ),
     ],
     out: Annotated[

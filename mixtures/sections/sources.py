@@ -45,7 +45,7 @@ Format = Literal[
 ]
 DATASETS: tuple[Format, ...] = ("hf", "iceberg")
 """Formats of folders whose own files say which of them hold data."""
-TokenFormat = Literal["auto", "megatron", "llmc", "olmo", "memmap", "mds"]
+TokenFormat = Literal["auto", "megatron", "llmc", "olmo", "memmap"]
 Extractor = Literal["resiliparse", "trafilatura", "none"]
 
 
@@ -317,13 +317,13 @@ class TokenFiles(Section):
     `llmc`: the `.bin` of llm.c and modded-nanogpt, with either header. `olmo`: the
     `.npy` of OLMo-core and Dolma, without a header or with numpy's; a `.csv.gz` beside
     it gives the ends of documents. `memmap`: nothing but tokens, as nanoGPT writes
-    them. `mds`: a folder of MosaicML Streaming. `auto` decides by name and header.
+    them. `auto` decides by name and header.
     """
     dtype: Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"] | None = (
         None
     )
-    """Data type of the tokens, for files that do not declare it: `memmap`, `olmo`
-    without a header, and `bytes` of MDS (int64 if absent).
+    """Data type of the tokens, for files that do not declare it: `memmap`, and
+    `olmo` without a header.
     """
     end_of_text: Count | None = None
     """Token id between documents; the tokenizer's end of text if absent. It does not
@@ -332,8 +332,6 @@ class TokenFiles(Section):
     """
     document_tokens: Positive | None = None
     """For files without an end of text: tokens per document into which they are cut."""
-    column: str | None = None
-    """Column of the tokens in an MDS set; `tokens` or `input_ids` if absent."""
 
 
 class TokenSource(MixedSource, TokenFiles):

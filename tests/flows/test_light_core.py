@@ -175,7 +175,6 @@ def test_every_import_belongs_to_the_core_or_to_a_named_extra() -> None:
         "pyspark": "Spark's own",
         "gguf": "gguf",
         "sentencepiece": "sentencepiece",
-        "streaming": "mds",
         "lm_eval": "referees",
         "pyiceberg": "iceberg",
         "transformers": "referees",

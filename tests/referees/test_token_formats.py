@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.core.files import read_json, write_json
-from gristmill.tokenize.exporting import exported_files, exported_rows
+from gristmill.tokenize.exporting import exported_rows
 from gristmill.tokenize.exporting.exported_files import (
     FORMATS,
     ExportError,
     export_tokens,
 )
-from gristmill.tokenize.exporting.formats import columns
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, dtype_name
 from gristmill.tokenize.packed_writing import write_rows
@@ -239,64 +236,7 @@ def test_olmo_reads_our_rows_and_documents(
         assert np.array_equal(rows, packed.read(order))
 
 
-@pytest.mark.parametrize("seed", [None, SEED])
-def test_mosaicml_streaming_reads_our_rows(
-    packed: PackedSet, tmp_path: Path, seed: int | None
-) -> None:
-    streaming = pytest.importorskip(
-        "streaming", reason="mosaicml-streaming is not installed"
-    )
-    export_tokens(packed, tmp_path / "out", "mds", seed=seed)
-    dataset = streaming.StreamingDataset(
-        local=str(tmp_path / "out" / "train"), shuffle=False, batch_size=1
-    )
-    order = (
-        np.arange(packed.rows)
-        if seed is None
-        else packed.order(seed).rows(np.arange(packed.rows))
-    )
-    tokens, bounds = packed.read(order), packed.boundaries(order)
-    for row in range(packed.rows):
-        entries = bounds.bounds[bounds.offsets[row] : bounds.offsets[row + 1]]
-        assert dataset[row]["tokens"].tolist() == tokens[row, : entries[-1]].tolist()
-        assert dataset[row]["starts"].tolist() == entries[:-1].tolist()
-
-
-def test_mosaicml_samples_are_unpadded_rows_with_document_starts(
-    packed: PackedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Checks what is passed to the library, whether it is installed or not."""
-    written: list[dict[str, np.ndarray]] = []
-
-    def write(
-        folder: Path, samples: Iterator[dict[str, np.ndarray]], dtype: np.dtype
-    ) -> None:
-        assert columns(dtype) == {
-            "tokens": f"ndarray:{packed.dtype.name}",
-            "starts": "ndarray:int32",
-        }
-        written.extend(samples)
-        folder.mkdir()
-        (folder / "index.json").write_text("{}")
-
-    monkeypatch.setattr(exported_files, "write_mds", write)
-    described = export_tokens(packed, tmp_path / "out", "mds", seed=SEED)
-    order = packed.order(SEED).rows(np.arange(packed.rows))
-    tokens, bounds = packed.read(order), packed.boundaries(order)
-    assert len(written) == packed.rows
-    for row, sample in enumerate(written):
-        entries = bounds.bounds[bounds.offsets[row] : bounds.offsets[row + 1]]
-        assert sample["tokens"].tolist() == tokens[row, : entries[-1]].tolist()
-        assert sample["starts"].tolist() == entries[:-1].tolist()
-        assert (sample["tokens"].dtype, sample["starts"].dtype) == (
-            packed.dtype,
-            np.dtype("int32"),
-        )
-    assert set(described["sha256"]) == {"train/index.json", "train.docs.parquet"}
-    assert (tmp_path / "out" / "train" / "index.json").read_text() == "{}"
-
-
-@pytest.mark.parametrize("form", [form for form in FORMATS if form != "mds"])
+@pytest.mark.parametrize("form", FORMATS)
 def test_every_span_names_its_document_and_every_file_its_checksum(
     packed: PackedSet, tmp_path: Path, form: str
 ) -> None:
@@ -342,23 +282,15 @@ def test_validation_rows_are_exported_beside_training_rows(
     assert (tmp_path / "out" / "train.bin").exists()
 
 
-def test_impossible_export_is_rejected(
-    packed: PackedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_export_is_rejected(packed: PackedSet, tmp_path: Path) -> None:
     out = tmp_path / "out"
     export_tokens(packed, out, "memmap")
     with pytest.raises(ExportError, match=r"already holds train\.bin"):
         export_tokens(packed, out, "memmap")
-    with pytest.raises(
-        ExportError, match=r"'tfrecord'.* llmc, megatron, memmap, olmo, mds"
-    ):
+    with pytest.raises(ExportError, match=r"'tfrecord'.* llmc, megatron, memmap, olmo"):
         export_tokens(packed, tmp_path / "other", "tfrecord")
     with pytest.raises(ExportError, match=r"row of 16.* 8 "):
         export_tokens(packed, tmp_path / "other", "llmc", shard_tokens=8)
     packed.manifest["validation"]["b"]["rows"] = 0
     with pytest.raises(ExportError, match="no rows of this split"):
         export_tokens(packed, tmp_path / "other", "memmap", "validation")
-    monkeypatch.setitem(sys.modules, "streaming", None)
-    with pytest.raises(ImportError, match=r"mosaicml-streaming.*gristmill\[mds\]"):
-        export_tokens(packed, tmp_path / "other", "mds")
-    assert not (tmp_path / "other" / "train").exists()

@@ -140,56 +140,6 @@ def write_llmc(path: Path, documents: Documents, end: int, wide: bool = False) -
     )
 
 
-def write_mds(
-    folder: Path,
-    samples: Documents,
-    encoding: str,
-    kind: str,
-    compression: str | None = None,
-) -> None:
-    """Write one shard whose samples have a text before the tokens, and its index."""
-    folder.mkdir(parents=True)
-    rows = []
-    for number, ids in enumerate(samples):
-        text = f"t{number}".encode()
-        if encoding == "ndarray":
-            code = {"H": 16, "i": 33}[kind]
-            array = bytes([code, (1 << 2) | 0, len(ids)]) + packed_ids(kind, ids)
-        elif encoding == "bytes":
-            array = packed_ids(kind, ids)
-        else:
-            array = (
-                bytes([(1 << 2) | 1])
-                + struct.pack("<H", len(ids))
-                + packed_ids(kind, ids)
-            )
-        rows.append(struct.pack("<II", len(text), len(array)) + text + array)
-    begin = 4 * (len(rows) + 2)
-    offsets = [begin + sum(map(len, rows[:number])) for number in range(len(rows) + 1)]
-    content = struct.pack(f"<{len(offsets) + 1}I", len(rows), *offsets) + b"".join(rows)
-    info = {"basename": "shard.00000.mds", "bytes": len(content), "hashes": {}}
-    packed = None
-    if compression is None:
-        (folder / "shard.00000.mds").write_bytes(content)
-    else:
-        packed = {"basename": "shard.00000.mds.gz", "bytes": 0, "hashes": {}}
-        (folder / "shard.00000.mds.gz").write_bytes(gzip.compress(content))
-    shard = {
-        "format": "mds",
-        "version": 2,
-        "samples": len(rows),
-        "column_names": ["text", "tokens"],
-        "column_encodings": ["str", encoding],
-        "column_sizes": [None, None],
-        "compression": compression,
-        "hashes": [],
-        "raw_data": info,
-        "zip_data": packed,
-        "size_limit": None,
-    }
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
-
-
 def test_megatron_documents_follow_the_index(
     module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
@@ -320,44 +270,6 @@ def test_headerless_tokens_are_read_as_the_configured_dtype(
     )
     assert imported_documents == numbered("train.bin", documents)
     assert summary.tokens_per_source == {"web": sum(map(len, documents))}
-
-
-@pytest.mark.parametrize(
-    ("encoding", "kind", "dtype", "compression"),
-    [
-        ("ndarray", "H", None, None),
-        ("ndarray", "i", None, "gz"),
-        ("ndarray:uint16", "H", None, None),
-        ("bytes", "q", None, None),
-        ("bytes", "H", "uint16", None),
-    ],
-)
-def test_mds_samples_are_cut_at_ends_of_text(
-    module_stages: Any,
-    prepared: Any,
-    end: int,
-    tmp_path: Path,
-    encoding: str,
-    kind: str,
-    dtype: str | None,
-    compression: str | None,
-) -> None:
-    first, second, third = draw_documents(7, 3, end)
-    write_mds(
-        tmp_path / "set",
-        [[*first, end, *second, end], third],
-        encoding,
-        kind,
-        compression,
-    )
-    name = f"mds-{encoding}-{kind}".replace(":", "-")
-    _, documents, _ = imported(
-        module_stages,
-        prepared,
-        name,
-        {"web": {"tokens": str(tmp_path / "set"), "dtype": dtype}},
-    )
-    assert documents == numbered("shard.00000.mds", [first, second, third])
 
 
 def test_files_without_end_of_text_are_cut_by_document_tokens(

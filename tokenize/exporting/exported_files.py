@@ -5,7 +5,6 @@ instructions for reading it.
     megatron  train_text_document.bin and .idx  Megatron-LM
     memmap    train.bin                         nanoGPT and other readers of raw tokens
     olmo      train-00000.npy and .csv.gz ...   OLMo-core
-    mds       train/                            MosaicML Streaming
 
 Each file has a `<name>.docs.parquet` beside it (`write_documents`), and each split a
 `train.json` (a description of the export) and a `train.sha256` (written last;
@@ -43,11 +42,11 @@ from gristmill.dataprep.documents import ID_BYTES
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.exporting import formats
 from gristmill.tokenize.exporting.exported_rows import Scratch, Split, split_of
-from gristmill.tokenize.exporting.formats import Sample, readme, write_mds
+from gristmill.tokenize.exporting.formats import readme
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import TokenizerEntry
 
-FORMATS = ("llmc", "megatron", "memmap", "olmo", "mds")
+FORMATS = ("llmc", "megatron", "memmap", "olmo")
 SHARDED = ("llmc", "olmo")
 SPLITS = {"train": "train", "validation": "val"}
 """Side of the packed set -> prefix of its files."""
@@ -159,7 +158,7 @@ def export_tokens(
         documents = 0
         checksums = dict[str, str]()
         for shard in shards:
-            checksums |= _write(out, form, rows, shard, Path(folder))
+            checksums |= _write(out, form, rows, shard)
             table = out / f"{shard.name}.docs.parquet"
             documents += write_documents(table, rows, scratch, shard.first, shard.stop)
             checksums[table.name] = sha256_file(table)
@@ -219,9 +218,7 @@ def plan(rows: Split, form: str, prefix: str, shard_tokens: int) -> list[Exporte
     return shards
 
 
-def _write(
-    out: Path, form: str, rows: Split, shard: ExportedFile, scratch: Path
-) -> dict[str, str]:
+def _write(out: Path, form: str, rows: Split, shard: ExportedFile) -> dict[str, str]:
     """Write a shard's files; returns their checksums by name."""
     dtype = _dtype(form, rows.dtype)
     checksums = dict[str, str]()
@@ -232,13 +229,6 @@ def _write(
     def lengths() -> Iterator[np.ndarray]:
         return (block.lengths for block in rows.blocks(shard.first, shard.stop))
 
-    if form == "mds":
-        write_mds(scratch / "mds", _samples(rows), dtype)
-        (scratch / "mds").rename(out / shard.name)
-        return {
-            f"{shard.name}/{path.name}": sha256_file(path)
-            for path in sorted((out / shard.name).iterdir())
-        }
     with opened(".npy" if form == "olmo" else ".bin") as sink:
         if form == "llmc":
             sink.write(formats.llmc_header(shard.tokens, dtype))
@@ -252,18 +242,6 @@ def _write(
         with opened(".csv.gz") as sink:
             formats.write_olmo_documents(sink, lengths())
     return checksums
-
-
-def _samples(rows: Split) -> Iterator[Sample]:
-    """One sample per row: its tokens, and where its document pieces begin (see
-    `formats.columns`).
-    """
-    for block in rows.blocks():
-        tokens = np.split(rows.tokens(block), np.cumsum(block.bounds.filled())[:-1])
-        offsets = block.bounds.offsets
-        for row, row_tokens in enumerate(tokens):
-            starts = block.bounds.bounds[offsets[row] : offsets[row + 1] - 1]
-            yield {"tokens": row_tokens, "starts": starts.astype(np.int32)}
 
 
 def _dtype(form: str, dtype: np.dtype) -> np.dtype:
@@ -283,10 +261,6 @@ def _check(
         raise ExportError(
             f"{packed.folder}: there are no rows of this split to export; raise "
             "mix.validation"
-        )
-    if form == "mds" and not is_local(out):
-        raise ExportError(
-            f"{out}: mds is written to a local folder only; copy it from there"
         )
     most = formats.MOST_LLMC_TOKENS
     if form == "llmc" and not rows.sequence_length <= shard_tokens <= most:

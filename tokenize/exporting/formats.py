@@ -1,9 +1,6 @@
 """File formats of other trainers, byte by byte, and instructions for reading each.
 
-Each function's docstring names the reader that it follows. MosaicML Streaming (MDS) is
-written by its own library, which the extra `mds` installs. It needs only numpy beside
-that library, whose requirements (numpy below 2.2, transformers below 5 in 0.13) may
-need a separate environment.
+Each function's docstring names the reader that it follows.
 """
 
 from __future__ import annotations
@@ -11,8 +8,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 import numpy as np
 
@@ -110,46 +106,6 @@ def write_olmo_documents(sink: Sink, lengths: Iterable[np.ndarray]) -> None:
             at = int(bounds[-1])
 
 
-SHARD_BYTES = 1 << 26
-"""Default of the library."""
-
-
-class MissingLibraryError(ImportError):
-    """mosaicml-streaming is not installed."""
-
-
-class Sample(TypedDict):
-    """A row: its tokens, and where its document pieces begin (int32)."""
-
-    tokens: np.ndarray
-    starts: np.ndarray
-
-
-def columns(dtype: np.dtype) -> dict[str, str]:
-    """MDS encodings of the columns of a sample."""
-    return {"tokens": f"ndarray:{dtype.name}", "starts": "ndarray:int32"}
-
-
-def write_mds(folder: Path, samples: Iterator[Sample], dtype: np.dtype) -> None:
-    """Write samples into a new local folder, in their order.
-
-    Raises:
-        MissingLibraryError: the library is not installed.
-    """
-    try:
-        from streaming import MDSWriter
-    except ImportError as error:
-        raise MissingLibraryError(
-            "the format mds is written by mosaicml-streaming, which is not installed "
-            f"here ({error}); install it with: pip install 'gristmill[mds]'"
-        ) from error
-    with MDSWriter(
-        out=str(folder), columns=columns(dtype), hashes=["sha1"], size_limit=SHARD_BYTES
-    ) as writer:
-        for sample in samples:
-            writer.write(sample)
-
-
 PAGES = {
     "llmc": """# Tokens for llm.c and modded-nanogpt
 
@@ -195,13 +151,6 @@ of text ({eos}). `train-*.csv.gz` has begin and end of each document piece.
 
 With the sequence length of `train.json` its instances are the rows in the order of this export where nothing was
 padded. A piece that a row's end cuts has no end of text: read the `.csv.gz` where exact documents count.
-""",
-    "mds": """# Tokens for MosaicML Streaming
-
-`train/`, `val/`: one sample per row, in the order of this export. `tokens` is an array of {dtype}, without padding;
-`starts` has where its document pieces begin. Each document ends with {eos}.
-
-    StreamingDataset(local="train", shuffle=False, batch_size=...)
 """,
 }
 COMMON = """

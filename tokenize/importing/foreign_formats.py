@@ -1,10 +1,10 @@
 """Token files of other tools; each function's docstring names the writer whose format
 it follows.
 
-A file is parsed into `Runs`: byte ranges of token runs. A run is one document if the
+A file is parsed into `Runs`: byte ranges of token runs. Each run is one document if the
 format marks document ends (Megatron's index, the metadata beside OLMo's arrays);
-otherwise it may hold several, each with an end of text before or after it. `bounds_of`
-finds all documents of a file.
+otherwise a single run holds all documents, each with an end of text before or after it.
+`bounds_of` finds all documents of a file.
 """
 
 from __future__ import annotations
@@ -12,21 +12,14 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 
 from gristmill.core.files import as_path, is_local
-from gristmill.dataprep.readers.compression import (
-    CorruptFileError,
-    RecordTooLongError,
-    read_whole,
-)
 from gristmill.tokenize.exporting.formats import (
     LLMC_HEADER_INTS,
     LLMC_MAGIC,
@@ -38,7 +31,7 @@ from gristmill.tokenize.exporting.formats import (
 )
 from gristmill.tokenize.packed_files import read_tokens
 
-Kind = Literal["megatron", "llmc", "olmo", "memmap", "mds"]
+Kind = Literal["megatron", "llmc", "olmo", "memmap"]
 MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """`DType` of Megatron-LM's indexed_dataset.py; 6 and 7 are floating-point types, which
 hold no tokens.
@@ -52,50 +45,12 @@ LLMC_DTYPES = {
     (LLMC_WIDE_MAGIC, LLMC_WIDE_VERSION): "<u4",
 }
 NUMPY_MAGIC = b"\x93NUMPY"
-MDS_VERSION = 2
-MDS_INDEX = "index.json"
-MDS_COLUMNS = ("tokens", "input_ids")
-"""Token columns tried in order if the manifest names none."""
 SCAN_TOKENS = 1 << 22
 """Tokens scanned at a time, to bound memory."""
-MDS_DTYPES = {
-    8: "u1",
-    9: "i1",
-    16: "<u2",
-    17: "<i2",
-    32: "<u4",
-    33: "<i4",
-    64: "<u8",
-    65: "<i8",
-}
-"""`_int2value_dtype` of mosaicml-streaming's base/format/mds/encodings.py, integers
-only.
-"""
 
 
 class TokenFileError(ValueError):
     """A token file that is damaged, or differs from the manifest."""
-
-
-class MdsFile(TypedDict):
-    """A file in index.json of MosaicML Streaming."""
-
-    basename: str
-
-
-class MdsShard(TypedDict):
-    """A shard in index.json of MosaicML Streaming."""
-
-    format: str
-    version: int
-    samples: int
-    column_names: list[str]
-    column_encodings: list[str]
-    column_sizes: list[int | None]
-    """Bytes; None for columns of varying size."""
-    compression: str | None
-    raw_data: MdsFile
-    zip_data: MdsFile | None
 
 
 @dataclass(frozen=True)
@@ -103,12 +58,11 @@ class TokenFile:
     """Token file to read.
 
     Attributes:
-        name: relative to the source's path, also for MDS shards.
+        name: relative to the source's path.
         location: path or address.
         size: bytes.
         kind: its format.
         beside: location of its index (`.idx`) or metadata (`.csv.gz`).
-        shard: of MDS; its compression is None if the file is the raw one.
     """
 
     name: str
@@ -116,7 +70,6 @@ class TokenFile:
     size: int
     kind: Kind
     beside: str | None = None
-    shard: MdsShard | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +80,7 @@ class Runs:
         dtype: of the tokens, little-endian.
         begin: int64 of shape (n,), first byte of each run.
         tokens: int64 of shape (n,).
-        are_documents: whether each run is one document.
+        are_documents: whether each run is one document; if not, there is one run.
         metadata: of each run's document, from the format; empty if it has none.
     """
 
@@ -139,43 +92,22 @@ class Runs:
 
 
 def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.ndarray:
-    """Bytes [begin, end) of a file, uint8: memory-mapped if local, otherwise read;
-    compressed shards are unpacked.
-    """
+    """Bytes [begin, end) of a file, uint8: memory-mapped if local, otherwise read."""
     path = as_path(file.location)
-    compression = None if file.shard is None else file.shard["compression"]
-    if not compression and is_local(path):
+    if is_local(path):
         return read_tokens(path, np.dtype("u1"))[begin:end]
-    if not compression:
-        with path.open("rb") as stream:
-            stream.seek(begin)
-            return np.frombuffer(
-                stream.read(-1 if end is None else end - begin), np.uint8
-            )  # type: ignore[arg-type]
-    family = compression.partition(":")[0]
-    try:
-        ending = {"zstd": ".zst", "gz": ".gz", "bz2": ".bz2"}[family]
-    except KeyError:
-        raise TokenFileError(
-            f"{file.name}: its compression {family!r} is not read here; write the "
-            "set with zstd, gz, bz2 or none"
-        ) from None
-    try:
-        return np.frombuffer(read_whole(path, ending), np.uint8)[begin:end]
-    except (CorruptFileError, RecordTooLongError) as error:
-        raise TokenFileError(f"{file.name}: {error}") from error
+    with path.open("rb") as stream:
+        stream.seek(begin)
+        return np.frombuffer(stream.read(-1 if end is None else end - begin), np.uint8)  # type: ignore[arg-type]
 
 
-def runs_of(
-    file: TokenFile, content: np.ndarray, dtype: str | None, column: str | None
-) -> Runs:
+def runs_of(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
     """Parse a file into its token runs.
 
     Args:
         file: to parse.
         content: its bytes (`content_of`).
         dtype: of files that do not record it.
-        column: token column of MDS.
 
     Raises:
         TokenFileError: it is damaged, or has another format.
@@ -183,8 +115,6 @@ def runs_of(
     match file.kind:
         case "megatron":
             return _megatron(file, content)
-        case "mds":
-            return _mds(file, content, dtype, column)
         case "llmc":
             return _llmc(file, content)
         case "olmo":
@@ -381,113 +311,6 @@ def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype[A
     return stream.tell(), dtype
 
 
-def mds_shards(index: Path, name: str) -> list[MdsShard]:
-    """Shards of an index.json of MosaicML Streaming, in order.
-
-    Raises:
-        TokenFileError: it is not such an index, or has another version.
-    """
-    try:
-        shards: list[MdsShard] = json.loads(index.read_bytes())["shards"]
-        formats = {(shard["format"], shard["version"]) for shard in shards}
-    except (ValueError, LookupError, TypeError) as error:
-        raise TokenFileError(
-            f"{name} is not an index of MosaicML Streaming: {error!r}"
-        ) from error
-    for form, version in sorted(formats - {("mds", MDS_VERSION)}):
-        raise TokenFileError(
-            f"{name}: a shard is of format {form} version {version}; mds version "
-            f"{MDS_VERSION} is read"
-        )
-    return shards
-
-
-def _mds(
-    file: TokenFile, content: np.ndarray, dtype: str | None, column: str | None
-) -> Runs:
-    """Samples of a shard: their number and offsets (uint32), then of each the sizes of
-    its columns that vary (uint32) and the columns (`MDSReader.decode_sample` in
-    mosaicml-streaming's base/format/mds/reader.py).
-    """
-    shard = file.shard
-    assert shard is not None
-    names = shard["column_names"]
-    token_column = column or next((name for name in MDS_COLUMNS if name in names), None)
-    if token_column not in names:
-        raise TokenFileError(
-            f"{file.name}: has no column {column or ' or '.join(MDS_COLUMNS)}; set "
-            f"`column:` to the one that holds the tokens (columns: {', '.join(names)})"
-        )
-    number = names.index(token_column)
-    samples = int(content[:4].view("<u4")[0]) if len(content) >= 4 else -1
-    head = 4 * (samples + 2)
-    if samples != shard["samples"] or len(content) < head:
-        raise TokenFileError(
-            f"{file.name}: holds {samples} samples, but {MDS_INDEX} says "
-            f"{shard['samples']}; it is damaged, or of another set"
-        )
-    offsets = content[4:head].view("<u4").astype(np.int64)
-    if offsets[-1] > len(content):
-        raise TokenFileError(
-            f"{file.name}: has {len(content):,} bytes of {offsets[-1]:,}; it is cut off"
-        )
-    fixed = np.array([size or 0 for size in shard["column_sizes"]], np.int64)
-    varying = np.flatnonzero(fixed == 0)
-    sizes = np.tile(fixed, (samples, 1))
-    if len(varying) and samples:
-        heads = content[offsets[:-1, None] + np.arange(4 * len(varying))]
-        sizes[:, varying] = heads.view("<u4")
-    begin = offsets[:-1] + 4 * len(varying) + sizes[:, :number].sum(axis=1)
-    encoding = shard["column_encodings"][number]
-    return _in_column(file, content, begin, sizes[:, number], encoding, dtype)
-
-
-def _in_column(
-    file: TokenFile,
-    content: np.ndarray,
-    begin: np.ndarray,
-    size: np.ndarray,
-    encoding: str,
-    dtype: str | None,
-) -> Runs:
-    """Tokens after the header of each array (`NDArray` in mosaicml-streaming's
-    encodings.py).
-    """
-    kind, _, parameters = encoding.partition(":")
-    if kind not in ("bytes", "ndarray"):
-        raise TokenFileError(
-            f"{file.name}: its tokens are stored as {encoding!r}; "
-            "`ndarray` and `bytes` are read"
-        )
-    # int64, as written by llm-foundry's earlier convert_dataset_hf.py
-    name = dtype or "int64"
-    if kind == "ndarray":
-        name, _, shape = parameters.partition(":")
-        head = np.zeros_like(begin)
-        if not name:
-            codes = set(content[begin].tolist())
-            if len(codes) > 1 or not codes <= MDS_DTYPES.keys():
-                raise TokenFileError(
-                    f"{file.name}: the arrays of its samples are of several dtypes, or "
-                    f"of none that tokens have ({sorted(codes)})"
-                )
-            head += 1
-            name = np.dtype(MDS_DTYPES[codes.pop()]).name if codes else "uint16"
-        if not shape:
-            # One byte with the number of axes and the width of their lengths, then the
-            # lengths.
-            axes = content[begin + head].astype(np.int64)
-            head += 1 + (axes >> 2) * (1 << (axes & 3))
-        begin, size = begin + head, size - head
-    stored = _named(file, name)
-    if stored.kind not in "ui" or (size % stored.itemsize).any() or (size < 0).any():
-        raise TokenFileError(
-            f"{file.name}: its samples are not arrays of "
-            f"{stored.name}; set `column:` or `dtype:`"
-        )
-    return Runs(stored, begin, size // stored.itemsize, are_documents=False)
-
-
 @dataclass(frozen=True)
 class Bounds:
     """Documents of a file, without the ids that end them.
@@ -514,8 +337,8 @@ def bounds_of(
 ) -> Bounds:
     """Documents of a file's runs.
 
-    A run that is a document yields one, without its end of text. Any other run is cut
-    at every end of text, ignoring empty stretches; with `document_tokens` it is cut
+    A run that is a document yields one, without its end of text. The run of a file
+    without document ends is cut at every end of text, ignoring empty stretches; with `document_tokens` it is cut
     after that many tokens instead.
 
     Args:
@@ -540,29 +363,29 @@ def bounds_of(
         return Bounds(
             runs.dtype, runs.begin, lengths, int(is_end.sum()), other_end, runs.metadata
         )
-    nothing = np.empty(0, np.int64)
-    begins, sizes = [nothing], [nothing]
+    begin, tokens = int(runs.begin[0]), int(runs.tokens[0])
     ended = 0
-    for begin, tokens in zip(runs.begin.tolist(), runs.tokens.tolist(), strict=True):
-        if document_tokens is not None:
-            starts = np.arange(0, tokens, document_tokens, dtype=np.int64)
-            stops = np.minimum(starts + document_tokens, tokens)
-        else:
-            ids = np.frombuffer(content, runs.dtype, tokens, begin)
-            ends = np.concatenate(
-                [
-                    nothing,
-                    *(
-                        np.flatnonzero(ids[at : at + SCAN_TOKENS] == end_of_text) + at
-                        for at in range(0, tokens, SCAN_TOKENS)
-                    ),
-                ]
-            )
-            ended += len(ends)
-            starts, stops = np.append(0, ends + 1), np.append(ends, tokens)
-        is_some = stops > starts
-        begins.append(begin + starts[is_some] * runs.dtype.itemsize)
-        sizes.append((stops - starts)[is_some])
+    if document_tokens is not None:
+        starts = np.arange(0, tokens, document_tokens, dtype=np.int64)
+        stops = np.minimum(starts + document_tokens, tokens)
+    else:
+        ids = np.frombuffer(content, runs.dtype, tokens, begin)
+        ends = np.concatenate(
+            [
+                np.empty(0, np.int64),
+                *(
+                    np.flatnonzero(ids[at : at + SCAN_TOKENS] == end_of_text) + at
+                    for at in range(0, tokens, SCAN_TOKENS)
+                ),
+            ]
+        )
+        ended = len(ends)
+        starts, stops = np.append(0, ends + 1), np.append(ends, tokens)
+    is_nonempty = stops > starts
     return Bounds(
-        runs.dtype, np.concatenate(begins), np.concatenate(sizes), ended, None
+        runs.dtype,
+        begin + starts[is_nonempty] * runs.dtype.itemsize,
+        (stops - starts)[is_nonempty],
+        ended,
+        None,
     )

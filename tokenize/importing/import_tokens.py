@@ -217,7 +217,6 @@ def run(
                 {
                     "file": asdict(file),
                     "dtype": source.dtype,
-                    "column": source.column,
                     "document_tokens": source.document_tokens,
                     "end_of_text": end,
                 },
@@ -288,7 +287,7 @@ def _look(folder: Path, task: Task) -> Done:
     options = task.payload
     file = TokenFile(**options["file"])
     content = content_of(file)
-    runs = runs_of(file, content, options["dtype"], options["column"])
+    runs = runs_of(file, content, options["dtype"])
     bounds = bounds_of(
         runs, content, options["end_of_text"], options["document_tokens"]
     )
@@ -349,16 +348,11 @@ def _check(
     if source.document_tokens is None and not any(
         file.ended or file.are_documents for file in files
     ):
-        if len(files) == documents:
-            raise TokenFileError(
-                f"source {name!r}: none of its {tokens:,} tokens is the end of text "
-                f"{end}, so that its documents cannot be told apart; set "
-                "`end_of_text:` to the id that its documents end with, or "
-                "`document_tokens:` to cut them after so many tokens"
-            )
-        warnings.append(
-            f"source {name!r}: no end of text {end} is in its samples; each is taken "
-            "for a document"
+        raise TokenFileError(
+            f"source {name!r}: none of its {tokens:,} tokens is the end of text "
+            f"{end}, so that its documents cannot be told apart; set "
+            "`end_of_text:` to the id that its documents end with, or "
+            "`document_tokens:` to cut them after so many tokens"
         )
     end_counts = Counter[int]()
     for file in files:

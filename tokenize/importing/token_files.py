@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from gristmill.core.files import as_path, is_local, sha256_file
@@ -10,12 +10,9 @@ from gristmill.dataprep.readers.pythondocs import ListedFile
 from gristmill.dataprep.readers.sources import Found, SourceError, find_at
 from gristmill.mixtures.sections.sources import TokenSource
 from gristmill.tokenize.importing.foreign_formats import (
-    MDS_INDEX,
     Kind,
     TokenFile,
-    TokenFileError,
     is_llmc,
-    mds_shards,
 )
 
 INDEX, METADATA = ".idx", ".csv.gz"
@@ -26,8 +23,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "llmc": (".bin",),
     "memmap": (".bin", ".npy"),
     "olmo": (".npy",),
-    "mds": (MDS_INDEX,),
-    "auto": (".bin", ".npy", MDS_INDEX),
+    "auto": (".bin", ".npy"),
 }
 """Format -> endings of the files that are read of a folder."""
 HEAD_BYTES = 16
@@ -76,32 +72,25 @@ def token_files(name: str, source: TokenSource) -> list[TokenFile]:
             else not item.name.endswith((INDEX, METADATA))
         )
     ]
-    indices = {
-        path.parent
-        for item in items
-        if (path := PurePosixPath(item.name)).name == MDS_INDEX
-    }
     files: list[TokenFile] = []
     for item in items:
-        path = PurePosixPath(item.name)
         form = source.format
         if form == "auto":
             form = _kind(name, item, by_name)
-        if form != "mds":
-            ending = {"megatron": INDEX, "olmo": METADATA}.get(form, "")
-            beside = by_name.get(item.name.removesuffix(path.suffix) + ending)
-            files.append(
-                TokenFile(
-                    item.name,
-                    item.location,
-                    item.size,
-                    form,
-                    beside.location if ending and beside is not None else None,
-                )
+        ending = {"megatron": INDEX, "olmo": METADATA}.get(form)
+        beside = None
+        if ending is not None:
+            stem = item.name.removesuffix(PurePosixPath(item.name).suffix)
+            beside = by_name.get(stem + ending)
+        files.append(
+            TokenFile(
+                item.name,
+                item.location,
+                item.size,
+                form,
+                None if beside is None else beside.location,
             )
-        # The index of merged subsets lists the shards of the indices within.
-        elif path.name != MDS_INDEX or indices.isdisjoint(path.parent.parents):
-            files += _mds_files(name, item, by_name)
+        )
     if not files:
         raise SourceError(
             f"source {name!r}: {source.tokens} holds no tokens of format "
@@ -114,8 +103,6 @@ def _found(name: str, tokens: str) -> tuple[str, list[Found]]:
     """Kind of a source's path, and all its files with those beside them."""
     path = tokens
     key = f"source {name!r}"
-    if PurePosixPath(path).name == MDS_INDEX:
-        path = path.removesuffix(MDS_INDEX).rstrip("/") or "."
     kind, listing = find_at(key, path)
     # Megatron-LM names a set by the common prefix of its two files
     if kind == "missing":
@@ -141,8 +128,6 @@ def _found(name: str, tokens: str) -> tuple[str, list[Found]]:
 
 def _kind(name: str, item: Found, by_name: Mapping[str, Found]) -> Kind:
     """Format of a file, from its ending, its companions and its first bytes."""
-    if PurePosixPath(item.name).name == MDS_INDEX:
-        return "mds"
     if item.name.endswith(".npy"):
         return "olmo"
     if item.name.endswith(".bin") and item.name.removesuffix(".bin") + INDEX in by_name:
@@ -153,27 +138,5 @@ def _kind(name: str, item: Found, by_name: Mapping[str, Found]) -> Kind:
             return "llmc"
     raise SourceError(
         f"source {name!r}: cannot tell the format of {item.name}; set `format:` to "
-        "megatron, llmc, olmo, memmap (and `dtype:`) or mds"
+        "megatron, llmc, olmo, or memmap with `dtype:`"
     )
-
-
-def _mds_files(
-    name: str, index: Found, by_name: Mapping[str, Found]
-) -> Iterator[TokenFile]:
-    folder = PurePosixPath(index.name).parent
-    try:
-        shards = mds_shards(as_path(index.location), index.name)
-    except TokenFileError as error:
-        raise SourceError(f"source {name!r}: {error}") from error
-    for shard in shards:
-        raw = str(folder / shard["raw_data"]["basename"])
-        packed = shard.get("zip_data") if shard.get("compression") else None
-        file = raw if packed is None else str(folder / packed["basename"])
-        item = by_name.get(file) or by_name.get(raw)
-        if item is None:
-            raise SourceError(
-                f"source {name!r}: {file} is missing, which {index.name} names"
-            )
-        if packed is None or item.name == raw:
-            shard["compression"] = None
-        yield TokenFile(raw, item.location, item.size, "mds", shard=shard)
