@@ -40,7 +40,7 @@ build/oldest/installed: pyproject.toml .venv/developing
 
 # The engines that the tests of other runners want, into the user's cache folder; says what cannot be had here.
 engines: .venv/installed
-	$(BIN)/python -m gristmill.dataprep.runners.engine_downloads
+	$(BIN)/python .ci/engine_downloads.py
 
 # The tests of `make test`, in which a deprecation is an error unless .ci/deprecations lets it pass: whoever upgrades
 # something hears of what goes next. TESTS=tests/dataprep looks at some.

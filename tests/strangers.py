@@ -23,9 +23,8 @@ from typing import IO
 import numpy as np
 
 from benchmarks.chaos.network import CREDENTIALS
-from benchmarks.engines.clusters import EXECUTOR_MEMORY
+from benchmarks.engines.clusters import EXECUTOR_MEMORY, find_engine
 from gristmill.core.files import cache_folder
-from gristmill.dataprep.runners import engine_downloads
 from tests.hosts import Host, hosts
 from tests.servers import wait_for
 
@@ -282,7 +281,8 @@ def start_spark(cluster: Machines) -> str:
     """Start a master on the driver's host and a worker on each stranger's, which has
     Spark in its home.
     """
-    cluster.lent["spark"] = engine_downloads.find(engine_downloads.spark()).parents[1]
+    cluster.lent["spark"] = find_engine("spark-*")
+    os.environ["SPARK_HOME"] = str(cluster.lent["spark"])
     master = f"spark://{cluster.driver.address}:{MASTER_PORT}"
     cluster.lead(
         str(cluster.lent["spark"] / "bin" / "spark-class"),

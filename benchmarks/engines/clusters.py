@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from gristmill.dataprep.runners import engine_downloads
-from gristmill.dataprep.runners.engine_downloads import MissingEngineError
+from gristmill.dataprep.runners.errors import MissingEngineError
 from gristmill.dataprep.runners.portable import program
 from gristmill.dataprep.runners.servers import ENDING, free_port
 from gristmill.mixtures.base import Options
-from gristmill.mixtures.sections.engine import FLINK_VERSIONS
 
 PATIENCE_SECONDS = 240.0
 """Most time for a server to answer, on a busy machine."""
@@ -147,6 +145,30 @@ def running(name: str, folder: Path) -> Iterator[Cluster]:
                 process.wait()
 
 
+def engine_cache() -> Path:
+    """Cache folder of engines: GRISTMILL_ENGINES, or `gristmill/engines` in the user's
+    cache folder.
+    """
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(
+        os.environ.get("GRISTMILL_ENGINES") or Path(user_cache, "gristmill", "engines")
+    )
+
+
+def find_engine(pattern: str) -> Path:
+    """Find a file of a downloaded engine by its path below the cache folder.
+
+    Raises:
+        MissingEngineError: it was not downloaded.
+    """
+    paths = sorted(engine_cache().glob(pattern))
+    if not paths:
+        raise MissingEngineError(
+            f"{pattern} is not in {engine_cache()}: fetch it with `make engines`"
+        )
+    return paths[-1]
+
+
 def start_dask(folder: Path) -> Cluster:
     """Start a scheduler and two workers."""
     file = folder / "scheduler.json"
@@ -188,7 +210,8 @@ def start_spark(folder: Path) -> Cluster:
     """
     if shutil.which("java") is None:
         raise MissingEngineError("spark: needs java, which is not on this machine")
-    home = engine_downloads.find(engine_downloads.spark()).parents[1]
+    home = find_engine("spark-*")
+    os.environ["SPARK_HOME"] = str(home)
     port = free_port()
     master = f"spark://127.0.0.1:{port}"
     cluster = Cluster(
@@ -196,7 +219,6 @@ def start_spark(folder: Path) -> Cluster:
         "a master and two workers",
     )
     environment = {
-        "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
     }
@@ -241,14 +263,8 @@ def start_flink(folder: Path) -> Cluster:
     """
     if shutil.which("java") is None:
         raise MissingEngineError("flink: needs java, which is not on this machine")
-    present = [
-        version
-        for version in FLINK_VERSIONS
-        if engine_downloads.is_there(engine_downloads.flink(version))
-    ]
-    version = present[-1] if present else FLINK_VERSIONS[-1]
-    server = engine_downloads.find(engine_downloads.flink(version))
-    jars = engine_downloads.find(engine_downloads.flink_cluster(version)).parent
+    server = find_engine("flink-*-beam-*/*.jar")
+    jars = find_engine("flink-cluster-*/lib")
     rest, rpc = free_port(), free_port()
     (folder / "config.yaml").write_text(
         FLINK_SETTINGS.format(rest=rest, rpc=rpc, folder=folder)
@@ -259,15 +275,14 @@ def start_flink(folder: Path) -> Cluster:
             "runner": "flink",
             "address": f"127.0.0.1:{rest}",
             "options": {
-                "flink_version": version,
+                "flink_job_server_jar": str(server),
                 "parallelism": 2,
                 "environment_type": "PROCESS",
                 "environment_config": json.dumps(command),
                 "job_server_jvm_properties": list(FLINK_JAVA[:2]),
             },
         },
-        f"a JobManager and two TaskManagers of Flink {version}, a worker below each "
-        "(PROCESS)",
+        "a JobManager and two TaskManagers, a worker below each (PROCESS)",
     )
     java = ("java", *FLINK_JAVA, "-cp", f"{jars}/*:{server}")
     config = ("--configDir", str(folder))

@@ -21,7 +21,7 @@ from benchmarks.engines.clusters import ENGINES, running
 from benchmarks.engines.recipe import run_stages, write_corpus
 from benchmarks.measuring import MemorySampler, Row, resident_bytes, row
 from gristmill.core.processes import descendants_cpu_seconds
-from gristmill.dataprep.runners.engine_downloads import MissingEngineError
+from gristmill.dataprep.runners.errors import MissingEngineError
 
 SAMPLE_SECONDS = 0.5
 KILLED_IN = "annotate"

@@ -22,6 +22,10 @@ class WorkerError(RuntimeError):
     """Error of a job's workers: one died, or none could be reached."""
 
 
+class MissingEngineError(WorkerError):
+    """Error of an engine that is not on this machine."""
+
+
 class KilledWorkerError(WorkerError):
     """Error of a worker that SIGKILL ended, most likely for lack of memory."""
 

@@ -8,11 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gristmill.dataprep.runners import engine_downloads
-from gristmill.dataprep.runners.engine_downloads import (
-    FLINK_VERSION,
-    MissingEngineError,
-)
+from gristmill.dataprep.runners.errors import MissingEngineError
 from gristmill.dataprep.runners.servers import job_server
 from gristmill.mixtures.sections.engine import EngineOptions
 
@@ -22,7 +18,7 @@ UNLISTED = "disable_logging_submission_environment"
 """Experiment that stops Beam from listing all installed packages for each job, which
 takes a second and leaves the list in the temporary folder.
 """
-OURS = ("flink_version", "flink_job_server_jar", "job_server_jvm_properties")
+OURS = ("flink_job_server_jar", "job_server_jvm_properties")
 """Options for the start of the job server, which are not passed on to Beam."""
 
 
@@ -75,14 +71,12 @@ def _start_job_server(address: str | None, options: EngineOptions) -> str:
     """Start Beam's job server for Flink, which submits jobs to the JobManager at
     `address`; returns its endpoint.
     """
-    line = str(options.get("flink_version", FLINK_VERSION))
-    jar = Path(
-        options.get("flink_job_server_jar")
-        or engine_downloads.find(engine_downloads.flink(line))
-    )
+    jar = Path(options.get("flink_job_server_jar", ""))
     if not jar.is_file():
         raise MissingEngineError(
-            f"there is no file {jar}; correct engine.options.flink_job_server_jar"
+            "engine.options.flink_job_server_jar must name the jar of Beam's job "
+            "server for the cluster's version of Flink "
+            f"(org.apache.beam:beam-runners-flink-VERSION-job-server), not {str(jar)!r}"
         )
     java = shutil.which("java")
     if java is None:
@@ -106,4 +100,4 @@ def _start_job_server(address: str | None, options: EngineOptions) -> str:
             f"--artifacts-dir={folder / 'artifacts'}",
         ]
 
-    return job_server(f"Flink {line} at {address} ({jar})", command)
+    return job_server(f"Flink at {address} ({jar})", command)

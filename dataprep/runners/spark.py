@@ -26,8 +26,7 @@ from typing import Any
 
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 
-from gristmill.dataprep.runners import engine_downloads
-from gristmill.dataprep.runners.errors import WorkerError
+from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.linear_pipeline import (
     Chain,
     Counts,
@@ -230,24 +229,20 @@ def close() -> None:
 
 
 def import_spark() -> None:
-    """Make `pyspark` importable from SPARK_HOME (the cluster's version), the installed
-    package, or the cache.
+    """Make `pyspark` importable from SPARK_HOME (the cluster's version) or the
+    installed package.
 
     Raises:
-        MissingEngineError: it is not in any of these.
+        MissingEngineError: it is in neither of them.
     """
     home = os.environ.get("SPARK_HOME")
-    if home is None and find_spec("pyspark") is not None:
-        return
     if home is None:
-        try:
-            home = str(engine_downloads.find(engine_downloads.spark()).parents[1])
-        except engine_downloads.MissingEngineError as error:
-            raise engine_downloads.MissingEngineError(
+        if find_spec("pyspark") is None:
+            raise MissingEngineError(
                 "there is no Spark on this machine: set SPARK_HOME, or install "
-                f"`pyspark` of the cluster's version; {error}"
-            ) from None
-        os.environ["SPARK_HOME"] = home
+                "`pyspark` of the cluster's version"
+            )
+        return
     libraries = Path(home) / "python" / "lib"
     for path in (
         str(libraries.parent),

@@ -34,10 +34,6 @@ ADDRESSES = {
 """Remote engines, with an example of each one's address."""
 ENGINES = ("local", *ADDRESSES, "dataflow")
 """Values of `runner`, besides the names of Beam's own runners."""
-FLINK_VERSIONS = ("1.19", "1.20", "2.0", "2.1", "2.2")
-"""Release lines of Flink for which Beam 2.77 publishes a job server
-(`FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS`).
-"""
 FOUND_OTHERWISE = {"dask": "dask_scheduler_file", "flink": "job_endpoint"}
 """Option that may replace the address."""
 DATAFLOW_NEEDS = ("project", "region", "temp_location", "sdk_container_image")
@@ -411,12 +407,6 @@ class BeamEngine(Section):
                 f"(spark.executor.memory, ...), not {', '.join(foreign)}; Beam's own "
                 "runner for Spark is SparkRunner"
             )
-        flink_version = str(options.get("flink_version", FLINK_VERSIONS[-1]))
-        if flink_version not in FLINK_VERSIONS:
-            yield (
-                f"flink_version is {flink_version!r}, but Beam publishes a job server "
-                f"for {', '.join(FLINK_VERSIONS)}"
-            )
         missing = [name for name in DATAFLOW_NEEDS if name not in options]
         if runner == "dataflow" and missing:
             yield f"runner dataflow needs options: {', '.join(missing)}"
@@ -464,11 +454,11 @@ class Engine(TrainingEngine, BeamEngine):
     - `dask` needs `address: tcp://scheduler:8786`. Workers may come, go and be killed:
       lost shards are computed again.
     - `spark` needs `address: spark://host:7077` (or `yarn`, `local-cluster[2,1,1024]`,
-      ...) and Spark in the cluster's version here (`SPARK_HOME`, the package `pyspark`,
-      or `make engines`). `options` are Spark's own settings.
+      ...) and Spark in the cluster's version here (`SPARK_HOME`, or the package
+      `pyspark`). `options` are Spark's own settings.
     - `flink` needs `address: host:8081` of a JobManager, Java, and Beam's job server
-      for its `flink_version` (an option; `make engines` fetches it,
-      `flink_job_server_jar` names one), or the `job_endpoint` of a running one.
+      for its version (option `flink_job_server_jar`), or the `job_endpoint` of a
+      running one.
     - `dataflow` needs `options: {project: ..., region: ..., temp_location: "gs://...",
       sdk_container_image: ...}`, the image with this package in it, and a store in
       `gs://`.

@@ -11,11 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.runners.engine_downloads import (
-    MissingEngineError,
-    dataflow,
-    find,
-)
+from benchmarks.engines.clusters import find_engine
+from gristmill.dataprep.runners.errors import MissingEngineError
 
 DRY_RUN = """
 import json, sys
@@ -53,7 +50,7 @@ OPTIONS = {
 
 def dry_run(folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
     try:
-        packages = find(dataflow()).parents[3]
+        packages = find_engine("dataflow-*")
     except MissingEngineError as error:
         pytest.skip(str(error))
     options_json = json.dumps({**OPTIONS, **options})

@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engines.clusters import PATIENCE_SECONDS, running, start_pool
+from benchmarks.engines.clusters import (
+    PATIENCE_SECONDS,
+    find_engine,
+    running,
+    start_pool,
+)
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import cluster_retry, portable, spark
-from gristmill.dataprep.runners.engine_downloads import (
-    CACHE_VARIABLE,
-    MissingEngineError,
-)
-from gristmill.dataprep.runners.errors import WorkerError
+from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.portable import flink_options
 from gristmill.dataprep.runners.runner import run_there, wait_no_longer
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
@@ -189,13 +190,13 @@ def test_flink_job_server_listens_on_the_loopback_address(
     monkeypatch.setenv("PATH", str(tmp_path))
     options = flink_options(
         "flink:8081",
-        {"flink_version": "2.1", "flink_job_server_jar": str(jar), "parallelism": 2},
+        {"flink_job_server_jar": str(jar), "parallelism": 2},
     )
     assert {name: options[name] for name in ("job_endpoint", "parallelism")} == {
         "job_endpoint": "127.0.0.1:8099",
         "parallelism": 2,
     }
-    assert set(options) & {"flink_version", "flink_job_server_jar"} == set()
+    assert "flink_job_server_jar" not in options
     [command] = commands
     assert command[:4] == [str(java), "-Xmx512m", "-jar", str(jar)]
     assert {
@@ -208,7 +209,7 @@ def test_flink_job_server_listens_on_the_loopback_address(
 @pytest.mark.parametrize(
     ("options", "missing"),
     [
-        ({"flink_version": "1.20"}, "flink-1.20"),
+        ({}, "flink_job_server_jar"),
         ({"flink_job_server_jar": "/nowhere.jar"}, "/nowhere.jar"),
     ],
 )
@@ -218,7 +219,6 @@ def test_missing_flink_job_server_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingEngineError, match=missing):
         flink_options("flink:8081", options)
@@ -236,7 +236,9 @@ def test_flink_job_server_needs_java(
 
 
 @pytest.mark.slow
-def test_spark_connections_do_not_share_environment_variables(tmp_path: Path) -> None:
+def test_spark_connections_do_not_share_environment_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second connection's workers run the interpreter that its own options name."""
     ours = ("PYSPARK_PYTHON", "SPARK_LOCAL_IP")
     before = [os.environ.get(name) for name in ours]
@@ -246,6 +248,7 @@ def test_spark_connections_do_not_share_environment_variables(tmp_path: Path) ->
     )
     another.chmod(another.stat().st_mode | stat.S_IXUSR)
     try:
+        monkeypatch.setenv("SPARK_HOME", str(find_engine("spark-*")))
         for options in ({}, {"spark.pyspark.python": str(another)}):
             session = spark.connect("local[1]", options, 60)
             assert [os.environ.get(name) for name in ours] == before

@@ -23,8 +23,7 @@ from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import servers, spark
-from gristmill.dataprep.runners.engine_downloads import MissingEngineError
-from gristmill.dataprep.runners.errors import WorkerError
+from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.sections.engine import BeamEngine
 from tests.dataprep.process_state import is_running

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.engines.clusters import PATIENCE_SECONDS, running
 from benchmarks.engines.recipe import run_stages, write_corpus
 from gristmill.dataprep.runners import cluster_retry
-from gristmill.dataprep.runners.engine_downloads import MissingEngineError
+from gristmill.dataprep.runners.errors import MissingEngineError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STAGES = [

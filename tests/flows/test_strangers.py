@@ -15,7 +15,7 @@ import pytest
 from benchmarks.chaos.network import CREDENTIALS, object_store
 from benchmarks.engines.recipe import MANIFEST, write_corpus
 from gristmill.core.files import sha256_file
-from gristmill.dataprep.runners.engine_downloads import MissingEngineError
+from gristmill.dataprep.runners.errors import MissingEngineError
 from tests.dataprep.small_models import write_word_vectors
 from tests.strangers import BUCKET, CLUSTERS, machines
 

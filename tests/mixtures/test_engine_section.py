@@ -30,7 +30,7 @@ from gristmill.mixtures.sections.engine import Engine, visible_gpus
         {
             "runner": "flink",
             "address": "flink:8081",
-            "options": {"flink_version": "1.20", "parallelism": 8},
+            "options": {"parallelism": 8},
         },
         {"runner": "flink", "options": {"job_endpoint": "flink:8099"}},
         {"runner": "FlinkRunner", "options": {"flink_master": "flink:8081"}},
@@ -58,14 +58,6 @@ def test_consistent_section_is_accepted(section: dict[str, Any]) -> None:
             "flnk.*local, dask, spark, flink, dataflow",
         ),
         ({"runner": "flink"}, "flink .*address: 'host:8081'"),
-        (
-            {
-                "runner": "flink",
-                "address": "flink:8081",
-                "options": {"flink_version": 1.18},
-            },
-            "flink_version .*'1.18'.* 1.19, 1.20, 2.0, 2.1, 2.2",
-        ),
         ({"runner": "spark"}, "spark .*address: 'spark://host:7077'"),
         (
             {"runner": "spark", "address": "yarn", "options": {"parallelism": 2}},
