@@ -29,8 +29,7 @@ AREAS = {
     "optimizers": "The loss that each optimizer reaches beside AdamW on equal "
     "tokens, over three seeds",
     "posttrain": "Fine-tuning, preferences, rollouts, beside TRL and transformers",
-    "models": "Judges, generated documents, examples, clusters, a red team, beside "
-    "plain programs",
+    "models": "Judges, generated documents, examples, clusters, beside plain programs",
     "quality": "How often duplicates, languages, leaks, personal data are found, and "
     "how often wrongly",
     "dialects": "Verdicts of each dialect of Gopher's rules, beside those of its "

@@ -34,14 +34,7 @@ NEED_THE_DECODER = ("sft", "reward", "dpo", "rl", "export")
 NEED_A_WRITER = ("sft", "reward", "dpo", "rl")
 """Sections that need a model that writes text."""
 WRITERS_KEYS = {
-    "evaluate": (
-        "prompts",
-        "tasks",
-        "suites",
-        "memorisation",
-        "contamination",
-        "red_team",
-    ),
+    "evaluate": ("prompts", "tasks", "suites", "memorisation", "contamination"),
     "export": ("int8", "gguf"),
 }
 """Keys that need such a model, by section."""

@@ -300,8 +300,8 @@ def evaluate(
         Path | None,
         Option(
             metavar="FILE",
-            help="YAML file of `tasks: [...]`, `suites: [...]` and `red_team: "
-            "{...}`; the manifest's section if absent.",
+            help="YAML file of `tasks: [...]` and `suites: [...]`; the manifest's "
+            "section if absent.",
         ),
     ] = None,
     tokenizer: TokenizerOption = None,
@@ -309,8 +309,7 @@ def evaluate(
         bool,
         Option(
             "--apply-chat-template",
-            help="Apply the chat template to all tasks except `rolling`, and to the "
-            "red-team prompts.",
+            help="Apply the chat template to all tasks except `rolling`.",
         ),
     ] = False,
     seed: Annotated[
@@ -320,9 +319,7 @@ def evaluate(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate a model on tasks, suites and red-team prompts, with confidence
-    intervals.
-    """
+    """Evaluate a model on tasks and suites, with confidence intervals."""
     from gristmill.flows.models.evaluate_model import (
         TaskFile,
         evaluate_folder,
@@ -338,28 +335,16 @@ def evaluate(
         session = open_or_exit(model, set_, store)
         task_file = task_file or session.manifest.evaluate
     folders = folders_or_exit(model, tokenizer, set_, store)
-    if task_file is None or not (
-        task_file.tasks or task_file.suites or task_file.red_team
-    ):
-        fail(
-            "no tasks: give --tasks FILE, or a manifest with evaluate.tasks, "
-            "suites or red_team"
-        )
+    if task_file is None or not (task_file.tasks or task_file.suites):
+        fail("no tasks: give --tasks FILE, or a manifest with evaluate.tasks or suites")
     selected_tasks = task_file.tasks
     if chat_template:
         selected_tasks = tuple(
             task.model_copy(update={"chat_template": task.kind != "rolling"})
             for task in task_file.tasks
         )
-    section = Evaluate(
-        tasks=selected_tasks,
-        suites=task_file.suites,
-        red_team=task_file.red_team,
-        seed=seed,
-    )
-    evaluation = evaluate_folder(
-        str(folders.weights), str(folders.tokenizer), section, chat_template
-    )
+    section = Evaluate(tasks=selected_tasks, suites=task_file.suites, seed=seed)
+    evaluation = evaluate_folder(str(folders.weights), str(folders.tokenizer), section)
     print_json(evaluation) if as_json else print_evaluation(evaluation)
 
 

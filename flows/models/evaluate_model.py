@@ -1,5 +1,5 @@
-"""`gristmill evaluate MODEL --tasks FILE`: tasks and red-team prompts of a file for any
-model folder.
+"""`gristmill evaluate MODEL --tasks FILE`: tasks and suites of a file for any model
+folder.
 """
 
 from __future__ import annotations
@@ -7,26 +7,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import ValidationError, model_validator
 
 from gristmill.core.files import as_path
-from gristmill.core.stage_context import Context
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.report.evaluation import metric_values
-from gristmill.flows.report.safety import ALL
-from gristmill.flows.report.safety import NAMES as MEASURES
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.base import Section
 from gristmill.mixtures.load import anchor
-from gristmill.mixtures.sections.evaluation import Evaluate, RedTeam, Suite, Task
+from gristmill.mixtures.sections.evaluation import Evaluate, Suite, Task
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
-RED_TEAM = "red_team"
 LARGE = 1e5
 """Values from here on are printed with five digits."""
 
@@ -36,30 +31,25 @@ class EvaluationError(ValueError):
 
 
 class TaskFile(Section):
-    """Content of a file of tasks: the keys `tasks`, `suites` and `red_team` of a
-    manifest's `evaluate`.
+    """Content of a file of tasks: the keys `tasks` and `suites` of a manifest's
+    `evaluate`.
     """
 
     tasks: tuple[Task, ...] = ()
     """The tasks."""
     suites: tuple[Suite, ...] = ()
     """Suites, each with all its tasks."""
-    red_team: RedTeam | None = None
-    """Prompts that test whether the model is safe."""
 
     @model_validator(mode="after")
     def _asks_something(self) -> TaskFile:
-        if not self.tasks and not self.suites and self.red_team is None:
-            raise ValueError(
-                "it asks nothing; give `tasks: [...]`, `suites: [...]` "
-                "or a `red_team: {...}`"
-            )
+        if not self.tasks and not self.suites:
+            raise ValueError("it asks nothing; give `tasks: [...]` or `suites: [...]`")
         return self
 
 
 def read_task_file(path: Path) -> TaskFile:
-    """Read a YAML file of `tasks: [...]`, `suites: [...]`, `red_team: {...}`; relative
-    paths in it start from its folder.
+    """Read a YAML file of `tasks: [...]` and `suites: [...]`; relative paths in it start
+    from its folder.
 
     Raises:
         EvaluationError: the file is invalid; the message has all problems.
@@ -84,34 +74,28 @@ def read_task_file(path: Path) -> TaskFile:
 
 
 def evaluate_folder(
-    model: str, tokenizer: str | None, section: Evaluate, chat: bool = False
+    model: str, tokenizer: str | None, section: Evaluate
 ) -> dict[str, Any]:
-    """Evaluate a model on tasks, suites and red-team prompts. Answers of the model and
-    of a judge are not stored.
+    """Evaluate a model on tasks and suites. Answers of the model are not stored.
 
     Args:
         model: a folder with config.json and model.safetensors, exported or of a
             training stage.
         tokenizer: a folder with tokenizer.json; the model's own if absent.
-        section: `tasks`, `suites`, `red_team`, and `seed` of the intervals.
-        chat: write the red team's prompts with the chat template.
+        section: `tasks`, `suites`, and `seed` of the intervals.
 
     Returns:
-        task or suite -> its summary; with a red team also `red_team`: `sets` and
-        `worst`, as of the stage `evaluate`.
+        task or suite -> its summary.
 
     Raises:
-        EvaluationError: the model, its tokenizer, or the data of a task, suite or red
-            team cannot be read.
+        EvaluationError: the model, its tokenizer, or the data of a task or suite cannot
+            be read.
     """
     import torch
 
-    from gristmill.dataprep.llm.client import AskingError
-    from gristmill.dataprep.llm.local_endpoint import ServerError
     from gristmill.flows.running.missing_libraries import is_installed, sentence_of
     from gristmill.train.distributed.process_groups import make_deterministic
     from gristmill.train.evaluation.answering import answer_tasks, open_reader
-    from gristmill.train.evaluation.red_teaming import red_teaming
     from gristmill.train.evaluation.suites import answer_suite, read_suite
     from gristmill.train.evaluation.tasks import read_task
     from gristmill.train.models.weights import load_model
@@ -125,47 +109,30 @@ def evaluate_folder(
     try:
         tasks = {task.name: read_task(task) for task in section.tasks}
         suites = {suite.suite: read_suite(suite) for suite in section.suites}
-        if section.red_team is not None and RED_TEAM in tasks:
-            raise EvaluationError(
-                f"a task is called {RED_TEAM!r}, like the red "
-                "team's results; give it another name"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        reader = open_reader(load_model(folder, device), as_path(tokenizer or model))
+        answers = answer_tasks(reader, section, tasks)
+        summaries: dict[str, Any] = {
+            name: result.summary for name, result in answers.items()
+        }
+        seed, samples = section.key_seed, section.bootstrap_samples
+        for suite in section.suites:
+            suite_tasks = suites[suite.suite]
+            summaries[suite.suite] = asdict(
+                answer_suite(reader, suite, suite_tasks, seed, samples)
             )
-        with TemporaryDirectory() as work:
-            context = Context(work=Path(work), stage=RED_TEAM, emit=lambda event: None)
-            with red_teaming(section, context) as team:
-                device = "cuda" if torch.cuda.is_available() else "cpu"
-                reader = open_reader(
-                    load_model(folder, device), as_path(tokenizer or model)
-                )
-                if chat and team is not None:
-                    # refuses a tokenizer without a template before any answer
-                    reader.chat()
-                answers = answer_tasks(reader, section, tasks)
-                summaries: dict[str, Any] = {
-                    name: result.summary for name, result in answers.items()
-                }
-                seed, samples = section.key_seed, section.bootstrap_samples
-                for suite in section.suites:
-                    suite_tasks = suites[suite.suite]
-                    summaries[suite.suite] = asdict(
-                        answer_suite(reader, suite, suite_tasks, seed, samples)
-                    )
-                if team is not None:
-                    summaries[RED_TEAM] = team.ask(reader, "model", chat)
-                return summaries
-    except (FileNotFoundError, ValueError, AskingError, ServerError) as error:
+        return summaries
+    except (FileNotFoundError, ValueError) as error:
         raise EvaluationError(str(error)) from error
 
 
 def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print the metrics of tasks, suites and red team as a table."""
+    """Print the metrics of tasks and suites as a table."""
     console = plain_console()
-    tasks = {name: summary for name, summary in summaries.items() if name != RED_TEAM}
-    team = summaries.get(RED_TEAM, {"sets": {}, "worst": ()})
     rows, notes = [], []
     # A task of a suite may have the name of a task, or of one of another suite.
     measured: list[tuple[str, Mapping[str, Any]]] = []
-    for name, summary in tasks.items():
+    for name, summary in summaries.items():
         if "score" in summary:
             of_suite = summary["tasks"]
             measured += of_suite.items()
@@ -183,23 +150,7 @@ def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
             for bins in ("width", "mass"):
                 error = summary["calibration"][f"ece_equal_{bins}"]
                 rows.append((task, f"ECE, equal {bins}", f"{error:.4f}", None, items))
-    for name, prompt_set in team["sets"].items():
-        for measure, by_category in prompt_set["measures"].items():
-            share = by_category[ALL]
-            interval = f"{share['low']:.4f} to {share['high']:.4f}"
-            cells = MEASURES[measure], f"{share['value']:.4f}", interval
-            rows.append((name, *cells, share["units"]))
-        if prompt_set["not_asked"]:
-            notes.append(
-                f"{name}: {prompt_set['not_asked']} of {prompt_set['prompts']} "
-                f"prompts were not asked: {prompt_set['first_error']}"
-            )
-    for answer in team["worst"][:2]:
-        notes.append(
-            f"{answer['set']}, {answer['why']}: {answer['prompt'][-120:]!r} -> "
-            f"{answer['answer'][:120]!r}"
-        )
-    for name, summary in tasks.items():
+    for name, summary in summaries.items():
         for reference in summary.get("references", ()):
             notes.append(
                 f"{name}: {reference['model']} has {reference['score']:.4f} "

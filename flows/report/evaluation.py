@@ -22,7 +22,6 @@ from gristmill.flows.pages.pictures import reliability
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.stage_summaries import (
     Calibration,
-    Difference,
     Interval,
     ModelMeasures,
     Sample,
@@ -145,7 +144,13 @@ def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
     if not rows:
         return None
     changes = [
-        [change.task, change.metric, *change_cells(change, change)]
+        [
+            change.task,
+            change.metric,
+            f"{change.from_} to {change.to}",
+            change,
+            "yes" if change.significant else "within noise",
+        ]
         for change in facts.evaluation.differences
     ]
     names = {"task": "", "model": "", "metric": ""}
@@ -157,12 +162,6 @@ def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
         table({"task": "", "metric": "", **differences}, changes),
         plots,
     )
-
-
-def change_cells(change: Difference, value: object) -> list[object]:
-    """The models of a difference, its value, and whether it is certain."""
-    certain = "yes" if change.significant else "within noise"
-    return [f"{change.from_} to {change.to}", value, certain]
 
 
 def suites(facts: Facts, name: str = "evaluate") -> MaybeSection:

@@ -776,36 +776,6 @@ class MemorisedGroup(Summary):
     mean_right_tokens: float
 
 
-class ProbeSet(Summary):
-    """Prompts of a red team: counts, and measure -> category -> share or mean."""
-
-    prompts: int
-    not_asked: int
-    empty: int
-    unjudged: int
-    without_target: int
-    measures: ByName[ByName[Interval]]
-    first_error: str = ""
-
-
-class WorstAnswer(Summary):
-    """An answer of a model that may offend, and its faults."""
-
-    set: str
-    item: int | str
-    category: str
-    why: str
-    prompt: str
-    answer: str
-
-
-class RedTeam(Summary):
-    """Results of a red team against a model."""
-
-    sets: ByName[ProbeSet]
-    worst: Sequence[WorstAnswer]
-
-
 class ModelMeasures(Summary):
     """Measurements of a model; `tasks` are counts and metrics by name."""
 
@@ -815,20 +785,17 @@ class ModelMeasures(Summary):
     suites: ByName[SuiteResult] = {}
     memorisation: ByName[MemorisedGroup] = {}
     reward_accuracy_interval: Interval | None = None
-    red_team: RedTeam | None = None
 
 
 @dataclass(frozen=True)
 class Difference(Measure):
-    """Difference of two models in a metric of a task, or in a measure of a red team."""
+    """Difference of two models in a metric of a task."""
 
     significant: bool = False
     from_: Annotated[str, Field(alias="from")] = ""
     to: str = ""
     task: str = ""
     metric: str = ""
-    set: str = ""
-    measure: str = ""
 
 
 class Evaluation(Summary):
@@ -838,7 +805,6 @@ class Evaluation(Summary):
 
     models: ByName[ModelMeasures] = {}
     differences: Sequence[Difference] = ()
-    red_team_differences: Sequence[Difference] = ()
     contamination: ByName[ByName[ByName[object]]] = {}
 
 

@@ -106,10 +106,8 @@ def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -
         ("questions: []", "questions: unknown key"),
         (
             "tasks: []",
-            "it asks nothing; give `tasks: [...]`, `suites: [...]` or a `red_team: "
-            "{...}`",
+            "it asks nothing; give `tasks: [...]` or `suites: [...]`",
         ),
-        ("red_team: {sets: [{format: advbench, path: absent.csv}]}", "absent.csv"),
     ],
 )
 def test_invalid_task_files_are_refused_with_the_reason(
@@ -131,65 +129,6 @@ def test_folder_without_a_model_is_rejected_by_name(
     )
     assert result.exit_code == 2
     assert str(tmp_path / "config.json") in result.output.replace("\n", "")
-
-
-RED_TEAM = """
-red_team:
-  sets: [{format: advbench, path: advbench.csv}, {format: xstest, path: xstest.csv}]
-  refusals: [zzz]
-  max_new_tokens: 4
-"""
-
-
-@pytest.fixture
-def team(folder: Path, tmp_path: Path) -> Path:
-    (tmp_path / "advbench.csv").write_text("goal,target\nred blue,a\nsky,b\n")
-    (tmp_path / "xstest.csv").write_text(
-        "prompt,type,label\ngrass,homonyms,safe\nrose,contrast_homonyms,unsafe\n"
-    )
-    (tmp_path / "lines.txt").write_text("red blue\n")
-    (tmp_path / "team.yaml").write_text(RED_TEAM)
-    return tmp_path / "team.yaml"
-
-
-def test_red_teams_are_evaluated_with_and_without_tasks(
-    folder: Path, team: Path
-) -> None:
-    alone = evaluate(folder, team)
-    assert set(alone) == {"red_team"}
-    sets = alone["red_team"]["sets"]
-    assert [
-        (prompts["prompts"], prompts["not_asked"]) for prompts in sets.values()
-    ] == [(2, 0), (2, 0)]
-    assert sets["advbench"]["measures"]["refused"]["all"]["value"] == 0.0
-    assert sets["xstest"]["measures"]["over_refused"]["all"]["units"] == 1
-    team.write_text(
-        RED_TEAM
-        + "tasks: [{name: lines, path: lines.txt, kind: rolling, prompt: text}]\n"
-    )
-    combined = evaluate(folder, team)
-    assert combined["red_team"] == alone["red_team"]
-    assert combined["lines"]["items"] == 1
-
-
-def test_the_chat_template_is_applied_to_prompts_of_red_teams(
-    folder: Path, team: Path
-) -> None:
-    plain = evaluate(folder, team)["red_team"]["worst"]
-    chat = evaluate(folder, team, "--apply-chat-template")["red_team"]["worst"]
-    assert [answer["answer"] for answer in plain] != [
-        answer["answer"] for answer in chat
-    ]
-
-
-def test_the_table_shows_measures_of_red_teams(folder: Path, team: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["evaluate", str(folder), "--tasks", str(team)], env={"COLUMNS": "80"}
-    )
-    assert result.exit_code == 0, result.output
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    assert "refuses unsafe prompts" in result.stdout
-    assert "0.0000 to 0.6576" in result.stdout  # Wilson, 0 of 2
 
 
 def test_a_large_perplexity_fits_its_column(capsys: pytest.CaptureFixture[str]) -> None:

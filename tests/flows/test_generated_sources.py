@@ -400,13 +400,11 @@ def test_every_built_in_template_renders(name: str) -> None:
     from gristmill.dataprep.examples import example_candidates, new_prompts
     from gristmill.dataprep.llm import generated_documents, judge, judge_pairs
     from gristmill.dataprep.llm.prompt_templates import shipped
-    from gristmill.mixtures.sections import evaluation
 
     variables = {
         "generate": generated_documents.GIVEN,
         "judge": judge.GIVEN,
         "compare": judge_pairs.GIVEN,
-        "safety": evaluation.GIVEN,
         "critique": example_candidates.CRITIQUE,
         "revision": example_candidates.REVISION,
         "score": example_candidates.SCORING,

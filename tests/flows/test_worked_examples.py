@@ -19,7 +19,7 @@ from tests.chat_endpoint import Endpoint
 from tests.flows.doc_pages import BLOCK, MARKED, run_page
 from tests.test_architecture import ROOT
 
-MODELS_READ = ("annotators.md", "judges.md", "examples.md", "meaning.md", "safety.md")
+MODELS_READ = ("annotators.md", "judges.md", "examples.md", "meaning.md")
 """Pages about models in the data path."""
 NEEDED: dict[str, Any] = {
     "name": "page",
@@ -78,10 +78,6 @@ def test_every_block_of_the_page_has_a_test_mark(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS_READ)
 def test_sections_of_the_page_form_a_valid_manifest(name: str, tmp_path: Path) -> None:
-    # named by safety.md
-    (tmp_path / "toxic.py").write_text(
-        "def score(texts):\n    return [0.0 for _ in texts]\n"
-    )
     marked = [
         (block["mark"], block["text"])
         for block in MARKED.finditer((ROOT / "docs" / name).read_text())

@@ -266,10 +266,10 @@ def written(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     stops: Collection[int],
-    temperature: float = 0.0,
-    seed: int = 0,
 ) -> list[str]:
-    """Completions of prompts, batched by length; arguments as for `generate`."""
+    """Likeliest completions of prompts, batched by length; arguments as for
+    `generate`.
+    """
     texts = [""] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     for part in slices(len(order), PROMPTS_PER_BATCH):
@@ -279,8 +279,6 @@ def written(
             [prompts[number] for number in batch],
             max_new_tokens,
             stops,
-            temperature,
-            seed,
         )
         for number, ids in zip(batch, completions, strict=True):
             texts[number] = reader.decode(ids)

@@ -22,7 +22,7 @@ ENVIRONMENT = BoundedEnvironment(
     undefined=jinja2.StrictUndefined, keep_trailing_newline=True
 )
 Record = Mapping[str, Any]
-"""Record of a file of tasks or prompts: a JSON object or a row with any keys."""
+"""Record of a file of tasks: a JSON object or a row with any keys."""
 
 
 class TaskError(ValueError):
@@ -63,13 +63,11 @@ def read_task(task: Task) -> list[Item]:
             read.
         gristmill.dataprep.readers.sources.SourceError: the path matches nothing.
     """
-    records = read_records(f"task {task.name}", task.path)
+    records = _records(task, task.path)
     solved: Sequence[Record] = ()
     if task.num_fewshot:
         shot_records = (
-            records
-            if task.fewshot_path is None
-            else read_records(f"task {task.name}", task.fewshot_path)
+            records if task.fewshot_path is None else _records(task, task.fewshot_path)
         )
         solved = shot_records[: task.num_fewshot]
         if len(solved) < task.num_fewshot:
@@ -105,16 +103,11 @@ def read_task(task: Task) -> list[Item]:
     return items
 
 
-def read_records(where: str, path: str) -> list[Record]:
-    """Records of all files of a path.
-
-    Args:
-        where: setting with the path, for messages.
-        path: a file, a glob or a folder.
-    """
+def _records(task: Task, path: str) -> list[Record]:
+    """Records of all files of a path: a file, a glob or a folder."""
     return [
         record
-        for name, location in outside_files(where, path)
+        for name, location in outside_files(f"task {task.name}", path)
         for record in read_items(name, as_path(location))
     ]
 

@@ -10,7 +10,7 @@ set.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -56,7 +56,6 @@ from gristmill.train.evaluation.intervals import (
 from gristmill.train.evaluation.leaked_items import effect, item_coverage
 from gristmill.train.evaluation.masked_tokens import masked_metrics, span_metrics
 from gristmill.train.evaluation.memorisation import probe_memorisation
-from gristmill.train.evaluation.red_teaming import red_teaming
 from gristmill.train.evaluation.suites import answer_suite, read_suite
 from gristmill.train.evaluation.tasks import Record, read_task
 from gristmill.train.generation.scheduler import generate
@@ -78,7 +77,6 @@ class ModelEvaluation(TypedDict, total=False):
         sources: of held-out rows.
         tasks, suites: metrics of each task and suite.
         memorisation: see memorisation.probe_memorisation.
-        red_team: see red_teaming.
         samples: completions of the section's prompts.
         reward_accuracy, reward_accuracy_interval: on the held-out pairs of preference
             optimisation; None without pairs.
@@ -88,7 +86,6 @@ class ModelEvaluation(TypedDict, total=False):
     tasks: Required[Mapping[str, Mapping[str, object]]]
     suites: Mapping[str, Mapping[str, object]]
     memorisation: Mapping[str, object]
-    red_team: Mapping[str, object]
     samples: list[dict[str, str]]
     reward_accuracy: float | None
     reward_accuracy_interval: Estimate | None
@@ -101,13 +98,11 @@ class Evaluation(TypedDict, total=False):
         models: metrics of each model, in the order of the stages.
         differences: paired differences of tasks between models.
         contamination: effect of leaked items, by model and task.
-        red_team_differences: paired differences of the red team's measures.
     """
 
     models: Required[dict[str, ModelEvaluation]]
     differences: Required[list[dict[str, object]]]
     contamination: Mapping[str, Mapping[str, object]]
-    red_team_differences: Sequence[Mapping[str, object]]
 
 
 def run(
@@ -135,65 +130,57 @@ def run(
     names = [name for name in MODELS if name in inputs]
     models: dict[str, ModelEvaluation] = {}
     answered: dict[str, dict[str, Result]] = {}
-    with red_teaming(section, context) as team:
-        for number, name in enumerate(names):
-            model = load_model(
-                inputs[name] / MODEL, str(device), runs_own_code=True, kind=None
-            )
-            # manifests ask for no other measurement of encoders
-            if model.shape.kind != "decoder":
-                answered[name] = {}
-                models[name] = {
-                    "sources": measure_sources(model, packed, tokenizer, section),
-                    "tasks": {},
-                    "samples": [],
-                }
-            else:
-                reader = open_reader(model, tokenizer)
-                answered[name] = answer_tasks(reader, section, task_items)
-                models[name] = evaluate_decoder(
-                    reader,
-                    name,
-                    answered[name],
-                    suites,
-                    packed,
-                    trained,
-                    inputs,
-                    section,
-                )
-                if team is not None:
-                    is_asked = name not in CONTINUING
-                    models[name]["red_team"] = team.ask(reader, name, chat=is_asked)
-            context.progress(number + 1, len(names), "models")
-        evaluation: Evaluation = {
-            "models": models,
-            "differences": differences(answered, section),
-        }
-        if section.contamination is not None and trained is not None and task_items:
-            decode = Chat(tokenizer).tokenizer.decode_batch
-            share = item_coverage(
-                trained, decode, task_items, section.contamination, section.key_seed
-            )
-            evaluation["contamination"] = {
-                model_name: {
-                    task: effect(
-                        share[task],
-                        result.per_item,
-                        section.contamination,
-                        section.key_seed,
-                        section.bootstrap_samples,
-                    )
-                    for task, result in results.items()
-                }
-                for model_name, results in answered.items()
+    for number, name in enumerate(names):
+        model = load_model(
+            inputs[name] / MODEL, str(device), runs_own_code=True, kind=None
+        )
+        # manifests ask for no other measurement of encoders
+        if model.shape.kind != "decoder":
+            answered[name] = {}
+            models[name] = {
+                "sources": measure_sources(model, packed, tokenizer, section),
+                "tasks": {},
+                "samples": [],
             }
-        if team is not None:
-            evaluation["red_team_differences"] = team.differences()
+        else:
+            reader = open_reader(model, tokenizer)
+            answered[name] = answer_tasks(reader, section, task_items)
+            models[name] = evaluate_decoder(
+                reader,
+                name,
+                answered[name],
+                suites,
+                packed,
+                trained,
+                inputs,
+                section,
+            )
+        context.progress(number + 1, len(names), "models")
+    evaluation: Evaluation = {
+        "models": models,
+        "differences": differences(answered, section),
+    }
+    if section.contamination is not None and trained is not None and task_items:
+        decode = Chat(tokenizer).tokenizer.decode_batch
+        share = item_coverage(
+            trained, decode, task_items, section.contamination, section.key_seed
+        )
+        evaluation["contamination"] = {
+            model_name: {
+                task: effect(
+                    share[task],
+                    result.per_item,
+                    section.contamination,
+                    section.key_seed,
+                    section.bootstrap_samples,
+                )
+                for task, result in results.items()
+            }
+            for model_name, results in answered.items()
+        }
     write_json(out / "evaluation.json", evaluation)
     for metrics in models.values():
         metrics.pop("samples", None)
-        if "red_team" in metrics:
-            metrics["red_team"] = {"sets": metrics["red_team"]["sets"]}
     return evaluation
 
 
