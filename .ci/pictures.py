@@ -111,7 +111,7 @@ def chain() -> str:
         ("prepare", "b", ["clean, langid,", "filter, dedup,", "quality, leaks"]),
         ("tokenise", "b", ["BPE, Unigram,", "SuperBPE, or", "your own"]),
         ("mix", "b", ["exact shares,", "packed rows,", "one order"]),
-        ("pre-train", "c", ["FSDP, TP, PP,", "resumes to", "the same bits"]),
+        ("pre-train", "c", ["FSDP, TP, CP,", "resumes to", "the same bits"]),
         ("fine-tune", "c", ["SFT, LoRA,", "DPO, rewards,", "GRPO, PPO"]),
         ("evaluate", "d", ["and export:", "safetensors that", "others load"]),
     ]

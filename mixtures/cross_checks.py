@@ -45,7 +45,7 @@ ENCODERS = {
 }
 """Objectives of `pretrain` -> the model that they train, which does not write text."""
 NEED_ITS_LAYERS = {
-    "parallel": ("tensor", "pipeline", "context"),
+    "parallel": ("tensor", "context"),
     "compute": ("compile", "activation_checkpointing"),
 }
 """Keys of `engine` that need the built-in decoder's layers, by section."""

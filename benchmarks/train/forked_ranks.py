@@ -30,7 +30,6 @@ LOADED_LATE = (
     "torch._dynamo",
     "torch.distributed.checkpoint.state_dict_saver",
     "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch.utils.tensorboard",
 )

@@ -48,12 +48,7 @@ from gristmill.train.optimizers.dtensor_sums import local
 
 RANKS = 4
 FORMS: dict[str, list[dict[str, int]]] = {
-    "dense": [
-        {"shard": 4},
-        {"context": 4},
-        {"replicate": 2, "shard": 2},
-        {"pipeline": 2, "shard": 2},
-    ],
+    "dense": [{"shard": 4}, {"context": 4}, {"replicate": 2, "shard": 2}],
     "adapters": [{"shard": 4}],
     "experts": [{"shard": 4, "deal_experts": True}],
 }

@@ -1,4 +1,4 @@
-"""`gristmill bench forms`: products of three and of four parallel forms learn what a
+"""`gristmill bench forms`: products of three parallel forms learn what a
 single process learns.
 
 `python -m benchmarks.train.parallel_forms FOLDER RANKS EXPERTS` trains every form on
@@ -38,13 +38,8 @@ from gristmill.train.models.weights import drawn
 PRODUCTS: dict[int, list[dict[str, int]]] = {
     8: [
         {"replicate": 2, "shard": 2, "tensor": 2},
-        {"pipeline": 2, "shard": 2, "tensor": 2},
-        {"pipeline": 2, "replicate": 2, "shard": 2},
-        {"pipeline": 2, "replicate": 2, "tensor": 2},
         {"shard": 2, "context": 2, "tensor": 2},
-        {"pipeline": 2, "context": 2, "shard": 2},
     ],
-    16: [{"pipeline": 2, "replicate": 2, "shard": 2, "tensor": 2}],
 }
 """Number of processes -> products of forms."""
 DEALT: dict[int, list[dict[str, int]]] = {
@@ -117,7 +112,7 @@ def differences_of(
 
 
 def label(product: dict[str, int]) -> str:
-    """Return the name of a product, such as `pipeline 2 x shard 4`."""
+    """Return the name of a product, such as `replicate 2 x shard 4`."""
     dealt = ", experts dealt" if product.get("deal_experts") else ""
     return (
         " x ".join(

@@ -191,7 +191,6 @@ class PlannedForm:
         fits: True if it fits into the memory of the GPUs.
         memory: part -> bytes of the fullest GPU, with their `total`.
         host_memory: bytes of the host for one GPU.
-        bubble: idle share of the pipeline.
         mfu: share of the peak.
         cost: in the currency of the prices; None if the GPU has no price.
     """
@@ -204,7 +203,6 @@ class PlannedForm:
     fits: bool
     memory: dict[str, float]
     host_memory: float
-    bubble: float
     seconds_per_step: float
     mfu: float
     hours: float
@@ -291,7 +289,6 @@ def plan_gpus(
                 candidate.fits,
                 {**asdict(memory), "total": memory.total},
                 candidate.host_memory,
-                candidate.bubble,
                 candidate.seconds,
                 candidate.utilisation,
                 hours,
@@ -532,14 +529,13 @@ def _print_forms(console: Console, plan: GpuPlan) -> None:
             f"{form.micro_batches}x{form.micro_batch_size}",
             "yes" if form.activation_checkpointing else "no",
             form.memory["total"] / GIGA,
-            form.bubble,
             form.mfu,
             duration(form.hours),
         )
         for form in forms
     ]
     columns = {"form": "", "micro": ">", "recompute": ">", "GB": ".1f"}
-    columns |= {"bubble": ".0%", "MFU": ".0%", "time": ">"}
+    columns |= {"MFU": ".0%", "time": ">"}
     print_table(
         console,
         table(columns, rows),

@@ -111,7 +111,7 @@ def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, i
     return engine.parallel.share_of(
         rank,
         engine.num_ranks,
-        pipelined=reading.packed is not None,
+        split_rows=reading.packed is not None,
         split=getattr(reading.section, "lora", None) is None,
     )
 

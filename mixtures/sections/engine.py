@@ -80,8 +80,7 @@ class Compute(Section):
     """Unit that torch.compile compiles: nothing, each layer (quick to compile, any
     number of processes), or all layers with the parts around them (fuses more; one
     process). Needs a C++ compiler. `auto`: `block` for the pre-training of a plain
-    dense decoder on NVIDIA GPUs that are not joined by `tensor`, `pipeline` or
-    `context`, if there is a compiler; otherwise nothing.
+    dense decoder on NVIDIA GPUs that are not joined by `tensor` or `context`, if there is a compiler; otherwise nothing.
     """
     activation_checkpointing: Literal["off", "full", "selective", "budget"] = "off"
     """Activations that are dropped in the forward pass and recomputed in the backward
@@ -140,11 +139,6 @@ class Parallel(Section):
     sequence (Korthikanti et al. 2022), all on one machine. A training with `lora` uses
     these processes for sharding: adapters are not split.
     """
-    pipeline: Positive = 1
-    """Processes that each hold some of the layers, and pass activations on (1F1B,
-    Narayanan et al. 2019). Only for `pretrain`, without tied embeddings or experts; the
-    other trainings use these processes for sharding.
-    """
     context: Positive = 1
     """Processes that compute the same rows, each a share of their tokens: for rows
     whose activations are too large for one process. Keys and values of all tokens are
@@ -161,49 +155,42 @@ class Parallel(Section):
     """
 
     def sizes(
-        self, ranks: int, pipelined: bool = True, split: bool = True
-    ) -> tuple[int, int, int, int, int]:
-        """Return the number of processes along pipeline, replicate, shard, context and
-        tensor.
+        self, ranks: int, split_rows: bool = True, split: bool = True
+    ) -> tuple[int, int, int, int]:
+        """Return the number of processes along replicate, shard, context and tensor.
 
         Args:
             ranks: number of all processes.
-            pipelined: if the training supports a pipeline and split rows; otherwise
-                those processes shard.
+            split_rows: if the training's rows can be split; otherwise those processes
+                shard.
             split: if its matrices can be split; otherwise those processes shard.
 
         Raises:
             ValueError: the product is not `ranks`.
         """
-        fixed = self.pipeline * self.replicate * self.context * self.tensor
+        fixed = self.replicate * self.context * self.tensor
         shard = self.shard or max(ranks // fixed, 1)
         if fixed * shard != ranks:
             raise ValueError(
-                f"parallel: pipeline {self.pipeline} x replicate {self.replicate} x "
-                f"shard {shard} x context {self.context} x tensor {self.tensor} are "
-                f"{fixed * shard} processes, but ranks is {ranks}"
+                f"parallel: replicate {self.replicate} x shard {shard} x context "
+                f"{self.context} x tensor {self.tensor} are {fixed * shard} processes, "
+                f"but ranks is {ranks}"
             )
-        pipeline, context = (self.pipeline, self.context) if pipelined else (1, 1)
+        context = self.context if split_rows else 1
         tensor = self.tensor if split else 1
-        return (
-            pipeline,
-            self.replicate,
-            ranks // (pipeline * self.replicate * context * tensor),
-            context,
-            tensor,
-        )
+        shard = ranks // (self.replicate * context * tensor)
+        return self.replicate, shard, context, tensor
 
     def share_of(
-        self, rank: int, ranks: int, pipelined: bool = True, split: bool = True
+        self, rank: int, ranks: int, split_rows: bool = True, split: bool = True
     ) -> tuple[int, int]:
         """Return the index, from 0, of the share of a batch that a process computes,
         and the number of shares.
 
-        Processes of one pipeline, and those that split the same rows or matrices,
-        compute the same rows.
+        Processes that split the same rows or matrices compute the same rows.
         """
-        _, replicate, shard, context, tensor = self.sizes(ranks, pipelined, split)
-        return rank // (context * tensor) % (replicate * shard), replicate * shard
+        replicate, shard, context, tensor = self.sizes(ranks, split_rows, split)
+        return rank // (context * tensor), replicate * shard
 
 
 class Network(Section):

@@ -205,13 +205,13 @@ def test_plan_counts_the_heads(tiny_shape: Shape, ids: torch.Tensor) -> None:
         4 * (shape.parameters - tiny_shape.parameters)
     )
     assert with_heads.activations == pytest.approx(2 * plain.activations)
-    assert {(form.tensor, form.pipeline) for form in forms(shape, 4, 8, 64)} == {(1, 1)}
+    assert {form.tensor for form in forms(shape, 4, 8, 64)} == {1}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"engine": {"parallel": {"pipeline": 2}}}, r"pretrain\.multi_token"),
+        ({"engine": {"parallel": {"tensor": 2}}}, r"pretrain\.multi_token"),
         ({"pretrain": {"steps": 2, "multi_token": {}, "prefix_lm": {}}}, "prefix_lm"),
         (
             {

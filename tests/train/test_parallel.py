@@ -22,7 +22,6 @@ from benchmarks.train.held_gradients import held_gradients
 from benchmarks.train.parallel_forms import ROUNDING, differences_of
 from gristmill.mixtures.sections.engine import Compute, Engine, Parallel
 from gristmill.train.distributed.expert_parallel import ExpertsError, deal_experts
-from gristmill.train.distributed.pipeline_parallel import PipelineError, PipelineStage
 from gristmill.train.distributed.tensor import UnevenSplitError, split_matrices
 from gristmill.train.models.decoder import Llama, padded_to_multiple
 from gristmill.train.models.model_config import Shape
@@ -31,17 +30,13 @@ from tests.train.jsonl import read_metrics
 WORKER = "tests.train.parallel_worker"
 STEPS, CHECKPOINT = 3, 2
 FORMS: dict[int, list[dict[str, int]]] = {
-    2: [{"shard": 2}, {"pipeline": 2}, {"context": 2}, {"replicate": 2}, {"tensor": 2}],
+    2: [{"shard": 2}, {"context": 2}, {"replicate": 2}, {"tensor": 2}],
     4: [
         {"replicate": 2, "shard": 2},
-        {"pipeline": 2, "tensor": 2},
         {"shard": 2, "tensor": 2},
-        {"pipeline": 2, "shard": 2},
         {"replicate": 2, "tensor": 2},
-        {"pipeline": 2, "replicate": 2},
         {"context": 2, "tensor": 2},
         {"shard": 2, "context": 2},
-        {"pipeline": 2, "context": 2},
         {"context": 4},
     ],
 }
@@ -333,10 +328,8 @@ def test_every_form_trains_alike_and_resumes_from_every_other(
 
 @pytest.mark.parallel
 def test_product_of_three_forms_trains_alike() -> None:
-    """The other products, and that of all four on 16 processes, are rows of `gristmill
-    bench train`.
-    """
-    (steps,) = differences_of(8, [{"pipeline": 2, "shard": 2, "tensor": 2}]).values()
+    """The other products are rows of `gristmill bench forms`."""
+    (steps,) = differences_of(8, [{"replicate": 2, "shard": 2, "tensor": 2}]).values()
     assert len(steps) == 3
     assert steps[-1].keys() == ROUNDING.keys()
     for step in steps:
@@ -373,16 +366,13 @@ fork_ranks(2, work)
 @pytest.mark.slow
 def test_gradients_are_sharded_between_micro_batches() -> None:
     """Float32 sums take 4 bytes per weight, divided by the processes that share it, and
-    gradients of 8 to 32 micro-batches equal those of one process. The first stage of a
-    pipeline also holds hidden states and its embedding, gathered for a pending backward
-    pass: 0.25 bytes per weight of the model.
+    gradients of 8 to 32 micro-batches equal those of one process.
     """
     by_form = held_gradients()
     assert {name: values["bytes_per_weight"] for name, values in by_form.items()} == {
         "shard 4": pytest.approx(1.0, abs=0.01),
         "context 4": pytest.approx(1.0, abs=0.01),
         "replicate 2 x shard 2": pytest.approx(2.0, abs=0.01),
-        "pipeline 2 x shard 2": pytest.approx(1.3, abs=0.02),
         "adapters, shard 4": pytest.approx(1.0, abs=0.01),
         "experts, shard 4, experts dealt": pytest.approx(1.0, abs=0.01),
     }
@@ -390,27 +380,24 @@ def test_gradients_are_sharded_between_micro_batches() -> None:
 
 
 def test_product_of_sizes_must_equal_the_number_of_ranks() -> None:
-    assert Parallel(tensor=2).sizes(8) == (1, 1, 4, 1, 2)
-    assert Parallel(pipeline=2, replicate=2, tensor=2).sizes(8) == (2, 2, 1, 1, 2)
-    assert Parallel(pipeline=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 1, 2)
-    assert Parallel(pipeline=2, tensor=2, replicate=2).sizes(
-        8, pipelined=False, split=False
-    ) == (1, 2, 4, 1, 1)
-    assert Parallel(context=2, tensor=2).sizes(8) == (1, 1, 2, 2, 2)
-    assert Parallel(context=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 1, 2)
-    form = Parallel(pipeline=2, replicate=2, tensor=2)
+    assert Parallel(tensor=2).sizes(8) == (1, 4, 1, 2)
+    assert Parallel(replicate=2, context=2, tensor=2).sizes(8) == (2, 1, 2, 2)
+    assert Parallel(context=2, tensor=2).sizes(8) == (1, 2, 2, 2)
+    assert Parallel(context=2, tensor=2).sizes(8, split_rows=False) == (1, 4, 1, 2)
+    form = Parallel(context=2, tensor=2, replicate=2)
+    assert form.sizes(8, split_rows=False, split=False) == (2, 4, 1, 1)
     assert [form.share_of(rank, 8) for rank in range(8)] == [
-        (share, 2) for share in (0, 0, 1, 1, 0, 0, 1, 1)
+        (share, 2) for share in (0, 0, 0, 0, 1, 1, 1, 1)
     ]
     assert [
-        form.share_of(rank, 8, pipelined=False, split=False) for rank in range(8)
+        form.share_of(rank, 8, split_rows=False, split=False) for rank in range(8)
     ] == [(n, 8) for n in range(8)]
     rows = Parallel(context=2, tensor=2)
     assert [rows.share_of(rank, 8) for rank in range(8)] == [
         (share, 2) for share in (0, 0, 0, 0, 1, 1, 1, 1)
     ]
     with pytest.raises(
-        ValueError, match=r"pipeline 1 x .* x context 1 x tensor 4 .*4 .*ranks is 2"
+        ValueError, match=r"replicate 1 x .* x context 1 x tensor 4 .*4 .*ranks is 2"
     ):
         Engine(ranks=2, parallel=Parallel(tensor=4))
     with pytest.raises(ValueError, match=r"6 processes.* ranks is 4"):
@@ -442,45 +429,3 @@ def test_rows_are_padded_to_a_multiple_of_the_processes() -> None:
     assert positions is not None
     assert positions[:, 5:].tolist() == [[-1.0] * 3] * 2
     assert padded_to_multiple(4, torch.ones(2, 8), None)[1] is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layers": 1}, "pipeline is 2.* 1 layers"),
-        ({"tied_embeddings": True}, "pretrain.model.tied_embeddings: false"),
-        ({"experts": 2, "experts_per_token": 1}, "mixture of experts .*shard"),
-    ],
-)
-def test_model_that_cannot_be_pipelined_is_rejected(
-    changes: dict[str, Any], message: str, tiny_shape: Shape
-) -> None:
-    class Group:
-        @staticmethod
-        def size() -> int:
-            return 2
-
-    shape = replace(tiny_shape, **{"tied_embeddings": False, **changes})
-    with torch.device("meta"), pytest.raises(PipelineError, match=message):
-        PipelineStage(shape, 0, Group, torch.float32, torch.device("cpu"))  # type: ignore[arg-type]
-
-
-def test_pipeline_stages_partition_the_parameters(tiny_shape: Shape) -> None:
-    class Group:
-        @staticmethod
-        def size() -> int:
-            return 3
-
-    shape = replace(tiny_shape, layers=4, tied_embeddings=False)
-    with torch.device("meta"):
-        all_names = [name for name, _ in Llama(shape).named_parameters()]
-        pipeline_stages = [
-            PipelineStage(shape, index, Group, torch.float32, torch.device("cpu"))
-            for index in range(3)
-        ]  # type: ignore[arg-type]
-        stages = [
-            [name for name, _ in stage.named_parameters()] for stage in pipeline_stages
-        ]
-    assert sorted(name for stage in stages for name in stage) == sorted(all_names)
-    assert "model.embed_tokens.weight" in stages[0]
-    assert "model.layers.3.mlp.up_proj.weight" in stages[2]

@@ -158,7 +158,7 @@ def test_every_form_uses_all_gpus_and_divides_model_and_batch() -> None:
     all_forms = list(forms(LLAMA_3_8B, 16, 64, 2048))
     assert Form(1, 16) in all_forms
     assert Form(2, 8) in all_forms
-    assert Form(1, 2, 8, 1) in all_forms
+    assert Form(1, 2, 8) in all_forms
     assert Form(1, 2, context=8) in all_forms
     assert all(form.world == 16 for form in all_forms)
     assert all(form.context == 1 for form in forms(LLAMA_3_8B, 16, 64, 2049))
@@ -175,7 +175,7 @@ def test_dealt_experts_are_not_gathered() -> None:
     all_forms = list(forms(shape, 8, 64, 2048))
     assert Form(shard=8, deal_experts=True) in all_forms
     assert Form(2, 2, context=2, deal_experts=True) in all_forms
-    assert all(form.tensor == form.pipeline == 1 for form in all_forms)
+    assert all(form.tensor == 1 for form in all_forms)
     assert not any(
         form.deal_experts for form in forms(replace(shape, experts=7), 8, 64, 2048)
     )
@@ -300,17 +300,6 @@ def test_best_form_of_8b_fits_on_eight_h100() -> None:
     assert best.load.micro_batches > 1
     assert best.memory.gradients == 4 * LLAMA_3_8B.parameters / best.form.weights
     assert best.memory.total <= 80e9
-
-
-def test_pipeline_bubble_is_p_minus_1_of_m_plus_p_minus_1() -> None:
-    ranked = rank_forms(
-        LLAMA_2_7B, Step(32, 2048, most_micro_rows=1), 4, named_device("H200"), 0.4
-    )
-    estimate = next(
-        estimate for estimate in ranked if estimate.form == Form(pipeline=4)
-    )
-    assert estimate.load.micro_batches == 32
-    assert estimate.bubble == pytest.approx(3 / 35)
 
 
 def test_single_gpu_reaches_the_assumed_utilisation() -> None:

@@ -244,7 +244,7 @@ from gristmill.train.distributed.process_groups import make_world, process_group
 def gather():
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, tied_embeddings=False), 100, 24)
     with process_group() as joined:
-        for form in ({}, {"tensor": 2}, {"pipeline": 2}):
+        for form in ({}, {"tensor": 2}, {"context": 2}):
             world = make_world(Parallel.model_validate(form), joined.device)
             model = sharded_model(shape, drawn(shape, 0), world, torch.float32)
             found = whole_tensors(model)

@@ -1,7 +1,7 @@
 """Fine-tuning stages on two processes give the results of one.
 
-Trainings without pipelines shard instead, and so do matrices with adapters; other
-splits are set per job. Reward models and critics, with a layer on top of the model, are
+Trainings whose rows cannot be split shard instead, and so do matrices with adapters;
+other splits are set per job. Reward models and critics, with a layer on top of the model, are
 both sharded and split.
 """
 
@@ -61,7 +61,7 @@ def training_jobs(
             "stage": "sft",
             "folder": str(folder / "adapters"),
             "inputs": inputs,
-            "parallel": {"pipeline": 2},
+            "parallel": {"context": 2},
             "config": {**TRAINING, **chats, **rate, "lora": {"rank": 3, "dora": True}},
         },
         {

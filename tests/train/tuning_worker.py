@@ -33,9 +33,9 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
 
         @contextmanager
         def same_group(
-            parallel: Parallel, pipelined: bool, split: bool = True
+            parallel: Parallel, split_rows: bool, split: bool = True
         ) -> Iterator[World]:
-            yield make_world(parallel, joined.device, pipelined, split)
+            yield make_world(parallel, joined.device, split_rows, split)
 
         for job in jobs:
             module: Any = importlib.import_module(

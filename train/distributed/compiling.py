@@ -30,10 +30,7 @@ def resolve_compile(
     if compute.compile != "auto":
         return compute
     compiles = False
-    if (
-        stage == "pretrain"
-        and parallel.tensor == parallel.pipeline == parallel.context == 1
-    ):
+    if stage == "pretrain" and parallel.tensor == parallel.context == 1:
         section = Pretrain.model_validate(
             {name: config[name] for name in config if name in Pretrain.model_fields}
         )

@@ -62,13 +62,12 @@ def sharded_model(
         float8: 8-bit floating-point mode of linear layers.
         adapt: modifies the model before sharding (see adapters.lora).
         build: constructs the model; by default a language model (see
-            models.reward_model); not supported in pipelines.
+            models.reward_model).
     """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     from gristmill.train.distributed.expert_parallel import deal_experts
-    from gristmill.train.distributed.pipeline_parallel import PipelineStage
     from gristmill.train.distributed.tensor import split_matrices
     from gristmill.train.models.decoder import configure
     from gristmill.train.models.encoder import model_of
@@ -86,18 +85,7 @@ def sharded_model(
 
     policy = precision_policy(dtype)
     with torch.device("meta"):
-        model: Any = (
-            (build or model_of)(shape)
-            if world.pipeline_group is None
-            else PipelineStage(
-                shape,
-                world.stage,
-                world.pipeline_group,
-                dtype,
-                world.device,
-                world.shards_weights,
-            )
-        )
+        model: Any = (build or model_of)(shape)
         if adapt is not None:
             adapt(model)
     if float8 != "off":
@@ -314,21 +302,15 @@ def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Gather all master weights, float32 on the CPU of the first process; empty on the
     others.
 
-    This is a collective. Processes except the first hold at most one full tensor, or
-    their own pipeline stage.
+    This is a collective. Processes except the first hold at most one full tensor.
     """
-    from gristmill.train.distributed.pipeline_parallel import (
-        is_beside_first,
-        of_all_stages,
-    )
-
     assert_master_weights(model)
-    is_kept, full_tensors = is_beside_first(model), dict[str, Tensor]()
+    is_kept, full_tensors = torch.distributed.get_rank() == 0, dict[str, Tensor]()
     for name, parameter in model.named_parameters():
         full_tensor = gathered(parameter).detach()
         if is_kept:
             full_tensors[name] = full_tensor.cpu()
-    return of_all_stages(model, full_tensors) if is_kept else {}
+    return full_tensors
 
 
 def gathered(tensor: Tensor) -> Tensor:

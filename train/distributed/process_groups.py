@@ -26,7 +26,7 @@ STORE_FILE = "GRISTMILL_STORE_FILE"
 """Environment variable with the path of the file store of the ranks of one machine (see
 torchrun.py).
 """
-DIMENSIONS = ("pipeline", "replicate", "shard", "context", "tensor")
+DIMENSIONS = ("replicate", "shard", "context", "tensor")
 """Dimensions of the mesh; processes along the last one communicate most and are
 neighbours on a machine.
 """
@@ -44,8 +44,7 @@ class World:
         rank: this process, 0 to size - 1.
         size: number of processes.
         device: where this process computes.
-        mesh: all processes, in the dimensions pipeline, replicate, shard, context and
-            tensor.
+        mesh: all processes, in the dimensions replicate, shard, context and tensor.
         weights: the same with context merged into shard; processes along both shard
             weights.
         deals_experts: true if experts are distributed over the processes along shard.
@@ -65,8 +64,8 @@ class World:
 
     @property
     def data_size(self) -> int:
-        """Number of shares of a batch: processes along tensor, context and pipeline
-        compute the same rows.
+        """Number of shares of a batch: processes along tensor and context compute the
+        same rows.
         """
         return self._along("replicate") * self._along("shard")
 
@@ -121,24 +120,11 @@ class World:
         )
 
     @property
-    def stage(self) -> int:
-        """Stage of this process in its pipeline."""
-        return self._place("pipeline")
-
-    @property
-    def pipeline_group(self) -> dist.ProcessGroup | None:
-        """Processes of this one's pipeline, if several."""
-        return self.mesh.get_group("pipeline") if self._along("pipeline") > 1 else None
-
-    @property
     def counts(self) -> bool:
         """True if the measurements of this process count: one of the processes with the
-        same rows, on the last stage.
+        same rows.
         """
-        return (
-            self._place("tensor") == self._place("context") == 0
-            and self.stage == self._along("pipeline") - 1
-        )
+        return self._place("tensor") == self._place("context") == 0
 
     def _along(self, dimension: str) -> int:
         return self.mesh.size(DIMENSIONS.index(dimension))
@@ -150,7 +136,7 @@ class World:
 @contextmanager
 def process_group(
     parallel: Parallel | None = None,
-    pipelined: bool = True,
+    split_rows: bool = True,
     split: bool = True,
     store: Any = None,
 ) -> Iterator[World]:
@@ -158,8 +144,7 @@ def process_group(
 
     Args:
         parallel: sizes of the mesh; by default all processes shard.
-        pipelined: false if the training supports neither pipelining nor split rows;
-            those processes shard.
+        split_rows: false if its rows cannot be split; those processes shard.
         split: false if its matrices cannot be split; those processes shard.
         store: rendezvous store; by default the file in STORE_FILE, or torchrun's store.
 
@@ -198,7 +183,7 @@ def process_group(
         **rendezvous,
     )
     try:
-        yield make_world(parallel or Parallel(), device, pipelined, split)
+        yield make_world(parallel or Parallel(), device, split_rows, split)
     finally:
         # After an error other ranks may hang in a collective: exit at once, and
         # torchrun terminates them.
@@ -207,11 +192,14 @@ def process_group(
 
 
 def make_world(
-    parallel: Parallel, device: torch.device, pipelined: bool = True, split: bool = True
+    parallel: Parallel,
+    device: torch.device,
+    split_rows: bool = True,
+    split: bool = True,
 ) -> World:
     """Create the meshes of the current process group."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    sizes = dict(zip(DIMENSIONS, parallel.sizes(size, pipelined, split), strict=True))
+    sizes = dict(zip(DIMENSIONS, parallel.sizes(size, split_rows, split), strict=True))
     mesh = weights = init_device_mesh(
         device.type, tuple(sizes.values()), mesh_dim_names=DIMENSIONS
     )

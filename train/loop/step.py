@@ -14,7 +14,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.checkpoints.resuming import Attempt
-from gristmill.train.distributed.pipeline_parallel import PipelineError, PipelineStage
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.bad_steps import finite
 from gristmill.train.loop.batch_plan import extend_digest, micro_batches
@@ -258,17 +257,6 @@ def accumulate_gradients(
     scale = loss_scale * (world.averaged_over / weight)
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
     row_losses = []
-    if isinstance(model, PipelineStage):
-        if after_part is not None:
-            raise PipelineError(
-                "noise_scale_every needs each micro-batch's gradients, which a "
-                "pipeline computes together; remove it, or use engine.parallel.shard"
-            )
-        for measured in model.accumulate(objective, parts, scale, draw)[: len(parts)]:
-            sums += measured.sums
-            row_losses.append(measured.row_losses.detach().half())
-        # Only the last stage measures losses.
-        return sum_over_ranks(sums, world), row_losses or [sums.new_zeros(1, 1).half()]
     for number, part in enumerate(parts):
         reduces = after_part is not None or number == len(parts) - 1
         if isinstance(model, FSDPModule):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from gristmill.core.processes import peak_resident_bytes
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.sections.engine import Profile
-from gristmill.train.distributed.pipeline_parallel import over_stages
 from gristmill.train.distributed.process_groups import World, max_over_ranks
 from gristmill.train.optimizers.dtensor_sums import squared_norm, trainable
 from gristmill.train.planning.devices import find_device
@@ -107,7 +106,6 @@ class UpdateSize:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
         self._trained = [parameter for _, parameter in trainable(model)]
         self._before = [parameter.detach().clone() for parameter in self._trained]
 
@@ -121,8 +119,7 @@ class UpdateSize:
             after - before for after, before in zip(weights, self._before, strict=True)
         ]
         norm, change = (
-            over_stages(self._model, squared_norm(tensors)).sqrt()
-            for tensors in (weights, differences)
+            squared_norm(tensors).sqrt() for tensors in (weights, differences)
         )
         return {"param_norm": norm, "update_ratio": change / norm}
 

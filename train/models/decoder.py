@@ -256,9 +256,7 @@ class Block(Layer):
 
 
 class Decoder(Stack):
-    """Embedding, layers and final norm; a pipeline stage has a subset, with the numbers
-    of the whole model.
-    """
+    """Embedding, layers and final norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -275,9 +273,9 @@ class Decoder(Stack):
         cache: Cache | None,
     ) -> Tensor:
         """Ids (n, t) -> normalised hidden states (n, t, d)."""
-        hidden = ids if self.embed_tokens is None else self.embed_tokens(ids)
+        hidden = self.embed_tokens(ids)
         filled = 0 if cache is None else cache.length
-        for number, layer in enumerate(self.layers.children()):
+        for number, layer in enumerate(self.layers):
             hidden = layer(
                 hidden,
                 rotary,
@@ -286,7 +284,8 @@ class Decoder(Stack):
                 None if cache is None else cache.layers[number],
                 filled,
             )
-        return hidden if self.norm is None else self.norm(hidden)
+        normalised: Tensor = self.norm(hidden)
+        return normalised
 
 
 class Llama(nn.Module):
@@ -343,22 +342,10 @@ class Llama(nn.Module):
         hidden = self.model(ids, rotary, visible, trained, cache)
         if cache is not None:
             cache.length += t
-        return self.answered(head, *self.gathered(hidden), t, cache)
-
-    def answered(
-        self,
-        head: Head,
-        hidden: Tensor,
-        matrix: Tensor,
-        length: int,
-        cache: Cache | None = None,
-    ) -> Any:
-        """Apply a head to the last hidden states, from `gathered`, of rows of `length`
-        tokens.
-        """
+        hidden, matrix = self.gathered(hidden)
         if self.row_split is not None and cache is None:
-            return self.row_split.answered(head, hidden, matrix, length)
-        return head(hidden[:, :length], matrix)
+            return self.row_split.answered(head, hidden, matrix, t)
+        return head(hidden[:, :t], matrix)
 
     def laid_out(
         self,

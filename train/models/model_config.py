@@ -249,7 +249,7 @@ class Shape:
 
     @property
     def is_plain_decoder(self) -> bool:
-        """True if tensor and pipeline parallelism support its forward pass."""
+        """True if tensor parallelism supports its forward pass."""
         return not (
             self.encoder or self.encoder_decoder or self.prefix_lm or self.multi_token
         )

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.sections.optimizers import Optimizer
-from gristmill.train.distributed.pipeline_parallel import over_stages
 from gristmill.train.optimizers.dtensor_sums import (
     gradients_of,
     local,
@@ -26,7 +25,7 @@ OUTPUT_MATRIX = "lm_head"
 @torch.no_grad()
 def clip_gradients(model: nn.Module, section: Optimizer) -> Tensor:
     """Clip gradients; returns their global norm before clipping (a plain scalar)."""
-    norm = over_stages(model, squared_norm(gradients_of(model))).sqrt()
+    norm = squared_norm(gradients_of(model)).sqrt()
     if section.clip == "adaptive":
         clip_units(model, section.clip_factor)
     else:

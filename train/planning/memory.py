@@ -7,7 +7,6 @@ communication buffers are an added margin.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from gristmill.mixtures.sections.optimizers import OPTIMIZERS
@@ -29,7 +28,6 @@ class Form:
         shard: ranks that share master weights, gradients and moments (FSDP).
         tensor: ranks that share every matrix product, and by sequence parallelism the
             activations.
-        pipeline: groups of layers.
         context: ranks that each compute a share of every row's tokens, and shard
             weights like those of `shard`.
         deal_experts: True if ranks that shard weights keep their own experts, and
@@ -39,18 +37,17 @@ class Form:
     replicate: int = 1
     shard: int = 1
     tensor: int = 1
-    pipeline: int = 1
     context: int = 1
     deal_experts: bool = False
 
     @property
     def world(self) -> int:
         """Number of GPUs."""
-        return self.replicate * self.weights * self.tensor * self.pipeline
+        return self.replicate * self.weights * self.tensor
 
     @property
     def weights(self) -> int:
-        """Number of ranks that shard the weights of a replica's stage."""
+        """Number of ranks that shard the weights of a replica."""
         return self.shard * self.context
 
     @property
@@ -152,14 +149,10 @@ def _embeddings(shape: Shape) -> float:
     )
 
 
-def optimizer_bytes(
-    shape: Shape, kind: str, layers: float | None = None, root: float | None = None
-) -> float:
-    """Bytes of an optimizer's state for some weights of the layers and some outside
-    them; for all of them by default.
-    """
-    layers = shape.blocks * block_parameters(shape) if layers is None else layers
-    root = _root_parameters(shape, Form()) if root is None else root
+def optimizer_bytes(shape: Shape, kind: str) -> float:
+    """Bytes of an optimizer's state."""
+    layers = shape.blocks * block_parameters(shape)
+    root = _root_parameters(shape)
     outside = OPTIMIZERS[_outside_layers(kind)]
     return OPTIMIZERS[kind].state_bytes * layers + outside.state_bytes * root
 
@@ -171,12 +164,7 @@ def moments_bytes(shape: Shape, form: Form, load: Load) -> tuple[float, float]:
     Moments in host memory are moved to the device parameter by parameter, so the
     largest ones determine its memory.
     """
-    layers = math.ceil(shape.blocks / form.pipeline) * block_parameters(shape)
-    kept = (
-        optimizer_bytes(shape, load.optimizer, layers, _root_parameters(shape, form))
-        / form.tensor
-        / form.weights
-    )
+    kept = optimizer_bytes(shape, load.optimizer) / form.tensor / form.weights
     if not load.offload or OPTIMIZERS[load.optimizer].has_small_state:
         return kept, 0.0
     matrix = (
@@ -233,19 +221,17 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     # Imports torch, which reading the tables does not need.
     from gristmill.train.objectives.losses import GPU_CHUNK_LOGITS
 
-    layers = math.ceil(shape.blocks / form.pipeline)
     block = block_parameters(shape) / form.tensor
-    root = _root_parameters(shape, form) / form.tensor
-    rank_parameters = layers * block + root
+    root = _root_parameters(shape) / form.tensor
+    rank_parameters = shape.blocks * block + root
     tokens = load.micro_rows * load.length / form.context
-    in_flight = min(form.pipeline, load.micro_batches)
     in_block = block_activation_bytes(shape, load.compute_bytes)
     # keys and values of the other ranks' tokens of the same rows
     narrow = 2 * shape.kv_heads * shape.head_width
     in_block += narrow * load.compute_bytes * (form.context - 1)
     # With checkpointing, a layer keeps its input, and one at a time is recomputed.
     of_layer = shape.width * load.compute_bytes if load.checkpointing else in_block
-    kept = of_layer * tokens * layers * in_flight / form.tensor
+    kept = of_layer * tokens * shape.blocks / form.tensor
     if load.checkpointing:
         kept += in_block * tokens / form.tensor
     # The current block and the prefetched one, and parameters outside blocks.
@@ -281,10 +267,7 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     )
 
 
-def _root_parameters(shape: Shape, form: Form) -> float:
-    """Parameters outside the blocks, on the fullest rank: a pipeline has the two
-    embeddings at its two ends.
-    """
-    single_embedding = shape.padded_vocab_size * shape.width
-    embeddings = _embeddings(shape) if form.pipeline == 1 else single_embedding
-    return embeddings + shape.width + shape.multi_token * _beside_further_block(shape)
+def _root_parameters(shape: Shape) -> float:
+    """Parameters outside the blocks."""
+    further = shape.multi_token * _beside_further_block(shape)
+    return _embeddings(shape) + shape.width + further

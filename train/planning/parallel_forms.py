@@ -6,8 +6,6 @@ The time of a step is an estimate:
 - arithmetic: the step's operations over the peak of all GPUs times the utilisation of a
   form without idle time;
 - recomputing the forward pass, with activation checkpointing: a third more;
-- the pipeline's bubble under 1F1B: (p - 1) / m more for p stages and m micro-batches
-  (Narayanan et al. 2021, 2.2.1);
 - tensor parallelism's collectives, not overlapped: eight per layer and micro-batch,
   four forward and four backward, each of the residual stream (Korthikanti et al. 2022,
   4.2.2);
@@ -80,7 +78,6 @@ class Candidate:
         memory: of the fullest rank.
         host_memory: bytes of moments in host memory of the fullest rank.
         fits: True if the device has enough memory.
-        bubble: share of the time in which a rank waits for the pipeline.
         seconds: of a step.
         utilisation: MFU over the full step, with non-causal attention.
     """
@@ -90,7 +87,6 @@ class Candidate:
     memory: Memory
     host_memory: float
     fits: bool
-    bubble: float
     seconds: float
     utilisation: float
 
@@ -111,7 +107,7 @@ def rank_forms(
     best = []
     for form in forms(shape, gpus, step.rows, step.length):
         rows = step.rows // form.data
-        most_rows = min(rows // form.pipeline, step.most_micro_rows or rows)
+        most_rows = step.most_micro_rows or rows
         loads = [
             Load(
                 micro,
@@ -157,43 +153,36 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
     """Yield all factorisations of the number of GPUs that divide the model and the
     batch.
 
-    A tensor group stays within a machine and has full key/value heads; a pipeline has
-    at least a layer and a micro-batch per stage; context parallelism splits rows within
-    a machine, into two chunks per process, if lengths divide. All of these need a plain
-    decoder, and the first two one without experts; experts may be distributed over the
-    ranks that shard weights.
+    A tensor group stays within a machine and has full key/value heads; context
+    parallelism splits rows within a machine, into two chunks per process, if lengths
+    divide. Both need a plain decoder, and the first one without experts; experts may
+    be distributed over the ranks that shard weights.
     """
-    splits = shape.is_plain_decoder and not shape.experts
-    for tensor in _divisors(gpus) if splits else [1]:
+    split_matrices = shape.is_plain_decoder and not shape.experts
+    for tensor in _divisors(gpus) if split_matrices else [1]:
         if (
             tensor > GPUS_PER_MACHINE
             or shape.kv_heads % tensor
             or shape.ffn_width % tensor
         ):
             continue
-        for pipeline in _divisors(gpus // tensor):
-            if pipeline > (shape.layers if splits else 1):
-                continue
-            for context in (
-                _divisors(gpus // tensor // pipeline) if shape.is_plain_decoder else [1]
+        for context in _divisors(gpus // tensor) if shape.is_plain_decoder else [1]:
+            data = gpus // tensor // context
+            if (
+                rows % data
+                or tensor * context > GPUS_PER_MACHINE
+                or (context > 1 and length % (CHUNKS * context * tensor))
             ):
-                data = gpus // tensor // pipeline // context
+                continue
+            for shard in _divisors(data):
+                form = Form(data // shard, shard, tensor, context)
+                yield form
                 if (
-                    rows % data
-                    or rows // data < pipeline
-                    or tensor * context > GPUS_PER_MACHINE
-                    or (context > 1 and length % (CHUNKS * context * tensor))
+                    shape.experts
+                    and form.weights > 1
+                    and shape.experts % form.weights == 0
                 ):
-                    continue
-                for shard in _divisors(data):
-                    form = Form(data // shard, shard, tensor, pipeline, context)
-                    yield form
-                    if (
-                        shape.experts
-                        and form.weights > 1
-                        and shape.experts % form.weights == 0
-                    ):
-                        yield replace(form, deal_experts=True)
+                    yield replace(form, deal_experts=True)
 
 
 def _candidate(
@@ -207,13 +196,11 @@ def _candidate(
         / (form.world * device.flops)
     )
     busy = arithmetic / utilisation * (RECOMPUTE if load.checkpointing else 1.0)
-    waiting = busy * (form.pipeline - 1) / load.micro_batches
-    # Numbers of the residual stream of a rank's tokens, and layers of the fullest stage.
+    # Numbers of the residual stream of a rank's tokens.
     tokens = load.micro_rows * load.length / form.context
-    layers = -(-shape.layers // form.pipeline)
     in_tensor_group = (
         COLLECTIVES_PER_LAYER
-        * layers
+        * shape.layers
         * load.micro_batches
         * (tokens * shape.width * load.compute_bytes)
         * (form.tensor - 1)
@@ -225,13 +212,13 @@ def _candidate(
     narrow = 2 * shape.kv_heads * shape.head_width / form.tensor
     in_context_group = (
         (3 if load.checkpointing else 2)
-        * layers
+        * shape.layers
         * load.micro_batches
         * (tokens * narrow * load.compute_bytes)
         * (form.context - 1)
         / device.link
     )
-    seconds = busy + waiting + in_tensor_group + in_context_group
+    seconds = busy + in_tensor_group + in_context_group
     seconds += _dealing_seconds(shape, form, load, device)
     seconds += max(0.0, _sharding_seconds(shape, form, load, device) - busy)
     _, on_host = moments_bytes(shape, form, load)
@@ -242,7 +229,6 @@ def _candidate(
         memory,
         on_host,
         memory.total <= device.memory,
-        waiting / (busy + waiting),
         seconds,
         arithmetic / seconds,
     )
@@ -270,12 +256,11 @@ def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> f
     """Seconds to gather weights twice and reduce gradients once per micro-batch, and to
     sum over replicas once per step.
     """
-    layers = -(-shape.layers // form.pipeline)
-    gathered = layers * gathered_parameters(shape, form) * load.micro_batches
+    gathered = shape.layers * gathered_parameters(shape, form) * load.micro_batches
     share = (form.weights - 1) / form.weights
     moved = gathered * share * (2 * load.compute_bytes + MASTER_BYTES)
-    seconds = moved / _rate(form.tensor * form.pipeline * form.weights, device)
-    weights = layers * block_parameters(shape) / form.tensor / form.weights
+    seconds = moved / _rate(form.tensor * form.weights, device)
+    weights = shape.layers * block_parameters(shape) / form.tensor / form.weights
     replicated = (form.replicate - 1) / form.replicate
     return seconds + 2 * MASTER_BYTES * weights * replicated / _rate(form.world, device)
 

@@ -89,7 +89,7 @@ def run(
             else Lora(rank=1, base=rounded.base, targets=rounded.targets)
         )
         with process_group(
-            context.training.parallel, pipelined=False, split=lora is None
+            context.training.parallel, split_rows=False, split=lora is None
         ) as world:
             dtype = compute_dtype(section.precision, world.device)
             model = tuned_model(shape, stored(start), lora, 0, world, dtype, context)

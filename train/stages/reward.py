@@ -156,7 +156,7 @@ def run(
         [pairs[number] for number in np.flatnonzero(mask)] for mask in (~is_out, is_out)
     )
     with process_group(
-        context.training.parallel, pipelined=False, split=section.lora is None
+        context.training.parallel, split_rows=False, split=section.lora is None
     ) as world:
         if world.is_first:
             write_example_ids(

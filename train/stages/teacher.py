@@ -90,7 +90,7 @@ def run(
     shape = read_teacher("sft.distill.teacher", folder, chat)
     with (
         open_rows(inputs["sft_data"], context) as packed,
-        process_group(context.training.parallel, pipelined=False) as world,
+        process_group(context.training.parallel, split_rows=False) as world,
     ):
         if context.mirroring.per_host:
             raise TeacherError(

@@ -233,7 +233,7 @@ def tuning(
     with (
         open_mixture(inputs, context) as packed,
         process_group(
-            context.training.parallel, pipelined=False, split=section.lora is None
+            context.training.parallel, split_rows=False, split=section.lora is None
         ) as world,
     ):
         shape = tuned_shape(read_shape(start), length, context)
