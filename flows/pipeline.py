@@ -8,10 +8,10 @@ tracking error never fails a stage.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from prefect import Flow, flow, task
 from prefect.cache_policies import NO_CACHE
@@ -53,7 +53,6 @@ from gristmill.flows.running.run import Runner, RunStoppedError, StageFailedErro
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.registry import LAST
 
-T = TypeVar("T")
 TRAINING_TAG = "gristmill-training"
 """Tag of training tasks. A server may limit how many of them run at a time (`gristmill
 up` does).
@@ -172,46 +171,30 @@ def run_in_flow(
     masked = mask_secrets(
         {"overrides": session.overrides, "store": session.store_option or ""}
     )
-
-    def run() -> str:
-        return _run(session, stages, force, subscribers, server)
-
     parameters: dict[str, Any] = {
         "manifest": session.manifest_file,
         "overrides": tuple(masked["overrides"]),
         "store": masked["store"],
     }
+    shown_flow: Flow[..., Any] = gristmill
     if len(stages) == 1 and list(session.plan) != stages:
+        shown_flow = gristmill_stage
         parameters |= {"stage": stages[0], "force": bool(force)}
-        return as_path(call_in_flow(gristmill_stage, parameters, run))
-    parameters |= {"until": list(session.plan)[-1], "force": tuple(sorted(force))}
-    return as_path(call_in_flow(gristmill, parameters, run))
+    else:
+        parameters |= {"until": list(session.plan)[-1], "force": tuple(sorted(force))}
 
-
-def call_in_flow(
-    flow: Flow[..., Any], parameters: Mapping[str, Any], body: Callable[[], T]
-) -> T:
-    """Call a function in a run of a flow, in place of the flow's own: the caller has
-    opened already what the parameters name.
-
-    Args:
-        flow: gives the run its name.
-        parameters: shown by Prefect.
-        body: work of the run.
-    """
-
-    @wraps(flow.fn)
-    def run_body(*args: object, **kwargs: object) -> T:
+    # Replaces the flow's own function: what the parameters name is open already.
+    @wraps(shown_flow.fn)
+    def run(*args: object, **kwargs: object) -> str:
         with owned_run():
-            return body()
+            return _run(session, stages, force, subscribers, server)
 
-    replaced = flow.with_options(validate_parameters=False)
-    replaced.fn = run_body
+    replaced = shown_flow.with_options(validate_parameters=False)
+    replaced.fn = run
     try:
-        result: T = replaced(**parameters)
+        return as_path(replaced(**parameters))
     finally:
         show_cancelled()
-    return result
 
 
 def _run(

@@ -19,7 +19,6 @@ from gristmill.flows.cli.application import (
     EXIT_STAGE_FAILED,
     JsonOption,
     ManifestArgument,
-    NoUiOption,
     SetOption,
     StoreOption,
     WholeSentences,
@@ -363,32 +362,27 @@ def sweep(
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
-    no_ui: NoUiOption = False,
 ) -> None:
     """Train a small model on every mixture, compare bits per byte, and suggest a
     mixture.
     """
-    from gristmill.flows.sweeps.proxies import plan_sweep
+    from gristmill.flows.sweeps.proxies import plan_sweep, train_mixtures
     from gristmill.flows.sweeps.results import analyse
-    from gristmill.flows.sweeps.sweep_flow import launch_sweep
     from gristmill.flows.sweeps.sweep_report import print_results, write_results
 
     session = open_or_exit(manifest, set_, store)
     with resumable():
-        model_settings = shares_of("--model", model)
-        shares = shares_of("--target", target)
         planned = plan_sweep(
-            manifest, weights, steps, seeds, model_settings, set_ or [], store, shares
-        )
-        outcomes = launch_sweep(
-            planned,
+            manifest,
             weights,
             steps,
-            model_settings,
+            seeds,
+            shares_of("--model", model),
             set_ or [],
-            tracked=not no_ui,
-            output=sys.stderr if as_json else sys.stdout,
+            store,
+            shares_of("--target", target),
         )
+        outcomes = train_mixtures(planned, sys.stderr if as_json else sys.stdout)
         results = analyse(planned, outcomes)
     written = write_results(session.manifest_file, results)
     print_json(results) if as_json else print_results(results)

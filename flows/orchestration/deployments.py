@@ -20,17 +20,12 @@ from prefect.runner import Runner
 from gristmill.flows.orchestration.server_settings import prefect_folder
 from gristmill.flows.pipeline import gristmill, gristmill_stage
 from gristmill.flows.stages.plan import present_stages
-from gristmill.flows.sweeps.sweep_flow import gristmill_sweep
 from gristmill.mixtures.load import ManifestError, load_manifest
 
 TAG = "gristmill"
 ANY = "any-manifest"
 """Name part of deployments that take the path of a manifest."""
-PREFIXES = {
-    "gristmill": "",
-    "gristmill-stage": "stage-of-",
-    "gristmill-sweep": "sweep-of-",
-}
+PREFIXES = {"gristmill": "", "gristmill-stage": "stage-of-"}
 """Prefixes of deployment names by flow, for narrow pages that do not show the flow."""
 LOCK = "gristmill-serving.lock"
 MOST_MANIFESTS = 20
@@ -99,8 +94,7 @@ def make_deployments(manifests: Sequence[ManifestOnOffer]) -> list[Any]:
         for manifest in manifests
         for flow, verb in ((gristmill, "Run"), (gristmill_stage, "Run one stage of"))
     ]
-    flows: tuple[Any, ...] = (gristmill, gristmill_stage, gristmill_sweep)
-    return deployments + [_deployment(flow) for flow in flows]
+    return [*deployments, _deployment(gristmill), _deployment(gristmill_stage)]
 
 
 def _deployment(

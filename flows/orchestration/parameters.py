@@ -7,17 +7,15 @@ manifest's validation as soon as the run starts.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Annotated
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from gristmill.core.secrets import mask_secrets, mask_text
 from gristmill.flows.stages.registry import STAGES
-from gristmill.mixtures.yaml_text import parse_yaml
 
 StageName = Annotated[str, WithJsonSchema({"type": "string", "enum": list(STAGES)})]
 """Name of a stage or step: a form offers the stages in order, and those of its
@@ -35,65 +33,6 @@ DeploymentName = Annotated[str, Field(pattern=r"^([^/\s]+/[^/\s]+)?$")]
 
 MOST_NAME_CHARS = 120
 """Maximum characters of a run's name: one line in Prefect's pages."""
-Count = Annotated[int, Field(ge=1)]
-"""At least 1."""
-
-
-class ProxyModel(BaseModel):
-    """Small model that a sweep trains on every mixture."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    layers: int = Field(default=2, ge=1, description="At least 1.")
-    width: int = Field(
-        default=128,
-        ge=1,
-        description="Width of the residual stream; a multiple of the heads.",
-    )
-    heads: int = Field(default=4, ge=1, description="Attention heads.")
-    more: tuple[Setting, ...] = Field(
-        default=(), description="Other keys of pretrain.model, such as qk_norm=true"
-    )
-
-    @classmethod
-    def of(cls, keys: Mapping[str, object]) -> ProxyModel:
-        """Form values for keys of `pretrain.model`."""
-        sizes = {
-            name: keys[name] for name in ("layers", "width", "heads") if name in keys
-        }
-        more = [
-            f"{name}={json.dumps(value)}"
-            for name, value in keys.items()
-            if name not in sizes
-        ]
-        return cls.model_validate({**sizes, "more": more})
-
-    def as_keys(self) -> dict[str, object]:
-        """Keys of `pretrain.model` for the form's values.
-
-        Not named `keys`: Prefect converts every parameter to a dictionary, and would
-        treat this one as a mapping.
-        """
-        keys: dict[str, object] = {
-            "layers": self.layers,
-            "width": self.width,
-            "heads": self.heads,
-        }
-        for setting in self.more:
-            name, _, value = setting.partition("=")
-            keys[name] = parse_yaml(value)
-        return keys
-
-
-class SourceShare(BaseModel):
-    """Share of one source in the objective that a sweep minimizes."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    source: str = Field(min_length=1, description="Name of a source of the manifest.")
-    share: float = Field(
-        default=1.0, ge=0.0, description="At least 0; shares are divided by their sum."
-    )
 
 
 class SecretParameterError(ValueError):

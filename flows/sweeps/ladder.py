@@ -7,19 +7,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO, cast
+from typing import TextIO
 
-from gristmill.flows.running.events import Subscriber
-from gristmill.flows.running.launch import interruptible
+from gristmill.flows.running.events import RunNotice, Subscriber
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.running.terminal import (
-    LastingStream,
-    TerminalObserver,
-    plain_console,
-)
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.flows.sweeps.grid import SweepError
-from gristmill.flows.sweeps.proxies import only_needed, run_in_sequence, tokens_read
+from gristmill.flows.sweeps.proxies import (
+    only_needed,
+    run_in_sequence,
+    showing_progress,
+    tokens_read,
+)
 from gristmill.flows.sweeps.scaling_law import (
     FLOPS_PER_WEIGHT_AND_TOKEN,
     LEAST_RUNS,
@@ -229,20 +228,13 @@ def climb(ladder: Ladder, output: TextIO) -> list[float]:
         KeyboardInterrupt: the user pressed Ctrl+C or SIGTERM arrived; the same command
             resumes the ladder.
     """
-    console = plain_console(cast(TextIO, LastingStream(output)))
-    observer = TerminalObserver(console)
     losses: list[float] = []
-    try:
-        with interruptible():
-            for rung in ladder.rungs:
-                console.print(
-                    f"training {len(losses) + 1} of {len(ladder.rungs)}: {rung.name}",
-                    style="bold",
-                )
-                losses.append(train_rung(rung, observer))
-        return losses
-    finally:
-        observer.stop_bars()
+    with showing_progress(output) as observer:
+        for rung in ladder.rungs:
+            place = f"{len(losses) + 1} of {len(ladder.rungs)}"
+            observer(RunNotice(f"training {place}: {rung.name}"))
+            losses.append(train_rung(rung, observer))
+    return losses
 
 
 def train_rung(rung: Rung, emit: Subscriber) -> float:

@@ -5,19 +5,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TextIO, cast
 
 import yaml
 
 from gristmill.core.files import read_json
-from gristmill.core.stage_context import read_inputs
-from gristmill.core.store import StageFolder
 from gristmill.flows.running.events import Subscriber, to_all
+from gristmill.flows.running.launch import interruptible
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.terminal import (
+    LastingStream,
+    TerminalObserver,
+    plain_console,
+)
 from gristmill.flows.stages.plan import Plan
 from gristmill.flows.stages.registry import MIX, PRETRAIN, TOKENIZE
 from gristmill.flows.sweeps.grid import (
@@ -29,7 +34,6 @@ from gristmill.flows.sweeps.grid import (
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import MANIFEST
 from gristmill.train.loop.batch_plan import plan_of
 
@@ -277,43 +281,59 @@ def in_one_line(value: object) -> str:
     return text.strip()
 
 
-def run_shared(sweep: Sweep, emit: Subscriber) -> None:
-    """Run the stages that all proxies share until their outputs are committed.
-
-    Raises:
-        StageFailedError: a stage failed.
+@contextmanager
+def showing_progress(output: TextIO) -> Iterator[Subscriber]:
+    """Show the runs in the block on a stream; Ctrl+C or SIGTERM ends them so that they
+    can resume.
     """
-    run_in_sequence(sweep.shared(), emit)
+    observer = TerminalObserver(plain_console(cast(TextIO, LastingStream(output))))
+    try:
+        with interruptible():
+            yield observer
+    finally:
+        observer.stop_bars()
 
 
-def run_mixture(sweep: Sweep, number: int, emit: Subscriber) -> MixtureOutcome:
-    """Train the proxies of one mixture. A committed training with the same recipe on
-    the same rows is reused, also under another fingerprint.
+def train_mixtures(sweep: Sweep, output: TextIO) -> list[MixtureOutcome]:
+    """Train every proxy that is not trained yet, and return the outcomes of all
+    mixtures.
+
+    Args:
+        sweep: the planned sweep.
+        output: stream of the progress display.
 
     Raises:
+        StageFailedError: a stage that all mixtures share failed.
+        LeaseLostError: another run took over a stage while this one was paused.
+        KeyboardInterrupt: the user pressed Ctrl+C or SIGTERM arrived; the same command
+            resumes the sweep.
         SweepError: a source of the target has no held-out text; nothing was trained.
     """
+    with showing_progress(output) as observer:
+        run_in_sequence(sweep.shared(), observer)
+        return [
+            train_mixture(sweep, number, observer)
+            for number in range(len(sweep.mixtures))
+        ]
+
+
+def train_mixture(sweep: Sweep, number: int, emit: Subscriber) -> MixtureOutcome:
+    """Train the proxies of one mixture."""
     outcome = MixtureOutcome(number, sweep.mixtures[number])
+    shares = {name: sweep.target[name] for name in sweep.manifest_weights}
     for seed in sweep.seeds:
         session = sweep.proxy(number, seed)
         try:
-            shares = {name: sweep.target[name] for name in sweep.manifest_weights}
-            mixing = {
-                name: node for name, node in session.plan.items() if name != PRETRAIN
-            }
-            run_in_sequence(replace(session, plan=mixing), emit, SHARED_UNTIL, shares)
-            folder = trained_alike(session)
-            if folder is None:
-                run_in_sequence(session, emit, MIXTURE)
-                folder = session.folder(PRETRAIN)
+            run_in_sequence(session, emit, SHARED_UNTIL, shares)
         except StageFailedError as error:
             # A mixture that its sources cannot fill is an outcome: the sweep continues,
             # and the report names it.
             return replace(outcome, error=str(error))
+        folder = session.folder(PRETRAIN)
         validation = folder.manifest()["summary"].get("validation", {})
         proxy = Proxy(
             seed,
-            read_json(folder.path / "stage.json")["fingerprint"],
+            session.plan[PRETRAIN].fingerprint,
             {
                 name: values["bits_per_byte"]
                 for name, values in validation.items()
@@ -329,37 +349,6 @@ def run_mixture(sweep: Sweep, number: int, emit: Subscriber) -> MixtureOutcome:
             supply=supply_of(session),
         )
     return outcome
-
-
-def trained_alike(session: Session) -> StageFolder | None:
-    """Return a committed training with the same recipe on a set with the same rows,
-    under any fingerprint, or None.
-    """
-    mixture_rows = _rows_of(session.folder(MIXTURE).data)
-    node = session.plan[PRETRAIN]
-    for folder in session.store.outputs_of(PRETRAIN):
-        if folder.state() == "committed":
-            record = read_json(folder.path / "stage.json")
-            if (
-                record["recipe"] == node.recipe
-                and record["version"] == node.stage.version
-                and _rows_of(read_inputs(record)[MIXTURE]) == mixture_rows
-            ):
-                return folder
-    return None
-
-
-def _rows_of(folder: Path) -> tuple[str, ...] | None:
-    """Return the checksums of a packed set's rows and held-out rows, or None if the set
-    was deleted.
-    """
-    if not (folder / MANIFEST).exists():
-        return None
-    with closing(PackedSet(folder)) as packed:
-        held_out = packed.manifest["validation"]
-        return packed.fingerprint, *sorted(
-            f"{name} {rows['sha256']}" for name, rows in held_out.items()
-        )
 
 
 def supply_of(session: Session) -> dict[str, float]:

@@ -327,7 +327,7 @@ def analyse(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> SweepResults:
 
     Args:
         sweep: the sweep.
-        outcomes: outcomes of `proxies.run_mixture`, one per mixture.
+        outcomes: outcomes of `proxies.train_mixtures`, one per mixture.
 
     Raises:
         SweepError: the mixtures were measured on different held-out rows.

@@ -102,7 +102,6 @@ class Site:
         name = {
             "gristmill": "",
             "gristmill-stage": "stage-of-",
-            "gristmill-sweep": "sweep-of-",
         }[flow] + manifest
         return str(self.call(f"/deployments/name/{flow}/{name}")["id"])
 

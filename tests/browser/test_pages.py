@@ -22,10 +22,6 @@ def test_the_form_explains_every_parameter_and_starts_the_run(
     assert finished["state_type"] == "COMPLETED", finished["state"]["message"]
     assert finished["parameters"]["manifest"] == str(site.manifest)
     page.goto(
-        f"{site.address}/deployments/deployment/{site.deployment('gristmill-sweep')}/run"
-    )
-    page.get_by_text("Training steps of every proxy; at least 1.").wait_for()
-    page.goto(
         f"{site.address}/deployments/deployment/{site.deployment('gristmill-stage')}/run"
     )
     page.get_by_text("The stage to run.").wait_for()

@@ -92,7 +92,7 @@ def test_a_page_of_another_origin_reads_nothing_and_starts_nothing(
     with closing(site.signed_in(browser)) as context:
         prefect = context.new_page()
         prefect.goto(f"{site.address}/deployments")
-        prefect.get_by_text("gristmill-sweep").first.wait_for()
+        prefect.get_by_text("gristmill-stage").first.wait_for()
         page = context.new_page()
         page.goto(stranger)
         outcome = page.evaluate(
@@ -182,7 +182,7 @@ def test_the_page_asks_for_the_password_once(site: Any, browser: Any) -> None:
         page.get_by_text("Dashboard").first.wait_for()
         again = context.new_page()
         again.goto(f"{site.address}/deployments")
-        again.get_by_text("gristmill-sweep").first.wait_for()
+        again.get_by_text("gristmill-stage").first.wait_for()
 
 
 def test_the_password_is_for_its_owner_alone_and_on_no_command_line(site: Any) -> None:

@@ -28,7 +28,7 @@ def test_every_deployment_names_a_flow_with_its_parameters() -> None:
         assert set(deployment["parameters"]) <= set(
             inspect.signature(flow.fn).parameters
         )
-    assert names == {"gristmill/cpu", "gristmill-stage/gpu", "gristmill-sweep/gpu"}
+    assert names == {"gristmill/cpu", "gristmill-stage/gpu"}
     assert deployments[0]["parameters"]["training_deployment"] in names
 
 

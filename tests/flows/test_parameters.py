@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from gristmill.flows.orchestration import parameters as parameter_secrets
 from gristmill.flows.orchestration import reporting, sign_in
 from gristmill.flows.orchestration.parameters import (
     MOST_NAME_CHARS,
-    ProxyModel,
     RefusedError,
     SecretParameterError,
     refuse_secrets,
@@ -147,44 +145,3 @@ def test_printed_link_signs_in_and_logs_omit_the_password(
         assert ("#bWU6aHVudGVyMg==" in lines) == is_terminal
         assert "http://127.0.0.1:4200/v2/" in lines
         assert "-L 4200:127.0.0.1:4200 -L 4201:127.0.0.1:4201" in lines
-
-
-def test_proxy_form_maps_to_model_keys_and_back() -> None:
-    keys: dict[str, Any] = {
-        "layers": 3,
-        "width": 64,
-        "heads": 2,
-        "qk_norm": True,
-        "rope_theta": 500.5,
-    }
-    form = ProxyModel.of(keys)
-    assert form.more == ("qk_norm=true", "rope_theta=500.5")
-    assert form.as_keys() == keys
-    assert ProxyModel.of({"qk_norm": True}).as_keys() == {
-        "layers": 2,
-        "width": 128,
-        "heads": 4,
-        "qk_norm": True,
-    }
-
-
-def test_sweep_form_has_fields_instead_of_json() -> None:
-    from prefect.utilities.callables import parameter_schema
-
-    from gristmill.flows.sweeps.sweep_flow import gristmill_sweep
-
-    schema = parameter_schema(gristmill_sweep.fn).model_dump_for_openapi()
-    model, share = (
-        schema["definitions"]["ProxyModel"],
-        schema["definitions"]["SourceShare"],
-    )
-    assert [model["properties"][name]["type"] for name in model["properties"]] == [
-        "integer"
-    ] * 3 + ["array"]
-    assert [share["properties"][name]["type"] for name in share["properties"]] == [
-        "string",
-        "number",
-    ]
-    assert schema["properties"]["target"]["items"] == {
-        "$ref": "#/definitions/SourceShare"
-    }

@@ -36,7 +36,6 @@ from gristmill.flows.orchestration.serving import (
     check_password,
     serve_deployments,
 )
-from tests.flows.test_sweep import MANIFEST as SWEPT
 from tests.servers import (
     DEADLINE_SECONDS,
     call_prefect,
@@ -341,7 +340,7 @@ def test_up_starts_shares_and_stops_a_server_with_the_deployments(
     api = f"http://127.0.0.1:{port}/api"
     command = [sys.executable, "-m", "gristmill.flows.cli.main"]
     printed = tmp_path / "printed.txt"
-    names = ["any-manifest", "stage-of-any-manifest", "sweep-of-any-manifest"]
+    names = ["any-manifest", "stage-of-any-manifest"]
 
     def deployments() -> dict[str, bool]:
         """Return whether each deployment is paused, by name."""
@@ -554,73 +553,6 @@ def test_stored_password_is_created_once_and_private(
     assert server_password() == "me:mine"
 
 
-TRACKED = """\
-import sys
-from pathlib import Path
-from gristmill.flows.sweeps import proxies, sweep_flow
-
-def shared(sweep, emit):
-    print("shared stages ran")
-
-def mixture(sweep, number, emit):
-    error = "cannot be filled" if number else None
-    return proxies.MixtureOutcome(number, sweep.mixtures[number], error=error)
-
-if __name__ == "__main__":
-    manifest, grid, store = sys.argv[1:]
-    sweep_flow.run_shared, sweep_flow.run_mixture = shared, mixture
-    sweep = proxies.plan_sweep(manifest, Path(grid), 10, 1, {}, [], store)
-    outcomes = sweep_flow.launch_sweep(sweep, Path(grid), 10, {}, [], tracked=True, output=sys.stdout)
-    weights = [outcome.weights for outcome in outcomes]
-    print(weights == list(sweep.mixtures), [outcome.error for outcome in outcomes])
-"""
-
-
-def test_tracked_sweep_has_a_task_and_outcome_per_mixture(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stages are left out; a mixture that cannot be filled is a result, not a failure
-    of the flow.
-    """
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text("words\n")
-    (tmp_path / "swept.yaml").write_text(SWEPT)
-    (tmp_path / "grid.yaml").write_text("- {prose: 1}\n- {code: 1}\n")
-    (tmp_path / "tracked.py").write_text(TRACKED)
-    environment = {
-        **environment_with(str(tmp_path / "prefect")),
-        "PREFECT_API_AUTH_STRING": PASSWORD,
-    }
-    process = subprocess.run(
-        [sys.executable, "tracked.py", "swept.yaml", "grid.yaml", "store"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**environment, "PREFECT_API_URL": server},
-        timeout=600,
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    assert "True [None, 'cannot be filled']" in process.stdout
-    monkeypatch.setenv("PREFECT_API_AUTH_STRING", PASSWORD)
-    (flow,) = [
-        flow_run
-        for flow_run in flow_runs(server)
-        if flow_run["name"] == "mixtures of swept"
-    ]
-    assert flow["state_type"] == "COMPLETED"
-    assert (flow["parameters"]["model"]["layers"], flow["parameters"]["steps"]) == (
-        2,
-        10,
-    )
-    wait_for(
-        lambda: (
-            task_states(server, flow["id"])
-            == dict.fromkeys(["shared stages", "mixture-00", "mixture-01"], "Completed")
-        ),
-        "the tasks' records",
-    )
-
-
 def test_manifests_are_searched_two_levels_deep_and_invalid_ones_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -650,5 +582,4 @@ def test_manifests_are_searched_two_levels_deep_and_invalid_ones_are_reported(
         "gristmill-stage/stage-of-b",
         "gristmill/any-manifest",
         "gristmill-stage/stage-of-any-manifest",
-        "gristmill-sweep/sweep-of-any-manifest",
     ]

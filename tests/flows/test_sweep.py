@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.core.store import StageFolder, Store
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
 from gristmill.flows.sweeps.proxies import (
     HeldOut,
@@ -25,7 +23,6 @@ from gristmill.flows.sweeps.proxies import (
     check_held_out,
     plan_sweep,
     task_errors,
-    trained_alike,
 )
 from gristmill.flows.sweeps.results import analyse, fit, least_within_hull
 from gristmill.flows.sweeps.sweep_report import (
@@ -36,7 +33,6 @@ from gristmill.flows.sweeps.sweep_report import (
     write_results,
 )
 from gristmill.mixtures.load import parse_manifest
-from tests.packed_sets import write_packed_set
 
 OWN = {"prose": 3.0, "code": 1.0, "maths": 1.0}
 MANIFEST = """\
@@ -375,51 +371,6 @@ def test_task_metric_can_be_the_target(tmp_path: Path) -> None:
         plan_sweep(
             str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store"), {"riddle": 1.0}
         )
-
-
-def test_training_on_equal_rows_is_reused(
-    tmp_path: Path,
-) -> None:
-    """Of three sets the second has the rows of the first, the third has others; the
-    first was trained on.
-    """
-    store, recipe = Store(tmp_path), {"steps": 3}
-    for number, tokens in enumerate((1, 1, 2)):
-        write_packed_set(
-            tmp_path / "mix" / f"s--{number}" / "data",
-            np.full((4, 8), tokens),
-            {"a": 4},
-            {"vocab_size": 9, "eos": 0, "pad": 1, "sha256": "t"},
-            {"a": np.ones((1, 8), dtype=np.int64)},
-        )
-    trained = store.folder("pretrain", "s", "f" * 16)
-    trained.begin(
-        {
-            "recipe": recipe,
-            "version": 2,
-            "fingerprint": "f" * 16,
-            "inputs": [
-                {"stage": "mix", "folder": str(tmp_path / "mix" / "s--0" / "data")}
-            ],
-        }
-    )
-    trained.commit({}, {})
-
-    def alike(number: int, steps: int = 3, version: int = 2) -> StageFolder | None:
-        node = SimpleNamespace(
-            recipe={"steps": steps}, stage=SimpleNamespace(version=version)
-        )
-        session: Any = SimpleNamespace(
-            plan={"pretrain": node},
-            store=store,
-            folder=lambda stage: StageFolder(tmp_path / stage / f"s--{number}"),
-        )
-        return trained_alike(session)
-
-    assert alike(0) == alike(1) == trained
-    assert alike(2) is None
-    assert alike(1, steps=4) is None
-    assert alike(1, version=3) is None
 
 
 def test_fit_no_better_than_the_mean_suggests_nothing() -> None:
