@@ -64,5 +64,4 @@ def ladder(
         )
     written = write_ladder(session.manifest_file, results)
     print_json(results) if as_json else print_ladder(results)
-    for path in written:
-        echo(path, err=as_json)
+    echo(written, err=as_json)

@@ -1,6 +1,4 @@
-"""Report of a sweep: a table for the terminal, JSON, one HTML file, and the suggested
-manifest.
-"""
+"""Report of a sweep: a table for the terminal, JSON, and the suggested manifest."""
 
 from __future__ import annotations
 
@@ -9,24 +7,12 @@ from pathlib import Path
 
 from gristmill.core.files import write_json, write_text
 from gristmill.flows.authoring.manifest_text import set_keys
-from gristmill.flows.pages.page_elements import (
-    Figure,
-    Inline,
-    Page,
-    Part,
-    Table,
-    section_of,
-    table,
-)
-from gristmill.flows.pages.page_html import html_file
-from gristmill.flows.pages.pictures import predicted_and_measured, stacked_bars
+from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX
 from gristmill.flows.sweeps.grid import Weights
 from gristmill.flows.sweeps.results import (
-    MeasuredMixture,
-    SourceFit,
     Spread,
     SweepResults,
 )
@@ -35,8 +21,7 @@ from gristmill.mixtures.recipes import named_recipes
 
 
 def write_results(manifest_file: str, results: SweepResults) -> list[Path]:
-    """Write `NAME-sweep.json`, `NAME-sweep.html` and, if a mixture is suggested,
-    `NAME-suggested.yaml`.
+    """Write `NAME-sweep.json` and, if a mixture is suggested, `NAME-suggested.yaml`.
 
     They are written beside the manifest, so that its relative paths stay valid in the
     suggested one.
@@ -46,16 +31,14 @@ def write_results(manifest_file: str, results: SweepResults) -> list[Path]:
     """
     file = Path(manifest_file)
     json_file = file.with_name(f"{file.stem}-sweep.json")
-    html_file = file.with_name(f"{file.stem}-sweep.html")
     write_json(json_file, asdict(results))
-    write_text(html_file, as_html(file.name, results))
     if results.suggestion is None:
-        return [json_file, html_file]
+        return [json_file]
     suggested_file = file.with_name(f"{file.stem}-suggested.yaml")
     text = suggested_text(manifest_file, results.suggestion.weights)
     parse_manifest(text, str(suggested_file))
     write_text(suggested_file, text)
-    return [json_file, html_file, suggested_file]
+    return [json_file, suggested_file]
 
 
 def suggested_text(manifest_file: str, weights: Weights) -> str:
@@ -78,7 +61,10 @@ def print_results(results: SweepResults) -> None:
     """
     console = plain_console()
     rows = []
-    for mixture in ranked(results):
+    best_first = sorted(
+        results.mixtures, key=lambda mixture: (mixture.target.mean, mixture.mixture)
+    )
+    for mixture in best_first:
         leading_cells = [str(mixture.mixture), shown(mixture.target)]
         for name in results.target:
             measured = shown(mixture.bits_per_byte.get(name))
@@ -91,14 +77,13 @@ def print_results(results: SweepResults) -> None:
         line = f"mixture {failure.mixture} {failure.weights}: {failure.error}"
         console.print(line, style="red")
     for name, fitted in results.fits.items():
-        line = f"{name}: {fitted.model} (leave-one-out error: {_errors(fitted)})"
+        errors = ", ".join(
+            f"{model} {error:.4f}" for model, error in fitted.errors.items()
+        )
+        line = f"{name}: {fitted.model} (leave-one-out error: {errors})"
         console.print(line, style="dim")
     style = "yellow" if results.suggestion is None else "bold green"
     console.print(describe_suggestion(results), style=style)
-
-
-def _errors(fitted: SourceFit) -> str:
-    return ", ".join(f"{model} {error:.4f}" for model, error in fitted.errors.items())
 
 
 def describe_suggestion(results: SweepResults) -> str:
@@ -126,67 +111,9 @@ def describe_suggestion(results: SweepResults) -> str:
     return sentence
 
 
-def ranked(results: SweepResults) -> list[MeasuredMixture]:
-    """Return the mixtures in ascending order of bits per byte."""
-    return sorted(
-        results.mixtures, key=lambda mixture: (mixture.target.mean, mixture.mixture)
-    )
-
-
 def shown(value: Spread | None) -> str:
     """Format a mean with its spread."""
     if value is None:
         return ""
     mean = f"{value.mean:.4f}"
     return mean if value.spread is None else f"{mean} ± {value.spread:.4f}"
-
-
-def as_html(name: str, results: SweepResults) -> str:
-    """Render the sweep as one self-contained HTML page."""
-    best_first = ranked(results)
-    sources = list(best_first[0].weights) if best_first else []
-    measured = list(results.target)
-    parts: list[Part] = []
-    if best_first:
-        bars = [
-            (f"{mixture.mixture}: {mixture.target.mean:.4f}", mixture.weights)
-            for mixture in best_first
-        ]
-        caption = "Mixtures, the one with the fewest mean bits per byte on top."
-        parts.append(Figure(stacked_bars(bars, "share of tokens"), caption))
-    if results.fit is not None:
-        points = [
-            (mixture.target.mean, predicted, mixture.target.spread or 0.0)
-            for mixture, predicted in zip(
-                results.mixtures, results.fit.left_out, strict=True
-            )
-        ]
-        caption = "Measured value of each mixture, and its prediction from the others."
-        parts.append(Figure(predicted_and_measured(points, "bits per byte"), caption))
-    header = ["mixture", *sources, "bits/byte", *(f"of {name}" for name in measured)]
-    rows: list[list[Inline]] = []
-    for mixture in best_first:
-        weights = [f"{mixture.weights[source]:.3f}" for source in sources]
-        values = [shown(mixture.bits_per_byte.get(name)) for name in measured]
-        rows.append([mixture.mixture, *weights, shown(mixture.target), *values])
-    parts.append(Table(header, rows, range(len(header))))
-    fits = [
-        [source, fitted.model, _errors(fitted)]
-        for source, fitted in results.fits.items()
-    ]
-    failed: list[list[Inline]] = [
-        [failure.mixture, str(failure.weights), failure.error]
-        for failure in results.failed
-    ]
-    sections = [
-        section_of("Fits", Table(["source", "model", "leave-one-out errors"], fits)),
-        section_of("Not trained", Table(["mixture", "weights", "reason"], failed, {0})),
-    ]
-    return html_file(
-        Page(
-            f"Mixtures of {name}",
-            list(filter(None, sections)),
-            parts,
-            describe_suggestion(results),
-        )
-    )
