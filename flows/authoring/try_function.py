@@ -8,7 +8,6 @@ are taken from several shards or files to be representative.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import math
 import sys
@@ -17,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,11 +37,7 @@ from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.pythondocs import is_python_source
 from gristmill.dataprep.readers.readers import one_by_one, read_file
 from gristmill.dataprep.readers.records import (
-    Dropped,
-    Ended,
-    Page,
     Read,
-    Record,
     Rejected,
 )
 from gristmill.dataprep.readers.sources import SourceError, SourceFile, find_files
@@ -57,9 +51,8 @@ from gristmill.dataprep.user_code.own_documents import (
     read_judged_columns,
 )
 from gristmill.dataprep.user_code.time_limits import TimeLimit
-from gristmill.mixtures.sections.sources import INGEST, Ingest, OwnReader, Source
+from gristmill.mixtures.sections.sources import INGEST, Ingest, Source
 from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
-from gristmill.mixtures.user_code import OwnFunction
 from gristmill.mixtures.yaml_text import did_you_mean
 
 if TYPE_CHECKING:
@@ -85,42 +78,18 @@ class Sample:
         inputs: `ingest`, and the annotating stages.
         shards: shards of the documents.
         sources: sources of the documents; None means all.
-        whole: number of documents in the whole data; None if unknown.
-        is_exact: True if `whole` was counted, False if it is estimated.
         described: origin of the documents.
         failures: (file name, unreadable record).
+        whole: estimated number of documents in the files; None if unknown, and for
+            documents of a run.
     """
 
     inputs: Mapping[str, Path]
     shards: Sequence[str]
     sources: tuple[str, ...] | None
-    whole: int | None
-    is_exact: bool
     described: str
     failures: Sequence[tuple[str, Rejected]] = ()
-
-
-def kind_of(function: OwnFunction) -> str:
-    """Return the kind of a function by its definition: `read`, `edit` or `annotate`."""
-    definition = function.definition()
-    if definition is None or isinstance(definition, ast.ClassDef):
-        return "annotate"
-    arguments = [*definition.args.posonlyargs, *definition.args.args]
-    first = hint = ""
-    if arguments:
-        first = arguments[0].arg
-        if arguments[0].annotation:
-            hint = ast.unparse(arguments[0].annotation)
-    if first in ("path", "stream") or hint.rpartition(".")[2] in ("Path", "BinaryIO"):
-        return "read"
-    returns = (
-        ""
-        if definition.returns is None
-        else ast.unparse(definition.returns).strip("'\"")
-    )
-    return (
-        "edit" if returns in ("str", "str | None") and first == "text" else "annotate"
-    )
+    whole: int | None = None
 
 
 @contextlib.contextmanager
@@ -167,9 +136,9 @@ def take_sample(
 
 
 def _sample_of_run(session: Session, source: str) -> Sample:
-    last_output = session.committed(INGEST)
-    assert last_output is not None
-    inputs = {INGEST: last_output.data}
+    ingested = session.committed(INGEST)
+    assert ingested is not None
+    inputs = {INGEST: ingested.data}
     for name, node in session.plan.items():
         if node.stage.step is None:
             continue
@@ -177,7 +146,6 @@ def _sample_of_run(session: Session, source: str) -> Sample:
         if output is None:
             break  # steps after one that has not run saw other documents
         inputs[name] = output.data
-        last_output = output
     shards = [
         shard
         for shard in shard_names(inputs[INGEST])
@@ -187,9 +155,7 @@ def _sample_of_run(session: Session, source: str) -> Sample:
     steps = annotation_stages(inputs)
     if steps:
         described += f", as {steps[-1]} left them"
-    counts = last_output.manifest()["summary"]["counts"]["sources"]
-    kept = counts.get(source, {}).get("kept", 0)
-    return Sample(inputs, shards, (source,), kept, True, described)
+    return Sample(inputs, shards, (source,), described)
 
 
 def _sample_of_files(
@@ -274,12 +240,11 @@ def _sample_of_files(
         {INGEST: folder},
         shard_names(folder),
         None,
-        _estimate_documents(files, documents_of_read_files, sampled, source),
-        False,
         source.path
         if len(files) == 1
         else f"{len(chosen)} of {len(files)} files of {source.path}",
         failures,
+        _estimate_documents(files, documents_of_read_files, sampled, source),
     )
 
 
@@ -322,17 +287,6 @@ def _estimate_documents(
             mean = sum(size for _, size in samples) / sum(num for num, _ in samples)
             total += round(text_bytes_of(source.path, group) / mean)
     return max(total, 1)
-
-
-@dataclass(frozen=True)
-class Whole:
-    """Number of documents in the whole data, whether they were counted, and the seconds
-    that one process would take for them; None if unknown.
-    """
-
-    documents: int | None
-    is_exact: bool
-    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -462,41 +416,6 @@ class StepTrial:
     unreadable: list[RecordError]
     differs: str | None
     seconds: float
-    whole: Whole
-
-
-@dataclass(frozen=True)
-class ReadDocument:
-    """A document that a reader found."""
-
-    locator: str
-    text: str
-    metadata: str
-
-
-@dataclass(frozen=True)
-class ReaderTrial:
-    """Documents that a reader finds in a file; see also `StepTrial`.
-
-    Attributes:
-        records: number of records.
-        empty: number of records without text.
-        quarantined: unreadable records.
-        shown: the first documents.
-        whole: estimated records of all files.
-    """
-
-    function: str
-    kind: str
-    on: str
-    records: int
-    documents: int
-    empty: int
-    quarantined: list[RecordError]
-    shown: list[ReadDocument]
-    seconds: float
-    differs: str | None
-    whole: Whole
 
 
 def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTrial:
@@ -557,9 +476,6 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTr
             texts += judged.to_pylist()
     dropped = [row for row, reason in enumerate(reasons) if reason is not None]
     failed = [row for row, error in enumerate(errors) if error is not None]
-    estimated_seconds = None
-    if sample.whole is not None and texts:
-        estimated_seconds = sample.whole * seconds / len(texts)
     is_annotator = isinstance(step, OwnAnnotate)
     return StepTrial(
         step.use.reference,
@@ -591,7 +507,6 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTr
         ],
         differs,
         seconds,
-        Whole(sample.whole, sample.is_exact, estimated_seconds),
     )
 
 
@@ -670,53 +585,4 @@ def _count_edits(
         sum(end - begin for begin, end, _ in all_edits),
         sum(len(after.encode()) for _, _, after in all_edits),
         shown,
-    )
-
-
-def try_reader(own: OwnReader, path: str, documents: int) -> ReaderTrial:
-    """Apply a reader to a file, or to the first of several.
-
-    Raises:
-        SourceError, gristmill.mixtures.user_code.OwnCodeError: no file exists, or the
-            function cannot be called.
-    """
-    source = Source.model_validate({"path": path, "read": own})
-    files = find_files(FILE, source).files
-    reading = reading_of(source)
-    file = files[0]
-    with OwnProcess(own) as process:
-        process.start()  # so that loading the code is not timed
-        started = time.perf_counter()
-        first_call = list(islice(own_records(process, file, reading), documents))
-        seconds = time.perf_counter() - started
-    with OwnProcess(own) as process:
-        second_call = list(islice(own_records(process, file, reading), documents))
-    kept = [record for record in first_call if isinstance(record, Record)]
-    num_records = sum(
-        isinstance(record, Record | Page | Rejected | Dropped) for record in first_call
-    )
-    estimate = estimated_seconds = None
-    if file.size and any(isinstance(record, Ended) for record in first_call):
-        estimate = round(num_records * sum(entry.size for entry in files) / file.size)
-        estimated_seconds = estimate * seconds / max(num_records, 1)
-    num_files = f", the first of {len(files):,} files" if len(files) > 1 else ""
-    return ReaderTrial(
-        own.use.reference,
-        "read",
-        file.name + num_files,
-        num_records,
-        len(kept),
-        sum(isinstance(record, Dropped) for record in first_call),
-        [
-            RecordError(record.number, record.error)
-            for record in first_call
-            if isinstance(record, Rejected)
-        ],
-        [
-            ReadDocument(record.locator, record.text, record.metadata)
-            for record in kept[:SHOWN]
-        ],
-        seconds,
-        "a second call returns other records" if first_call != second_call else None,
-        Whole(estimate, False, estimated_seconds),
     )

@@ -1,6 +1,4 @@
-"""The command `try`: run a user's function on some documents, and estimate its effect
-on all of them.
-"""
+"""The command `try`: run a user's function on some documents."""
 
 from __future__ import annotations
 
@@ -24,10 +22,7 @@ from gristmill.flows.cli.application import (
 from gristmill.flows.cli.completion import complete_manifest
 
 if TYPE_CHECKING:
-    from gristmill.flows.authoring.try_function import (
-        ReaderTrial,
-        StepTrial,
-    )
+    from gristmill.flows.authoring.try_function import StepTrial
 
 SHOWN_CHARACTERS = 200
 """Maximum characters of a text; a narrow terminal shows fewer."""
@@ -40,7 +35,6 @@ class Kind(StrEnum):
 
     ANNOTATE = "annotate"
     EDIT = "edit"
-    READ = "read"
 
 
 @app.command("try")
@@ -98,14 +92,7 @@ def try_(
     documents: Annotated[
         int, Option(metavar="N", help="Number of documents.", min=1)
     ] = 100,
-    kind: Annotated[
-        Kind | None,
-        Option(
-            "--as",
-            help="Kind of the function.  [default: by its signature]",
-            show_default=False,
-        ),
-    ] = None,
+    kind: Annotated[Kind, Option("--as", help="Kind of the function.")] = Kind.ANNOTATE,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -114,13 +101,7 @@ def try_(
     from pydantic import ValidationError
 
     from gristmill.dataprep.readers.sources import SourceError
-    from gristmill.flows.authoring.try_function import (
-        kind_of,
-        take_sample,
-        try_reader,
-        try_step,
-    )
-    from gristmill.mixtures.sections.sources import OwnReader
+    from gristmill.flows.authoring.try_function import take_sample, try_step
     from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
     from gristmill.mixtures.user_code import Own, OwnCodeError, take_code
     from gristmill.mixtures.yaml_text import in_words
@@ -139,26 +120,18 @@ def try_(
     }
     try:
         code = take_code(Own.model_validate({"use": function}).use, Path.cwd())
-        chosen_kind = kind_of(code) if kind is None else kind.value
-        section: dict[str, object] = {"use": code, "with": arguments}
-        trial: StepTrial | ReaderTrial
-        if chosen_kind == "read":
-            source = (
-                None if session is None else session.manifest.document_sources.get(on)
-            )
-            reader = OwnReader.model_validate(section)
-            trial = try_reader(
-                reader, location if source is None else source.path, documents
-            )
+        section: dict[str, object] = {
+            "use": code,
+            "with": arguments,
+            "columns": columns or (),
+        }
+        step: OwnAnnotate | Edit
+        if kind is Kind.EDIT:
+            step = Edit.model_validate(section)
         else:
-            section |= {"columns": columns or ()}
-            step: OwnAnnotate | Edit
-            if chosen_kind == "annotate":
-                step = OwnAnnotate.model_validate(section | bounds)
-            else:
-                step = Edit.model_validate(section)
-            with take_sample(location, session, documents) as sample:
-                trial = try_step(step, sample, documents)
+            step = OwnAnnotate.model_validate(section | bounds)
+        with take_sample(location, session, documents) as sample:
+            trial = try_step(step, sample, documents)
     except (OwnCodeError, SourceError) as error:
         fail(str(error))
     except ValidationError as error:
@@ -173,55 +146,25 @@ def try_(
     if as_json:
         print_json(trial)
         return
-    show(trial, 1 if session is None else session.manifest.engine.workers)
+    show(trial)
 
 
-def show(trial: StepTrial | ReaderTrial, workers: int) -> None:
+def show(trial: StepTrial) -> None:
     """Print the effect of a function, in lines that fit a narrow terminal."""
-    from gristmill.flows.authoring.try_function import ReaderTrial
-    from gristmill.flows.questions.status import duration
     from gristmill.flows.running.terminal import plain_console
 
-    if isinstance(trial, ReaderTrial):
-        count = trial.records
-        unit = "records"
-        lines = [
-            f"\n{trial.records:,} records: {trial.documents:,} documents, "
-            f"{trial.empty:,} without text, {len(trial.quarantined):,} quarantined"
-        ]
-        for document in trial.shown:
-            lines.append(f"  {document.locator} {document.metadata}")
-            lines.append(f"    {_short(document.text)}")
-        for failure in trial.quarantined[:3]:
-            lines.append(f"  record {failure.record}: {failure.error}")
-    else:
-        count = trial.documents
-        unit = "documents"
-        lines = list(_step_lines(trial))
     console = plain_console()
     console.print(
         f"{trial.function} ({trial.kind}) on {trial.documents:,} documents: {trial.on}"
     )
-    for line in lines:
+    for line in _step_lines(trial):
         is_text = line.startswith("    ")
         console.print(line, no_wrap=is_text, overflow="ellipsis" if is_text else None)
     if trial.differs:
         console.print(f"\nnot deterministic: {trial.differs}")
-    if count:
-        rate = count / max(trial.seconds, 1e-9)
-        console.print(f"\n{rate:,.0f} {unit} per second in one process")
-        estimate = trial.whole
-        if estimate.seconds is None:
-            console.print(f"the total number of {unit} is unknown")
-            return
-        time = "less than a second"
-        if estimate.seconds >= 1:
-            time = duration(estimate.seconds)
-            if workers > 1:
-                seconds = estimate.seconds / workers
-                time += f", with {workers} workers {duration(seconds)}"
-        about = "" if estimate.is_exact else "about "
-        console.print(f"all {about}{estimate.documents:,} would take {time}")
+    if trial.documents:
+        rate = trial.documents / max(trial.seconds, 1e-9)
+        console.print(f"\n{rate:,.0f} documents per second in one process")
 
 
 def _step_lines(trial: StepTrial) -> Iterator[str]:
