@@ -230,14 +230,17 @@ def generate(
 
 
 def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:
-    """Compare a model with its referees, and return the exit code: 1 if one
-    disagrees.
+    """Compare a model with transformers, and return the exit code: 1 if they
+    disagree.
     """
     folders = folders_or_exit(model, tokenizer, None, None)
-    from gristmill.flows.models.referees import print_findings, referee
+    from gristmill.flows.models.transformers_check import (
+        compare_with_transformers,
+        print_findings,
+    )
 
     try:
-        findings = referee(folders)
+        findings = compare_with_transformers(folders)
     except (FileNotFoundError, ValueError) as error:
         fail(str(error))
     if as_json:

@@ -538,7 +538,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Compare every committed file of a manifest with its checksum; or a MODEL's
-    outputs with those of transformers, lm-evaluation-harness and TRL.
+    outputs with those of transformers.
     """
     if not subject.endswith((".yaml", ".yml")) and not is_named(subject):
         from gristmill.flows.cli.model_commands import verify_model

@@ -19,6 +19,7 @@ EXTRA_OF = {
     **dict.fromkeys(("torchao", "bitsandbytes"), "quant"),
     **dict.fromkeys(("datatrove", "spacy"), "languages"),
     "datasets": "hf",
+    "transformers": "models",
     **{
         name: name
         for name in (

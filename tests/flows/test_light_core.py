@@ -175,10 +175,7 @@ def test_every_import_belongs_to_the_core_or_to_a_named_extra() -> None:
         "pyspark": "Spark's own",
         "gguf": "gguf",
         "sentencepiece": "sentencepiece",
-        "lm_eval": "referees",
         "pyiceberg": "iceberg",
-        "transformers": "referees",
-        "trl": "referees",
         "sqlalchemy": "Prefect's own",
     }
     core = required_by(PROJECT["dependencies"])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +24,6 @@ from gristmill.dataprep.llm.prompting import prompt
 from gristmill.flows.cli.main import app
 from gristmill.flows.models.find_model import ModelNotFoundError, find_model
 from gristmill.flows.models.model_server import ModelServer
-from gristmill.flows.models.referees import REFEREES
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.sections.model import Model
 from gristmill.mixtures.steps.asked_model import AskedModel
@@ -417,37 +416,20 @@ def test_generation_stops_when_the_client_disconnects(
 
 
 @pytest.mark.referee
-def test_referees_agree_with_a_model_and_disagree_with_a_damaged_one(
+def test_transformers_agrees_with_a_model_and_disagrees_with_a_damaged_one(
     stage: Path, exported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.setenv(name, "1")
-    from gristmill.flows.models import referees
+    from gristmill.flows.models import transformers_check
 
     result = CliRunner().invoke(app, ["verify", str(stage), "--json"])
     assert result.exit_code == 0, result.output
     findings = json.loads(result.stdout[result.stdout.index("[\n") :])
-    assert {finding["verdict"] for finding in findings} <= {
-        "agrees",
-        "is not installed",
-    }
-    assert {finding["referee"] for finding in findings} == {
-        "transformers",
-        "lm-evaluation-harness",
-        "TRL",
-    }
-    assert (
-        len(
-            {
-                finding["measure"]
-                for finding in findings
-                if finding["referee"] == "transformers"
-            }
-        )
-        == 3
-    )
-    original = referees.load_model
+    assert [finding["verdict"] for finding in findings] == ["agrees"] * 3
+    assert {*findings[0]} == {"measure", "ours", "theirs", "allowed", "gap", "verdict"}
+    original = transformers_check.load_model
 
     def damaged(folder: Path) -> Llama:
         model = original(folder)
@@ -455,26 +437,10 @@ def test_referees_agree_with_a_model_and_disagree_with_a_damaged_one(
             model.model.layers[0].self_attn.q_proj.weight.mul_(1.01)  # type: ignore[union-attr, operator]
         return model
 
-    monkeypatch.setattr(referees, "load_model", damaged)
-    monkeypatch.setattr(
-        referees,
-        "find_spec",
-        lambda module: module if module == "transformers" else None,
-    )
+    monkeypatch.setattr(transformers_check, "load_model", damaged)
     result = CliRunner().invoke(app, ["verify", str(exported)])
     assert result.exit_code == 1
     assert "DISAGREES" in result.stdout
-    assert result.stdout.count("is not installed") == 2
-
-
-def test_trl_referee_skips_quantized_models(tmp_path: Path) -> None:
-    write_json(
-        tmp_path / "config.json",
-        {"model_type": "llama", "quantization_config": {"quant_method": "torchao"}},
-    )
-    ask = next(ask for name, _, ask in REFEREES if name == "TRL")
-    (finding,) = ask(cast(Any, None), tmp_path, tmp_path)
-    assert (finding.verdict, finding.gap) == ("takes no model in 8 bits", None)
 
 
 @pytest.mark.slow
