@@ -68,7 +68,7 @@ dependencies: .venv/developing build/audit/installed
 
 # The reference of the Python interface, from the docstrings and signatures of its names.
 api: .venv/installed
-	$(BIN)/python -m gristmill.flows.python.api_reference > docs/api.md
+	$(BIN)/python .ci/api_reference.py > docs/api.md
 
 # The rules, the index of papers, and what the benchmarks' pages say together: from the code, and from those pages.
 reference: .venv/installed

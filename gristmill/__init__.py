@@ -175,7 +175,7 @@ _MODULES = {
     "mixtures.load": "ManifestError Problem",
     "tokenize.packed_files": "PackedSetError",
     "train.data.row_stream": "RowStream StreamError stream",
-    "train.loop.resuming": "OtherRowsError",
+    "train.checkpoints.resuming": "OtherRowsError",
 }
 """Module of each public name; the imports above say the same to type
 checkers.

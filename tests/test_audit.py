@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent.parent / ".ci"
+from tests.ci_scripts import load_script
 
-
-def load_audit() -> Any:
-    specification = importlib.util.spec_from_file_location("audit", FOLDER / "audit.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["audit"] = module
-    specification.loader.exec_module(module)
-    return module
-
-
-audit = load_audit()
+audit = load_script("audit")
 
 
 def package(
