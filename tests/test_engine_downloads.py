@@ -4,7 +4,6 @@ is reported.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 
 from benchmarks.engines.clusters import find_engine
 from gristmill.dataprep.runners.errors import MissingEngineError
+from tests.ci_scripts import load_script
 
-SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "engine_downloads.py"
 WITHOUT_JOB_SERVERS = """\
 #!/bin/sh
 case "$*" in
@@ -25,12 +24,7 @@ esac
 
 @pytest.fixture
 def downloads() -> Any:
-    specification = importlib.util.spec_from_file_location("engine_downloads", SCRIPT)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return load_script("engine_downloads")
 
 
 @pytest.fixture
