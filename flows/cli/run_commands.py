@@ -412,10 +412,6 @@ def compare(
     ],
     store: StoreOption = None,
     as_json: JsonOption = False,
-    html: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Also write an HTML file with the loss curves."),
-    ] = None,
 ) -> None:
     """Show two runs side by side: manifests, outputs, funnels, mixtures, losses and
     held-out text.
@@ -424,18 +420,13 @@ def compare(
     from gristmill.flows.questions.compare import (
         compare_runs,
         find_run,
+        print_comparison,
     )
-    from gristmill.flows.report.comparison import print_comparison, write_comparison
 
-    if html is not None:
-        out_file("--html", html)
     opened_store = store_at(store)
     records = [find_run(opened_store, run_name) for run_name in (first, second)]
     comparison = compare_runs(opened_store, *records)
     print_json(comparison) if as_json else print_comparison(comparison)
-    if html is not None:
-        write_comparison(opened_store, records, html)
-        echo(f"\nwritten: {html}", err=as_json)
 
 
 @app.command()

@@ -8,13 +8,18 @@ manifest, or of data that has changed since, can be compared too.
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from rich.text import Text
+
 from gristmill.core.store import Store, read_runs
+from gristmill.flows.pages.page_elements import Table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.questions.status import Record, run_state
 from gristmill.flows.questions.what_changed import ABSENT, changed_keys
 from gristmill.flows.report.evaluation import evaluation_rows
@@ -27,12 +32,16 @@ from gristmill.flows.report.facts import (
 )
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.training import loss_rows
+from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.sections.prepare import name_steps, written_steps
 from gristmill.mixtures.sections.sources import INGEST
 from gristmill.mixtures.user_code import name_code
 
 FROM_LAST = re.compile(r"last(?:-(\d+))?")
+NOTHING = "-"
+ARROW = " -> "
+LONGEST_VALUE = 200
 
 
 @dataclass(frozen=True)
@@ -300,14 +309,104 @@ def _joined(
     return joined
 
 
-def loss_curves(
-    store: Store, records: Sequence[Record]
-) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return stage -> run -> (step, loss), for plotting both runs on one axis."""
-    curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for record in records:
-        for stage, lines in facts_of(store, record).training.items():
-            curves.setdefault(stage, {})[record["run"]] = [
-                (line["step"], line["loss"]) for line in lines if "loss" in line
+Format = Callable[[Any], str]
+TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
+    (
+        "funnel",
+        "Documents",
+        ["stage"],
+        [
+            ("kept", "kept", "{:,}".format),
+            ("MB kept", "bytes_kept", lambda size: f"{size / 1e6:.1f}"),
+            ("tokens", "tokens_kept", "{:,.0f}".format),
+        ],
+    ),
+    (
+        "mixture",
+        "Mixture",
+        ["source"],
+        [
+            ("tokens", "tokens", "{:,}".format),
+            ("share", "share", "{:.2%}".format),
+            ("epochs", "epochs", "{:.2f}".format),
+        ],
+    ),
+    (
+        "training",
+        "Training",
+        ["stage"],
+        [
+            ("steps", "steps", "{:,}".format),
+            ("first loss", "first", "{:.4f}".format),
+            ("last loss", "last", "{:.4f}".format),
+        ],
+    ),
+    (
+        "evaluation",
+        "Held-out text",
+        ["model", "source"],
+        [
+            ("bits/byte", "bits_per_byte", "{:.4f}".format),
+            ("perplexity", "perplexity", "{:.1f}".format),
+            ("token accuracy", "token_accuracy", "{:.1%}".format),
+        ],
+    ),
+]
+"""Topic of a comparison, its title, its keys, and its columns: name, key of the value,
+format.
+"""
+
+
+def print_comparison(comparison: RunComparison) -> None:
+    """Print the comparison as tables that fit the terminal: one cell where both runs
+    agree, `first -> second` where they differ, and no table of what neither run has.
+    """
+    console = plain_console()
+    for side, run in zip(("first", "second"), comparison.runs, strict=True):
+        console.print(f"{side + ':':7} {run.run} ({run.state})", soft_wrap=True)
+    if not comparison.manifest:
+        console.print(Text("Both have the same manifest.", style="dim"))
+    changes = [
+        [change.key, _value(change.first), _value(change.second)]
+        for change in comparison.manifest
+    ]
+    outputs = [
+        [
+            row.stage,
+            "the same"
+            if row.same
+            else pair(row.fingerprint, lambda text: str(text)[:8]),
+            pair(row.seconds, "{:.1f}".format),
+        ]
+        for row in comparison.stages
+    ]
+    print_table(console, Table(["key", "first", "second"], changes), "Manifest")
+    outputs_table = Table(["stage", "output", "seconds"], outputs, {2})
+    print_table(console, outputs_table, "Outputs", highlight=ARROW)
+    for topic, title, keys, columns in TOPICS:
+        header = [*keys, *(name for name, _, _ in columns)]
+        rows = [
+            [
+                *(getattr(row, key) for key in keys),
+                *(pair(getattr(row, key), form) for _, key, form in columns),
             ]
-    return curves
+            for row in getattr(comparison, topic)
+        ]
+        topic_table = Table(header, rows, set(range(len(keys), len(header))))
+        print_table(console, topic_table, title, highlight=ARROW)
+
+
+def pair(values: Pair, form: Format) -> str:
+    """`a` if both are written alike, else `a -> b`."""
+    first, second = (
+        NOTHING if value is None else form(value)
+        for value in (values.first, values.second)
+    )
+    return first if first == second else f"{first}{ARROW}{second}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return NOTHING
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."

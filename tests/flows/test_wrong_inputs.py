@@ -202,7 +202,6 @@ ANSWERS = {
     "compare last last": "has no runs yet; start one with: gristmill run MANIFEST",
     "compare ../.. last": "has no runs yet",
     "compare last": "Missing argument 'RUN'",
-    "compare a b --html bare": "--html bare is a folder",
     "compare a b --store a-file": "a-file is a file; name a folder",
     "runs --store a-file": "a-file is a file; name a folder",
     "runs --store nosuch://x": "Unsupported filesystem",
