@@ -68,8 +68,8 @@ def recipes() -> str:
     """
     parts = [
         "# Recipes\n\nManifests that follow published work: `gristmill run "
-        "recipe:NAME`, with your paths as options `--set`, or `gristmill new --recipe "
-        "NAME` for a copy to change. Written from the recipes.\n"
+        "recipe:NAME`, with your paths as options `--set`, or `gristmill recipes NAME > "
+        "mine.yaml` for a copy to change. Written from the recipes.\n"
     ]
     for path in sorted((ROOT / "mixtures" / "recipes").glob("*.yaml")):
         name, text = path.stem, path.read_text()

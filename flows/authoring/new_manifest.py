@@ -6,15 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
-from gristmill.flows.authoring.fineweb2_settings import (
-    GENERAL,
-    LanguageSettings,
-    rules_of_settings,
-)
 from gristmill.flows.authoring.look_at_data import (
     Look,
     mean_weight,
@@ -64,10 +59,6 @@ PROSE_RULES: tuple[str | dict[str, dict[str, float]], ...] = (
 """Rules proposed for prose: Gopher's, except that `running_text` measures the share of
 words with a letter without list markers and arithmetic, and rejects placeholder text
 and words in random order (`gristmill bench kinds`).
-"""
-GLOTLID = "glotlid.bin"
-"""File beside the manifest with the language model whose scores FineWeb-2's settings
-use.
 """
 WORDPIECE_END = "[SEP]"
 """End-of-text token of BERT's vocabularies (Devlin et al. 2019, section 3), which have
@@ -130,10 +121,7 @@ class Wishes:
         languages: languages to keep; empty keeps all.
         tokens: training tokens; None derives them from the data.
         train: False for a manifest without training.
-        settings: FineWeb-2's settings of the languages to keep, instead of `languages`
-            (see `fineweb2_settings`).
-        language_model: path of the model; None means lid.176, or GLOTLID with
-            `settings`.
+        language_model: path of the model; None means lid.176.
         tokenizer: existing tokenizer; None trains one.
     """
 
@@ -141,7 +129,6 @@ class Wishes:
     languages: Sequence[str] = ()
     tokens: int | None = None
     train: bool = True
-    settings: Mapping[str, LanguageSettings] = field(default_factory=dict)
     language_model: str | None = None
     tokenizer: GivenTokenizer | None = None
 
@@ -235,18 +222,7 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
             programs.setdefault(look.path_field, []).append(name)
     only = _only(prose) if programs else ""
     lines = ["prepare:"]
-    if prose and wishes.settings:
-        scores = {
-            language: settings["language_score"]
-            for language, settings in wishes.settings.items()
-        }
-        model = flow_text(wishes.language_model or GLOTLID)
-        lines += [
-            "  # the scores are FineWeb-2's for GlotLID: get its model.bin "
-            "(cis-lmu/glotlid on Hugging Face)",
-            f"  - langid: {{{only}model: {model}, keep: {flow_text(scores)}}}",
-        ]
-    elif prose:
+    if prose:
         keep, suffix = '{"*": 0}', "; none is dropped"
         if wishes.languages:
             keep, suffix = f"[{', '.join(map(flow_text, wishes.languages))}]", ""
@@ -273,39 +249,11 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
         "  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster "
         "one survives"
     )
-    if prose and wishes.settings:
-        lines += _fineweb2_rules(wishes, only)
     return "\n".join(lines) + "\n"
 
 
 def _only(sources: Sequence[str]) -> str:
     return f"sources: [{', '.join(map(flow_text, sources))}], "
-
-
-def _fineweb2_rules(wishes: Wishes, only: str) -> list[str]:
-    """Return FineWeb-2's three filters, which follow deduplication as in its
-    pipeline.
-    """
-    sources = [f"      {only.removesuffix(', ')}"] if only else []
-    lines = [
-        "  # FineWeb-2's rules; values that a language does not set are those of "
-        "`rules`",
-        "  # words: language needs gristmill[languages]",
-        "  - filter:",
-        *sources,
-        "      rules:",
-    ]
-    lines += [
-        f"        {name}: {flow_text(values)}" for name, values in GENERAL.items()
-    ]
-    lines.append("      by_language:")
-    for language, settings in wishes.settings.items():
-        lines.append(f"        {language}:")
-        lines += [
-            f"          {name}: {flow_text(values)}"
-            for name, values in rules_of_settings(settings).items()
-        ]
-    return lines
 
 
 def _tokenizer_section(tokenizer: GivenTokenizer) -> str:

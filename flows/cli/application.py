@@ -24,7 +24,6 @@ from gristmill.core.secrets import MaskedStream, mask_text
 from gristmill.flows.cli.command_groups import EXAMPLES, GROUPS
 from gristmill.flows.cli.completion import (
     complete_manifest,
-    complete_setting,
     complete_stage,
 )
 
@@ -162,7 +161,6 @@ SetOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Replace a setting of the manifest, e.g. pretrain.steps=50.",
-        autocompletion=complete_setting,
     ),
 ]
 StoreOption = Annotated[

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -30,7 +30,6 @@ from gristmill.flows.cli.application import (
     resumable,
     why_refused,
 )
-from gristmill.flows.cli.completion import complete_recipe
 
 if TYPE_CHECKING:
     from gristmill.flows.authoring.look_at_data import Look
@@ -77,34 +76,11 @@ def new(
     train: Annotated[
         bool, Option(help="Whether to train a model, or only prepare documents.")
     ] = True,
-    fineweb2: Annotated[
-        list[str] | None,
-        Option(
-            metavar="FILE",
-            help=(
-                "FineWeb-2's settings of a language to keep, such as "
-                "configs/deu_Latn.yml of huggingface/fineweb-2; may be "
-                "given several times, in place of --language."
-            ),
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        Option(
-            metavar="NAME",
-            help=(
-                "Write a copy of a recipe (see: gristmill recipes); --source "
-                "NAME=PATH sets the path of its source."
-            ),
-            autocompletion=complete_recipe,
-        ),
-    ] = None,
     language_model: Annotated[
         str | None,
         Option(
             metavar="PATH",
-            help="A fastText language identification model; by default lid.176, with "
-            "--fineweb2 glotlid.bin.",
+            help="A fastText language identification model; by default lid.176.",
         ),
     ] = None,
     tokenizer: Annotated[
@@ -119,7 +95,6 @@ def new(
     by looking at the files.
     """
     from gristmill.dataprep.readers.sources import SourceError
-    from gristmill.flows.authoring.fineweb2_settings import read_settings
     from gristmill.flows.authoring.look_at_data import look_at
     from gristmill.flows.authoring.new_manifest import (
         Wishes,
@@ -128,9 +103,6 @@ def new(
         write_manifest,
     )
 
-    if recipe is not None:
-        write_recipe(recipe, file, source or [])
-        return
     is_interactive = not source
     looks: dict[str, Look] = {}
     paths: dict[str, str] = {}
@@ -152,18 +124,12 @@ def new(
         echo(f"{label}: {looks[label].describe()}")
 
     try:
-        if fineweb2 and language:
-            fail(
-                "--fineweb2 and --language both set the languages to keep; give one "
-                "of them"
-            )
-        settings = read_settings(fineweb2 or [])
         for path_option in source or []:
             add_source(path_option)
         if is_interactive:
             ask_for_sources(add_source)
             name = name or prompt("Name of the run", default=next(iter(looks)))
-            if not language and not settings:
+            if not language:
                 question = "Languages to keep, e.g. en de (empty for all)"
                 language = prompt(question, default="", show_default=False).split()
             train = train and confirm("Train a model?", default=True)
@@ -179,7 +145,6 @@ def new(
             language or [],
             tokens,
             train,
-            settings,
             language_model and anchored(language_model),
             vocabulary,
         )
@@ -194,41 +159,6 @@ def new(
         )
     save_manifest(target, text)
     echo(f"\nwritten: {target}\n{NEXT_STEPS.format(target=target)}")
-
-
-def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None:
-    """Write a copy of a recipe with the given paths of its sources, or exit with code
-    2.
-    """
-    from gristmill.flows.authoring.manifest_text import set_keys
-    from gristmill.mixtures.load import parse_manifest
-    from gristmill.mixtures.recipes.named_recipes import needs_of_recipe, recipe_file
-    from gristmill.mixtures.yaml_text import did_you_mean, parse_yaml
-
-    try:
-        recipe_path = recipe_file(recipe)
-        text = recipe_path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        fail(f"--recipe: {error}")
-    target = file or Path(recipe_path.name)
-    source_names = list(parse_yaml(text).get("sources", {}))
-    values: dict[tuple[str, ...], str] = {}
-    for argument in sources:
-        name, _, path = argument.partition("=")
-        if not path or name not in source_names:
-            suggestion = did_you_mean(name, source_names) or ";"
-            fail(
-                f"--source {argument!r}: write NAME=PATH{suggestion} sources of the "
-                f"recipe: {', '.join(source_names) or 'none'}"
-            )
-        values["sources", name, "path"] = path_in(target, path)
-    text = set_keys(text, values)
-    parse_manifest(text, str(target))
-    save_manifest(target, text)
-    echo(
-        f"written: {target}\nneeds: {needs_of_recipe(recipe_path.stem)}\n"
-        f"{NEXT_STEPS.format(target=target)}"
-    )
 
 
 def anchored(path: str) -> str:

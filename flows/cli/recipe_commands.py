@@ -68,8 +68,8 @@ def recipes(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the manifests that follow published work; run one as recipe:NAME, or copy it
-    with `new --recipe NAME`.
+    """List the manifests that follow published work, or print one; run it as
+    recipe:NAME.
     """
     from gristmill.flows.cli.application import fail
     from gristmill.flows.pages.terminal_tables import plain_table
@@ -101,5 +101,5 @@ def recipes(
     console.print(
         "\ngristmill recipes NAME shows one\ngristmill run recipe:NAME --set "
         "sources.web.path=DATA runs it\n"
-        "gristmill new --recipe NAME copies it for editing"
+        "gristmill recipes NAME > mine.yaml copies it for editing"
     )

@@ -29,7 +29,6 @@ from gristmill.flows.cli.application import (
 )
 from gristmill.flows.cli.completion import (
     complete_manifest,
-    complete_run,
     complete_stage,
 )
 from gristmill.mixtures.recipes.named_recipes import is_named
@@ -403,13 +402,9 @@ def compare(
             metavar="RUN",
             help="A run's name or a unique part of it, `last`, or `last-1` for the "
             "run before it.",
-            autocompletion=complete_run,
         ),
     ],
-    second: Annotated[
-        str,
-        Argument(metavar="RUN", help="Another run.", autocompletion=complete_run),
-    ],
+    second: Annotated[str, Argument(metavar="RUN", help="Another run.")],
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

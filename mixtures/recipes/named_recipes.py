@@ -8,12 +8,10 @@ contains no user data.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 DEMO = "demo"
 PREFIX = "recipe:"
-NEEDS = "# Needs: "
 _FOLDER = Path(__file__).parent
 
 
@@ -29,22 +27,6 @@ def describe_recipe(name: str) -> str:
         .read_text(encoding="utf-8")
         .partition("\n")[0]
         .removeprefix("# ")
-    )
-
-
-def needs_of_recipe(name: str) -> str:
-    """Return a recipe's requirements, from its comment: paths, folders of models,
-    packages.
-    """
-    lines = recipe_file(PREFIX + name).read_text(encoding="utf-8").splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith(NEEDS))
-    last = next(
-        number
-        for number, line in enumerate(lines)
-        if number > first and re.match(r"# [A-Z][\w ,]*:", line)
-    )
-    return " ".join(line.removeprefix("# ") for line in lines[first:last]).removeprefix(
-        NEEDS.removeprefix("# ")
     )
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
-from gristmill.flows.cli.completion import complete_manifest, complete_recipe
+from gristmill.flows.cli.completion import complete_manifest
 from gristmill.flows.cli.main import app
 from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.training import loss_rows
@@ -174,37 +174,6 @@ def test_recipes_are_listed_shown_and_completed() -> None:
     assert complete_manifest("recipe:fine") == [
         f"recipe:{recipe}" for recipe in ("fineweb", "fineweb-2", "fineweb-edu")
     ]
-    assert complete_recipe("lor") == [("lora", describe_recipe("lora"))]
-
-
-@pytest.mark.slow
-def test_copied_recipe_has_the_given_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub").mkdir()
-    outcome = called(
-        "new", "sub/mine.yaml", "--recipe", "annealing", "--source", "web=data/*.jsonl"
-    )
-    assert outcome.exit_code == 0, outcome.output
-    assert (
-        "\nneeds: --set sources.web.path=... and --set sources.best.path=...\n"
-        in outcome.output
-    )
-    loaded = load_manifest("sub/mine.yaml")
-    assert Path(loaded.sources["web"].path).resolve() == tmp_path / "data" / "*.jsonl"
-    assert (
-        "# Sources: Hu et al. 2024" in (tmp_path / "sub" / "mine.yaml").read_text()
-    ), "the copy keeps the comments"
-    unknown_source = called(
-        "new", "other.yaml", "--recipe", "annealing", "--source", "wep=data"
-    )
-    assert (
-        unknown_source.exit_code,
-        "did you mean 'web'" in unknown_source.output,
-    ) == (2, True)
-    assert not (tmp_path / "other.yaml").exists()
-    assert "written: llama1.yaml\n" in called("new", "--recipe", "llama").output
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from gristmill.dataprep.filters.filter import judge
 from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.words.language_words import language_words
-from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settings
 from gristmill.mixtures.steps.filter import Filter
 from tests.referees.test_datatrove_gopher import RULES as GOPHER_RULES
 from tests.referees.test_datatrove_web import FINEWEB_REASONS
@@ -68,6 +67,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "language_score": 0.7,
     },
 }
+GENERAL: dict[str, dict[str, Any]] = {
+    "gopher_quality": {"dialect": "datatrove", "words": "language"},
+    "gopher_repetition": {
+        "dialect": "datatrove",
+        "words": "language",
+        "max_duplicate_paragraph_ratio": 1.0,
+        "max_duplicate_line_char_ratio": 1.0,
+        "max_duplicate_paragraph_char_ratio": 1.0,
+    },
+    "fineweb": {
+        "words": "language",
+        "max_short_line_ratio": 1.0,
+        "max_repeated_line_char_ratio": 0.1,
+    },
+}
+"""Settings of its pipeline for all languages; shares of paragraphs and short lines are
+unlimited.
+"""
 for _settings in SETTINGS.values():
     _settings["top_n_grams"] = [[2, 0.15], [3, 0.14], [4, 0.13]]
     _settings["dup_n_grams"] = [[n, round(0.18 - 0.01 * n, 2)] for n in range(5, 11)]
@@ -75,6 +92,38 @@ REASONS = {
     **GOPHER_RULES,
     **{reason: rule.partition("/")[2] for reason, rule in FINEWEB_REASONS.items()},
 }
+
+
+def rules_of_settings(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the thresholds and stop words of one language that differ from GENERAL.
+
+    A maximum share of 0 means "no limit", as in datatrove.
+    """
+    quality: dict[str, float | list[str]] = {
+        "min_mean_word_length": float(settings["min_avg_word_length"]),
+        "max_mean_word_length": float(settings["max_avg_word_length"]),
+        "min_alpha_word_ratio": settings["max_non_alpha_words_ratio"],
+        "stop_words": [str(word) for word in settings["stopwords"]],
+    }
+    repetition = {
+        "max_duplicate_line_ratio": settings["dup_line_frac"] or 1.0,
+        **{
+            f"max_top_{n}gram_char_ratio": share for n, share in settings["top_n_grams"]
+        },
+        **{
+            f"max_duplicate_{n}gram_char_ratio": share
+            for n, share in settings["dup_n_grams"]
+        },
+    }
+    fineweb = {
+        "min_terminal_line_ratio": max(settings["line_punct_thr"], 0.0),
+        "max_newline_word_ratio": settings["new_line_ratio"],
+    }
+    return {
+        "gopher_quality": quality,
+        "gopher_repetition": repetition,
+        "fineweb": fineweb,
+    }
 
 
 @pytest.fixture(scope="module", autouse=True)
