@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,8 +18,8 @@ from gristmill.core import store as outputs
 from gristmill.core.files import read_json, write_text
 from gristmill.core.secrets import mask_known
 from gristmill.core.stage_context import input_fingerprints
+from gristmill.flows.pages.page_html import environment
 from gristmill.flows.python.manifest_builder import Manifest, overrides_of
-from gristmill.flows.python.notebook import framed, html_table
 from gristmill.flows.questions.compare import find_run, stages_of
 from gristmill.flows.questions.status import duration, run_state
 from gristmill.flows.running.output_identities import settle_node
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         TextTrace,
     )
     from gristmill.flows.questions.whatif import Threshold, WhatIf
+
+FRAME_PIXELS = 640
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,15 @@ class StageOutput:
     counts: dict[str, Any] | None = None
 
 
+@cache
+def _notebook_html() -> Any:
+    """Macros of what notebooks show; every value is escaped, and a page lies in a
+    sandboxed frame: scripts do not run, and styles stay inside.
+    """
+    templates = environment(Path(__file__).parent / "templates")
+    return templates.get_template("notebook.html.jinja").module
+
+
 class Report:
     """Report of a run: one self-contained HTML file without scripts, shown in a frame
     by notebooks.
@@ -88,7 +99,7 @@ class Report:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        return framed(self.page)
+        return str(_notebook_html().frame(self.page, FRAME_PIXELS)).strip()
 
 
 class Run:
@@ -392,9 +403,8 @@ class Run:
                     stage.fingerprint[:8],
                 )
             )
-        table = html_table(
-            ("stage", "state", "how", "took", "kept of read", "fingerprint"), rows
-        )
+        header = ("stage", "state", "how", "took", "kept of read", "fingerprint")
+        table = str(_notebook_html().table(header, rows)).strip()
         return f"<b>{escape(self.name)}</b>: {self.state}{table}"
 
 

@@ -18,9 +18,7 @@ from gristmill.flows.python.manifest_builder import (
     overrides_of,
     written_keys,
 )
-from gristmill.flows.python.notebook import NotebookObserver, in_notebook
 from gristmill.flows.questions.what_changed import PlannedStage, explain_plan
-from gristmill.flows.running.events import Subscriber
 from gristmill.flows.running.launch import run_stages
 from gristmill.flows.running.missing_libraries import check_libraries
 from gristmill.flows.running.recorded_run import run_recorded
@@ -59,7 +57,7 @@ def run(
             ./gristmill-store.
         force: stages to rebuild even if they are committed.
         keep: stages whose committed outputs are kept even if their versions changed.
-        progress: show progress, in a notebook as a live table.
+        progress: show progress.
         prefect: record the run in Prefect, as the command line does.
 
     Returns:
@@ -85,16 +83,11 @@ def run(
     console.quiet = not progress
     stages = list(session.plan)
     check_libraries(session, stages, frozenset(force))
-    observer: Subscriber = (
-        NotebookObserver()
-        if progress and in_notebook()
-        else TerminalObserver(console, stages)
-    )
     folder = run_stages(
         session,
         stages,
         frozenset(force),
-        [observer],
+        [TerminalObserver(console, stages)],
         run_tracked if prefect else run_recorded,
     )
     return Run(session.store, read_json(folder / "run.json"), session)

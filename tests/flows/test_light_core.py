@@ -167,7 +167,6 @@ def test_core_requires_no_library_of_an_extra() -> None:
 def test_every_import_belongs_to_the_core_or_to_a_named_extra() -> None:
     """`others` lists libraries whose importers have messages of their own."""
     others = {
-        "IPython": "a notebook's own",
         "aiobotocore": "s3",
         "botocore": "s3",
         "s3fs": "s3",

@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.dataset
@@ -25,13 +24,10 @@ from typer.testing import CliRunner
 import gristmill
 from gristmill.core.files import read_json
 from gristmill.flows.cli.main import app
-from gristmill.flows.python import notebook
 from gristmill.flows.running import launch
 from gristmill.flows.running.events import (
     RunEvent,
-    RunRecorded,
     StageStarted,
-    StageWarning,
 )
 from gristmill.flows.running.terminal import TerminalObserver
 from tests.flows.corpus import write_project
@@ -629,52 +625,6 @@ def test_notebook_shows_the_report_in_a_sandboxed_frame_and_the_run_as_a_table(
     assert report.save(tmp_path / "report.html").read_text() == report.page
     table = run._repr_html_()
     assert all(f">{name}</td>" in table for name in STAGES)
-
-
-@pytest.fixture
-def displayed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """HTML of every display and update in a fake notebook."""
-    displays: list[str] = []
-
-    def display(element: Any, display_id: bool) -> Any:
-        displays.append(element._repr_html_())
-        return SimpleNamespace(
-            update=lambda element: displays.append(element._repr_html_())
-        )
-
-    monkeypatch.setitem(
-        sys.modules,
-        "IPython",
-        SimpleNamespace(  # matplotlib reads version_info
-            get_ipython=lambda: SimpleNamespace(kernel=1), version_info=(9, 0, 0)
-        ),
-    )
-    monkeypatch.setitem(
-        sys.modules, "IPython.display", SimpleNamespace(display=display)
-    )
-    return displays
-
-
-def test_notebook_updates_one_table_per_run(
-    tmp_path: Path, displayed: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert notebook.in_notebook()
-    gristmill.run(a_small_one(tmp_path), store=tmp_path / "store")
-    assert capsys.readouterr().out == ""
-    assert ">ingest</td>" not in displayed[0]
-    assert ">runs</td>" in displayed[1]
-    assert ">completed</td>" in displayed[-1]
-
-
-def test_notebook_marks_running_stages_as_ended_and_escapes_messages(
-    displayed: list[str],
-) -> None:
-    observer, node = notebook.NotebookObserver(), SimpleNamespace(name="filter")
-    observer(StageWarning(node, "<script>"))  # type: ignore[arg-type]
-    observer(RunRecorded(Path("run"), None))
-    assert "&lt;script&gt;" in displayed[1]
-    assert ">ended</td>" in displayed[-1]
-    assert repr(observer) == "filter  ended"
 
 
 def test_signal_handlers_are_restored_after_a_run(tmp_path: Path) -> None:

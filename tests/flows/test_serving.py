@@ -193,7 +193,7 @@ def test_deployments_run_with_parameters_from_the_api(
         deployments = wait_for(
             lambda: (
                 found
-                if len(found := call(server, "/deployments/filter", {})) == 5
+                if len(found := call(server, "/deployments/filter", {})) == 4
                 else None
             ),
             "registering the deployments",
