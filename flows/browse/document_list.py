@@ -39,7 +39,6 @@ from gristmill.flows.browse.elements import (
     value_text,
 )
 from gristmill.flows.pages.page_elements import (
-    Button,
     ByName,
     Choice,
     Entry,
@@ -278,7 +277,7 @@ def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
     return Form(
         address(DOCUMENTS),
         [replace(field, value=values.pop(field.name, "")) for field in fields],
-        [Button("Search")],
+        "Search",
         values,  # a value that a link brought and the form does not offer
         "filters",
         after=everything if is_filtered else "",

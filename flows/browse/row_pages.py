@@ -27,7 +27,6 @@ from gristmill.flows.browse.elements import (
     tabs,
 )
 from gristmill.flows.pages.page_elements import (
-    Button,
     Field,
     Form,
     Heading,
@@ -168,7 +167,7 @@ def rows_page(
         Form(
             address("rows", stage),
             [Field("after", "from row", is_number=True, is_required=True)],
-            [Button("Go")],
+            "Go",
             {"held_out": held_out} if held_out else {},
         ),
     )

@@ -19,7 +19,6 @@ from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.browse.elements import document_entry, listing_of, tabs
 from gristmill.flows.pages.dot_map import draw_map
 from gristmill.flows.pages.page_elements import (
-    Button,
     Choice,
     Field,
     Form,
@@ -48,7 +47,7 @@ def search_page(
         Field("text", "text", text or "", hint, 2000, True, is_required=True),
         Choice("by", "by", {"": ["meaning", "words"]}, by or "", any_label="both"),
     ]
-    form = Form(address("search"), fields, [Button("Search")], layout="filters")
+    form = Form(address("search"), fields, "Search", layout="filters")
     if text is None:
         intro = (
             "The documents nearest in meaning, and those with the words, in one list: "

@@ -44,7 +44,6 @@ from gristmill.flows.browse.step_pages import (
     training_page,
 )
 from gristmill.flows.pages.page_elements import (
-    Button,
     Field,
     Form,
     Link,
@@ -225,6 +224,6 @@ def _respond(
     lookup = Field(
         "wanted", placeholder="id or locator of a document", most=4000, is_required=True
     )
-    form = Form("/find", [lookup], [Button("Find")], layout="find")
+    form = Form("/find", [lookup], "Find", layout="find")
     page = replace(page, header=[Links(links), form], site=run.name)
     return page_response(page, status)

@@ -35,7 +35,6 @@ from gristmill.flows.browse.elements import (
     values_note,
 )
 from gristmill.flows.pages.page_elements import (
-    Button,
     Entry,
     Field,
     Form,
@@ -152,7 +151,7 @@ def training_page(
         title,
         stages,
         f"{steps} are trained{suffix}.",
-        Form(address("training", stage), [field], [Button("Go")]),
+        Form(address("training", stage), [field], "Go"),
         table(columns, rows, {"loss": "mean over the tokens of the step"})
         if rows
         else Note([nothing, first, "."], "plain"),

@@ -49,7 +49,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "chat": "gristmill chat mine.yaml",
         "generate": "gristmill generate mine.yaml prompts.jsonl --out answers.jsonl",
         "evaluate": "gristmill evaluate mine.yaml --tasks tasks.yaml",
-        "rate": "gristmill rate mine.yaml --prompts prompts.jsonl",
     },
     "Serve": {
         "up": "gristmill up mine.yaml",

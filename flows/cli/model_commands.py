@@ -1,9 +1,8 @@
-"""Commands that use a model: `chat`, `generate`, `verify`, `evaluate`, `rate`."""
+"""Commands that use a model: `chat`, `generate`, `verify`, `evaluate`."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +11,6 @@ from typer import Argument, Option, echo
 from gristmill.flows.cli.application import (
     EXIT_STAGE_FAILED,
     JsonOption,
-    ManifestArgument,
-    PortOption,
     SetOption,
     StoreOption,
     app,
@@ -349,93 +346,3 @@ def evaluate(
     section = Evaluate(tasks=selected_tasks, suites=task_file.suites, seed=seed)
     evaluation = evaluate_folder(str(folders.weights), str(folders.tokenizer), section)
     print_json(evaluation) if as_json else print_evaluation(evaluation)
-
-
-@app.command()
-def rate(
-    manifest: ManifestArgument,
-    prompts: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE", help="JSONL file; each line has `prompt` or `messages`."
-        ),
-    ] = None,
-    first: Annotated[
-        str | None,
-        Option(
-            metavar="STAGE",
-            help="Stage of the first model; the second to last if absent.",
-        ),
-    ] = None,
-    second: Annotated[
-        str | None,
-        Option(metavar="STAGE", help="Stage of the second model; the last if absent."),
-    ] = None,
-    other: Annotated[
-        str | None,
-        Option(
-            metavar="MANIFEST", help="The manifest of the second model, if different."
-        ),
-    ] = None,
-    ratings: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="File that ratings are appended to.  [default: "
-            "NAME.ratings.jsonl beside NAME.yaml]",
-        ),
-    ] = None,
-    results: Annotated[
-        bool,
-        Option("--results", help="Print win rates and agreement of the ratings."),
-    ] = False,
-    port: PortOption = 4310,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    max_new_tokens: MostOption = 256,
-    seed: SeedOption = 0,
-    set_: SetOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Collect blind human ratings of two models' answers on a local page; the ratings
-    train `dpo`.
-    """
-    from gristmill.flows.rating.ratings import rating_files, read_ratings
-    from gristmill.flows.rating.results import print_results, results_of
-
-    files = rating_files(
-        out_file("--ratings", ratings) if ratings is not None else None, manifest
-    )
-    if not results:
-        session = open_or_exit(manifest, set_, store)
-        if prompts is None:
-            fail(
-                "no prompts: give --prompts FILE, or --results to summarize the ratings"
-            )
-        from gristmill.flows.rating.server import serve_pairs
-
-        other_session = None if other is None else open_or_exit(other, None, store)
-        sampling = (temperature, top_p, seed)
-        serve_pairs(
-            session,
-            other_session,
-            first,
-            second,
-            prompts,
-            files,
-            sampling,
-            max_new_tokens,
-            port,
-        )
-        return
-    summary = results_of(read_ratings(files.ratings))
-    if not summary:
-        fail(
-            f"{files.ratings} has no ratings yet; rate with: gristmill rate "
-            f"{manifest} --prompts FILE"
-        )
-    if as_json:
-        print_json([asdict(result) for result in summary])
-    else:
-        print_results(summary)

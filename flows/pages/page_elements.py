@@ -49,13 +49,11 @@ class Link:
         text: of the link.
         href: its address.
         rel: `next` or `prev`, of a listing.
-        keys: names of keys that follow it, of pages with `keys.js`.
     """
 
     text: Inline
     href: str
     rel: str = ""
-    keys: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,11 +190,11 @@ class Text:
     Attributes:
         spans: of the text.
         layout: `columns` is printed small and in columns; in `tokens` every span has a
-            frame; `prompt` and `answer` are prose.
+            frame.
     """
 
     spans: Sequence[Span]
-    layout: Literal["", "columns", "tokens", "prompt", "answer"] = ""
+    layout: Literal["", "columns", "tokens"] = ""
 
 
 @dataclass(frozen=True)
@@ -234,15 +232,6 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """A bar of `done` of `total`, with a text."""
-
-    text: str
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
 class Field:
     """An input of a form.
 
@@ -255,7 +244,6 @@ class Field:
         is_wide: twice as wide as others.
         is_number: keyboards of phones show digits.
         is_required: the form is not sent without it.
-        is_focused: the cursor is in it when the page opens.
     """
 
     name: str
@@ -266,7 +254,6 @@ class Field:
     is_wide: bool = False
     is_number: bool = False
     is_required: bool = False
-    is_focused: bool = False
 
 
 @dataclass(frozen=True)
@@ -283,45 +270,23 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Button:
-    """A button of a form, with the parameter that it sends.
-
-    Attributes:
-        text: of the button.
-        name, value: the parameter; without a name it sends none.
-        keys: names of keys that press it, of pages with `keys.js`.
-        hint: the key that is shown.
-        is_pressed: it was pressed before.
-    """
-
-    text: str
-    name: str = ""
-    value: str = ""
-    keys: str = ""
-    hint: str = ""
-    is_pressed: bool = False
-
-
-@dataclass(frozen=True)
 class Form:
-    """A form: fields, hidden parameters and buttons.
+    """A form: fields, hidden parameters and a button.
 
     Attributes:
         action: the address that it is sent to.
         fields: in their order.
-        buttons: after them.
+        button: its text.
         hidden: parameters without a visible field.
         layout: class of its style.
-        method: of the request.
-        after: follows the buttons.
+        after: follows the button.
     """
 
     action: str
     fields: Sequence[Field | Choice]
-    buttons: Sequence[Button]
+    button: str
     hidden: ByName[str] = field(default_factory=dict)
-    layout: Literal["", "filters", "find", "choices"] = ""
-    method: Literal["get", "post"] = "get"
+    layout: Literal["", "filters", "find"] = ""
     after: Inline = ""
 
 
@@ -338,7 +303,6 @@ Part = (
     | Details
     | Fields
     | Links
-    | Progress
     | Form
 )
 

@@ -49,7 +49,7 @@ DARK = {
     **{f"series-{number}": colour for number, colour in enumerate(ON_DARK)},
 }
 """Variables of the style, in either mode."""
-STYLE, SCRIPT = "/style.css", "/keys.js"
+STYLE = "/style.css"
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'self'; img-src data:; "
     "form-action 'self'; "
@@ -73,14 +73,12 @@ def html_file(page: Page) -> str:
     """A whole HTML file. Browsers load nothing for it, and run only the script that
     sorts and searches its tables.
     """
-    return _render(page, policy=file_policy(), table_script=table_script(), script="")
+    return _render(page, policy=file_policy(), table_script=table_script())
 
 
-def served_html(page: Page, has_keys: bool = False) -> str:
-    """A page of a server, which has `style_sheet` and, if the page has keys,
-    `key_script` beside it.
-    """
-    return _render(page, policy="", table_script="", script=SCRIPT if has_keys else "")
+def served_html(page: Page) -> str:
+    """A page of a server, which has `style_sheet` beside it."""
+    return _render(page, policy="", table_script="")
 
 
 def _render(page: Page, **options: str) -> str:
@@ -104,11 +102,6 @@ def style_sheet() -> str:
 def table_script() -> str:
     """The script that sorts and searches tables."""
     return (TEMPLATES / "tables.js").read_text(encoding="utf-8")
-
-
-def key_script() -> str:
-    """The script by which keys press buttons and follow links."""
-    return (TEMPLATES / "keys.js").read_text(encoding="utf-8")
 
 
 @cache

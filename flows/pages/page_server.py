@@ -1,5 +1,4 @@
-"""The server of pages on the loopback address, shared by `gristmill browse` and
-`gristmill rate`.
+"""The server of the pages of `gristmill browse` on the loopback address.
 
 Pages show untrusted texts. Templates escape every value, a policy restricts browsers to
 the style sheet of this server, and pages of other sites can neither frame nor read a
@@ -24,9 +23,7 @@ from gristmill.flows.pages.access_token import AccessToken, SignIn
 from gristmill.flows.pages.page_elements import Page
 from gristmill.flows.pages.page_html import (
     HEADERS,
-    SCRIPT,
     STYLE,
-    key_script,
     served_html,
     style_sheet,
 )
@@ -35,45 +32,27 @@ LOOPBACK = "127.0.0.1"
 HOSTS = [LOOPBACK, "localhost"]
 
 
-def page_app(
-    routes: Sequence[Route],
-    handlers: Mapping[Any, Any] | None = None,
-    has_keys: bool = False,
-) -> GuardedApp:
+def page_app(routes: Sequence[Route], handlers: Mapping[Any, Any]) -> GuardedApp:
     """The application that answers `routes`.
 
     Args:
         routes: addresses with the functions that answer them.
         handlers: class of an error -> its answer.
-        has_keys: pages run `keys.js`.
     """
-    assets = [_asset(STYLE, style_sheet(), "text/css")]
-    headers = dict(HEADERS)
-    if has_keys:
-        assets.append(_asset(SCRIPT, key_script(), "text/javascript"))
-        headers["content-security-policy"] += "; script-src 'self'"
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
+    style = PlainTextResponse(style_sheet(), media_type="text/css")
     app = Starlette(
-        routes=[*routes, *assets], middleware=[hosts], exception_handlers=handlers or {}
+        routes=[*routes, Route(STYLE, lambda request: style, methods=["GET"])],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
+        exception_handlers=handlers,
     )
     # Outside of everything: Starlette answers unexpected errors before its own
     # middleware.
-    return GuardedApp(app, headers)
+    return GuardedApp(app)
 
 
-def _asset(path: str, content: str, media_type: str) -> Route:
-    return Route(
-        path,
-        lambda request: PlainTextResponse(content, media_type=media_type),
-        methods=["GET"],
-    )
-
-
-def page_response(
-    page: Page, status: int = HTTPStatus.OK, has_keys: bool = False
-) -> Response:
+def page_response(page: Page, status: HTTPStatus) -> Response:
     """A page as an answer, known secrets masked."""
-    return HTMLResponse(mask_known(served_html(page, has_keys)), status)
+    return HTMLResponse(mask_known(served_html(page)), status)
 
 
 class PortError(ValueError):
@@ -114,14 +93,14 @@ def serve(app: SignIn, listening: socket.socket) -> None:
 
 
 class GuardedApp:
-    """An application whose answers have `headers`, and which refuses requests of other
+    """An application whose answers have `HEADERS`, and which refuses requests of other
     sites' pages.
     """
 
-    def __init__(self, app: Starlette, headers: Mapping[str, str]) -> None:
+    def __init__(self, app: Starlette) -> None:
         self._app = app
         self._headers = [
-            (name.encode(), value.encode()) for name, value in headers.items()
+            (name.encode(), value.encode()) for name, value in HEADERS.items()
         ]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -260,9 +260,6 @@ ANSWERS = {
     "documents",
     "try json:loads --on a.txt --max x=many": "valid",
     "browse good.yaml --port 70000": "less than or equal to 65535",
-    "rate good.yaml": "no prompts: give --prompts FILE, or --results to summarize "
-    "the ratings",
-    "rate good.yaml --prompts no.jsonl": "no.jsonl",
     "show good.yaml abc": "nothing is ingested yet; run:",
     "query good.yaml select": "ingest is not committed, so there are no documents; "
     "run:",
