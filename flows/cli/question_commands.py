@@ -290,10 +290,6 @@ def trace(
             metavar="STAGE", help="The training stage of --step; pretrain if absent."
         ),
     ] = None,
-    rank: Annotated[
-        int | None,
-        Option(metavar="N", help="Only what this rank of engine.ranks read.", min=0),
-    ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -303,8 +299,6 @@ def trace(
     """
     if sum(option is not None for option in (step, document, against, text)) != 1:
         fail("give one of --step N, --document ID, --against RUN and --text FILE")
-    if rank is not None and step is None:
-        fail("--rank needs --step")
     from gristmill.flows.questions.training_reads import reading_of
     from gristmill.flows.stages.registry import PRETRAIN, STAGES
     from gristmill.mixtures.yaml_text import did_you_mean
@@ -328,7 +322,7 @@ def trace(
     elif step is not None:
         from gristmill.flows.questions.trace import trace_step
 
-        step_trace = trace_step(session, step, stage or PRETRAIN, rank)
+        step_trace = trace_step(session, step, stage or PRETRAIN)
         print_json(step_trace) if as_json else step_trace.show()
     elif document is not None:
         from gristmill.flows.questions.trace import trace_document

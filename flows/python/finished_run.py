@@ -253,22 +253,19 @@ class Run:
 
         return history(self._planned_session, document, text)
 
-    def trace(
-        self, step: int, stage: str = PRETRAIN, rank: int | None = None
-    ) -> StepTrace:
+    def trace(self, step: int, stage: str = PRETRAIN) -> StepTrace:
         """Return the rows and documents of a training step.
 
         Args:
             step: counted from 1.
             stage: the training.
-            rank: restrict to this rank of `engine.ranks`.
 
         Raises:
-            TraceError: the training, step or rank does not exist.
+            TraceError: the training or step does not exist.
         """
         from gristmill.flows.questions.trace import trace_step
 
-        return trace_step(self._planned_session, step, stage, rank)
+        return trace_step(self._planned_session, step, stage)
 
     def trace_document(self, document: str) -> DocumentTrace:
         """Return the training steps that read a document, or an example of fine-tuning.

@@ -44,40 +44,27 @@ from gristmill.tokenize.row_provenance import describe_documents
 from gristmill.train.loop.batch_plan import extend_digest
 
 
-def trace_step(
-    session: Session, step: int, stage: str = PRETRAIN, rank: int | None = None
-) -> StepTrace:
+def trace_step(session: Session, step: int, stage: str = PRETRAIN) -> StepTrace:
     """Return the rows and documents of a training step.
 
     Args:
         session: the opened manifest.
         step: counted from 1, as in the metrics.
         stage: a training stage.
-        rank: restrict to the rows, or the answers, of this rank; all ranks if None.
 
     Raises:
-        TraceError: the manifest does not train, has fewer steps or ranks, or its data
-            does not exist yet.
+        TraceError: the manifest does not train, has fewer steps, or its data does not
+            exist yet.
     """
     reading = reading_of(session, stage)
-    rows, ranks = reading.rows(step), session.manifest.engine.num_ranks
-    rank_share, num_shares = (
-        (0, 1) if rank is None else share_of_rank(session, reading, rank)
-    )
-    answers = (
-        answers_of_step(reading, step, rank_share, num_shares)
-        if session.plan[stage].stage.row_kind == "prompts"
-        else None
-    )
-    # Same split as train.loop.stream.micro_batches, which splits answers in
-    # reinforcement learning.
-    rows = rows[rank_share::num_shares] if answers is None else rows
+    rows = reading.rows(step)
+    answers = None
+    if session.plan[stage].stage.row_kind == "prompts":
+        answers = answers_of_step(reading, step)
     trace = StepTrace(
         stage,
         step,
         reading.use(step, reading.steps_done()),
-        rank,
-        ranks,
         rows.tolist(),
         [saved for saved in reading.checkpoints() if saved >= step],
         answers=answers,
@@ -94,26 +81,6 @@ def trace_step(
     documents = documents_of_rows(reading.packed, committed_inputs(session), rows)
     tokens = sum(document.tokens for document in documents)
     return replace(trace, tokens=tokens, documents=documents)
-
-
-def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, int]:
-    """Return (share, number of shares): the share of each batch that a rank computes.
-
-    Raises:
-        TraceError: the rank does not exist.
-    """
-    engine = session.manifest.engine
-    if not 0 <= rank < engine.num_ranks:
-        raise TraceError(
-            f"there is no rank {rank}: engine.ranks is {engine.num_ranks}, so ranks "
-            f"are 0 to {engine.num_ranks - 1}"
-        )
-    return engine.parallel.share_of(
-        rank,
-        engine.num_ranks,
-        split_rows=reading.packed is not None,
-        split=getattr(reading.section, "lora", None) is None,
-    )
 
 
 def documents_of_rows(

@@ -76,8 +76,6 @@ class StepTrace:
         stage: the training.
         step: step, counted from 1.
         use: `read` or `will read`.
-        rank: the rank that computes the rows; None for all ranks.
-        ranks: number of ranks.
         rows: rows of the packed set, or of the examples.
         checkpoints_after: steps of checkpoints whose training read these rows.
         tokens: tokens of the documents; None in fine-tuning.
@@ -85,14 +83,12 @@ class StepTrace:
         examples: ids of the examples read by fine-tuning.
         rows_of_examples: row of each example.
         answers: answers of reinforcement learning to the prompts
-            (`train.reinforcement.rollout_tables`); None for other trainings.
+            (`train.rl.rollout_tables`); None for other trainings.
     """
 
     stage: str
     step: int
     use: Use
-    rank: int | None
-    ranks: int
     rows: list[int]
     checkpoints_after: list[int]
     tokens: int | None = None
@@ -107,9 +103,8 @@ class StepTrace:
         contents = f"{len(self.examples)} examples"
         if self.tokens is not None:
             contents = f"{self.tokens} tokens, {len(self.documents)} documents"
-        rank = "" if self.rank is None else f" on rank {self.rank} of {self.ranks}"
         console.print(
-            f"{self.stage} step {self.step} {self.use}{rank}: "
+            f"{self.stage} step {self.step} {self.use}: "
             f"{len(self.rows)} rows, {contents}",
             style="bold",
         )

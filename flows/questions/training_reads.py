@@ -279,17 +279,13 @@ def _pre_training(
     )
 
 
-def answers_of_step(
-    reading: Reading, step: int, share: int = 0, shares: int = 1
-) -> list[AnswerRow]:
+def answers_of_step(reading: Reading, step: int) -> list[AnswerRow]:
     """Return the answers to a step's prompts, grouped by prompt; an empty list before
     they are drawn.
 
     Args:
         reading: of the stage `rl`.
         step: counted from 1.
-        share, shares: the share of the process, and the number of shares of the step's
-            answers.
 
     Returns:
         rows of `train/rl/rollout_tables.py`.
@@ -301,4 +297,4 @@ def answers_of_step(
     if answers is None:
         return []
     first = within % section.steps_per_batch * section.global_batch_size
-    return answers[first : first + section.global_batch_size][share::shares]
+    return answers[first : first + section.global_batch_size]

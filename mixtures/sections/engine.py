@@ -181,17 +181,6 @@ class Parallel(Section):
         shard = ranks // (self.replicate * context * tensor)
         return self.replicate, shard, context, tensor
 
-    def share_of(
-        self, rank: int, ranks: int, split_rows: bool = True, split: bool = True
-    ) -> tuple[int, int]:
-        """Return the index, from 0, of the share of a batch that a process computes,
-        and the number of shares.
-
-        Processes that split the same rows or matrices compute the same rows.
-        """
-        replicate, shard, context, tensor = self.sizes(ranks, split_rows, split)
-        return rank // (context * tensor), replicate * shard
-
 
 class Network(Section):
     """Discovery and timeouts between the hosts of a run (`nodes` above 1) during a

@@ -263,13 +263,9 @@ def test_trace_follows_documents_and_examples_through_every_training(
     )
 
 
-def test_trace_rejects_unknown_steps_ranks_and_runs(undisturbed: Session) -> None:
+def test_trace_rejects_unknown_steps_and_runs(undisturbed: Session) -> None:
     for arguments, complaint in (
         (("--step", "25"), "pretrain has 24 steps; there is no step 25"),
-        (
-            ("--step", "3", "--rank", "1"),
-            "there is no rank 1: engine.ranks is 1, so ranks are 0 to 0",
-        ),
         (
             ("--step", "3", "--document", "x"),
             "give one of --step N, --document ID, --against RUN and --text FILE",

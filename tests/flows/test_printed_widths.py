@@ -25,7 +25,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def step(**fields: Any) -> StepTrace:
-    return StepTrace("sft", 3, "read", None, 1, [33, 5], [], **fields)
+    return StepTrace("sft", 3, "read", [33, 5], [], **fields)
 
 
 def test_step_lists_every_example_of_a_row(capsys):

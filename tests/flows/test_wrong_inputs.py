@@ -223,13 +223,11 @@ ANSWERS = {
     "(byte 10 is 0xe9)",
     "trace good.yaml --text a.txt": "add the section `text_index: {}` after `mix:`, "
     "and run: ",
-    "trace good.yaml --text a.txt --rank 1": "--rank needs --step",
     "trace good.yaml --set text_index.shortest_span=1 --text a.txt": "text_index.shortest_span: input should be",
     "run data.yaml --set text_index={}": "text_index: needs a section `mix:` too, "
     "which is absent",
     "trace good.yaml --step 1 --document a": "give one of --step N",
     "trace good.yaml --step 0": "greater than or equal to 1",
-    "trace good.yaml --document a --rank 1": "--rank needs --step",
     "trace good.yaml --step 1 --stage nosuch": "no such training stage: 'nosuch'; "
     "training stages are pretrain",
     "trace good.yaml --step 1 --stage sft": "good.yaml has no `sft:` section",

@@ -386,16 +386,6 @@ def test_product_of_sizes_must_equal_the_number_of_ranks() -> None:
     assert Parallel(context=2, tensor=2).sizes(8, split_rows=False) == (1, 4, 1, 2)
     form = Parallel(context=2, tensor=2, replicate=2)
     assert form.sizes(8, split_rows=False, split=False) == (2, 4, 1, 1)
-    assert [form.share_of(rank, 8) for rank in range(8)] == [
-        (share, 2) for share in (0, 0, 0, 0, 1, 1, 1, 1)
-    ]
-    assert [
-        form.share_of(rank, 8, split_rows=False, split=False) for rank in range(8)
-    ] == [(n, 8) for n in range(8)]
-    rows = Parallel(context=2, tensor=2)
-    assert [rows.share_of(rank, 8) for rank in range(8)] == [
-        (share, 2) for share in (0, 0, 0, 0, 1, 1, 1, 1)
-    ]
     with pytest.raises(
         ValueError, match=r"replicate 1 x .* x context 1 x tensor 4 .*4 .*ranks is 2"
     ):
