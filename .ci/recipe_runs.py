@@ -206,9 +206,6 @@ def generated(facts: Facts) -> str:
         summary = facts.summary(stage, MadeExamples)
         prompts = f"{summary.prompts.read:,} prompts"
         sentence = f"`{stage}` gave {summary.examples:,} {summary.gives} from {prompts}"
-        if summary.grown is not None:
-            grown = summary.grown
-            sentence += f", {grown.kept:,} of them new, of {grown.requests:,} requests"
         for kind, reward in summary.rewards.items():
             sentence += f"; mean reward of {kind} answers {reward.mean:.3f}"
         sentences.append(f"{sentence}.")

@@ -1,11 +1,10 @@
 """Stage `examples`: a language model writes a set of examples for tuning, from its
-prompts or from new ones.
+prompts.
 
     NAME.jsonl           examples, by id, each with its origin, as `read_set` reads them
     quarantine.jsonl     prompts that the endpoint refused, with its error
     lineage.parquet      parents of examples and prompts (`lineage.py`): from a record
-                         of another set to its prompt, from a prompt to new prompts,
-                         from a prompt to its examples
+                         of another set to its prompt, from a prompt to its examples
 
 Every answer is stored on arrival (`answer_store.py`), so that a killed attempt asks
 nothing twice. Random choices are hashes of the seed and ids. Memory: all prompts and
@@ -17,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
@@ -31,7 +30,6 @@ from gristmill.dataprep.conservation import (
     check_quarantine,
 )
 from gristmill.dataprep.examples import example_candidates as steps
-from gristmill.dataprep.examples import new_prompts
 from gristmill.dataprep.examples.conversations import Example, Message, sft_example
 from gristmill.dataprep.examples.example_candidates import Asked, Draft, answer_of
 from gristmill.dataprep.examples.preferences import dpo_example
@@ -40,7 +38,6 @@ from gristmill.dataprep.examples.read_examples import (
     Origin,
     example_id,
     made_path,
-    prompt_example,
     read_set,
 )
 from gristmill.dataprep.llm import judge_pairs
@@ -81,8 +78,6 @@ def templates_of(
         TemplateProblemError: a file cannot be read.
     """
     templates: dict[str, tuple[str | None, str, Sequence[str]]] = {}
-    if (grow := section.grow) is not None:
-        templates["grow.template"] = (grow.template, "new-prompts", new_prompts.GIVEN)
     if (revise := section.revise) is not None:
         templates["revise.critique"] = (revise.critique, "critique", steps.CRITIQUE)
         templates["revise.revision"] = (revise.revision, "revision", steps.REVISION)
@@ -167,7 +162,6 @@ class MadeSet:
         rewards: of `all`, `chosen` and `rejected` answers.
         principles: number of uses of each.
         licences: of the records of the prompts.
-        grown: numbers of new prompts; None if none were requested.
     """
 
     set: str
@@ -180,7 +174,6 @@ class MadeSet:
     rewards: Mapping[str, RewardSpread]
     principles: Mapping[str, int]
     licences: list[str]
-    grown: new_prompts.GrownCounts | None = None
 
 
 @dataclass
@@ -217,7 +210,6 @@ class _SetWriter:
         context: of the stage.
         opened: closes the sessions.
         asking: session of each model.
-        grown: new prompts, if any are requested.
         links: parents and children.
     """
 
@@ -229,7 +221,6 @@ class _SetWriter:
     context: Context
     opened: ExitStack
     asking: dict[str, Asking] = field(default_factory=dict)
-    grown: new_prompts.Grown | None = None
     links: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -256,8 +247,6 @@ class _SetWriter:
         """Ask for all answers, choose and write the examples; return the summary."""
         section = self.section
         prompts, refused = self.read_prompts()
-        if section.grow is not None:
-            prompts = self.grow(prompts)
         keeps_cut = section.cut == "keep"
         drafts = steps.answer_prompts(
             prompts, section.per_prompt, section.model, keeps_cut, self.ask
@@ -301,13 +290,12 @@ class _SetWriter:
                 source.answer,
                 columns,
             )
-            if self.section.grow is None:
-                check_answers(
-                    f"examples.{self.name} data {source.path}",
-                    read.examples,
-                    self.section.rewards,
-                    source.answer,
-                )
+            check_answers(
+                f"examples.{self.name} data {source.path}",
+                read.examples,
+                self.section.rewards,
+                source.answer,
+            )
             for example, origin in zip(read.examples, read.origins, strict=True):
                 if (
                     self.excluded.isdisjoint((example["id"], origin.record))
@@ -342,51 +330,6 @@ class _SetWriter:
         prompts[example["id"]] = Asked(
             example["id"], messages, tuple(parents), example, licences
         )
-
-    def grow(self, seeds: Sequence[Asked]) -> list[Asked]:
-        """Generate new prompts; only these are answered."""
-        section = self.section.grow
-        assert section is not None
-        self.grown = new_prompts.grow(
-            seeds,
-            section,
-            self.templates["grow.template"],
-            self.seed,
-            lambda text: example_id(prompt_example({"prompt": text})),
-            self.excluded,
-            lambda requests: self.ask(self.section.model, requests),
-        )
-        by_id = {seed.id: seed for seed in seeds}
-        new_ids = {new_prompt.id for new_prompt in self.grown.prompts}
-        prompts: list[Asked] = []
-        for new_prompt in self.grown.prompts:
-            self.links += [(parent, new_prompt.id) for parent in new_prompt.parents]
-            licences: set[str] = set()
-            older: list[str] = []
-            for parent in new_prompt.parents:
-                licences.update(by_id[parent].licences)
-                if parent not in new_ids:
-                    older += by_id[parent].parents
-            prompts.append(
-                replace(
-                    new_prompt,
-                    parents=(*new_prompt.parents, *dict.fromkeys(older)),
-                    licences=tuple(sorted(licences)),
-                )
-            )
-            by_id[new_prompt.id] = prompts[-1]
-        if not prompts:
-            raise ExamplesError(
-                f"examples.{self.name}: {self.grown.requests} requests gave no new "
-                f"prompt ({_listed(self.grown.dropped)}); the model should answer with "
-                "a numbered list: look at what it writes, or give grow.template"
-            )
-        if len(prompts) < section.number:
-            self.context.warn(
-                f"{len(prompts)} of {section.number} new prompts were found in "
-                f"{self.grown.rounds} rounds ({_listed(self.grown.dropped)})"
-            )
-        return prompts
 
     def choose(self, drafts: Sequence[Draft], refused: Mapping[str, str]) -> _Made:
         """Choose the answers to each prompt that become examples."""
@@ -587,7 +530,6 @@ class _SetWriter:
             licences=sorted(
                 {licence for draft in made.kept for licence in draft.prompt.licences}
             ),
-            grown=None if self.grown is None else self.grown.counts(),
         )
 
 

@@ -53,8 +53,6 @@ ASKED = {
     "prompts": "questions that the model was given",
     "answers": "what the model gave back",
     "prompts without an example": "of which no answer was good enough",
-    "rounds": "of asking for new prompts",
-    "requests": "sent to the model",
     "same": "share of documents with equal scores",
     "kappa": "Cohen's: agreement beyond chance, 1 at most",
     "weighted kappa": "Cohen's, where near misses count less (squared distances)",

@@ -118,7 +118,7 @@ def made_examples(facts: Facts, name: str) -> MaybeSection:
     rewards.
     """
     summary = facts.summary(name, MadeExamples)
-    prompts, answers, grown = summary.prompts, summary.answers, summary.grown
+    prompts, answers = summary.prompts, summary.answers
     yield_row = [
         prompts.read,
         answers.asked,
@@ -135,11 +135,6 @@ def made_examples(facts: Facts, name: str) -> MaybeSection:
         "refused": ",",
         summary.gives: ",",
     }
-    grown_rows = [
-        [rows.kept, _counts_text(rows.dropped), rows.rounds, rows.requests]
-        for rows in ([] if grown is None else [grown])
-    ]
-    grown_columns = {"kept": ",", "dropped": "", "rounds": ",", "requests": ","}
     reward_rows = [
         [answers_of_kind, reward.answers, reward.mean, *reward.percentiles]
         for answers_of_kind, reward in summary.rewards.items()
@@ -150,8 +145,6 @@ def made_examples(facts: Facts, name: str) -> MaybeSection:
     return section_of(
         "Examples that a model wrote",
         table(yield_columns, [yield_row]),
-        Heading("New prompts"),
-        table(grown_columns, grown_rows),
         Heading("Rewards"),
         table({"answers": "", "number": ",", **spread}, reward_rows),
         Heading("Principles"),

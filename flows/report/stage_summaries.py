@@ -426,13 +426,10 @@ class RewardSpread(Summary):
     percentiles: Sequence[float]
 
 
-class AskedCounts(Summary):
-    """Prompts or answers that a model was asked for; of new prompts also the rounds."""
+class AnswerCounts(Summary):
+    """Answers that a model was asked for, and dropped ones by reason."""
 
-    kept: int = 0
-    asked: int = 0
-    rounds: int = 0
-    requests: int = 0
+    asked: int
     dropped: ByName[int]
 
 
@@ -442,13 +439,12 @@ class MadeExamples(Summary):
     gives: str
     examples: int
     prompts: Counts
-    answers: AskedCounts
+    answers: AnswerCounts
     texts: Diversity
     rewards: ByName[RewardSpread]
     asked: Sequence[Row]
     principles: ByName[int] = {}
     licences: Sequence[str] = ()
-    grown: AskedCounts | None = None
 
 
 class PreparedStep(Summary):

@@ -24,7 +24,6 @@ from gristmill.mixtures.base import (
     Positive,
     RawSection,
     Section,
-    Several,
     entries,
     in_circles,
     inside,
@@ -61,32 +60,6 @@ def made_names(paths: Iterable[str]) -> Iterator[str]:
 def output_name(name: str) -> str:
     """Return the name in the plan of the output that is a set."""
     return f"examples-{name}"
-
-
-class Grow(Section):
-    """New prompts, written after the example of existing ones (self-instruct: Wang et
-    al. 2023).
-    """
-
-    number: Positive
-    """Number of new prompts. Only these are answered."""
-    rounds: Positive = 10
-    """Largest number of rounds. Each asks for as many prompts as are still missing, and
-    may show results of earlier ones.
-    """
-    shown: Several = 8
-    """Prompts that each request shows (Wang et al., section 2.2: 8); a quarter of them
-    are new ones, once there are some.
-    """
-    similarity: Fraction = 0.7
-    """ROUGE-L with any other prompt from which a new one is dropped (their section 2.2:
-    0.7).
-    """
-    template: OutsidePath | None = None
-    """A file with a request of your own, as a Jinja template of `shown`, a list of
-    texts, and `wanted`, the number of new ones that a request must give. The answer is
-    a numbered list.
-    """
 
 
 class Revise(Section):
@@ -143,8 +116,7 @@ class MadeExamples(Section):
     """A set of examples that a language model writes; see docs/examples.md."""
 
     data: NonEmpty[Prompts]
-    """Sets of prompts, with `grow` those after whose example new ones are written.
-    `examples://NAME` is another set of this section.
+    """Sets of prompts; `examples://NAME` is another set of this section.
     """
     exclude: OutsidePath | None = None
     """A file with ids, one per line: prompts to leave out, with everything that would
@@ -152,8 +124,6 @@ class MadeExamples(Section):
     """
     model: AskedModel
     """The model that answers."""
-    grow: Grow | None = None
-    """Write new prompts first; off if absent."""
     per_prompt: Positive = 1
     """Number of answers to each prompt."""
     revise: Revise | None = None
@@ -185,9 +155,7 @@ class MadeExamples(Section):
     max_quarantined: Fraction = 0.05
     """Share of the prompts that the endpoint may refuse before the stage fails."""
     seed: int | None = None
-    """Seed of the choice of principles and of shown prompts; the manifest's if
-    absent.
-    """
+    """Seed of the choice of principles; the manifest's if absent."""
 
     @property
     def chooses(self) -> bool:

@@ -17,7 +17,6 @@ import pytest
 from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.make_examples import AnswerCounts, MadeSet, run
-from gristmill.dataprep.examples.new_prompts import rouge_l, words_of
 from gristmill.dataprep.examples.read_examples import (
     ExamplesError,
     example_id,
@@ -358,80 +357,14 @@ def test_empty_truncated_and_refused_answers_are_counted(
         make_set(lambda asked, before: " ", "none")
 
 
-def new_tasks(asked: str, before: int) -> Does:
-    """Numbered tasks that depend on the prompt; one is a near-copy of a shown task, one
-    is too short.
-    """
-    if not asked.startswith("Below is a list of tasks"):
-        return f"answer to {asked}"
-    first = asked.split("1. ", 1)[1].split("\n")[0]
-    key = seeded_key("tasks", asked)
-    words = [
-        [f"w{(key >> (8 * part + at)) % 997}" for at in range(6)] for part in range(3)
-    ]
-    new = [
-        f"{first} please",
-        *(" ".join(["Explain", *of_task]) for of_task in words),
-        "Too short",
-    ]
-    return "Here they are:\n" + "\n".join(
-        f"{9 + at}. {task}" for at, task in enumerate(new)
-    )
-
-
-def test_grown_prompts_are_new_and_know_their_parents(
-    tmp_path: Path, make_set: MakeSet
-) -> None:
-    seeds = write_prompts(tmp_path)
-    summary, examples, endpoint = make_set(
-        new_tasks, grow={"number": 20, "shown": 4, "rounds": 30}
-    )
-    assert len(examples) == 20 == summary.grown.kept
-    assert summary.grown.dropped["alike"] >= summary.grown.requests // 2
-    assert summary.grown.dropped["length"] > 0
-    texts = [example["messages"][0]["content"] for example in examples]
-    assert all(text.startswith("Explain w") for text in texts)
-    for text in texts:
-        others = [
-            candidate for candidate in (*texts, *seeds.values()) if candidate != text
-        ]
-        assert (
-            max(rouge_l(words_of(text), words_of(candidate)) for candidate in others)
-            < 0.7
-        )
-    known_texts = {
-        **seeds,
-        **{
-            example["parents"][0]: example["messages"][0]["content"]
-            for example in examples
-        },
-    }
-    for example in examples:
-        own_text, *parents = (known_texts[parent] for parent in example["parents"])
-        assert len(parents) == 4
-        request = next(
-            text
-            for text in endpoint.asked
-            if text.startswith("Below") and all(parent in text for parent in parents)
-        )
-        assert own_text in str(new_tasks(request, 0))
-
-
 def test_prompt_order_and_concurrency_do_not_change_a_byte(
     tmp_path: Path, make_set: MakeSet
 ) -> None:
     write_prompts(tmp_path)
-    settings: dict[str, Any] = {
-        "grow": {"number": 10, "shown": 3},
-        "revise": {"principles": PRINCIPLES},
-    }
+    settings: dict[str, Any] = {"revise": {"principles": PRINCIPLES}}
 
     def behaves(asked: str, before: int) -> Does:
-        return (
-            str(new_tasks(asked, 0))
-            if asked.startswith("Below is a list")
-            else str(answer(asked, 0))
-        )
+        return answer(asked, 0)
 
     _, _, endpoint = make_set(behaves, "one", concurrency=1, **settings)
     lines = (tmp_path / "prompts.jsonl").read_text().splitlines()
@@ -497,32 +430,6 @@ def test_excluded_prompt_removes_only_its_examples(
     }
 
 
-def test_excluded_seed_removes_its_descendants(
-    tmp_path: Path, make_set: MakeSet
-) -> None:
-    prompts = write_prompts(tmp_path)
-    grow = {"number": 16, "shown": 4, "rounds": 30}
-    _, before, _ = make_set(new_tasks, "before", grow=grow)
-    excluded = sorted(prompts)[0]
-    family = {
-        example.hex()
-        for example in descendants(
-            {"s": tmp_path / "before"}, [bytes.fromhex(excluded)]
-        )
-    }
-    lost = {example["id"] for example in before if example["id"] in family}
-    assert 0 < len(lost) < len(before)
-    assert lost >= {
-        example["id"] for example in before if excluded in example["parents"]
-    }
-    (tmp_path / "gone.ids").write_text("\n".join([excluded, *family]))
-    _, after, endpoint = make_set(
-        new_tasks, "after", grow=grow, exclude=str(tmp_path / "gone.ids")
-    )
-    assert not {example["id"] for example in after} & family
-    assert not any(prompts[excluded] in text for text in endpoint.asked)
-
-
 def test_licences_and_ids_pass_to_generated_examples(
     tmp_path: Path, make_set: MakeSet
 ) -> None:
@@ -585,7 +492,6 @@ def test_prompt_with_tools_is_quarantined(tmp_path: Path, make_set: MakeSet) -> 
         ({"rewards": [{"kind": "model"}]}, "model .*`path`"),
         ({"rewards": [{"kind": "length", "target_tokens": 3}]}, "expected tags"),
         ({"revise": {"principles": []}}, "principles"),
-        ({"grow": {"number": 3, "shown": 1}}, "greater than or equal to 2"),
         (
             {
                 "rewards": [

@@ -207,12 +207,6 @@ SMALLER = {
         *REINFORCING,
         "rl.steps_per_batch=1",
     ],
-    "self-instruct": [
-        *tuning("sft"),
-        "examples.instructed.model={url}",
-        "examples.instructed.grow.number=9",
-        "examples.instructed.grow.shown=2",
-    ],
     "sft-only": tuning("sft"),
     "smollm": [*reading(*SMOLLM), *TRAINING],
 }

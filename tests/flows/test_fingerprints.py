@@ -162,12 +162,11 @@ name: made
 seed: 4
 model: {path: given}
 examples:
-  grown:
+  answered:
     data: [{path: chat.jsonl}]
-    grow: {number: 9}
     model: {endpoint: "http://127.0.0.1:9/v1", model: writer, concurrency: 3}
   revised:
-    data: [{path: "examples://grown"}]
+    data: [{path: "examples://answered"}]
     model: {endpoint: "http://127.0.0.1:9/v1", model: writer}
     revise: {principles: words.txt, rounds: 2}
   compared:

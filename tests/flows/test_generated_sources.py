@@ -397,7 +397,7 @@ def test_template_of_a_judge_of_parents_is_checked_before_any_work(
     "name", sorted(path.name for path in Path("dataprep/llm/templates").glob("*.j2"))
 )
 def test_every_built_in_template_renders(name: str) -> None:
-    from gristmill.dataprep.examples import example_candidates, new_prompts
+    from gristmill.dataprep.examples import example_candidates
     from gristmill.dataprep.llm import generated_documents, judge, judge_pairs
     from gristmill.dataprep.llm.prompt_templates import shipped
 
@@ -408,7 +408,6 @@ def test_every_built_in_template_renders(name: str) -> None:
         "critique": example_candidates.CRITIQUE,
         "revision": example_candidates.REVISION,
         "score": example_candidates.SCORING,
-        "new": new_prompts.GIVEN,
     }[name.removesuffix(".j2").partition("-")[0]]
     template = shipped(name.removesuffix(".j2"))
     template.check(variables)
@@ -417,7 +416,6 @@ def test_every_built_in_template_renders(name: str) -> None:
         "prompt": "THE TEXT",
         "persona": "a smith",
         "language": "German",
-        "shown": ["THE TEXT"],
         "principle": "Be kind.",
     }
     filled_text = template.fill(

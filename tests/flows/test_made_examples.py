@@ -29,12 +29,11 @@ name: aligned
 seed: 7
 model: {{path: model}}
 examples:
-  grown:
+  answered:
     data: [{{path: seeds.jsonl}}]
     model: {{endpoint: "{url}", model: writer}}
-    grow: {{number: 12, shown: 2}}
   revised:
-    data: [{{path: "examples://grown"}}]
+    data: [{{path: "examples://answered"}}]
     model: {{endpoint: "{url}", model: writer}}
     revise: {{principles: [Be kind.]}}
   compared:
@@ -52,7 +51,7 @@ dpo:
   holdout: 0.3
   schedule: {{warmup_steps: 0}}
 rl:
-  data: [{{path: "examples://grown"}}]
+  data: [{{path: "examples://answered"}}]
   rewards: [{{kind: length, target_tokens: 4}}]
   steps: 1
   group_size: 2
@@ -113,7 +112,7 @@ def test_manifest_plans_generated_examples_before_their_training(
     assert list(session.plan) == [
         "tokenizer",
         "model",
-        "examples-grown",
+        "examples-answered",
         "examples-revised",
         "examples-compared",
         "sft_data",
@@ -125,17 +124,17 @@ def test_manifest_plans_generated_examples_before_their_training(
         "rl",
     ]
     inputs = {name: set(node.inputs) for name, node in session.plan.items()}
-    assert inputs["examples-revised"] == {"examples-grown"}
+    assert inputs["examples-revised"] == {"examples-answered"}
     assert {"examples-revised"} < inputs["sft_data"]
     assert inputs["dpo_prepare"] == {"examples-compared"}
-    assert "examples-grown" in inputs["rl"]
+    assert "examples-answered" in inputs["rl"]
     summaries = {
         name: folder.manifest()["summary"]
         for name in session.plan
         if (folder := session.committed(name)) is not None
     }
     assert (
-        summaries["examples-grown"]["examples"]
+        summaries["examples-answered"]["examples"]
         == summaries["examples-revised"]["examples"]
     )
     assert summaries["examples-revised"]["licences"] == ["CC0-1.0"]
@@ -156,12 +155,12 @@ def test_manifest_plans_generated_examples_before_their_training(
         [],
         chat,
         64,
-        {"examples-grown": session.folder("examples-grown").data},
+        {"examples-answered": session.folder("examples-answered").data},
     )
     assert (
         len(prompts)
         == sets[0].records.records
-        == summaries["examples-grown"]["examples"]
+        == summaries["examples-answered"]["examples"]
     )
 
 
@@ -190,10 +189,10 @@ def test_changed_example_set_rebuilds_only_its_readers(
         "sft_data",
         "sft",
     }
-    assert "examples-compared" not in changed("examples.grown.grow.number=3")
+    assert "examples-compared" not in changed("examples.answered.cut=keep")
     assert (
         changed(
-            "examples.grown.model.concurrency=2",
+            "examples.answered.model.concurrency=2",
             "examples.compared.compare.model.timeout_seconds=9",
         )
         == set()
@@ -234,8 +233,8 @@ def test_invalid_references_of_example_sets_are_rejected_before_any_work(
     assert "no such set: 'revisd', did you mean 'revised'" in wrong(
         folder, "sft.data.0.path=examples://revisd"
     )
-    assert "grown, revised are made from each other in a cycle" in wrong(
-        folder, "examples.grown.data.0.path=examples://revised"
+    assert "answered, revised are made from each other in a cycle" in wrong(
+        folder, "examples.answered.data.0.path=examples://revised"
     )
     (folder / "bad.j2").write_text("{{ promt }}")
     assert "there is no 'promt', did you mean 'prompt'" in wrong(
@@ -260,9 +259,11 @@ def test_takedown_of_a_prompt_removes_everything_derived_from_it(
     session: Session,
 ) -> None:
     lines = (
-        (session.folder("examples-grown").data / "grown.jsonl").read_text().splitlines()
+        (session.folder("examples-answered").data / "answered.jsonl")
+        .read_text()
+        .splitlines()
     )
-    _, seed, *_ = json.loads(lines[0])["parents"]
+    [seed] = json.loads(lines[0])["parents"]
     records = {
         name: [
             json.loads(line)
@@ -270,7 +271,7 @@ def test_takedown_of_a_prompt_removes_everything_derived_from_it(
             .read_text()
             .splitlines()
         ]
-        for name in ("grown", "revised", "compared")
+        for name in ("answered", "revised", "compared")
     }
     assessment = assess(session, [seed, "f" * 32], with_duplicates=False)
     excluded_ids = {example.id for example in assessment.examples}
@@ -280,7 +281,7 @@ def test_takedown_of_a_prompt_removes_everything_derived_from_it(
         example["id"] for example in records["compared"] if seed in example["parents"]
     } <= excluded_ids
     seed_ids = {
-        example["id"] for example in records["grown"] if seed in example["parents"]
+        example["id"] for example in records["answered"] if seed in example["parents"]
     }
     assert seed_ids
     assert seed_ids <= excluded_ids
@@ -301,7 +302,7 @@ def test_takedown_of_a_prompt_removes_everything_derived_from_it(
         if node.fingerprint != session.plan[name].fingerprint
     }
     assert changed >= {
-        "examples-grown",
+        "examples-answered",
         "examples-revised",
         "examples-compared",
         "sft_data",
@@ -339,8 +340,7 @@ def test_trace_of_a_generated_example_names_its_parents(session: Session) -> Non
 def test_report_shows_the_yield_of_each_example_set(session: Session) -> None:
     page = render_report(session, None).replace("<wbr>", "")
     for title in (
-        "Examples that a model wrote: examples-grown",
-        "New prompts",
+        "Examples that a model wrote: examples-answered",
         "Principles",
         "Be kind.",
         "CC0-1.0",
