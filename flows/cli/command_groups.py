@@ -20,7 +20,6 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Ask": {
         "explain": "gristmill explain mine.yaml 02739b49",
-        "show": "gristmill show mine.yaml 02739b49 --only after",
         "search": 'gristmill search mine.yaml "how bread is baked" --limit 5',
         "query": 'gristmill query mine.yaml "select source, count(*) from documents '
         'group by 1"',

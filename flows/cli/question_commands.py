@@ -1,9 +1,10 @@
-"""Commands that inspect a run's data: `explain`, `show`, `search`, `query`, `whatif`,
+"""Commands that inspect a run's data: `explain`, `search`, `query`, `whatif`,
 `dialects`, `trace`, `takedown`, `continue`, `browse`.
 """
 
 from __future__ import annotations
 
+import csv
 import sys
 from dataclasses import asdict
 from enum import StrEnum
@@ -54,50 +55,6 @@ def explain(
     session = open_or_exit(manifest, set_, store)
     document_history = history(session, document, text)
     print_json(document_history) if as_json else document_history.show()
-
-
-class TextSide(StrEnum):
-    """A document's text before or after preparation."""
-
-    BEFORE = "before"
-    AFTER = "after"
-
-
-@app.command()
-def show(
-    manifest: ManifestArgument,
-    document: DocumentArgument,
-    only: Annotated[
-        TextSide | None,
-        Option("--only", help="Print only the text, before or after all edits."),
-    ] = None,
-    set_: SetOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show a whole document: the verdict of each step, and the text with all edits."""
-    from gristmill.flows.questions.explain import history
-    from gristmill.flows.running.terminal import visible
-
-    session = open_or_exit(manifest, set_, store)
-    document_history = history(session, document, with_text=True)
-    if as_json:
-        print_json(
-            {
-                **asdict(document_history),
-                "original_text": document_history.original_text,
-                "edited_text": document_history.edited_text,
-            }
-        )
-    elif only is not None:
-        text = (
-            document_history.original_text
-            if only is TextSide.BEFORE
-            else document_history.edited_text
-        )
-        echo(visible(text) if sys.stdout.isatty() else text, nl=False)
-    else:
-        document_history.show_text()
 
 
 class SearchBy(StrEnum):
@@ -163,7 +120,7 @@ def query(
     from gristmill.flows.questions.find_documents import (
         committed_corpus,
     )
-    from gristmill.flows.questions.query import ask, csv_lines, print_answer
+    from gristmill.flows.questions.query import ask, print_answer
 
     if (out is not None) + as_csv + as_json > 1:
         fail("give one of --out, --csv and --json")
@@ -174,8 +131,9 @@ def query(
         if out is not None:
             echo(f"{answer.write_parquet(out):,} rows in {out}")
         elif as_csv:
-            for line in csv_lines(answer):
-                echo(line, nl=False)
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(answer.columns)
+            writer.writerows(answer.rows())
         elif as_json:
             print_json(
                 [dict(zip(answer.columns, row, strict=True)) for row in answer.rows()]

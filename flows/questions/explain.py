@@ -235,20 +235,14 @@ class Explanation:
         """True if all stages kept the document."""
         return self.outcome == KEPT
 
-    @property
-    def original_text(self) -> str:
-        """The text before all edits."""
-        return "".join(piece.text for piece in self.text if piece.edit != "added")
-
-    @property
-    def edited_text(self) -> str:
-        """The text after all edits."""
-        return "".join(piece.text for piece in self.text if piece.edit != "removed")
-
     def show(self) -> None:
         """Print the history like `gristmill explain`."""
         console = plain_console()
-        console.print(self._title())
+        console.print(
+            Text.assemble(
+                (self.id, "bold"), f"  {visible(self.source)}  {visible(self.locator)}"
+            )
+        )
         console.print(
             f"{self.characters} characters, {self.shard} row {self.row}", style="dim"
         )
@@ -256,7 +250,16 @@ class Explanation:
             console.print(
                 visible(" ".join(self.excerpt.split())[:200]) + " ...", style="italic"
             )
-        table = self._verdicts()
+        table = Table.grid(padding=(0, 1))
+        table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
+        table.add_column(overflow="fold")
+        for judgement in self.stages:
+            outcome = Text(f"dropped: {judgement.reason}", style="red")
+            if judgement.keep:
+                outcome = Text(KEPT, style="green")
+            table.add_row(judgement.stage, outcome)
+            for line in judgement.lines():
+                table.add_row("", Text(visible(line), style="dim"))
         if self.mix is not None:
             table.add_row(MIX, self.mix.line())
         table.add_row("outcome", self.outcome)
@@ -266,41 +269,6 @@ class Explanation:
         console.print(table)
         if self.text:
             print_text(console, self.text)
-
-    def show_text(self) -> None:
-        """Print the whole document like `gristmill show`: one line per verdict, and the
-        text with its edits marked.
-        """
-        console = plain_console()
-        console.print(self._title())
-        if self.metadata and self.metadata != "{}":
-            console.print(visible(self.metadata), style="dim")
-        console.print(self._verdicts(brief=True))
-        print_text(console, self.text)
-
-    def _title(self) -> Text:
-        return Text.assemble(
-            (self.id, "bold"), f"  {visible(self.source)}  {visible(self.locator)}"
-        )
-
-    def _verdicts(self, brief: bool = False) -> Table:
-        """Return a table of the verdicts; a brief one has the number of edits, and
-        details of the drop alone.
-        """
-        table = Table.grid(padding=(0, 1))
-        table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
-        table.add_column(overflow="fold")
-        for judgement in self.stages:
-            outcome = Text(f"dropped: {judgement.reason}", style="red")
-            if judgement.keep:
-                outcome = Text(KEPT, style="green")
-            if brief and judgement.edits is not None:
-                number = judgement.edits.number
-                outcome.append(f", {number:,} edit{'s' if number > 1 else ''}")
-            table.add_row(judgement.stage, outcome)
-            for line in [] if brief and judgement.keep else judgement.lines():
-                table.add_row("", Text(visible(line), style="dim"))
-        return table
 
 
 def history(session: Session, query: str, with_text: bool = False) -> Explanation:

@@ -4,8 +4,6 @@ document of a run.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -177,14 +175,3 @@ def shown(value: Any) -> str:
         return f"{value:,}"
     text = visible(" ".join(str(value).split()))
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]} ..."
-
-
-def csv_lines(answer: Answer) -> Iterator[str]:
-    """Yield the rows as CSV (RFC 4180, but with LF line ends), the header first."""
-    sink = io.StringIO()
-    writer = csv.writer(sink, lineterminator="\n")
-    for row in itertools.chain([tuple(answer.columns)], answer.rows()):
-        writer.writerow(row)
-        yield sink.getvalue()
-        sink.seek(0)
-        sink.truncate()

@@ -346,7 +346,7 @@ def test_imported_tokens_are_mixed_and_traced_to_their_documents(
     assert document.mix is not None
     assert 1 in document.mix.steps
     assert history(complete_run, first.locator).id == first.id
-    assert document.original_text
+    assert "".join(piece.text for piece in document.text)
 
 
 @pytest.mark.slow

@@ -451,27 +451,15 @@ def test_query_cannot_access_files_or_network(
     assert files_in(tmp_path) == files_before
 
 
-def test_show_prints_the_full_text_with_edits_and_verdicts(project: Path) -> None:
-    [row] = asked(
-        project, "SELECT id, text, original_text FROM documents WHERE locator = 'mail'"
-    )
-    page = invoke(project, "show", row["id"][:10]).stdout
+def test_explain_prints_the_full_text_with_edits_and_verdicts(project: Path) -> None:
+    [row] = asked(project, "SELECT id FROM documents WHERE locator = 'mail'")
+    page = invoke(project, "explain", row["id"][:10], "--text").stdout
     assert "[-ann@letters.org-]{+" in page
-    assert re.search(r"clean +kept, 1 edit\n", page)
-    assert (
-        invoke(project, "show", "mail", "--only", "before").stdout
-        == row["original_text"]
-    )
-    assert invoke(project, "show", row["id"], "--only", "after").stdout == row["text"]
-    record = json.loads(invoke(project, "show", row["id"], "--json").stdout)
-    assert (record["original_text"], record["edited_text"]) == (
-        row["original_text"],
-        row["text"],
-    )
-    dropped = invoke(project, "show", "short").stdout
+    assert re.search(r"clean +kept\n", page)
+    dropped = invoke(project, "explain", "short", "--text").stdout
     assert "dropped: gopher_quality/min_words" in dropped
     assert "threshold 5" in dropped
-    outcome = invoke(project, "show", "ffffffff")
+    outcome = invoke(project, "explain", "ffffffff")
     assert (
         outcome.exit_code,
         "no document has the id, locator or address 'ffffffff'" in outcome.output,
@@ -481,7 +469,6 @@ def test_show_prints_the_full_text_with_edits_and_verdicts(project: Path) -> Non
 def test_control_characters_of_documents_are_not_printed(project: Path) -> None:
     sql = "SELECT text FROM documents WHERE locator = 'steering'"
     for outcome in (
-        invoke(project, "show", "steering"),
         invoke(project, "explain", "steering", "--text"),
         invoke(project, "explain", "steering"),
         invoke(project, "query", sql),

@@ -258,7 +258,6 @@ ANSWERS = {
     "documents",
     "try json:loads --on a.txt --max x=many": "valid",
     "browse good.yaml --port 70000": "less than or equal to 65535",
-    "show good.yaml abc": "nothing is ingested yet; run:",
     "query good.yaml select": "ingest is not committed, so there are no documents; "
     "run:",
     "export-documents good.yaml --out out": "Missing option '--format'",
