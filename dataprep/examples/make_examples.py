@@ -43,7 +43,6 @@ from gristmill.dataprep.examples.read_examples import (
 from gristmill.dataprep.llm import judge_pairs
 from gristmill.dataprep.llm.batch_requests import with_problems
 from gristmill.dataprep.llm.client import Asking, RequestCounts
-from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, Diversity, describe
 from gristmill.dataprep.llm.lineage import GENERATED, lineage_rows, write_lineage
 from gristmill.dataprep.llm.prompt_templates import (
     PromptTemplate,
@@ -63,7 +62,6 @@ worst answers are equally good, the comparing model prefers neither, the example
 excluded. `example_candidates.py` has the reasons about its answers.
 """
 QUARANTINE = "quarantine.jsonl"
-SAMPLE_CHARACTERS = 4000
 SHOWN_REASONS = 3
 PERCENTILES = (10, 50, 90)
 
@@ -157,8 +155,6 @@ class MadeSet:
         examples: number of examples.
         answers: numbers of answers.
         asked: requests and costs per model.
-        texts: lengths and diversity of a sample of the chosen answers and their prompts
-            (`describe`).
         rewards: of `all`, `chosen` and `rejected` answers.
         principles: number of uses of each.
         licences: of the records of the prompts.
@@ -170,7 +166,6 @@ class MadeSet:
     examples: int
     answers: AnswerCounts
     asked: list[RequestCounts]
-    texts: Diversity
     rewards: Mapping[str, RewardSpread]
     principles: Mapping[str, int]
     licences: list[str]
@@ -493,8 +488,6 @@ class _SetWriter:
 
     def summary(self, made: _Made, drafts: Sequence[Draft]) -> MadeSet:
         """Summary for the report."""
-        sample = sorted(made.kept, key=lambda draft: (draft.prompt.id, draft.number))
-        sampled = sample[:SAMPLE_TEXTS]
         groups = {
             "all": [draft for draft in drafts if draft.usable],
             "chosen": made.kept,
@@ -521,10 +514,6 @@ class _SetWriter:
             asked=[
                 session.tally.as_json(session.model) for session in self.asking.values()
             ],
-            texts=describe(
-                [draft.text[:SAMPLE_CHARACTERS] for draft in sampled],
-                [draft.prompt.text[:SAMPLE_CHARACTERS] for draft in sampled],
-            ),
             rewards=rewards,
             principles=dict(principles),
             licences=sorted(

@@ -44,7 +44,6 @@ from gristmill.dataprep.documents import Inputs, document_id
 from gristmill.dataprep.inner_steps import run_step
 from gristmill.dataprep.llm.batch_requests import ask_tasks
 from gristmill.dataprep.llm.client import RequestCounts
-from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, Diversity, describe
 from gristmill.dataprep.llm.lineage import (
     GENERATED,
     SCHEMA,
@@ -62,8 +61,6 @@ from gristmill.mixtures.sections.generated_source import Generate
 READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "persona", "language", "number", "others")
 """Names that templates may use."""
-SHARD_SAMPLE, SAMPLE_CHARACTERS = 50, 4000
-"""Texts per shard for measuring diversity, and the characters of each."""
 EMPTY, SHORT, CUT = "generate/empty", "generate/short", "generate/cut"
 
 
@@ -81,8 +78,6 @@ class GeneratedShard(Counted):
 
     parents: int
     errors: list[Failure]
-    sample: list[tuple[str, str, str]]
-    """Ids and beginnings of new documents, and beginnings of their first parents."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,6 @@ class GeneratedSource:
         kept, dropped, quarantined: new documents by outcome.
         bytes: of the kept ones.
         asked: requests and costs; empty if all documents were written before.
-        texts: diversity of the new documents.
     """
 
     style: str
@@ -132,7 +126,6 @@ class GeneratedSource:
     quarantined: int
     bytes: int
     asked: RequestCounts | dict[str, int]
-    texts: Diversity
 
 
 @dataclass(frozen=True)
@@ -173,7 +166,6 @@ class Parent(NamedTuple):
     """Document that new ones are written from."""
 
     id: bytes
-    text: str
     licence: str | None
 
 
@@ -241,10 +233,6 @@ class _Source:
                 "".join(json.dumps(error) + "\n" for error in errors),
             )
         check_quarantine(counts, self.section.max_quarantined, self.context.stage)
-        sample = sorted(
-            (row for result in results for row in result["sample"]),
-            key=lambda row: row[0],
-        )[:SAMPLE_TEXTS]
         is_shipped = self.section.template is None
         return GeneratedSource(
             style=self.section.style if is_shipped else self.template.place,
@@ -258,9 +246,6 @@ class _Source:
             quarantined=counts.get("quarantined", 0),
             bytes=counts.get("bytes_kept", 0),
             asked=tallies[0] if tallies else {},
-            texts=describe(
-                [text for _, text, _ in sample], [parent for _, _, parent in sample]
-            ),
         )
 
     def _read_parents(self) -> dict[str, Path]:
@@ -348,7 +333,7 @@ class _Source:
             licence = next(
                 (str(metadata[key]) for key in LICENCE_KEYS if metadata.get(key)), None
             )
-            parents.append(Parent(bytes.fromhex(document), row["text"], licence))
+            parents.append(Parent(bytes.fromhex(document), licence))
             for number in range(self.section.per_document):
                 more_parents: list[int] = []
                 if other_count := self.section.others:
@@ -383,7 +368,6 @@ class _Source:
     ) -> Done[GeneratedShard]:
         lines: list[dict[str, str]] = []
         edges: list[tuple[str, str]] = []
-        sample: list[tuple[str, str, str]] = []
         errors: list[Failure] = []
         counts: Counts = {
             "read": len(chosen.new_documents),
@@ -435,22 +419,17 @@ class _Source:
                 line["licence"] = " and ".join(licences)
             lines.append(line)
             edges.extend((parent.id.hex(), child.hex()) for parent in child_parents)
-            sample.append(
-                (child.hex(), new[:SAMPLE_CHARACTERS], first.text[:SAMPLE_CHARACTERS])
-            )
             counts["kept"] += 1
             counts["bytes_kept"] += len(new.encode())
         path = self.out / self.name / f"{Path(task.name).stem}.jsonl"
         kept = self.lineage / f"{Path(task.name).stem}.json"
         write_json_lines(path, lines)
         write_text(kept, json.dumps(edges))
-        sample.sort()
         return Done(
             [path, kept],
             {
                 "counts": counts,
                 "parents": len(chosen.parents),
                 "errors": errors,
-                "sample": sample[:SHARD_SAMPLE],
             },
         )

@@ -64,16 +64,7 @@ ASKED = {
     "half": "half of the rewards are below",
     "90 %": "nine tenths of the rewards are below",
     "examples": "written under this principle",
-    "distinct words": "share of words that are no repetition, in the sample",
-    "pairs": "of two answers to one prompt; of words: the share of pairs that are no "
-    "repetition",
-    "triples": "share of triples of words that are no repetition",
-    "alike each other": "mean Jaccard similarity of triples of words between texts "
-    "of the sample",
-    "parents alike": "the same between their parents",
-    "like its parent": "the same between a text and its parent",
-    "characters (10 %, half, 90 %)": "lengths below which such a share of the texts "
-    "lies",
+    "pairs": "of two answers to one prompt",
     "kept before": "answers that were in the store already",
     "sent again": "requests that failed and were repeated",
     "repaired": "answers in which broken JSON could be mended",

@@ -15,21 +15,7 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.report.facts import Facts
-from gristmill.flows.report.stage_summaries import Diversity, MadeExamples, Row
-
-DIVERSITY = {
-    "characters (10 %, half, 90 %)": ">",
-    "distinct words": ".3f",
-    "pairs": ".3f",
-    "triples": ".3f",
-    "alike each other": ".3f",
-    "parents alike": ".3f",
-    "like its parent": ".3f",
-}
-SAMPLED = (
-    "On a sample: shares of n-grams of words that are no repetition; mean Jaccard "
-    "similarity of triples. Of examples the parents are their prompts."
-)
+from gristmill.flows.report.stage_summaries import MadeExamples, Row
 
 
 def judges(facts: Facts, name: str = "judge") -> MaybeSection:
@@ -66,9 +52,7 @@ def judges(facts: Facts, name: str = "judge") -> MaybeSection:
 
 
 def generated(facts: Facts, name: str = "generate") -> MaybeSection:
-    """Yield of each generated source, the diversity of its texts, and its share of the
-    mixture.
-    """
+    """Yield of each generated source, and its share of the mixture."""
     sources = facts.step(name).generated
     realised = {} if facts.packed is None else facts.packed.realised
     rows = [
@@ -98,25 +82,15 @@ def generated(facts: Facts, name: str = "generate") -> MaybeSection:
         "MB": ".2f",
         "of the mixture": ".1%",
     }
-    diversity = [
-        [source, *_diversity(counts.texts)]
-        for source, counts in sources.items()
-        if counts.texts.sampled
-    ]
     return section_of(
         "Generated documents",
         table(columns, rows),
-        Heading("How diverse they are") if diversity else None,
-        table({"source": "", **DIVERSITY}, diversity),
-        SAMPLED,
         requests_table(counts.asked for counts in sources.values() if counts.asked),
     )
 
 
 def made_examples(facts: Facts, name: str) -> MaybeSection:
-    """Yield of a set of examples, the lengths and diversity of its answers, and their
-    rewards.
-    """
+    """Yield of a set of examples, and the rewards of its answers."""
     summary = facts.summary(name, MadeExamples)
     prompts, answers = summary.prompts, summary.answers
     yield_row = [
@@ -140,7 +114,6 @@ def made_examples(facts: Facts, name: str) -> MaybeSection:
         for answers_of_kind, reward in summary.rewards.items()
     ]
     spread = dict.fromkeys(("mean", "10 %", "half", "90 %"), ".3f")
-    diversity = [_diversity(summary.texts)] if summary.texts.sampled else []
     licences = f"Made from prompts under {', '.join(summary.licences)}."
     return section_of(
         "Examples that a model wrote",
@@ -149,9 +122,6 @@ def made_examples(facts: Facts, name: str) -> MaybeSection:
         table({"answers": "", "number": ",", **spread}, reward_rows),
         Heading("Principles"),
         table({"principle": "", "examples": ","}, summary.principles.items()),
-        Heading("How diverse the answers are") if diversity else None,
-        table(DIVERSITY, diversity),
-        SAMPLED if diversity else None,
         licences if summary.licences else None,
         requests_table(summary.asked),
     )
@@ -159,17 +129,6 @@ def made_examples(facts: Facts, name: str) -> MaybeSection:
 
 def _counts_text(counts: ByName[int]) -> str:
     return ", ".join(f"{reason} {number:,}" for reason, number in counts.items())
-
-
-def _diversity(texts: Diversity) -> list[object]:
-    """Cells below DIVERSITY."""
-    return [
-        " / ".join(f"{value:,}" for value in texts.characters),
-        *(texts.distinct[n] for n in ("1", "2", "3")),
-        texts.self_similarity,
-        texts.parent_self_similarity,
-        texts.parent_similarity,
-    ]
 
 
 def requests_table(tallies: Iterable[Row]) -> Table:

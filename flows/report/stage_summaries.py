@@ -156,17 +156,6 @@ class Leaks(Summary):
     matches: Sequence[LeakedItem] = ()
 
 
-class Diversity(Summary):
-    """Lengths and diversity of a sample of generated texts (dataprep/llm)."""
-
-    sampled: int
-    characters: Sequence[int] = ()
-    distinct: ByName[float | None] = {}
-    self_similarity: float | None = None
-    parent_self_similarity: float | None = None
-    parent_similarity: float | None = None
-
-
 class Separation(Summary):
     """Precision and recall of a classifier at a cut."""
 
@@ -220,7 +209,6 @@ class GeneratedSource(Summary):
     dropped: ByName[int]
     quarantined: int
     bytes: int
-    texts: Diversity
     asked: Row
 
 
@@ -440,7 +428,6 @@ class MadeExamples(Summary):
     examples: int
     prompts: Counts
     answers: AnswerCounts
-    texts: Diversity
     rewards: ByName[RewardSpread]
     asked: Sequence[Row]
     principles: ByName[int] = {}

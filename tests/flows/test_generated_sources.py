@@ -162,7 +162,6 @@ def test_generated_documents_have_lineage_in_explain_licences_and_report(
         == summary["kept"] + sum(summary["dropped"].values()) + summary["quarantined"]
     )
     assert summary["dropped"] == {"generate/empty": 2, "generate/cut": 2}
-    assert summary["texts"]["distinct"]["1"] < 1
     page = render_report(session, None).replace("<wbr>", "")
     assert "Generated documents" in page
     for path in (manifest.parent / "store").rglob("*"):

@@ -290,12 +290,13 @@ def test_takedown_deletes_stored_answers_and_gc_deletes_later_ones(
     assert b"stone7" not in stored_answers()
 
 
-def test_the_report_counts_yield_diversity_and_the_share_in_the_mixture(
+def test_the_report_counts_yield_and_the_share_in_the_mixture(
     ran: Ran,
 ) -> None:
     section = generated(gather_facts(ran.session))
     assert section is not None
-    yields, texts = (part for part in section.parts[:3] if isinstance(part, Table))
+    yields = section.parts[0]
+    assert isinstance(yields, Table)
     yield_rows = {
         row[0]: dict(zip(yields.header, row, strict=True)) for row in yields.rows
     }
@@ -311,16 +312,3 @@ def test_the_report_counts_yield_diversity_and_the_share_in_the_mixture(
         ]
         assert yield_rows[name]["of the mixture"] == f"{mixed[name]['share']:.1%}"
     assert 0.25 < mixed["words"]["share"] < 0.35
-    lengths = {row[0]: dict(zip(texts.header, row, strict=True)) for row in texts.rows}
-    tenth, median, ninetieth = (
-        int(characters)
-        for characters in lengths["words"]["characters (10 %, half, 90 %)"].split(" / ")
-    )
-    assert 40 < tenth <= median <= ninetieth < 200
-    assert (
-        0
-        < float(lengths["words"]["distinct words"])
-        <= float(lengths["words"]["triples"])
-        <= 1
-    )
-    assert float(lengths["words"]["like its parent"]) == 0.0
