@@ -322,7 +322,7 @@ def plan(
         from gristmill.flows.planning.predict import print_prediction
 
         prediction = predict_cost(session, int(sample_mb * 1e6), sample_seconds)
-        print_json(prediction) if as_json else print_prediction(session, prediction)
+        print_json(prediction) if as_json else print_prediction(prediction)
         raise Exit(EXIT_STAGE_FAILED if prediction.refusals else 0)
     show_plan(session, frozenset(), as_json)
 

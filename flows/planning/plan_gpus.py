@@ -14,11 +14,9 @@ from gristmill.core.files import as_path, read_json
 from gristmill.flows.pages.page_elements import Table, table
 from gristmill.flows.pages.terminal_tables import print_table, section
 from gristmill.flows.planning.quantities import at_least, duration, quantity, size
-from gristmill.flows.report.mixture import waste_of
-from gristmill.flows.report.stage_summaries import PackingCosts, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
-from gristmill.flows.stages.registry import MIX, TOKENIZER
+from gristmill.flows.stages.registry import TOKENIZER
 from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.train.models.model_config import Shape, shape_to_train
 from gristmill.train.planning.devices import (
@@ -143,46 +141,6 @@ class PlannedTraining:
 
 
 @dataclass(frozen=True)
-class SourceReads:
-    """Tokens of a source that the training reads.
-
-    Attributes:
-        share: of the mixed tokens.
-        tokens_read: by the whole training.
-        tokens_there: distinct tokens of the source.
-        epochs: their ratio.
-        wraps_at_step: first step that repeats tokens; None without repetition.
-    """
-
-    share: float
-    tokens_read: float
-    tokens_there: int
-    epochs: float
-    wraps_at_step: int | None
-
-
-@dataclass(frozen=True)
-class PackingWaste:
-    """Kind of packing, and its shares; see `waste_of`."""
-
-    kind: str
-    split: float
-    in_split: float
-    dropped: float
-    padding: float
-
-
-@dataclass(frozen=True)
-class PlannedData:
-    """Tokens read of each source, compared with those available."""
-
-    passes_over_the_set: float
-    set_tokens: int
-    sources: dict[str, SourceReads]
-    packing: PackingWaste
-
-
-@dataclass(frozen=True)
 class PlannedForm:
     """A form of parallelism, with its memory, time and cost.
 
@@ -225,7 +183,6 @@ class GpuPlan:
 
     Attributes:
         assumed_mfu: MFU of the arithmetic alone.
-        data: None before `mix` is committed.
         forms: the best first.
         checks: comparison with measured steps, if any were run.
     """
@@ -235,7 +192,6 @@ class GpuPlan:
     assumed_mfu: float
     model: PlannedModel
     training: PlannedTraining
-    data: PlannedData | None
     forms: list[PlannedForm]
     prices: GpuPrice
     checks: list[Check] = field(default_factory=list)
@@ -248,7 +204,7 @@ def plan_gpus(
     utilisation: float,
     prices_file: Path | None,
 ) -> GpuPlan:
-    """Plan a pre-training on GPUs: model, training, data, forms of parallelism, prices.
+    """Plan a pre-training on GPUs: model, training, forms of parallelism, prices.
 
     Args:
         session: the opened manifest, with its committed outputs.
@@ -333,7 +289,6 @@ def plan_gpus(
                 for name, (size, number) in optima.items()
             },
         ),
-        _data(session, pretrain),
         forms,
         GpuPrice(prices.as_of, prices.currency, price),
     )
@@ -381,34 +336,6 @@ def _training(session: Session) -> tuple[Pretrain, Shape, int]:
         vocab_size = max([*tokenizer["model"]["vocab"].values(), *added]) + 1
     length = manifest.mix.sequence_length
     return pretrain, shape_to_train(pretrain, vocab_size, length), length
-
-
-def _data(session: Session, section: Pretrain) -> PlannedData | None:
-    """Compare the tokens read of each source with those available; None before `mix` is
-    committed.
-    """
-    folder = session.committed(MIX)
-    if folder is None:
-        return None
-    summary = folder.manifest()["summary"]
-    num_passes = section.steps * section.global_batch_size / summary["rows"]
-    sources = {}
-    for name, realised in summary["realised"].items():
-        tokens_read = realised["tokens"] * num_passes
-        unique = realised["available_tokens"]
-        epochs = tokens_read / unique if unique else 0.0
-        wraps_at_step = int(section.steps / epochs) + 1 if epochs > 1 else None
-        sources[name] = SourceReads(
-            realised["share"], tokens_read, unique, epochs, wraps_at_step
-        )
-    packing = summary["packings"][summary["packing"]]
-    waste = asdict(waste_of(read_as(PackingCosts, packing)))
-    return PlannedData(
-        num_passes,
-        summary["tokens"],
-        sources,
-        PackingWaste(summary["packing"], **waste),
-    )
 
 
 MEMORY_NAMES = {
@@ -462,7 +389,6 @@ def print_plan_for_gpus(plan: GpuPlan) -> None:
     console.print(
         f"(Kaplan counts no embeddings: this run has {without} without)", style="dim"
     )
-    print_data(console, plan.data)
     _print_forms(console, plan)
     checks = [
         (
@@ -479,39 +405,6 @@ def print_plan_for_gpus(plan: GpuPlan) -> None:
         console,
         table(columns, checks),
         "Checked against real steps of this model on this machine",
-    )
-
-
-def print_data(console: Console, data: PlannedData | None) -> None:
-    """Print the tokens read and available per source, and the cost of packing."""
-    if data is None:
-        section(console, "Data")
-        console.print(
-            "nothing is mixed yet, so the tokens of each source are unknown; run up "
-            "to the stage mix to see them"
-        )
-        return
-    rows = [
-        (
-            name,
-            source.share,
-            quantity(source.tokens_read),
-            quantity(source.tokens_there),
-            source.epochs,
-            source.wraps_at_step or "never",
-        )
-        for name, source in data.sources.items()
-    ]
-    columns = {"source": "", "share": ".1%", "reads": ">", "has": ">"}
-    columns |= {"epochs": ".2f", "wraps at step": ","}
-    print_table(console, table(columns, rows), "Data")
-    packing = data.packing
-    console.print(
-        f"{data.passes_over_the_set:.2f} passes over a set of "
-        f"{quantity(data.set_tokens)} tokens\n"
-        f"packing {packing.kind}: {packing.padding:.1%} padding in the rows, "
-        f"{packing.dropped:.1%} of the tokens dropped, {packing.split:.1%} of the "
-        "documents cut"
     )
 
 

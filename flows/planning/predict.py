@@ -37,7 +37,6 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.sections.sources import INGEST
-from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
 LARGER = 4
 """Size of the second sample as a multiple of the first."""
@@ -51,7 +50,6 @@ BUDGET_SECONDS = 30.0
 WORK_KEYS = ("steps", "epochs", "global_batch_size")
 """Keys that a training's time is proportional to, for the same model."""
 OF_SAMPLES = "not measurable on a sample; an earlier run in this store is needed"
-SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 
 @dataclass(frozen=True)
@@ -137,14 +135,6 @@ class Available:
 
 
 @dataclass(frozen=True)
-class LshPoint:
-    """Share of pairs that become candidates at a Jaccard similarity."""
-
-    jaccard: float
-    found: float
-
-
-@dataclass(frozen=True)
 class Prediction:
     """Predicted cost of a run.
 
@@ -158,7 +148,6 @@ class Prediction:
         totals: of the predicted stages.
         available: resources of this machine.
         refusals: sentences about requirements that do not fit.
-        lsh: candidates by similarity; empty without near-duplicate detection.
     """
 
     text_bytes: float
@@ -170,7 +159,6 @@ class Prediction:
     totals: Totals
     available: Available
     refusals: list[str]
-    lsh: list[LshPoint]
 
 
 def predict(
@@ -221,7 +209,6 @@ def predict(
         totals,
         available,
         refusals(totals, available),
-        lsh_curve(_minhash(session)),
     )
 
 
@@ -453,32 +440,7 @@ def refusals(totals: Totals, available: Available) -> list[str]:
     return sentences
 
 
-def _minhash(session: Session) -> MinHash | None:
-    return next(
-        (
-            step.config.minhash
-            for step in session.manifest.prepare
-            if isinstance(step.config, Dedup)
-        ),
-        None,
-    )
-
-
-def lsh_curve(section: MinHash | None) -> list[LshPoint]:
-    """Return the share of pairs that share a band, by Jaccard similarity: 1 - (1 -
-    J^rows)^bands.
-
-    Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, section 3.4.
-    """
-    if section is None:
-        return []
-    return [
-        LshPoint(j, 1.0 - (1.0 - j**section.rows) ** section.bands)
-        for j in SIMILARITIES
-    ]
-
-
-def print_prediction(session: Session, prediction: Prediction) -> None:
+def print_prediction(prediction: Prediction) -> None:
     """Print the predicted cost of a run."""
     console = plain_console()
     least = "at least " if prediction.text_at_least else ""
@@ -503,18 +465,6 @@ def print_prediction(session: Session, prediction: Prediction) -> None:
         console.print(f"? {', '.join(stages)}: {error}", style="yellow")
     for sentence in prediction.refusals:
         console.print(sentence, style="red")
-    section = _minhash(session)
-    if section is not None:
-        title = (
-            f"Near-duplicate pairs that {section.bands} bands of {section.rows} rows "
-            f"find (threshold {section.threshold:g}):"
-        )
-        points = [
-            (point.jaccard, point.found, "#" * round(24 * point.found))
-            for point in prediction.lsh
-        ]
-        columns = {"Jaccard": ".2f", "found": ".1%", "": ""}
-        print_table(console, table(columns, points), title)
 
 
 def _cells(cost: PredictedStage | Totals) -> list[str]:

@@ -68,11 +68,6 @@ class Dialled:
 
     Attributes:
         layers, width, heads: shape of the decoder.
-        parameters: weights in the layers, N; of experts, only those that process a
-            token.
-        tokens: training tokens, D.
-        flops: non-embedding compute, C (Bi et al. 2024, section 3.2: (6 N + 12 layers
-            width length) D).
         global_batch_size: rows per step, a power of two.
         learning_rate, weight_decay: to three digits.
         steps: optimizer steps that read the tokens.
@@ -81,9 +76,6 @@ class Dialled:
     layers: int
     width: int
     heads: int
-    parameters: int
-    tokens: int
-    flops: float
     global_batch_size: int
     learning_rate: float
     weight_decay: float
@@ -141,6 +133,8 @@ def dial(
     """
     attention = model.heads * (model.head_width or model.width // model.heads)
     tokens = tokens_per_parameter * model.layer_weights
+    # Non-embedding compute, C (Bi et al. 2024, section 3.2: (6 N + 12 layers width
+    # length) D); of experts, N counts only those that process a token.
     flops = (
         6 * model.layer_weights + 12 * model.layers * attention * sequence_length
     ) * tokens
@@ -153,9 +147,6 @@ def dial(
         model.layers,
         model.width,
         model.heads,
-        model.layer_weights,
-        round(tokens),
-        flops,
         rows,
         learning_rate,
         three_digits(1 / (learning_rate * timescale * steps)),

@@ -15,13 +15,12 @@ from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
 from gristmill.flows.planning import predict
-from gristmill.flows.planning.predict import Measured, lsh_curve
+from gristmill.flows.planning.predict import Measured
 from gristmill.flows.planning.sampled_sources import take_sample
 from gristmill.flows.running.events import StageProgress
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.steps.dedup import MinHash
 
 SENTENCE = "The river and the mountain have to be seen with that light of the morning. "
 
@@ -182,7 +181,7 @@ export: {}
     }
     assert "used up their time; allow more with --sample-seconds" in errors["ingest"]
     assert errors["mix"] == "a sample has too few tokens to be mixed"
-    predict.print_prediction(session, prediction)
+    predict.print_prediction(prediction)
     assert "? mix: a sample has too few tokens" in capsys.readouterr().out
 
 
@@ -202,15 +201,6 @@ def test_insufficient_memory_or_disk_is_reported_with_both_numbers() -> None:
     assert "9 GB are needed, but 8 GB are free" in memory
     assert "5 MB are needed, but 1 MB are free" in disk
     assert predict.refusals(totals, predict.Available(0, None)) == []
-
-
-def test_curve_matches_the_banding_formula() -> None:
-    curve = {
-        point.jaccard: point.found for point in lsh_curve(MinHash(bands=2, rows=1))
-    }
-    assert curve[0.5] == pytest.approx(0.75)
-    assert curve[1.0] == 1.0
-    assert lsh_curve(None) == []
 
 
 @pytest.mark.slow
