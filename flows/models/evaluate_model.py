@@ -12,18 +12,16 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from gristmill.core.files import as_path
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table
-from gristmill.flows.report.evaluation import metric_values
+from gristmill.flows.pages.page_elements import Table, inline_text
+from gristmill.flows.pages.terminal_tables import print_table, section
+from gristmill.flows.report.evaluation import suite_parts, task_table
+from gristmill.flows.report.stage_summaries import ModelMeasures, read_as
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.base import Section
 from gristmill.mixtures.load import anchor
 from gristmill.mixtures.sections.evaluation import Evaluate, Suite, Task
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
-
-LARGE = 1e5
-"""Values from here on are printed with five digits."""
 
 
 class EvaluationError(ValueError):
@@ -127,45 +125,15 @@ def evaluate_folder(
 
 
 def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print the metrics of tasks and suites as a table."""
+    """Print tasks and suites by the tables of the report."""
+    tasks = {name: entry for name, entry in summaries.items() if "score" not in entry}
+    suites = {name: entry for name, entry in summaries.items() if "score" in entry}
+    measures = read_as(ModelMeasures, {"tasks": tasks, "suites": suites})
+    models = [("this model", measures)]
     console = plain_console()
-    rows, notes = [], []
-    # A task of a suite may have the name of a task, or of one of another suite.
-    measured: list[tuple[str, Mapping[str, Any]]] = []
-    for name, summary in summaries.items():
-        if "score" in summary:
-            of_suite = summary["tasks"]
-            measured += of_suite.items()
-            items = sum(task["items"] for task in of_suite.values())
-            summary = {"score": summary["score"], "items": items}
-        measured.append((name, summary))
-    for task, summary in measured:
-        items = summary["items"]
-        for metric, value in metric_values(summary):
-            interval = None
-            if value.low is not None and value.high is not None:
-                interval = f"{printed(value.low)} to {printed(value.high)}"
-            rows.append((task, metric, printed(value.value), interval, items))
-        if "calibration" in summary:
-            for bins in ("width", "mass"):
-                error = summary["calibration"][f"ece_equal_{bins}"]
-                rows.append((task, f"ECE, equal {bins}", f"{error:.4f}", None, items))
-    for name, summary in summaries.items():
-        for reference in summary.get("references", ()):
-            notes.append(
-                f"{name}: {reference['model']} has {reference['score']:.4f} "
-                f"({reference['source']})"
-            )
-        for sample in summary.get("samples", ())[:2]:
-            notes.append(f"{name}: {sample['prompt'][-120:]!r} -> {sample['answer']!r}")
-    columns = {"task": "", "metric": "", "value": ">", "95 % interval": ">"}
-    print_table(console, table({**columns, "items": "d"}, rows))
-    for note in notes:
-        console.print(note, style="dim")
-
-
-def printed(value: float) -> str:
-    """Format a value with four decimals, or with five digits if it is large, like the
-    perplexity of an untrained model.
-    """
-    return f"{value:.4f}" if abs(value) < LARGE else f"{value:.5g}"
+    print_table(console, task_table(models))
+    for part in suite_parts(models):
+        if isinstance(part, Table):
+            print_table(console, part)
+        else:
+            section(console, inline_text(part.text))

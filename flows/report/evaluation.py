@@ -4,7 +4,7 @@ memory, leaks, samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gristmill.flows.pages.page_elements import (
     Figure,
@@ -122,13 +122,9 @@ def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
     """Every task's metrics for every model, differences between models, and reliability
     plots.
     """
-    rows, plots = [], []
+    plots = []
     for model, measured in evaluated_models(facts):
         for task, summary in measured.tasks.items():
-            rows += [
-                [task, model, metric, value, summary["items"]]
-                for metric, value in metric_values(summary)
-            ]
             if summary.get("calibration"):
                 calibration = read_as(Calibration, summary["calibration"])
                 caption = (
@@ -141,7 +137,8 @@ def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
                     for bin_ in calibration.reliability
                 ]
                 plots.append(Figure(reliability(bins), caption))
-    if not rows:
+    metrics = task_table(evaluated_models(facts))
+    if not metrics.rows:
         return None
     changes = [
         [
@@ -153,26 +150,48 @@ def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
         ]
         for change in facts.evaluation.differences
     ]
-    names = {"task": "", "model": "", "metric": ""}
     differences = {"models": "", "difference": "+.4f", "certain": ""}
     return section_of(
         "Tasks",
-        table({**names, "value": ".4f", "items": "d"}, rows),
+        metrics,
         Heading("From model to model, on the same items") if changes else None,
         table({"task": "", "metric": "", **differences}, changes),
         plots,
     )
 
 
+def task_table(models: Sequence[tuple[str, ModelMeasures]]) -> Table:
+    """Every metric of every task for some models by name."""
+    rows = [
+        [task, model, metric, value, summary["items"]]
+        for model, measured in models
+        for task, summary in measured.tasks.items()
+        for metric, value in metric_values(summary)
+    ]
+    names = {"task": "", "model": "", "metric": ""}
+    return table({**names, "value": ".4f", "items": "d"}, rows)
+
+
 def suites(facts: Facts, name: str = "evaluate") -> MaybeSection:
     """Every suite: the centred scores of this run's models and of published ones, and
     each task.
     """
+    note = (
+        "0 is chance, 1 is every item right; in brackets: 95 % bootstrap intervals "
+        "over items."
+    )
+    return section_of("Suites", suite_parts(evaluated_models(facts)), note)
+
+
+def suite_parts(models: Sequence[tuple[str, ModelMeasures]]) -> list[Heading | Table]:
+    """For each suite a heading, the scores of some models and of published ones, and a
+    table of its tasks.
+    """
     results: dict[str, dict[str, SuiteResult]] = {}
-    for model, measured in evaluated_models(facts):
+    for model, measured in models:
         for suite, result in measured.suites.items():
             results.setdefault(suite, {})[model] = result
-    parts: list[Part] = []
+    parts: list[Heading | Table] = []
     columns = {"accuracy": ".4f", "chance": ".3f", "centred": ".4f", "items": ","}
     for suite, by_model in results.items():
         scores, rows = [], []
@@ -198,11 +217,7 @@ def suites(facts: Facts, name: str = "evaluate") -> MaybeSection:
             table({"model": "", "centred score": ".4f", "source": ""}, scores),
             table({"task": "", "shots": "d", "model": "", **columns}, rows),
         ]
-    note = (
-        "0 is chance, 1 is every item right; in brackets: 95 % bootstrap intervals "
-        "over items."
-    )
-    return section_of("Suites", parts, note)
+    return parts
 
 
 def memorisation(facts: Facts, name: str = "evaluate") -> MaybeSection:

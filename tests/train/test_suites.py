@@ -385,7 +385,9 @@ def test_suite_is_evaluated_and_shown_in_the_report(
     tokenizer_folder: Path,
     shape: Shape,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     save_model(tmp_path / "model", shape, dict(make_model(shape).named_parameters()))
     (tmp_path / "tasks.yaml").write_text(
         f"suites: [{{suite: small, path: {bundle}, limit: 4}}]\n"
