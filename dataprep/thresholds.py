@@ -83,16 +83,6 @@ def failures(
     return failed
 
 
-def bounded_statistics(section: type[BaseModel]) -> dict[str, tuple[str, str]]:
-    """Thresholds among a section's fields: name -> (`min` or `max`, statistic)."""
-    parts = {name: name.partition("_") for name in section.model_fields}
-    return {
-        name: (side, statistic)
-        for name, (side, _, statistic) in parts.items()
-        if side in ("min", "max")
-    }
-
-
 def first_failures(
     failed: Mapping[str, np.ndarray], documents: int
 ) -> list[str | None]:

@@ -197,9 +197,7 @@ def dialects(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what each dialect of Gopher's rules would keep, and documents on which they
-    disagree.
-    """
+    """Show what each dialect of Gopher's rules would keep."""
     from gristmill.flows.questions.dialects import compare_dialects
 
     session = open_or_exit(manifest, set_, store)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from gristmill.dataprep.documents import read_shard, shard_names
 from gristmill.dataprep.filters.gopher import DIALECTS
 from gristmill.dataprep.filters.rule_sets import measure
-from gristmill.dataprep.thresholds import bounded_statistics, failures
+from gristmill.dataprep.thresholds import failures
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table, section
 from gristmill.flows.questions.find_documents import (
@@ -37,7 +37,6 @@ from gristmill.mixtures.steps.rules import (
     Rules,
 )
 
-EXAMPLES = 5
 BATCH_DOCUMENTS = 1000
 SETS = ("gopher_quality", "gopher_repetition")
 GopherSet = TypeVar("GopherSet", bound=GopherRules)
@@ -52,25 +51,6 @@ class KeptShares:
 
 
 @dataclass(frozen=True)
-class DialectVerdict:
-    """Verdict on a document: the rule that it fails first, its value and its bound."""
-
-    keep: bool
-    rule: str | None = None
-    value: float | None = None
-    bound: float | None = None
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """A document on which dialects disagree, and the verdict of each dialect."""
-
-    id: str
-    locator: str
-    verdicts: dict[str, DialectVerdict]
-
-
-@dataclass(frozen=True)
 class DialectComparison:
     """Documents that each dialect keeps.
 
@@ -80,7 +60,6 @@ class DialectComparison:
         bytes: size of the judged documents.
         dialects: dialect -> rule set, or `both` -> what it keeps.
         disagreeing: number of documents on which dialects disagree.
-        examples: one document for each division of the dialects.
     """
 
     documents: int
@@ -88,10 +67,9 @@ class DialectComparison:
     bytes: int
     dialects: dict[str, dict[str, KeptShares]]
     disagreeing: int
-    examples: list[Disagreement]
 
     def show(self) -> None:
-        """Print the keep rates and the examples, 60 columns wide."""
+        """Print the keep rates, 60 columns wide."""
         console = plain_console()
         section(
             console,
@@ -103,14 +81,7 @@ class DialectComparison:
             rows.append([dialect, *rates, kept["both"].bytes])
         formats = dict.fromkeys(("quality", "repetition", "both", "bytes"), ".1%")
         print_table(console, table({"dialect": "", **formats}, rows))
-        section(console, f"The dialects disagree on {self.disagreeing:,} documents")
-        for example in self.examples:
-            console.print(example.locator, style="bold", soft_wrap=True)
-            for dialect, verdict in example.verdicts.items():
-                text = "keep"
-                if verdict.rule is not None:
-                    text = f"{verdict.rule.partition('/')[2]} {verdict.value:.4g}"
-                console.print(f"  {dialect:<10} {text}")
+        console.print(f"The dialects disagree on {self.disagreeing:,} documents")
 
 
 @dataclass
@@ -120,7 +91,6 @@ class _Totals:
     kept: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     """Dialect -> rule set -> documents and bytes that it keeps, int64 of shape (2,)."""
     disagreeing: int = 0
-    examples: dict[tuple[bool, ...], Disagreement] = field(default_factory=dict)
 
 
 def compare_dialects(session: Session, sample: int) -> DialectComparison:
@@ -165,7 +135,7 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
     }
     totals = _Totals()
     for shard in shard_names(inputs[INGEST]):
-        read = read_shard(inputs, shard, ["id", "locator", "text", "language"])
+        read = read_shard(inputs, shard, ["id", "text", "language"])
         rows = read.documents.take(pa.array(read.rows))
         rows = rows.filter(pa.array(_keys(rows["id"]) <= np.uint64(limit)))
         for start in range(0, len(rows), BATCH_DOCUMENTS):
@@ -180,14 +150,8 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
         }
         for dialect, tallies in totals.kept.items()
     }
-    examples = sorted(totals.examples.values(), key=lambda example: example.id)
     return DialectComparison(
-        totals.documents,
-        available,
-        totals.text_bytes,
-        shares,
-        totals.disagreeing,
-        examples[:EXAMPLES],
+        totals.documents, available, totals.text_bytes, shares, totals.disagreeing
     )
 
 
@@ -208,15 +172,12 @@ def _keys(ids: pa.ChunkedArray) -> np.ndarray:
 def _judge_batch(
     rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals
 ) -> None:
-    failed: dict[str, dict[str, np.ndarray]] = {}
-    measured: dict[str, Mapping[str, np.ndarray]] = {}
-    for dialect, rules in sections.items():
-        measured[dialect] = measure(rows, rules)
-        failed[dialect] = failures(measured[dialect], rules.sets)
     sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
     totals.documents += len(rows)
     totals.text_bytes += int(sizes.sum())
-    for dialect, masks in failed.items():
+    keeps = []
+    for dialect, rules in sections.items():
+        masks = failures(measure(rows, rules), rules.sets)
         kept = {}
         for name in SETS:
             kept[name] = _unset(
@@ -227,29 +188,9 @@ def _judge_batch(
         for name, mask in kept.items():
             tally = tallies.setdefault(name, np.zeros(2, np.int64))
             tally += mask.sum(), sizes[mask].sum()
-
-    keeps = np.array([_unset(masks.values()) for masks in failed.values()])
-    for row in np.flatnonzero(keeps.any(axis=0) & ~keeps.all(axis=0)).tolist():
-        totals.disagreeing += 1
-        division = tuple(keeps[:, row].tolist())
-        id_ = rows["id"][row].as_py().hex()
-        if division in totals.examples and totals.examples[division].id <= id_:
-            continue
-        verdicts = {}
-        for dialect, masks in failed.items():
-            verdicts[dialect] = DialectVerdict(True)
-            rule = next((rule for rule, mask in masks.items() if mask[row]), None)
-            if rule is not None:
-                name, _, threshold = rule.partition("/")
-                bounds = getattr(sections[dialect], name)
-                _, statistic = bounded_statistics(type(bounds))[threshold]
-                value = measured[dialect][statistic][row].item()
-                verdicts[dialect] = DialectVerdict(
-                    False, rule, value, getattr(bounds, threshold)
-                )
-        totals.examples[division] = Disagreement(
-            id_, rows["locator"][row].as_py(), verdicts
-        )
+        keeps.append(kept["both"])
+    is_kept = np.array(keeps)
+    totals.disagreeing += int((is_kept.any(axis=0) & ~is_kept.all(axis=0)).sum())
 
 
 def _unset(masks: Iterable[np.ndarray]) -> np.ndarray:

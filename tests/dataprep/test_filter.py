@@ -19,7 +19,6 @@ from gristmill.dataprep.conservation import QuarantineError, check_conservation
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.filters import filter as filter_stage
 from gristmill.dataprep.thresholds import (
-    bounded_statistics,
     count_failures,
     failures,
     first_failures,
@@ -29,8 +28,10 @@ from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition
 from tests.dataprep import gopher_reference
 from tests.dataprep.document_shards import file_contents, rewrite_texts
 
-QUALITY = list(bounded_statistics(GopherQuality))
-REPETITION = list(bounded_statistics(GopherRepetition))
+QUALITY, REPETITION = (
+    [name for name in rules.model_fields if name.startswith(("min_", "max_"))]
+    for rules in (GopherQuality, GopherRepetition)
+)
 
 
 def prose(seed: int, words: int = 120) -> str:
