@@ -35,7 +35,7 @@ TOKENS_PER_BYTE = 0.02
 rules drop most source code.
 """
 SAMPLE_SECONDS = 0.25
-DATATROVE = {"dialect": "datatrove", "words": "exact"}
+DATATROVE = {"dialect": "datatrove"}
 ENGLISH: RawSection = {"keep": ["en"], "threshold": 0.65}
 GOOD: RawSection = {"min_quality": MIN_QUALITY}
 CANDIDATES: RawSection = {
@@ -60,7 +60,7 @@ VERDICTS: RawSection = {
     "langid": ENGLISH,
     "quality": GOOD,
 }
-"""Steps with datatrove's verdicts: its dialect and words."""
+"""Steps with datatrove's verdicts: its dialect."""
 OWN: RawSection = {
     "filter": {
         "rules": [

@@ -22,15 +22,18 @@ from gristmill.dataprep.filters.filter import judge
 from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.filter import Filter
-from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, Rules
+from gristmill.mixtures.steps.rules import (
+    GopherQuality,
+    GopherRepetition,
+    Rules,
+    word_library,
+)
 
 SET_DOCUMENTS = 3000
 PEER_DOCUMENTS = 60
 """datatrove is slow: it gets the first documents only; rates are per byte."""
 LANGUAGES = ("en", "de", "fr", "ru")
 REPEATS = 5
-PACKAGES = {"exact": ("spacy",), "language": ("spacy", "datatrove")}
-"""Way to cut words -> packages that it needs."""
 Peer = Callable[[list[str]], None]
 
 
@@ -49,8 +52,7 @@ def gopher_rows() -> Iterator[Row]:
     peer = datatrove_rate(texts[:PEER_DOCUMENTS])
     missing = "" if peer else "datatrove with spaCy is not installed"
     for words, suffix, note in (
-        ("dialect", "", "its own word rule"),
-        ("exact", ", words: exact", "spaCy's words, each run of text looked up"),
+        ("dialect", "", "spaCy's words, each run of text looked up"),
         (
             "language",
             ", words: language",
@@ -68,14 +70,13 @@ def gopher_rows() -> Iterator[Row]:
 
 
 def verdict_rate(texts: list[str], dialect: str, words: str) -> float | None:
-    """Return MB per second from text to verdicts; None if a package is missing that
+    """Return MB per second from text to verdicts; None if the package is missing that
     cuts the words.
     """
-    if any(
-        importlib.util.find_spec(package) is None for package in PACKAGES.get(words, ())
-    ):
-        return None
     quality = GopherQuality.model_validate({"dialect": dialect, "words": words})
+    library = word_library(quality)
+    if library is not None and importlib.util.find_spec(library) is None:
+        return None
     sets = {
         "quality": quality,
         "repetition": GopherRepetition.model_validate(

@@ -48,7 +48,7 @@ from gristmill.dataprep.filters.gopher_words import cut_words, stop_words_of
 from gristmill.dataprep.filters.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
 from gristmill.dataprep.filters.rule_sets import RuleSet
 from gristmill.dataprep.text.kernels import text_buffers
-from gristmill.dataprep.words.language_words import language_names, language_words
+from gristmill.dataprep.words.language_words import language_names
 from gristmill.mixtures.steps.rules import (
     Dialect,
     GopherQuality,
@@ -154,8 +154,8 @@ def statistics(
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
-        gristmill.dataprep.words.spacy_words.NoSpacyError: `words: exact` without the
-            package spacy.
+        gristmill.dataprep.words.spacy_words.NoSpacyError: `dialect: datatrove` without
+            the package spacy.
         gristmill.dataprep.words.language_words.NoTokenizerError: `words: language`
             without what it needs.
     """
@@ -178,10 +178,7 @@ def statistics(
         bounds, codes = offsets[begin : rows.stop + 1], text_languages[rows]
         values = quality_values[rows], repetition_values[rows]
         begin = rows.stop
-        if counting.words == "language":
-            words = language_words(data, bounds, codes)
-        else:
-            words = cut_words(data, bounds, counting, codes)
+        words = cut_words(data, bounds, counting, codes)
         # DCLM ignores case
         listed = stop_words_of(codes, stop_words, counting.dialect == "dclm")
         if counting.dialect in _MEASURES_OF_TWO_CUTS:

@@ -23,12 +23,8 @@ between runs of two or more newlines in the stripped text. Nothing is stripped b
 is compared. An empty text, which datatrove drops as `empty`, is all repetition: every
 share of it is 1. Otherwise a share of nothing is 0.
 
-Words are those of spaCy's blank English tokeniser with `words: exact`, and then every
-verdict and its reason is that of datatrove's filters. By default they are those of
-`punctuated_words.take_apart`, which needs no package: given equal words all values are
-equal, and 99.9 % of the words are. Of 5,009 passages of books, web pages, posts,
-reviews, Python's proposals and TeX sections one got another verdict, which exact words
-drop.
+Words are those of spaCy's blank English tokenizer, so that every verdict and its reason
+is that of datatrove's filters.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ from gristmill.dataprep.text.unicode_tables import (
     decode,
     lower_case,
 )
-from gristmill.dataprep.words.punctuated_words import punctuated_words
+from gristmill.dataprep.words.language_words import language_words
+from gristmill.dataprep.words.spacy_words import spacy_words
 from gristmill.dataprep.words.tokenise_words import (
     CutTexts,
     Words,
@@ -455,7 +456,7 @@ Cut = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Words]
 
 CUTS: dict[str, Cut] = {
     "dclm": whitespace_words,
-    "datatrove": punctuated_words,
+    "datatrove": spacy_words,
     "dolma": whitespace_words,
     "curator": whitespace_words,
     "redpajama": word_punct_words,
@@ -481,16 +482,15 @@ def cut_words(
         cut: for texts in scripts with spaces, instead of the dialect's function.
 
     Raises:
-        gristmill.dataprep.words.spacy_words.NoSpacyError: `words: exact` without the
-            package spacy.
+        gristmill.dataprep.words.spacy_words.NoSpacyError: `dialect: datatrove` without
+            the package spacy.
+        gristmill.dataprep.words.language_words.NoTokenizerError: `words: language`
+            without what it needs.
     """
+    if counting.words == "language":
+        return language_words(data, offsets, languages)
     num_texts, flags = len(offsets) - 1, code_point_flags()
     per_word = np.ones(num_texts, np.uint8)
-    if counting.words == "exact":
-        from gristmill.dataprep.words.spacy_words import spacy_words
-
-        words = spacy_words(data, offsets)
-        return CutTexts(data, offsets, flags, words, np.arange(num_texts), per_word)
     unspaced = np.array(
         [is_cut_by_characters(counting, language) for language in languages], bool
     )

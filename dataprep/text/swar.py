@@ -18,7 +18,6 @@ _ONES = np.uint64(0x0101010101010101)
 _SEVEN_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _SMALL = np.uint64(0x2020202020202020)
 _FROM_A, _BEYOND_Z = np.uint64(0x1F1F1F1F1F1F1F1F), np.uint64(0x0505050505050505)
-_FROM_0, _BEYOND_9 = np.uint64(0x5050505050505050), np.uint64(0x4646464646464646)
 _FROM_SPACE = np.uint64(0x6060606060606060)
 _PLACES = np.uint64(0x0001020304050607)
 """Byte 7 - k is k."""
@@ -29,13 +28,6 @@ def letters_of(eight: np.uint64) -> np.uint64:
     """High bits of the bytes that are ASCII letters."""
     small = (eight | _SMALL) & _SEVEN_BITS
     return (small + _FROM_A) & ~(small + _BEYOND_Z) & ~eight & HIGH_BITS
-
-
-@inner_kernel
-def digits_of(eight: np.uint64) -> np.uint64:
-    """High bits of the bytes that are ASCII digits."""
-    low = eight & _SEVEN_BITS
-    return (low + _FROM_0) & ~(low + _BEYOND_9) & ~eight & HIGH_BITS
 
 
 @inner_kernel

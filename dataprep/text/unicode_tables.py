@@ -90,10 +90,6 @@ CONTENT = np.uint16(64)
 """Flag: not in datatrove's set of punctuation marks and control characters."""
 SYMBOL = np.uint16(128)
 """Flag: `#` or `…`."""
-MARK = np.uint16(256)
-"""Flag: a combining mark (categories Mn and Mc) or a joiner, which belongs to the code
-point before it.
-"""
 
 UNSPACED_RANGES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
@@ -127,8 +123,6 @@ Hangul fillers, which are letters, and the controls of musical notation and shor
 NOTHING = np.uint32(0xFFFFFFFF)
 """Value of `lower_case_seen` for invisible code points; larger than any code point."""
 
-JOINERS = (0x200C, 0x200D)
-"""Zero-width non-joiner and joiner."""
 ASSIGNED = ((0x0, 0x323B0), (0xE0000, 0xE01F0))
 """Ranges outside of which Unicode only has private-use and unassigned code points, for
 which no method of `str` is true.
@@ -173,10 +167,8 @@ def code_point_flags() -> np.ndarray:
             (ALPHABETIC, str.isalpha),
             (ALPHABETIC_PROPERTY, str.isalpha),
             (WORD, str.isalnum),
-            (MARK, in_categories("Mn", "Mc")),
         ),
         (
-            (MARK, ((code, code) for code in JOINERS)),
             (ALPHABETIC_PROPERTY, ranges(ALPHABETIC_BEYOND_LETTERS)),
             (ALONE, UNSPACED_RANGES),
             (WORD, single("_")),

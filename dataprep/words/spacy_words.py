@@ -59,7 +59,7 @@ EXCEPTION_BITS = 18
 
 
 class NoSpacyError(ImportError):
-    """`words: exact` needs spaCy."""
+    """`dialect: datatrove` needs spaCy."""
 
 
 @lru_cache(maxsize=1)
@@ -77,8 +77,9 @@ def load_tokenizer() -> Any:
         import spacy
     except ImportError as error:
         raise NoSpacyError(
-            "words: exact takes its words from the package spacy, which is not "
-            "installed; install spacy, or leave `words` out to use gristmill's own rule"
+            "dialect: datatrove takes its words from the package spacy, which is not "
+            "installed; install it with: pip install 'gristmill[spacy]', or choose "
+            "another dialect"
         ) from error
     finally:
         if hides_torch:
@@ -89,19 +90,17 @@ def load_tokenizer() -> Any:
     return tokenizer
 
 
-def spacy_words(data: np.ndarray, offsets: np.ndarray) -> Words:
-    """Split n texts into spaCy's English words.
-
-    Args:
-        data, offsets: the texts (`kernels.text_buffers`).
+def spacy_words(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+) -> Words:
+    """Split texts into spaCy's English words; the arguments are those of
+    `tokenise_words.whitespace_words`.
 
     Raises:
         NoSpacyError: the package spacy is not installed.
     """
     tokenizer = load_tokenizer()
-    runs = whitespace_words(
-        data, offsets, code_point_flags(), np.arange(len(offsets) - 1)
-    )
+    runs = whitespace_words(data, offsets, flags, which)
     sizes = count_simple_words(
         data, runs.starts, runs.ends, _byte_kinds(), _exceptions(tokenizer)
     )

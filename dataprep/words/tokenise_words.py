@@ -10,8 +10,6 @@ r"""Splitting of texts into words. Numba kernels over UTF-8 bytes.
 - `word_punct_words`: maximal runs of letters, digits and underscores, and maximal runs
   of other code points that are not whitespace: `\w+|[^\w\s]+`, NLTK's
   WordPunctTokenizer.
-- `punctuated_words` (`punctuated_words.py`): an approximation of spaCy's rules for
-  English.
 - `spacy_words` (`spacy_words.py`): spaCy's blank English tokenizer.
 - `language_words` (`language_words.py`): the tokenizer that datatrove assigns to each
   text's language.

@@ -32,6 +32,7 @@ from gristmill.dataprep.filters.rule_sets import (
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.flows.authoring.look_at_data import Look
 from gristmill.flows.authoring.try_function import evenly_spaced, take_sample
+from gristmill.flows.running.missing_libraries import is_installed
 from gristmill.mixtures.steps.dedup import MinHash
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.rules import Rules
@@ -57,14 +58,13 @@ OTHER_SETS = ("c4", "fineweb", "curator", "running_text")
 """Rule sets for prose besides Gopher's; one compiles in seconds, a dialect of Gopher in
 up to twenty.
 """
-LONGEST = "gopher (datatrove)"
-"""Slowest rule set to compile, because its words are split by spaCy's rules."""
 
 
 def rule_sets_for(is_code: bool, path_field: str | None = None) -> dict[str, Rules]:
     """Return the rule sets that judge a sample: name -> rules with default thresholds.
 
-    Gopher's rules are included in every dialect. Those of FineWeb and NeMo Curator are
+    Gopher's rules are included in every dialect, that of datatrove if spaCy is
+    installed. Those of FineWeb and NeMo Curator are
     measured alone; these projects run them after Gopher's.
     """
     if is_code:
@@ -77,6 +77,7 @@ def rule_sets_for(is_code: bool, path_field: str | None = None) -> dict[str, Rul
             }
         )
         for dialect in gopher.DIALECTS
+        if dialect != "datatrove" or is_installed("spacy")
     }
     return rules | {name: Rules.model_validate({name: {}}) for name in OTHER_SETS}
 
@@ -206,8 +207,7 @@ def measure_sample(
     # Child processes fill the disk cache of kernels that this process reads; on two
     # cores the first ones are ready in time.
     first = [LANGUAGES, *(name for name in OTHER_SETS if name in rule_sets), DUPLICATES]
-    names = sorted(rule_sets.keys() - first, key=lambda name: (name == LONGEST, name))
-    names = [*first, *names]
+    names = [*first, *sorted(rule_sets.keys() - first)]
     num_processes = min(len(os.sched_getaffinity(0)), len(names))
     with multiprocessing.get_context("fork").Pool(num_processes) as pool:
         kernels = {

@@ -156,10 +156,7 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
 
 
 def _in_dialect(rules: GopherSet, dialect: str) -> GopherSet:
-    words = rules.words
-    if words == "exact" and dialect != "datatrove":
-        words = "dialect"
-    return type(rules)(**{**rules.model_dump(), "dialect": dialect, "words": words})
+    return type(rules)(**{**rules.model_dump(), "dialect": dialect})
 
 
 def _keys(ids: pa.ChunkedArray) -> np.ndarray:

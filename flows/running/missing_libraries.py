@@ -17,9 +17,9 @@ EXTRA_OF = {
     ),
     **dict.fromkeys(("sacrebleu", "rouge_score"), "eval"),
     **dict.fromkeys(("torchao", "bitsandbytes"), "quant"),
-    **dict.fromkeys(("datatrove", "spacy"), "languages"),
     "datasets": "hf",
     "transformers": "models",
+    "datatrove": "languages",
     **{
         name: name
         for name in (
@@ -28,6 +28,7 @@ EXTRA_OF = {
             "mlflow",
             "pandas",
             "polars",
+            "spacy",
             "trackio",
             "vllm",
             "wandb",

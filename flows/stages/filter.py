@@ -23,7 +23,7 @@ from gristmill.mixtures.base import Judging, Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.filter import RULES_LANGUAGE, Filter
 from gristmill.mixtures.steps.langid import LanguageId
-from gristmill.mixtures.steps.rules import columns_of
+from gristmill.mixtures.steps.rules import columns_of, word_library
 
 
 def columns(section: Filter) -> Iterable[str]:
@@ -103,36 +103,27 @@ def recipe(section: Filter, settings: Recipe) -> Recipe:
 
 def preload(section: Filter) -> list[str]:
     """Return the preload of spaCy's tokenizer, if any rules count its words."""
-    return (
-        ["gristmill.dataprep.words.spacy_preload"] if "exact" in _words(section) else []
-    )
+    uses_spacy = "spacy" in _word_libraries(section)
+    return ["gristmill.dataprep.words.spacy_preload"] if uses_spacy else []
 
 
 def libraries(section: Filter) -> list[Library]:
-    """Return the libraries that split words, if rules do not count gristmill's own
-    words.
-    """
-    library_of = {"exact": "spacy", "language": "datatrove"}
-    return [
-        Library(library_of[words])
-        for words in sorted(_words(section) & library_of.keys())
-    ]
+    """Return the libraries that split words for the rules."""
+    return [Library(name) for name in sorted(_word_libraries(section))]
 
 
-def _words(section: Filter) -> set[str]:
-    """Return the definitions of words that the rules count: `words` of each set that
-    has the key.
-    """
-    return {
-        getattr(rule_set, "words", "")
+def _word_libraries(section: Filter) -> set[str]:
+    libraries = {
+        word_library(rule_set)
         for rules in (section.rules, *section.by_language.values())
         for rule_set in rules.sets.values()
     }
+    return {library for library in libraries if library is not None}
 
 
 STAGE = Stage(
     "filter",
-    3,
+    4,
     "gristmill.dataprep.filters.filter:run",
     preflight=preflight,
     step=PrepareStep(

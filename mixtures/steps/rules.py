@@ -468,14 +468,13 @@ class GopherRules(Section):
     lines, symbols and repeated n-grams differently, so that they keep different
     documents (`gristmill dialects MANIFEST` shows which).
     """
-    words: Literal["dialect", "exact", "unicode", "language"] = "dialect"
-    """How text is split into words. `dialect`: as the dialect does it; if that uses a
-    library (datatrove: spaCy), by a rule that is close to it. `exact`: by that library
-    itself (datatrove only; needs the package spacy; for English). `unicode`: between
-    spaces, and each character of scripts without spaces (Chinese, Japanese, Thai, Lao,
-    Khmer, Burmese) is a word; documents in these languages are split like that under
-    `dialect` too. `language`: by the tokenizer that datatrove assigns to the language,
-    as FineWeb-2 did (datatrove only; needs the extra `languages`): spaCy's for that
+    words: Literal["dialect", "unicode", "language"] = "dialect"
+    """How text is split into words. `dialect`: as the dialect does it, `datatrove` by
+    spaCy's tokenizer for English (needs the extra `spacy`). `unicode`: between spaces,
+    and each character of scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer,
+    Burmese) is a word; documents in these languages are split like that under `dialect`
+    too. `language`: by the tokenizer that datatrove assigns to the language, as
+    FineWeb-2 did (datatrove only; needs the extra `languages`): spaCy's for that
     language or a related one, or a library such as jieba (Chinese) and PyThaiNLP
     (Thai), which is slow.
     """
@@ -489,10 +488,10 @@ class GopherRules(Section):
     """
 
     def _problems(self) -> Iterator[str]:
-        if self.words in ("exact", "language") and self.dialect != "datatrove":
+        if self.words == "language" and self.dialect != "datatrove":
             yield (
-                f"words: {self.words} is for dialect: datatrove, which uses spaCy; "
-                f"leave it out for dialect: {self.dialect}"
+                "words: language is for dialect: datatrove; leave it out for dialect: "
+                f"{self.dialect}"
             )
 
 
@@ -604,6 +603,16 @@ class Rules(Section):
         return {
             name: section for name, section in dump(self).items() if section is not None
         }
+
+
+def word_library(rule_set: Section) -> str | None:
+    """Return the library that splits text into words for a rule set, or None."""
+    words = getattr(rule_set, "words", None)
+    if words == "language":
+        return "datatrove"
+    if words == "dialect" and getattr(rule_set, "dialect", None) == "datatrove":
+        return "spacy"
+    return None
 
 
 def section_of(rule_set: str) -> type[Section]:

@@ -85,7 +85,7 @@ def dclm(text: str, words: list[str] | None) -> tuple[float, ...]:
 
 def datatrove(text: str, words: list[str] | None) -> tuple[float, ...]:
     """See `gopher_datatrove.py`."""
-    words = word_cuts_reference.punctuated(text) if words is None else words
+    words = word_cuts_reference.spacy_english(text) if words is None else words
     marks = {
         chr(code)
         for first, last in ranges(DATATROVE_PUNCTUATION)

@@ -26,7 +26,7 @@ def repetition(
     if words is None:
         words = {
             "dclm": word_cuts_reference.segmented,
-            "datatrove": word_cuts_reference.punctuated,
+            "datatrove": word_cuts_reference.spacy_english,
             "redpajama": lambda text: word_cuts_reference.normalized(text).split(),
         }.get(dialect, str.split)(text)
     counted = {

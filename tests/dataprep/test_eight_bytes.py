@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from gristmill.dataprep.text.swar import (
     controls_of,
     count_byte,
-    digits_of,
     equal_to,
     find_byte,
     first_of,
@@ -23,7 +22,6 @@ from gristmill.dataprep.text.unicode_tables import code_point_flags
 
 OF_BYTE: dict[str, tuple[Callable, Callable[[int], bool]]] = {
     "letters": (letters_of, lambda byte: byte < 128 and chr(byte).isalpha()),
-    "digits": (digits_of, lambda byte: byte < 128 and chr(byte).isdigit()),
     "controls": (controls_of, lambda byte: byte < 32),
     "newlines": (lambda eight: equal_to(eight, 10), lambda byte: byte == 10),
     "leads": (lambda eight: equal_to(eight, 0xE2), lambda byte: byte == 0xE2),

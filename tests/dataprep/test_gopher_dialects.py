@@ -415,16 +415,18 @@ def test_batches_do_not_change_statistics(
     assert all(map(same, unbatched, measured(texts, dialect)))
 
 
-def test_exact_words_are_rejected_outside_datatrove() -> None:
-    with pytest.raises(ValueError, match=r"words: exact .*datatrove.*dolma"):
-        GopherQuality(dialect="dolma", words="exact")
+def test_words_by_language_are_rejected_outside_datatrove() -> None:
+    with pytest.raises(ValueError, match=r"words: language .*datatrove.*dolma"):
+        GopherQuality(dialect="dolma", words="language")
 
 
-def test_exact_words_need_spacy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datatroves_dialect_needs_spacy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
     spacy_words.load_tokenizer.cache_clear()
-    with pytest.raises(spacy_words.NoSpacyError, match=r"spacy.*`words`"):
-        measured([TEXT], "datatrove", words="exact")
+    with pytest.raises(
+        spacy_words.NoSpacyError, match=r"datatrove .*gristmill\[spacy\]"
+    ):
+        measured([TEXT], "datatrove")
 
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)

@@ -37,7 +37,9 @@ def sizes_of(runs: Sequence[str]) -> list[int]:
 
 def words_of(runs: Sequence[str]) -> list[list[str]]:
     data, offsets = together(runs)
-    words = spacy_words.spacy_words(data, offsets)
+    words = spacy_words.spacy_words(
+        data, offsets, code_point_flags(), np.arange(len(offsets) - 1)
+    )
     texts = [
         data[begin:end].tobytes().decode()
         for begin, end in zip(words.starts, words.ends, strict=True)
@@ -138,7 +140,9 @@ def test_words_have_the_usual_description() -> None:
         "end.",
     ]
     data, offsets = together(texts)
-    words = spacy_words.spacy_words(data, offsets)
+    words = spacy_words.spacy_words(
+        data, offsets, code_point_flags(), np.arange(len(offsets) - 1)
+    )
     expected = describe_words(
         data, code_point_flags(), words.offsets, words.starts, words.ends
     )

@@ -20,7 +20,7 @@ from gristmill.dataprep.filters.lines_and_sentences import (
 )
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags
-from gristmill.dataprep.words.punctuated_words import punctuated_words
+from gristmill.dataprep.words.spacy_words import spacy_words
 from gristmill.dataprep.words.tokenise_words import (
     characters_per_word,
     unspaced_words,
@@ -31,7 +31,7 @@ from gristmill.dataprep.words.word_breaks import segmented_words
 from tests.dataprep import word_cuts_reference
 
 RULES = {
-    punctuated_words: word_cuts_reference.punctuated,
+    spacy_words: word_cuts_reference.spacy_english,
     unspaced_words: word_cuts_reference.unspaced,
     word_punct_words: word_cuts_reference.word_punct,
     whitespace_words: str.split,
@@ -150,39 +150,6 @@ def cut(rule: object, texts: list[str]) -> list[list[str]]:
 )
 def test_words_equal_the_plain_rule(rule: object, texts: list[str]) -> None:
     assert cut(rule, texts) == [RULES[rule](text) for text in texts]  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("“Well-known, isn't it?”", "“ Well - known , is n't it ? ”"),
-        (
-            "The U.S. dollar (about $3.50)... J. Smith's",
-            "The U.S. dollar ( about $ 3.50 ) ... J. Smith 's",
-        ),
-        (
-            "we'll go to New York--or not; and/or #1",
-            "we 'll go to New York -- or not ; and/or # 1",
-        ),
-        (
-            "cannot o'clock 'em 10% 1990-1995 end.",
-            "can not o'clock 'em 10 % 1990 - 1995 end .",
-        ),
-        (
-            "(e.g., Mr. Smith, i.e. the Dr.) left at 5 p.m. in Sept.",
-            "( e.g. , Mr. Smith , i.e. the Dr. ) left at 5 p.m. in Sept.",
-        ),
-        ("def f(x): run(''); :) ok", "def f(x ): run ( '' ) ; :) ok"),
-        ("64-bit r2-d2 8mm, 5GB", "64 - bit r2 - d2 8 mm , 5 GB"),
-        (
-            "<https://a-b.example.org/c-d/e?f=g>, me-too@x.org; see-also.html",
-            "< https://a-b.example.org/c-d/e?f=g > , me-too@x.org ; see-also.html",
-        ),
-        (r"of $x$. Then", "of $ x$. Then"),
-    ],
-)
-def test_punctuation_is_separated(text: str, words: str) -> None:
-    assert cut(punctuated_words, [text]) == [words.split()]
 
 
 @pytest.mark.parametrize(

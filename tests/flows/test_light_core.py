@@ -314,10 +314,9 @@ def missing_for(
             "pip install 'gristmill[wandb]', or remove engine.wandb",
         ),
         (
-            "prepare=[{filter: {rules: [{gopher_quality: {words: exact, dialect: "
-            "datatrove}}]}}]",
+            "prepare=[{filter: {rules: [{gopher_quality: {dialect: datatrove}}]}}]",
             "the step filter needs spacy, which is not installed; install it with: "
-            "pip install 'gristmill[languages]'",
+            "pip install 'gristmill[spacy]'",
         ),
         (
             "prepare=[{filter: {rules: [{fineweb: {words: language}}]}}]",

@@ -215,12 +215,12 @@ def test_lazily_imported_modules_are_imported_before_forking(
             close=lambda: None, import_soon=requested_modules.extend
         ),
     )
-    exact = Filter.model_validate(
-        {"rules": [{"gopher_quality": {"dialect": "datatrove", "words": "exact"}}]}
+    datatrove = Filter.model_validate(
+        {"rules": [{"gopher_quality": {"dialect": "datatrove"}}]}
     )
     plan = {
         name: replace(toy_node(name, {}), stage=STAGES[name], settings=settings)
-        for name, settings in (("filter", exact), ("dedup", Dedup()))
+        for name, settings in (("filter", datatrove), ("dedup", Dedup()))
     }
     with stage_server.stage_server(plan, list(plan), Engine()):
         assert requested_modules == [
