@@ -162,7 +162,6 @@ def _absent_inputs(raw: RawSection) -> Iterator[tuple[Location, str]]:
     is_given = "model" in present and "pretrain" not in present
     needs_of_pretrain = {
         ("sft", "replay"): sft.get("replay"),
-        ("sft", "ewc"): sft.get("ewc"),
         ("sft", "distill", "teacher"): inside(sft, "distill").get("teacher")
         == "pretrain",
         ("evaluate", "memorisation"): evaluate.get("memorisation") is not None,

@@ -113,13 +113,7 @@ class _StreamObjective:
             self._rows.kind.batch(chosen, self._rows.layout, trim=True), bool(len(rows))
         )
 
-    def loss(
-        self,
-        model: nn.Module,
-        batch: _Read,
-        scale: float | Tensor,
-        draw: int | None = None,
-    ) -> Measured:
+    def loss(self, model: nn.Module, batch: _Read, scale: float | Tensor) -> Measured:
         placed = map_tensors(
             lambda part: part.to(self._device, non_blocking=True), batch.batch
         )
@@ -235,8 +229,7 @@ def train_loop(
 
     Raises:
         ValueError: the stream has no batch_size, or is a rank's share; the model is on
-            another device than the training; the optimizer is sophia; or a precision is
-            set.
+            another device than the training; or a precision is set.
         pydantic.ValidationError: a setting is wrong or unknown.
         gristmill.train.loop.stopping.StoppedError: SIGTERM was received; the state is
             saved.
@@ -259,11 +252,6 @@ def train_loop(
             **settings,
         }
     )
-    if section.optimizer.kind == "sophia":
-        raise ValueError(
-            "sophia estimates curvature from labels that the model draws, and `losses` "
-            "reads those of the rows: take another kind of optimizer"
-        )
     if section.precision != "auto":
         raise ValueError(
             "`losses` says in which precision the model computes, such as by "

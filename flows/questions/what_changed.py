@@ -39,8 +39,6 @@ CONTINUABLE = (
     "optimizer.eps",
     "optimizer.weight_decay",
     "optimizer.momentum",
-    "optimizer.hessian_every",
-    "optimizer.gamma",
     "optimizer.clip",
     "optimizer.cautious_decay",
     "optimizer.beta3",

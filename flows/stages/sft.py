@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gristmill.flows.stages.sections import reads_of
 from gristmill.flows.stages.stage import (
     Configured,
     TrainingStage,
@@ -23,8 +22,6 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     if configured is None:
         return None
     recipe, arguments = configured
-    if recipe["ewc"] is not None:
-        recipe |= reads_of(manifest)
     distill = recipe.pop("distill")
     if distill is None:
         return recipe, arguments

@@ -20,7 +20,6 @@ OptimizerKind = Literal[
     "adamw",
     "lion",
     "adafactor",
-    "sophia",
     "adamw8bit",
     "muon",
     "normuon",
@@ -77,8 +76,6 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
     "lion": OptimizerFacts((0.9, 0.99), 4, fixed_size=True),
     # factored moments, which are negligible
     "adafactor": OptimizerFacts(None, 0),
-    # Liu et al. 2023, section 3.1; a moment and a curvature
-    "sophia": OptimizerFacts((0.96, 0.99), 8),
     # two moments of a byte
     "adamw8bit": OptimizerFacts(
         ADAMW_BETAS, 2, adamws_rate=True, fixed_size=True, library="torchao"
@@ -115,9 +112,8 @@ class Optimizer(BuiltInOrOwn):
     kind: OptimizerKind = "adamw"
     """`adamw`: fused AdamW. `lion`: the sign of a running mean (Chen et al. 2023); it
     needs a learning rate 3 to 10 times smaller and a decay larger by the same factor.
-    `adafactor`: second moments by rows and columns (Shazeer & Stern 2018). `sophia`:
-    Sophia-G, clipped by a diagonal of the Gauss-Newton matrix (Liu et al. 2023).
-    `adamw8bit`: AdamW with moments in 8 bits, through torchao (extra `quant`). `muon`:
+    `adafactor`: second moments by rows and columns (Shazeer & Stern 2018). `adamw8bit`:
+    AdamW with moments in 8 bits, through torchao (extra `quant`). `muon`:
     orthogonalised momentum for matrices of the layers (Jordan et al. 2024) at AdamW's
     scale (Liu et al. 2025), AdamW for embeddings, output and norms. `normuon`: the same
     with rows of equal size (Li et al. 2025). `dion`: the same at low rank (Ahn et al.
@@ -134,8 +130,7 @@ class Optimizer(BuiltInOrOwn):
     betas: tuple[Fraction, Fraction] | None = None
     """Decay rates of the running means of gradients and of their squares; each kind's
     published values if absent (adamw, adamw8bit, muon, normuon, dion, soap_muon: 0.9
-    and 0.95; ademamix: 0.9 and 0.999; lion: 0.9 and 0.99; sophia: 0.96 and 0.99). Not
-    for Adafactor.
+    and 0.95; ademamix: 0.9 and 0.999; lion: 0.9 and 0.99). Not for Adafactor.
     """
     eps: PositiveFloat = 1e-8
     """Constant added to the root of the second mean (adamw, adamw8bit, muon's
@@ -173,14 +168,6 @@ class Optimizer(BuiltInOrOwn):
     rise_steps: Positive | None = None
     """Steps over which `alpha` and `beta3` rise; all of the training if absent
     (Pagliardini et al. 2024, section 3).
-    """
-    hessian_every: Positive = 10
-    """Steps between Sophia's estimates of the curvature (Liu et al. 2023, section 3.1:
-    10).
-    """
-    gamma: PositiveFloat = 0.05
-    """Sophia's scale of the curvature (Liu et al. 2023, section 3.1: 0.05 for
-    Sophia-G).
     """
     clip: Literal["global_norm", "adaptive"] = "global_norm"
     """`global_norm`: scale all gradients together to `clip_norm`. `adaptive`: scale the

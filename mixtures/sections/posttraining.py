@@ -267,22 +267,6 @@ def _weight_problems(
         )
 
 
-class ElasticConsolidation(Section):
-    """Elastic weight consolidation (Kirkpatrick et al. 2017): weights that matter for
-    the pre-training's rows are kept near their values, by a penalty whose gradient is
-    added to that of the loss.
-    """
-
-    weight: PositiveFloat
-    """Lambda of their equation 3, relative to a loss and a Fisher information per
-    token; the line `elastic_penalty` of the metrics shows the size of the penalty.
-    """
-    fisher_rows: Positive = 200
-    """Number of pre-training rows, the first that it has read, from which the Fisher
-    information is estimated.
-    """
-
-
 class Gates(Section):
     """Conditions on the examples, checked before any model is loaded; the stage
     `sft_data` fails if one is not met.
@@ -355,28 +339,11 @@ class Tuning(TrainingInEpochs):
     """Train adapters only; if absent, the whole model."""
     distill: Distill | None = None
     """Learn from a larger model too; if absent, only from the labels."""
-    ewc: ElasticConsolidation | None = None
-    """Keep weights that matter for the pre-training; not together with `lora`, which
-    does not change them.
-    """
     validate_every: Positive | None = None
     """Steps between measurements of the pre-training's held-out rows, which show
     forgetting, in the units of `pretrain`; also measured after the last step. Not
     measured if absent.
     """
-
-    def _problems(self) -> Iterator[str]:
-        if self.ewc is not None and self.lora is not None:
-            yield (
-                "sft.ewc and sft.lora exclude each other: adapters do not change the "
-                "model's own weights; remove one of the two"
-            )
-        if self.distill is not None and self.optimizer.kind == "sophia":
-            yield (
-                "sft.optimizer.kind cannot be sophia together with sft.distill: it "
-                "estimates curvature from labels that the model draws, but a teacher "
-                "gives distributions; choose another"
-            )
 
 
 class Sft(SftData, Prepared, Tuning):
@@ -493,7 +460,7 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     `margins.parquet` has all of them, the report those with the worst margins.
     """
     optimizer: DpoOptimizer = DpoOptimizer()
-    """The update rule; `sophia` needs labels to draw, which pairs do not have."""
+    """The update rule."""
     lora: Lora | None = None
     """Train adapters only; the reference is then the model without them. If absent, the
     whole model is trained.
@@ -505,12 +472,6 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     """
 
     def _problems(self) -> Iterator[str]:
-        if self.optimizer.kind == "sophia":
-            yield (
-                "dpo.optimizer.kind cannot be sophia, which estimates curvature from "
-                "labels that the "
-                "model draws: a loss over pairs has none; choose another kind"
-            )
         if self.label_smoothing and self.loss not in ("cdpo", "robust"):
             yield (
                 f"label_smoothing has no effect on the loss {self.loss_name}; choose "

@@ -357,19 +357,11 @@ class Reward(Training):
     them, the report those that are ranked wrong by the largest margin.
     """
     optimizer: RewardOptimizer = RewardOptimizer()
-    """The update rule; `sophia` needs labels to draw, which pairs do not have."""
+    """The update rule."""
     lora: Lora | None = None
     """Train only adapters and the scoring row; if absent, the whole model. Adapters are
     merged into `model/` and not kept beside it.
     """
-
-    def _problems(self) -> Iterator[str]:
-        if self.optimizer.kind == "sophia":
-            yield (
-                "reward.optimizer.kind cannot be sophia, which estimates curvature "
-                "from labels that the "
-                "model draws: a loss over pairs has none; choose another kind"
-            )
 
 
 class Prompts(Examples):
@@ -605,7 +597,7 @@ class Rl(TrainingInEpochs):
     rl --step N` shows those of a step.
     """
     optimizer: RlOptimizer = RlOptimizer()
-    """The update rule; `sophia` needs labels to draw."""
+    """The update rule."""
     spikes: RlSpikes = RlSpikes()
     """Rules for skipping steps."""
     lora: Lora | None = None
@@ -684,11 +676,6 @@ class Rl(TrainingInEpochs):
                 "rl.kl_estimator cannot be k1 with grpo and no kl_correction: in a "
                 "loss its gradient is zero on average, so it would have no effect; "
                 "choose k2 or k3, or kl_correction: true"
-            )
-        if self.optimizer.kind == "sophia":
-            yield (
-                "rl.optimizer.kind cannot be sophia, which estimates curvature from "
-                "labels that the model draws: a reward has none; choose another kind"
             )
         if self.schedule.warmup_tokens is not None:
             yield (

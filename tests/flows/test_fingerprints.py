@@ -74,7 +74,6 @@ sft:
   data: [{path: chat.jsonl}]
   steps: 4
   replay: 0.2
-  ewc: {weight: 1.0}
   distill: {teacher: pretrain, top_k: 4}
   prepare: [{filter: {rules: [bad_words]}}, dedup]
 reward: {steps: 3}

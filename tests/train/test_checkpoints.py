@@ -85,7 +85,6 @@ def equal_weights(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool
         "adamw",
         "lion",
         "adafactor",
-        "sophia",
         "adamw8bit",
         "muon",
         "normuon",

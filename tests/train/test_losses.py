@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from gristmill.train.objectives import losses
 from gristmill.train.objectives.losses import (
     IGNORED,
-    draw_targets,
     next_tokens,
     score_tokens,
     sequence_logps,
-    uniforms,
     weighted_nll,
 )
 
@@ -172,38 +170,3 @@ def test_z_loss_and_gradients_equal_their_definition(
     expected.backward()
     for tensor, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(tensor.grad, reference.grad, atol=1e-4, rtol=1e-4)
-
-
-def test_drawn_labels_follow_the_distribution_of_the_model() -> None:
-    hidden, matrix = (
-        torch.tensor([[[1.0]]]).expand(1, 20_000, 1),
-        torch.tensor([[0.0], [math.log(2.0)], [math.log(5)]]),
-    )
-    targets = torch.zeros(1, 20_000, dtype=torch.int64)
-    targets[0, 0] = IGNORED
-    numbers = uniforms(torch.arange(20_000)[None], 3)
-    drawn = draw_targets(hidden, matrix, targets, numbers)
-    assert drawn[0, 0] == IGNORED
-    shares = torch.bincount(drawn[0, 1:], minlength=3) / 19_999
-    torch.testing.assert_close(
-        shares, torch.tensor([1 / 8, 2 / 8, 5 / 8]), atol=0.01, rtol=0
-    )
-
-
-def test_uniforms_depend_on_tokens_position_and_draw_only() -> None:
-    ids = torch.randint(0, 1000, (6, 500), generator=torch.Generator().manual_seed(0))
-    numbers = uniforms(ids, 7)
-    assert torch.equal(uniforms(ids[2:3], 7), numbers[2:3])
-    assert ((numbers >= 0) & (numbers < 1)).all()
-    assert numbers.mean().item() == pytest.approx(0.5, abs=0.02)
-    assert numbers.var().item() == pytest.approx(1 / 12, abs=0.005)
-    assert (
-        abs(
-            torch.corrcoef(
-                torch.stack((numbers[:, 1:].flatten(), numbers[:, :-1].flatten()))
-            )[0, 1]
-        )
-        < 0.05
-    )
-    assert (uniforms(ids, 8) != numbers).float().mean() > 0.99
-    assert len(uniforms(torch.zeros(1, 1000, dtype=torch.int64), 0).unique()) > 990

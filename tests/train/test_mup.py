@@ -170,7 +170,7 @@ def test_decay_per_step_equals_that_of_the_base_width() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("optimizer: {kind: sophia}", "mup_base_width .*adamw"),
+        ("optimizer: {kind: adafactor}", "mup_base_width .*adamw"),
         ("masked: {}", "decoders"),
         ("model: {mup_base_width: 64, init: llama}", "mup_base_width .*init: gpt2"),
         ("model: {mup_base_width: 64, moe: {experts: 2}}", "mup_base_width .*dense"),

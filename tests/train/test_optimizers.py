@@ -22,7 +22,6 @@ from gristmill.train.optimizers.clipping import clip_gradients, clip_units
 from gristmill.train.optimizers.lion import Lion
 from gristmill.train.optimizers.offload import is_offloaded, load_each
 from gristmill.train.optimizers.optimizer import make_optimizers, update
-from gristmill.train.optimizers.sophia import Sophia
 
 KINDS = list(OPTIMIZERS)
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
@@ -64,12 +63,6 @@ def run_steps(
             for parameter in model.parameters():
                 parameter.grad = torch.full_like(parameter, math.nan)
             update(optimizers, 0.5, BAD)
-        if isinstance(optimizers[0], Sophia) and step % 2 == 0:
-            for parameter, gradient in zip(
-                model.parameters(), gradients(model, 100 + step), strict=True
-            ):
-                parameter.grad = gradient
-            optimizers[0].estimate(3.0)
         for parameter, gradient in zip(
             model.parameters(), gradients(model, step), strict=True
         ):
@@ -218,26 +211,6 @@ def test_lion_steps_along_the_sign_of_the_interpolated_mean() -> None:
     assert optimizer.state[weight]["exp_avg"].item() == pytest.approx(
         0.99 * 0.02 - 0.001
     )
-
-
-def test_sophia_divides_by_curvature_and_clips() -> None:
-    """Liu et al. 2023, algorithm 3, by hand: two weights of one gradient, one of them
-    with curvature.
-
-    g = 0.5, m = 0.04 * 0.5 = 0.02. Drawn labels gave gradients (0, 3) over B = 2: h =
-    0.01 * 2 * (0, 9) = (0, 0.18). Without curvature the step is clipped to 1; with it,
-    it is 0.02 / (0.5 * 0.18).
-    """
-    weight = nn.Parameter(torch.zeros(2))
-    section = Optimizer(kind="sophia", learning_rate=0.1, gamma=0.5)
-    optimizer = Sophia([("weight", weight)], section)
-    weight.grad = torch.tensor([0.0, 3.0])
-    optimizer.estimate(2.0)
-    assert weight.grad is None
-    weight.grad = torch.tensor([0.5, 0.5])
-    optimizer.step()
-    assert weight.tolist() == pytest.approx([-0.1, -0.1 * 0.02 / 0.09])
-    assert optimizer.state[weight]["hessian"].tolist() == pytest.approx([0.0, 0.18])
 
 
 def test_adafactor_equals_that_of_pytorch() -> None:
@@ -391,8 +364,8 @@ def test_every_kind_of_the_manifest_has_facts() -> None:
 
 
 def test_betas_default_by_kind() -> None:
-    assert Optimizer(kind="sophia").decays == (0.96, 0.99)
-    assert Optimizer(kind="sophia", betas=(0.9, 0.9)).decays == (0.9, 0.9)
+    assert Optimizer(kind="lion").decays == (0.9, 0.99)
+    assert Optimizer(kind="lion", betas=(0.9, 0.9)).decays == (0.9, 0.9)
     with pytest.raises(ValueError, match=r"betas .*adafactor"):
         Optimizer(kind="adafactor", betas=(0.9, 0.9))
 

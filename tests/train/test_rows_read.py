@@ -119,7 +119,6 @@ evaluate: {prompts: [a]}
     ("stage", "setting"),
     [
         ("sft_data", "sft.replay=0.1"),
-        ("sft", "sft.ewc.weight=1"),
         ("evaluate", "evaluate.memorisation={}"),
         ("evaluate", "evaluate.contamination={}"),
     ],

@@ -105,19 +105,9 @@ class Objective(Protocol):
         tensors are pinned on a machine with a GPU.
         """
 
-    def loss(
-        self,
-        model: nn.Module,
-        batch: Any,
-        scale: float | Tensor,
-        draw: int | None = None,
-    ) -> Measured:
+    def loss(self, model: nn.Module, batch: Any, scale: float | Tensor) -> Measured:
         """Loss of a micro-batch from the result of `prepare`; `scale` multiplies the
         loss for the backward pass.
-
-        `draw`: replace the true labels by labels sampled from the model, with random
-        numbers that depend only on this number and the tokens (for Sophia; never used
-        with objectives over pairs, which have no labels).
         """
 
     def report(self, sums: Sequence[float], weight: float) -> Metrics:

@@ -27,7 +27,6 @@ from gristmill.train.loop.training_job import Job, is_logged, scheduled_rate
 from gristmill.train.optimizers.clipping import clip_gradients
 from gristmill.train.optimizers.noise_scale import PartNorms
 from gristmill.train.optimizers.optimizer import update
-from gristmill.train.optimizers.sophia import Sophia
 
 
 def one_step(
@@ -45,11 +44,7 @@ def one_step(
     learner = job.learner
     step = progress.step + 1
     is_due = is_logged(section, progress.step + 1)
-    _estimate_curvature(attempt, batch, step)
     sums, row_losses, noise = _gradients(attempt, batch, step)
-    penalty = {}
-    if learner.elastic is not None:
-        penalty["elastic_penalty"] = learner.elastic.add_gradients()
     norm = clip_gradients(learner.model, section.optimizer)
     loss = (sums[0] / batch.weight).float()
     bad, mean, deviation = judge(loss, norm, progress.window, section.spikes.sigma)
@@ -75,7 +70,7 @@ def one_step(
     if not is_due:
         attempt.clock.skip_first_step(progress.tokens, step, batches.waited_seconds)
     return step_flags, None if size is None else _log(
-        attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches
+        attempt, {"grad_norm": norm, **size.norms()}, batches
     )
 
 
@@ -141,32 +136,6 @@ def _gradients(
     return sums, row_losses, noise
 
 
-def _estimate_curvature(attempt: Attempt, batch: Batch, step: int) -> None:
-    """Estimate Sophia's curvature if due, from gradients with labels sampled from the
-    model.
-    """
-    job = attempt.job
-    learner = attempt.job.learner
-    for optimizer in attempt.optimizers:
-        if (
-            isinstance(optimizer, Sophia)
-            and (step - 1) % job.section.optimizer.hessian_every == 0
-        ):
-            scale = attempt.loss_scale.value if attempt.loss_scale is not None else 1.0
-            accumulate_gradients(
-                learner.model,
-                learner.objective,
-                batch.parts,
-                batch.weight,
-                job.world,
-                scale,
-                draw=step,
-            )
-            if attempt.loss_scale is not None:
-                attempt.loss_scale.divide(learner.model)
-            optimizer.estimate(batch.weight)
-
-
 def _log(
     attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch]
 ) -> Metrics | None:
@@ -230,7 +199,6 @@ def accumulate_gradients(
     world: World,
     loss_scale: Tensor | float = 1.0,
     after_part: Callable[[int], None] | None = None,
-    draw: int | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Accumulate the gradients of the mean loss of a batch, times a loss scale.
 
@@ -248,7 +216,6 @@ def accumulate_gradients(
         loss_scale: multiplies the loss of the backward pass, not the returned values.
         after_part: called with the number of each micro-batch, after its gradients are
             reduced.
-        draw: see Objective.loss.
 
     Returns:
         the objective's sums over all ranks, and the row losses of this rank's
@@ -264,7 +231,7 @@ def accumulate_gradients(
             # shards.
             model.set_requires_gradient_sync(reduces or world.shards_weights)
             model.set_requires_all_reduce(reduces)
-        measured = objective.loss(model, part, scale, draw)
+        measured = objective.loss(model, part, scale)
         measured.loss.backward()
         sums += measured.sums
         row_losses.append(measured.row_losses.detach().half())

@@ -22,7 +22,6 @@ from gristmill.train.loop.prefetch import READING_THREADS
 from gristmill.train.loop.spike_report import Decode, Known
 from gristmill.train.loop.throughput import Utilisation
 from gristmill.train.optimizers.averaging import AveragedWeights
-from gristmill.train.optimizers.ewc import ElasticWeights
 from gristmill.train.optimizers.schedules import learning_rate, warmup_steps
 
 Measure = Callable[[int], Metrics | None]
@@ -39,14 +38,12 @@ class Learner:
         objective: rows and loss.
         model: sharded.
         average: running mean of the weights, if enabled.
-        elastic: penalty on moving weights away from their start, if enabled.
         state: further state for checkpoints, by name.
     """
 
     objective: Objective
     model: nn.Module
     average: AveragedWeights | None = None
-    elastic: ElasticWeights | None = None
     state: Mapping[str, Part] = field(default_factory=dict)
 
 

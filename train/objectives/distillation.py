@@ -403,11 +403,7 @@ class TaughtTurns:
         return TaughtBatch(self._turns.prepare(rows, cuts), taught.pinned())
 
     def loss(
-        self,
-        model: nn.Module,
-        batch: TaughtBatch,
-        scale: float | Tensor,
-        draw: int | None = None,
+        self, model: nn.Module, batch: TaughtBatch, scale: float | Tensor
     ) -> Measured:
         """See objective.Objective; the sums are mixed loss, divergence, and those of
         AssistantTurns.

@@ -159,11 +159,7 @@ class Desirability(DrawnObjective):
         ).pinned()
 
     def loss(
-        self,
-        model: nn.Module,
-        batch: PaddedAnswers,
-        scale: float | Tensor,
-        draw: int | None = None,
+        self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor
     ) -> Measured:
         """See objective.Objective.
 

@@ -7,7 +7,7 @@ that is not the built-in decoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -35,15 +35,6 @@ def chunk_rows(matrix: Tensor) -> int:
     """
     logits = GPU_CHUNK_LOGITS if matrix.device.type == "cuda" else CHUNK_LOGITS
     return max(1, logits // len(matrix))
-
-
-def _logit_chunks(
-    flat: Tensor, matrix: Tensor | None
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of hidden states (n t, d) with their logits (m, v) in float32."""
-    size = chunk_rows(flat.T if matrix is None else matrix)
-    for part in slices(len(flat), size):
-        yield part, (flat[part] if matrix is None else flat[part] @ matrix.T).float()
 
 
 def next_tokens(ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -295,7 +286,8 @@ def score_tokens(
     flat_targets = targets.flatten()
     nll = torch.zeros(len(flat), dtype=torch.float32, device=flat.device)
     correct = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
-    for part, logits in _logit_chunks(flat, matrix):
+    for part in slices(len(flat), chunk_rows(flat.T if matrix is None else matrix)):
+        logits = (flat[part] if matrix is None else flat[part] @ matrix.T).float()
         nll[part] = F.cross_entropy(
             logits, flat_targets[part], reduction="none", ignore_index=IGNORED
         )
@@ -320,82 +312,3 @@ def sequence_logps(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> Te
         logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED
     )
     return -nll.view(targets.shape).sum(dim=1)
-
-
-def uniforms(ids: Tensor, draw: int) -> Tensor:
-    """Uniform number in [0, 1) for every token, float32: a hash of the draw, the
-    position and the row's prefix.
-
-    The same tokens get the same numbers however the batch is split and on any device.
-    The hash is SplitMix64's (Steele et al. 2014), in wrapping int64 arithmetic.
-
-    Args:
-        ids: (n, t) int64.
-        draw: distinguishes several draws.
-    """
-    positions = torch.arange(ids.shape[1], device=ids.device)
-    state = (
-        (ids + 1).cumsum(dim=1) * _signed(0xD1342543DE82EF95)
-        + positions * _signed(0x9E3779B97F4A7C15)
-        + draw
-    )
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        state = (state ^ _shifted(state, shift)) * _signed(factor)
-    return _shifted(state, 40).float() * 2.0**-24
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number
-
-
-def _shifted(state: Tensor, bits: int) -> Tensor:
-    """Logical right shift."""
-    return (state >> bits) & ((1 << (64 - bits)) - 1)
-
-
-@torch.no_grad()
-def draw_targets(
-    hidden: Tensor, matrix: Tensor | None, targets: Tensor, uniforms: Tensor
-) -> Tensor:
-    """Sample ids from the model at positions with targets, (n, t) int64; IGNORED
-    elsewhere. Chunk by chunk.
-
-    Args:
-        hidden, matrix, targets: as for `weighted_nll`.
-        uniforms: (n, t) in [0, 1): quantile of the id in the cumulative distribution.
-    """
-    flat = hidden.flatten(0, 1)
-    flat_targets = targets.flatten()
-    places = uniforms.flatten()
-    drawn = torch.full_like(flat_targets, IGNORED)
-    for part, logits in _logit_chunks(flat, matrix):
-        cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
-        # The last cumulative sum may be below 1 due to rounding.
-        place = places[part, None] * cumulative[:, -1:]
-        ids = (
-            torch.searchsorted(cumulative, place, right=True)
-            .squeeze(1)
-            .clamp(max=cumulative.shape[1] - 1)
-        )
-        drawn[part] = torch.where(flat_targets[part] == IGNORED, IGNORED, ids)
-    return drawn.view(targets.shape)
-
-
-def drawn_nll(
-    hidden: Tensor,
-    matrix: Tensor | None,
-    targets: Tensor,
-    weights: Tensor,
-    uniforms: Tensor,
-    fused: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """`weighted_nll` with labels sampled from the model (Liu et al. 2023, algorithm
-    2).
-    """
-    return weighted_nll(
-        hidden,
-        matrix,
-        draw_targets(hidden, matrix, targets, uniforms),
-        weights,
-        fused=fused,
-    )

@@ -39,10 +39,8 @@ from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.models.multi_token import further_targets
 from gristmill.train.objectives.losses import (
     IGNORED,
-    drawn_nll,
     next_tokens,
     targets_only,
-    uniforms,
     weighted_nll,
 )
 from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
@@ -191,13 +189,7 @@ class NextToken:
             step,
         )
 
-    def loss(
-        self,
-        model: nn.Module,
-        batch: Rows,
-        scale: float | Tensor,
-        draw: int | None = None,
-    ) -> Measured:
+    def loss(self, model: nn.Module, batch: Rows, scale: float | Tensor) -> Measured:
         """See objective.Objective.
 
         The sums are the total loss; loss, tokens and bytes of each source; tokens of
@@ -217,19 +209,13 @@ class NextToken:
         counted = (targets != IGNORED).float() * real
         weights = counted * scale
         fused = bool(getattr(model, "is_compiled", False))
+        head = partial(weighted_nll, z_loss=self._z_loss, fused=fused)
+        # If most tokens are targets, selecting them costs more than it saves.
+        if batch.targets is not None:
+            head = partial(targets_only, head)
 
         def head_of(targets: Tensor, weights: Tensor) -> Head:
-            head = partial(weighted_nll, z_loss=self._z_loss, fused=fused)
-            of_tokens = {"targets": targets, "weights": weights}
-            if draw is not None:
-                read = ids if ids.shape == targets.shape else targets.clamp(min=0)
-                head = partial(drawn_nll, fused=fused)
-                of_tokens = {**of_tokens, "uniforms": uniforms(read, draw)}
-            # If most tokens are targets, selecting them costs more than it saves.
-            return TokenHead(
-                head if batch.targets is None else partial(targets_only, head),
-                of_tokens,
-            )
+            return TokenHead(head, {"targets": targets, "weights": weights})
 
         model_arguments: dict[str, object] = {
             name: part.to(device, non_blocking=True)

@@ -122,11 +122,7 @@ class Preferences(DrawnObjective):
         return PaddedPairs(ids, targets, reference, bool(len(rows))).pinned()
 
     def loss(
-        self,
-        model: nn.Module,
-        batch: PaddedPairs,
-        scale: float | Tensor,
-        draw: int | None = None,
+        self, model: nn.Module, batch: PaddedPairs, scale: float | Tensor
     ) -> Measured:
         """See objective.Objective.
 

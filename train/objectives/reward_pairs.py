@@ -115,11 +115,7 @@ class RewardPairs:
         return PaddedAnswers(ids, bool(len(rows))).pinned()
 
     def loss(
-        self,
-        model: nn.Module,
-        batch: PaddedAnswers,
-        scale: float | Tensor,
-        draw: int | None = None,
+        self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor
     ) -> Measured:
         """See objective.Objective; the sums are loss, number ranked correctly, and both
         answers' scores.

@@ -23,13 +23,7 @@ from gristmill.train.loop.objective import (
     read_pieces,
 )
 from gristmill.train.loop.prefetch import TensorBatch, pinned
-from gristmill.train.objectives.losses import (
-    IGNORED,
-    drawn_nll,
-    next_tokens,
-    uniforms,
-    weighted_nll,
-)
+from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
 from gristmill.train.objectives.source_sums import (
     SUMS_PER_SOURCE,
     report_by_source,
@@ -121,23 +115,16 @@ class AssistantTurns:
             real,
         )
 
-    def loss(
-        self,
-        model: nn.Module,
-        batch: Turns,
-        scale: float | Tensor,
-        draw: int | None = None,
-    ) -> Measured:
+    def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor) -> Measured:
         """See objective.Objective; the sums are the total loss, and loss, trained
         tokens and bytes per set.
         """
         placed = self.place(batch)
         weights = placed.counted * scale
         fused = bool(getattr(model, "is_compiled", False))
-        head = partial(weighted_nll, fused=fused)
-        if draw is not None:
-            head = partial(drawn_nll, uniforms=uniforms(placed.ids, draw), fused=fused)
-        head = partial(head, targets=placed.targets, weights=weights)
+        head = partial(
+            weighted_nll, targets=placed.targets, weights=weights, fused=fused
+        )
         loss, nll = model(
             placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1)
         )

@@ -115,25 +115,18 @@ def optimizers_by_name(
         model: plain, or sharded by FSDP. Muon updates the matrices inside `layers` (the
             name in transformers' models and ours), AdamW all other parameters.
         kind: `optimizer.kind` of the manifest, such as adamw, muon or adamw8bit (which
-            needs torchao), except sophia.
+            needs torchao).
         learning_rate: at the peak of a schedule.
         settings: keys of `optimizer` in the manifest, such as betas, weight_decay,
             momentum.
 
     Raises:
         pydantic.ValidationError: a setting is wrong or unknown.
-        ValueError: kind is sophia, which needs labels sampled from the model and exists
-            in manifest trainings only.
 
     >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)]), "head": nn.Linear(4, 8)})
     >>> [type(optimizer).__name__ for optimizer in optimizers_by_name(model, "muon", learning_rate=0.02)]
     ['Muon', 'AdamW']
     """
-    if kind == "sophia":
-        raise ValueError(
-            "sophia estimates curvature from labels sampled from the model, which "
-            "only trainings of a manifest do"
-        )
     return make_optimizers(
         model,
         Optimizer.model_validate(

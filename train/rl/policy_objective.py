@@ -93,11 +93,7 @@ class Reinforcement:
         return rows
 
     def loss(
-        self,
-        model: nn.Module,
-        batch: np.ndarray,
-        scale: float | Tensor,
-        draw: int | None = None,
+        self, model: nn.Module, batch: np.ndarray, scale: float | Tensor
     ) -> Measured:
         """See objective.Objective; sums: the loss, OF_TOKENS, OF_ANSWERS, and each
         reward.

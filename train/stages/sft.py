@@ -21,7 +21,6 @@ from torch import nn
 from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.sections.posttraining import Distill, Tuning
-from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.train.checkpoints.resuming import measured_once
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
 from gristmill.train.distributed.fsdp import evaluating
@@ -31,7 +30,6 @@ from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import reading_threads
-from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
 from gristmill.train.objectives.distillation import (
@@ -39,11 +37,9 @@ from gristmill.train.objectives.distillation import (
     TeacherRows,
     teacher_key,
 )
-from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.preflight_checks import CERTIFICATE, Certificate, prove
 from gristmill.train.objectives.reference_logps import check_key
 from gristmill.train.objectives.sft_objective import AssistantTurns
-from gristmill.train.optimizers.ewc import ElasticWeights, fisher_diagonal
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
 from gristmill.train.stages.stage_inputs import (
     Inputs,
@@ -93,9 +89,7 @@ def run(
         gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun
             continues.
     """
-    section = Tuning.model_validate(
-        {key: value for key, value in config.items() if key != READS}
-    )
+    section = Tuning.model_validate(config)
     start = first_model(inputs)
     with (
         ExitStack() as stack,
@@ -103,7 +97,6 @@ def run(
         tuning(inputs, section, start, rows.sequence_length, out, context) as setup,
     ):
         world = setup.world
-        packed = setup.packed
         model = setup.model()
         flops = setup.flops_per_token
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
@@ -138,20 +131,6 @@ def run(
                 world,
             ),
         )
-        elastic = None
-        if section.ewc is not None and packed is not None:
-            pretraining = Pretrain.model_validate(config[READS])
-            trained = rows_read(packed, pretraining, inputs["pretrain"])
-            first_rows = trained.first(min(section.ewc.fisher_rows, trained.count))
-            elastic = ElasticWeights(
-                model,
-                fisher_diagonal(
-                    model,
-                    NextToken(packed, pretraining.key_seed, token_bytes, setup.shape),
-                    first_rows,
-                ),
-                section.ewc.weight,
-            )
         before = None
         observers = Observers(decode=decoder(inputs["tokenizer"]))
         if (inputs["sft_data"] / HELD_OUT).exists():
@@ -170,7 +149,7 @@ def run(
             observers = replace(observers, after_step=turns)
         record, summary = tune(
             replace(setup, section=section),
-            Learner(student_objective, model, averaged(model, section), elastic),
+            Learner(student_objective, model, averaged(model, section)),
             observers,
             reading_threads(rows.local, world.device),
         )
