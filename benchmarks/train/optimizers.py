@@ -42,8 +42,6 @@ SIDES: dict[str, RawSection] = {
     "muon, cautious decay": {"kind": "muon", "cautious_decay": True},
     "normuon": {"kind": "normuon"},
     "normuon, cautious decay": {"kind": "normuon", "cautious_decay": True},
-    "dion, rank 1/4": {"kind": "dion"},
-    "ademamix": {"kind": "ademamix"},
     "lion": {"kind": "lion", "learning_rate": 5e-4, "weight_decay": 0.8},
     "adafactor": {"kind": "adafactor", "learning_rate": 1.6e-2},
 }
@@ -130,7 +128,7 @@ def held_out_loss(section: Optimizer, texts: Tensor, seed: int) -> tuple[float, 
     """
     model, schedule = drawn_decoder(shape_of(SECTION, VOCAB, LENGTH), seed), Schedule()
     optimizers, is_spike = (
-        make_optimizers(model, section, steps=STEPS),
+        make_optimizers(model, section),
         torch.tensor(False),
     )
     batches = np.random.default_rng(seed).permutation(STEPS * ROWS).reshape(STEPS, ROWS)

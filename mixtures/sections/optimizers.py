@@ -8,11 +8,9 @@ from typing import ClassVar, Literal
 
 from gristmill.mixtures.base import (
     Fraction,
-    InnerFraction,
     NotNegative,
     Positive,
     PositiveFloat,
-    Share,
 )
 from gristmill.mixtures.user_code import BuiltInOrOwn
 
@@ -23,9 +21,7 @@ OptimizerKind = Literal[
     "adamw8bit",
     "muon",
     "normuon",
-    "dion",
     "soap_muon",
-    "ademamix",
 ]
 
 
@@ -83,12 +79,8 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
     "muon": _on_matrices(4),
     # also the rows' second moments, with the second beta (Li et al. 2025, section 4)
     "normuon": _on_matrices(4),
-    # also a basis of a quarter of the matrix at most
-    "dion": _on_matrices(5),
     # two moments, and a covariance and a basis of the shorter side
     "soap_muon": _on_matrices(16),
-    # Pagliardini et al. 2024, section 4.1; three moments
-    "ademamix": OptimizerFacts((0.9, 0.999), 12, adamws_rate=True, fixed_size=True),
 }
 
 
@@ -102,11 +94,7 @@ class Optimizer(BuiltInOrOwn):
     added = (
         "decay_embeddings",
         "cautious_decay",
-        "rank_fraction",
         "precondition_every",
-        "beta3",
-        "alpha",
-        "rise_steps",
     )
 
     kind: OptimizerKind = "adamw"
@@ -116,10 +104,8 @@ class Optimizer(BuiltInOrOwn):
     AdamW with moments in 8 bits, through torchao (extra `quant`). `muon`:
     orthogonalised momentum for matrices of the layers (Jordan et al. 2024) at AdamW's
     scale (Liu et al. 2025), AdamW for embeddings, output and norms. `normuon`: the same
-    with rows of equal size (Li et al. 2025). `dion`: the same at low rank (Ahn et al.
-    2025). `soap_muon`: the same after whitening in the eigenbasis of the gradients'
-    covariance (Vyas et al. 2025). `ademamix`: AdamW with a second, much slower mean
-    (Pagliardini et al. 2024).
+    with rows of equal size (Li et al. 2025). `soap_muon`: the same after whitening in
+    the eigenbasis of the gradients' covariance (Vyas et al. 2025).
     """
     learning_rate: PositiveFloat = 1e-3
     """Learning rate at the peak of the schedule. Adafactor's is relative: it is
@@ -129,8 +115,8 @@ class Optimizer(BuiltInOrOwn):
     """
     betas: tuple[Fraction, Fraction] | None = None
     """Decay rates of the running means of gradients and of their squares; each kind's
-    published values if absent (adamw, adamw8bit, muon, normuon, dion, soap_muon: 0.9
-    and 0.95; ademamix: 0.9 and 0.999; lion: 0.9 and 0.99). Not for Adafactor.
+    published values if absent (adamw, adamw8bit, muon, normuon, soap_muon: 0.9 and
+    0.95; lion: 0.9 and 0.99). Not for Adafactor.
     """
     eps: PositiveFloat = 1e-8
     """Constant added to the root of the second mean (adamw, adamw8bit, muon's
@@ -144,31 +130,15 @@ class Optimizer(BuiltInOrOwn):
     the output is an embedding too.
     """
     momentum: Fraction = 0.95
-    """Momentum of muon, normuon, dion and soap_muon (Jordan et al. 2024; Li et al.
-    2025; Ahn et al. 2025; Vyas et al. 2025); the others use `betas`.
+    """Momentum of muon, normuon and soap_muon (Jordan et al. 2024; Li et al. 2025; Vyas
+    et al. 2025); the others use `betas`.
     """
     cautious_decay: bool = False
     """For Muon and NorMuon: let a weight of the layers decay only if the decay goes in
     the direction of its update (Chen et al. 2025, "Cautious Weight Decay").
     """
-    rank_fraction: Share = 0.25
-    """Dion's rank, as a share of a matrix's shorter side (Ahn et al. 2025, section 4:
-    1/4 loses little).
-    """
     precondition_every: Positive = 10
     """Steps between updates of SOAP-Muon's basis (Vyas et al. 2024, section 6: 10)."""
-    beta3: InnerFraction = 0.9999
-    """Decay of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
-    section 4.1: 0.9999).
-    """
-    alpha: NotNegative = 5.0
-    """Factor of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
-    section 3: 4 to 10).
-    """
-    rise_steps: Positive | None = None
-    """Steps over which `alpha` and `beta3` rise; all of the training if absent
-    (Pagliardini et al. 2024, section 3).
-    """
     clip: Literal["global_norm", "adaptive"] = "global_norm"
     """`global_norm`: scale all gradients together to `clip_norm`. `adaptive`: scale the
     gradient of each unit (row) to `clip_factor` times the norm of its weights (Brock et

@@ -88,8 +88,6 @@ def equal_weights(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool
         "adamw8bit",
         "muon",
         "normuon",
-        "dion",
-        "ademamix",
     ],
 )
 def test_checkpoint_has_all_that_the_next_step_needs_and_is_isolated_from_later_steps(

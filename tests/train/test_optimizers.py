@@ -200,7 +200,7 @@ def test_lion_steps_along_the_sign_of_the_interpolated_mean() -> None:
     """
     weight = nn.Parameter(torch.tensor([[1.0]]))
     section = Optimizer(kind="lion", learning_rate=0.1, weight_decay=0.5)
-    optimizer = Lion([("weight", weight)], section)
+    optimizer = Lion([weight], section)
     weight.grad = torch.tensor([[2.0]])
     optimizer.step()
     assert weight.item() == pytest.approx(1.0 * (1 - 0.05) - 0.1)

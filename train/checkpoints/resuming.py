@@ -68,7 +68,6 @@ class Attempt:
             learner.model,
             section.optimizer,
             engine.compute.offload_optimizer,
-            section.steps,
             section.width_factor,
         )
         self.loss_scale = LossScale(device) if section.precision == "fp16" else None

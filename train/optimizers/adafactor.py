@@ -33,9 +33,7 @@ class Adafactor(EachParameter):
     and at most 1 / sqrt(step).
     """
 
-    def moments(
-        self, name: str, parameter: Tensor, zeros_like: ZerosLike
-    ) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor, zeros_like: ZerosLike) -> dict[str, Tensor]:
         """Step, and variances; of a matrix those of its rows and columns."""
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
         zeros = torch.zeros_like(parameter)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from gristmill.mixtures.sections.optimizers import Optimizer
-from gristmill.train.optimizers.builder import NamedParameters, ZerosLike, decay_groups
+from gristmill.train.optimizers.builder import Parameters, ZerosLike, decay_groups
 from gristmill.train.optimizers.offload import STEP
 
 
 def build(
-    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+    parameters: Parameters, section: Optimizer, zeros_like: ZerosLike
 ) -> torch.optim.AdamW:
     """Create PyTorch's fused AdamW with its moments.
 
@@ -18,7 +18,7 @@ def build(
     count that step.
     """
     optimizer = torch.optim.AdamW(
-        decay_groups(named, section),
+        decay_groups(parameters, section),
         lr=section.learning_rate,
         betas=section.decays,
         eps=section.eps,

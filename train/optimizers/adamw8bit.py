@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from gristmill.mixtures.sections.optimizers import Optimizer
-from gristmill.train.optimizers.builder import NamedParameters, ZerosLike, decay_groups
+from gristmill.train.optimizers.builder import Parameters, ZerosLike, decay_groups
 from gristmill.train.optimizers.offload import STEP
 from gristmill.train.optimizers.optimizer import eager_on_cpu, parameters_of, set_rate
 
 
 @torch.no_grad()
 def build(
-    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+    parameters: Parameters, section: Optimizer, zeros_like: ZerosLike
 ) -> torch.optim.Optimizer:
     """Create torchao's AdamW.
 
@@ -27,7 +27,7 @@ def build(
             "with: pip install 'gristmill[quant]', or choose another optimizer.kind"
         ) from error
     optimizer = AdamW8bit(
-        decay_groups(named, section),
+        decay_groups(parameters, section),
         lr=section.learning_rate,
         betas=section.decays,
         eps=section.eps,

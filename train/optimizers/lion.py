@@ -15,13 +15,11 @@ from gristmill.train.optimizers.dtensor_sums import local
 class Lion(EachParameter):
     """One moment, elementwise on the shards of DTensors."""
 
-    def hyperparameters(self, steps: int) -> dict[str, Any]:
+    def hyperparameters(self) -> dict[str, Any]:
         """Return those of the step and of the mean."""
         return {"betas": self.section.decays}
 
-    def moments(
-        self, name: str, parameter: Tensor, zeros_like: ZerosLike
-    ) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor, zeros_like: ZerosLike) -> dict[str, Tensor]:
         """Mean of the gradients."""
         return {"exp_avg": zeros_like(parameter)}
 

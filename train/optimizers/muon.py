@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from gristmill.mixtures.sections.optimizers import Optimizer
-from gristmill.train.optimizers.builder import NamedParameters, ZerosLike
+from gristmill.train.optimizers.builder import Parameters, ZerosLike
 from gristmill.train.optimizers.normuon import NorMuon
 
 
 def build(
-    named: NamedParameters, section: Optimizer, zeros_like: ZerosLike, steps: int
+    parameters: Parameters, section: Optimizer, zeros_like: ZerosLike
 ) -> torch.optim.Optimizer:
     """Create PyTorch's Muon of sharded matrices, or ours with cautious decay, which
     PyTorch's does not have; their products gather what they need.
@@ -19,15 +19,14 @@ def build(
     LLM training", section 2.2), so both share learning rate and decay.
     """
     if section.cautious_decay:
-        return NorMuon(named, section, zeros_like)
-    matrices = [matrix for _, matrix in named]
+        return NorMuon(parameters, section, zeros_like)
     optimizer = torch.optim.Muon(
-        matrices,
+        parameters,
         lr=section.learning_rate,
         weight_decay=section.weight_decay,
         momentum=section.momentum,
         adjust_lr_fn="match_rms_adamw",
     )
-    for matrix in matrices:
+    for matrix in parameters:
         optimizer.state[matrix]["momentum_buffer"] = zeros_like(matrix)
     return optimizer

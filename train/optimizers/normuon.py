@@ -37,7 +37,7 @@ class NorMuon(EachParameter):
     products gather what they need.
     """
 
-    def hyperparameters(self, steps: int) -> dict[str, Any]:
+    def hyperparameters(self) -> dict[str, Any]:
         """Return those of the momentum, and of NorMuon that of the rows."""
         section = self.section
         return {
@@ -46,9 +46,7 @@ class NorMuon(EachParameter):
             "cautious": section.cautious_decay,
         }
 
-    def moments(
-        self, name: str, parameter: Tensor, zeros_like: ZerosLike
-    ) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor, zeros_like: ZerosLike) -> dict[str, Tensor]:
         """Momentum, and of NorMuon the variances of rows."""
         moments = {"momentum_buffer": zeros_like(parameter)}
         if self.section.kind == "normuon":

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
-from itertools import compress
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ def make_optimizers(
     model: nn.Module,
     section: Optimizer,
     offload: bool = False,
-    steps: int = 0,
     width_factor: float = 1.0,
 ) -> list[torch.optim.Optimizer]:
     """Create the optimizers of a model's trainable parameters: one, or one for matrices
@@ -46,8 +44,6 @@ def make_optimizers(
         section: kind and hyperparameters.
         offload: keep moments in host memory (except those of adafactor and adamw8bit);
             updates stay bit-equal.
-        steps: of the whole training; the slow mean of ademamix rises over all of them
-            by default.
         width_factor: width divided by muP's base width
             (`mixtures.model.Model.mup_base_width`).
 
@@ -61,16 +57,16 @@ def make_optimizers(
         return [own_optimizer(section.own, trained, section.learning_rate)]
     offload = offload and not OPTIMIZERS[section.kind].has_small_state
     zeros_like = host_zeros_like if offload else torch.zeros_like
-    parts = {section.kind: trained}
+    parts = {section.kind: [item for _, item in trained]}
     if OPTIMIZERS[section.kind].on_matrices:
-        is_matrix = [LAYERS in name and item.ndim == 2 for name, item in trained]
-        parts = {section.kind: list(compress(trained, is_matrix))}
-        adamw_parameters = [item for item, flag in zip(trained, is_matrix) if not flag]
-        if adamw_parameters:  # adapters are matrices alone
-            parts["adamw"] = adamw_parameters
+        parts = {section.kind: [], "adamw": []}
+        for name, item in trained:
+            is_matrix = LAYERS in name and item.ndim == 2
+            parts[section.kind if is_matrix else "adamw"].append(item)
     optimizers = [
-        builder(kind)(parameters, section, zeros_like, steps)
+        builder(kind)(parameters, section, zeros_like)
         for kind, parameters in parts.items()
+        if parameters  # adapters are matrices alone
     ]
     if not section.decay_embeddings:
         embeddings = {

@@ -22,14 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gristmill.train.distributed.fsdp import gathered
 from gristmill.train.optimizers.builder import EachParameter, Group, ZerosLike
-from gristmill.train.optimizers.dion import gather, on_mesh
 from gristmill.train.optimizers.dtensor_sums import local
-from gristmill.train.optimizers.normuon import (
-    ADAMWS_RMS,
-    newton_schulz,
-    redistribute_as,
-)
+from gristmill.train.optimizers.normuon import ADAMWS_RMS, newton_schulz
 from gristmill.train.optimizers.offload import STEP
 
 EPS = 1e-15
@@ -46,7 +42,7 @@ class SoapMuon(EachParameter):
     def _counts(self) -> dict[Tensor, int]:
         return {}
 
-    def hyperparameters(self, steps: int) -> dict[str, Any]:
+    def hyperparameters(self) -> dict[str, Any]:
         """Return those of the means, and the steps between power iterations."""
         section = self.section
         return {
@@ -55,9 +51,7 @@ class SoapMuon(EachParameter):
             "every": section.precondition_every,
         }
 
-    def moments(
-        self, name: str, parameter: Tensor, zeros_like: ZerosLike
-    ) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor, zeros_like: ZerosLike) -> dict[str, Tensor]:
         """Step, mean and mean square, and the covariance with its basis."""
         side = torch.zeros((min(parameter.shape),) * 2, device=parameter.device)
         square = _sharded(side, parameter)
@@ -76,7 +70,7 @@ class SoapMuon(EachParameter):
         if steps is None or steps % every in (0, 1 % every):
             steps = int(state[STEP].item())
         self._counts[parameter] = steps + 1
-        full = gather(gradient)
+        full = gathered(gradient)
         turned = full if _has_fewer_columns(parameter) else full.T
         if steps:
             local(state["exp_avg"]).lerp_(local(gradient), 1.0 - group["momentum"])
@@ -85,16 +79,16 @@ class SoapMuon(EachParameter):
         local(state["covariance"]).lerp_(local(covariance), 1.0 - group["beta2"])
         if steps == 0:
             # of a bad step, which is skipped, no basis could be made
-            finite = gather(state["covariance"]).nan_to_num(0.0, 0.0, 0.0)
+            finite = gathered(state["covariance"]).nan_to_num(0.0, 0.0, 0.0)
             vectors = torch.linalg.eigh(finite)[1]
             _fill(state["basis"], vectors.flip(1), parameter)
         elif steps % every == 0:
             # Follow the covariance by one power iteration; columns are sorted by their
             # eigenvalues, and the second moments with them.
-            covariance = gather(state["covariance"])
-            basis = gather(state["basis"])
+            covariance = gathered(state["covariance"])
+            basis = gathered(state["basis"])
             order = (basis * (covariance @ basis)).sum(dim=0).argsort(descending=True)
-            squares = gather(state["exp_avg_sq"]).index_select(
+            squares = gathered(state["exp_avg_sq"]).index_select(
                 1 if _has_fewer_columns(parameter) else 0, order
             )
             rotated = torch.linalg.qr(covariance @ basis[:, order])[0]
@@ -108,15 +102,15 @@ class SoapMuon(EachParameter):
         """
         state, weight = self.state[matrix], local(matrix)
         is_turned = not _has_fewer_columns(matrix)
-        basis = gather(state["basis"])
+        basis = gathered(state["basis"])
 
         def rotated(full: Tensor) -> Tensor:
             return _sharded((full @ basis).T if is_turned else full @ basis, matrix)
 
         squares = local(rotated(gradient)) ** 2
         local(state["exp_avg_sq"]).lerp_(squares, 1.0 - group["beta2"])
-        mean = gather(state["exp_avg"])
-        whitened = gather(
+        mean = gathered(state["exp_avg"])
+        whitened = gathered(
             rotated(mean.T if is_turned else mean) / (state["exp_avg_sq"].sqrt() + EPS)
         )
         direction = basis @ whitened if is_turned else whitened @ basis.T
@@ -132,7 +126,15 @@ def _has_fewer_columns(matrix: Tensor) -> bool:
 
 def _sharded(full: Tensor, matrix: Tensor) -> Tensor:
     """Distribute a tensor that every process has like a matrix."""
-    return redistribute_as(on_mesh(full, matrix), matrix)
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not isinstance(matrix, DTensor):
+        return full
+    mesh = matrix.device_mesh
+    replicated = DTensor.from_local(
+        full, mesh, [Replicate()] * mesh.ndim, run_check=False
+    )
+    return replicated.redistribute(placements=matrix.placements)
 
 
 def _fill(moment: Tensor, full: Tensor, matrix: Tensor) -> None:
