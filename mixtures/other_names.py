@@ -42,7 +42,7 @@ lr_scheduler_type, lr_scheduler | schedule.kind | - | -
 warmup_ratio | schedule.warmup_steps | a number of steps, not a share of them | -
 logging_steps | log_every | - | -
 eval_steps, evals_per_epoch | validate_every | in steps | sft, dpo, rl, pretrain
-bf16, fp16, tf32 | precision | `auto`, `bf16`, `fp16` or `fp32` | -
+bf16, fp16, tf32 | precision | `auto`, `bf16` or `fp32` | -
 max_seq_length, max_length, sequence_len, cutoff_len, max_prompt_length | sequence_length | tokens of the whole conversation | sft, dpo, rl, reward
 datasets, train_dataset, dataset_name | data | a list of sets, each with a `path` | sft, dpo, rl, reward
 val_set_size, test_size | holdout | - | sft, dpo, rl, reward

@@ -37,7 +37,7 @@ from gristmill.train.planning.flops import (
 )
 from gristmill.train.planning.memory import Form
 from gristmill.train.planning.parallel_forms import (
-    HOST_LINK,
+    UNKNOWN_LINK,
     Step,
     rank_forms,
 )
@@ -80,7 +80,7 @@ class GpuChoice:
             )
         if self.teraflops is not None and self.gigabytes is not None:
             return Device(
-                self.name, self.teraflops * TERA, self.gigabytes * GIGA, HOST_LINK
+                self.name, self.teraflops * TERA, self.gigabytes * GIGA, UNKNOWN_LINK
             )
         try:
             return named_device(self.name)
@@ -148,7 +148,6 @@ class PlannedForm:
         form: its label.
         fits: True if it fits into the memory of the GPUs.
         memory: part -> bytes of the fullest GPU, with their `total`.
-        host_memory: bytes of the host for one GPU.
         mfu: share of the peak.
         cost: in the currency of the prices; None if the GPU has no price.
     """
@@ -160,7 +159,6 @@ class PlannedForm:
     activation_checkpointing: bool
     fits: bool
     memory: dict[str, float]
-    host_memory: float
     seconds_per_step: float
     mfu: float
     hours: float
@@ -224,12 +222,7 @@ def plan_gpus(
         raise PlanError(str(error)) from error
     pretrain, shape, length = _training(session)
     price = prices.per_gpu_hour.get(device.name)
-    step = Step(
-        pretrain.global_batch_size,
-        length,
-        pretrain.optimizer.kind,
-        offload=session.manifest.engine.compute.offload_optimizer,
-    )
+    step = Step(pretrain.global_batch_size, length, pretrain.optimizer.kind)
     forms = []
     for candidate in rank_forms(shape, step, gpus, device, utilisation):
         hours = candidate.seconds * pretrain.steps / SECONDS_PER_HOUR
@@ -244,7 +237,6 @@ def plan_gpus(
                 load.checkpointing,
                 candidate.fits,
                 {**asdict(memory), "total": memory.total},
-                candidate.host_memory,
                 candidate.seconds,
                 candidate.utilisation,
                 hours,
@@ -437,15 +429,10 @@ def _print_forms(console: Console, plan: GpuPlan) -> None:
     )
     if not best.fits:
         largest = max(MEMORY_NAMES, key=lambda name: memory[name])
-        advice = "take more GPUs or larger ones, shorter rows or a smaller model"
-        if not best.host_memory:
-            advice += (
-                "; engine.compute.offload_optimizer keeps the optimizer's "
-                "moments in host memory"
-            )
         console.print(
             f"no form fits: the closest needs {size(memory['total'])} per GPU, most of "
-            f"it {MEMORY_NAMES[largest]} ({size(memory[largest])}); {advice}"
+            f"it {MEMORY_NAMES[largest]} ({size(memory[largest])}); take more "
+            "GPUs or larger ones, shorter rows or a smaller model"
         )
     num_hidden = len(plan.forms) - len(forms)
     if num_hidden:
@@ -456,11 +443,6 @@ def _print_forms(console: Console, plan: GpuPlan) -> None:
         f"{name} {size(memory[key])}" for key, name in MEMORY_NAMES.items()
     )
     console.print(f"{parts}: {size(memory['total'])} of {gpu_memory:.0f} GB")
-    if best.host_memory:
-        console.print(
-            "in its host's memory (engine.compute.offload_optimizer): "
-            f"{size(best.host_memory)}"
-        )
 
     section(console, "Time and cost")
     cost = ""

@@ -69,11 +69,11 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
 
 
 class Compute(Section):
-    """Computation on each device: what is compiled, and what is recomputed or moved to
-    save memory.
+    """Computation on each device: what is compiled, and what is recomputed to save
+    memory.
 
-    Changes results only by rounding; `activation_checkpointing` without `compile`, and
-    `offload_optimizer`, not even by that.
+    Changes results only by rounding; `activation_checkpointing` without `compile` not
+    even by that.
     """
 
     compile: Literal["auto", "off", "block", "model"] = "auto"
@@ -93,14 +93,6 @@ class Compute(Section):
     memory_budget: Fraction = 0.9
     """For `budget`: share of the activations' memory that may be kept (OLMo-core's
     guide: 0.9).
-    """
-
-    offload_optimizer: bool = False
-    """Keep the optimizer's moments in (page-locked) host memory: those of each
-    parameter are copied to the GPU for its update and back, 16 bytes per parameter and
-    step over PCI Express for AdamW. The small moments of Adafactor and adamw8bit, and
-    those of an optimizer of your own, stay on the GPU. A training can resume from a
-    checkpoint with either setting.
     """
 
     def _problems(self) -> Iterator[str]:

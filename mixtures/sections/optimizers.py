@@ -32,10 +32,7 @@ class OptimizerFacts:
     betas: tuple[float, float] | None
     """Default of `betas`: the published values for language models; None if unused."""
     state_bytes: float
-    """Bytes of state per parameter. Where the state is small,
-    `engine.compute.offload_optimizer` leaves it on the device, like that of the user's
-    own optimizers.
-    """
+    """Bytes of state per parameter."""
     on_matrices: bool = False
     """True for an optimizer of the layers' matrices, which leaves the other parameters
     to AdamW, with its learning rate, decay and `betas`.
@@ -48,11 +45,6 @@ class OptimizerFacts:
     """True if updates have a fixed size, which muP can scale (`train/optimizers/mup.py`)."""
     library: str | None = None
     """Library that it needs."""
-
-    @property
-    def has_small_state(self) -> bool:
-        """True if moving the state to host memory would save next to nothing."""
-        return self.state_bytes < 4
 
 
 ADAMW_BETAS = (0.9, 0.95)

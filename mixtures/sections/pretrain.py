@@ -225,7 +225,7 @@ class Callback(OwnCall):
             check_signature(code, signature, positional, self.options)
 
 
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16"]
 """Names of compute dtypes."""
 
 
@@ -250,9 +250,7 @@ class Training(Seeded):
     and exported if `export.weights` is `average`. Not kept if absent.
     """
     precision: Precision = "auto"
-    """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU; `fp16` scales the loss
-    dynamically.
-    """
+    """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU."""
     log_every: Positive = 10
     """Steps between records of loss and speed."""
     spikes: Spikes = Spikes()

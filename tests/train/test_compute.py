@@ -1,6 +1,4 @@
-"""Compilation, activation checkpointing, float8 and offloading do not change the
-training.
-"""
+"""Compilation, activation checkpointing and float8 do not change the training."""
 
 from __future__ import annotations
 
@@ -206,45 +204,3 @@ def test_invalid_compute_settings_are_rejected_with_the_fix() -> None:
         Compute(activation_checkpointing="budget")
     with pytest.raises(ValueError, match=r"compile: model .*ranks is 2.* block"):
         Engine(ranks=2, compute=Compute(compile="model"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_optimizer_offload_changes_no_bit_and_shares_checkpoints(
-    kind: str,
-    run_stage: Any,
-    tokenizer_folder: Path,
-    mix_folder: Path,
-    config: dict[str, Any],
-    tmp_path: Path,
-) -> None:
-    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
-    config = {**config, "optimizer": {"kind": kind, "learning_rate": 0.01}}
-    for name, offload, resumed_from in (
-        ("plain", False, None),
-        ("offloaded", True, None),
-        ("taken away", True, "plain"),
-        ("brought back", False, "offloaded"),
-    ):
-        if resumed_from is not None:
-            shutil.copytree(
-                tmp_path / resumed_from / "work" / "checkpoints",
-                tmp_path / name / "work" / "checkpoints",
-            )
-        run_stage(
-            "pretrain",
-            inputs,
-            config,
-            tmp_path / name,
-            checkpoint_every=2,
-            compute=Compute(offload_optimizer=offload),
-        )
-        first = min(
-            json.loads(line)["step"]
-            for line in (tmp_path / name / "data" / "metrics.jsonl").open()
-        )
-        assert first == (1 if resumed_from is None else 3)
-        weights = Path("data", "model", "model.safetensors")
-        assert (tmp_path / name / weights).read_bytes() == (
-            tmp_path / "plain" / weights
-        ).read_bytes()

@@ -311,40 +311,6 @@ def test_every_optimizer_trains_and_resumes_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_float16_trains_like_float32_and_overflows_are_not_spikes(
-    run_stage: Any,
-    inputs: dict[str, Path],
-    pretrain_config: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from gristmill.train.optimizers import loss_scale
-
-    # overflows until halved often enough
-    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**30)
-    config = {
-        **pretrain_config,
-        "steps": 24,
-        "schedule": {"kind": "constant", "warmup_steps": 0},
-    }
-    summary = run_stage(
-        "pretrain", inputs, {**config, "precision": "fp16"}, tmp_path / "half"
-    )
-    run_stage("pretrain", inputs, config, tmp_path / "single")
-    half, single = (
-        ([line for line in read_lines(tmp_path / name) if "grad_norm" in line])
-        for name in ("half", "single")
-    )
-    overflowed = half[-1]["overflowed_steps"]
-    assert overflowed >= 1
-    assert half[-1]["loss_scale"] == 2.0 ** (30 - overflowed)
-    assert summary["skipped_steps"] == 0
-    assert not (tmp_path / "half" / "data" / "autopsies").exists()
-    # Skipped steps leave the weights unchanged, so that later steps lag by as many.
-    assert half[-1]["loss"] == pytest.approx(single[-1 - overflowed]["loss"], abs=0.15)
-
-
-@pytest.mark.slow
 def test_average_is_validated_saved_and_exported(
     run_stage: Any,
     inputs: dict[str, Path],

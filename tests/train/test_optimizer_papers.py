@@ -26,7 +26,7 @@ def made(
     section = Optimizer.model_validate(
         {"kind": kind, "learning_rate": LR, "weight_decay": DECAY, **settings}
     )
-    return builder(kind)([weight], section, torch.zeros_like)
+    return builder(kind)([weight], section)
 
 
 def drawn(rows: int, columns: int, seed: int) -> np.ndarray:

@@ -20,7 +20,6 @@ from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.mixtures.sections.optimizers import OPTIMIZERS, Optimizer, OptimizerKind
 from gristmill.train.optimizers.clipping import clip_gradients, clip_units
 from gristmill.train.optimizers.lion import Lion
-from gristmill.train.optimizers.offload import is_offloaded, load_each
 from gristmill.train.optimizers.optimizer import make_optimizers, update
 
 KINDS = list(OPTIMIZERS)
@@ -49,7 +48,7 @@ def gradients(model: nn.Module, step: int) -> list[Tensor]:
 
 
 def run_steps(
-    kind: str, steps: int, held_back: tuple[int, ...] = (), offload: bool = False
+    kind: str, steps: int, held_back: tuple[int, ...] = ()
 ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     """Run some steps with fixed gradients; before those in `held_back`, a bad step is
     skipped.
@@ -57,7 +56,7 @@ def run_steps(
     if kind == "adamw8bit":
         pytest.importorskip("torchao")
     model = Small()
-    optimizers = make_optimizers(model, Optimizer(kind=kind), offload)  # type: ignore[arg-type]
+    optimizers = make_optimizers(model, Optimizer(kind=kind))  # type: ignore[arg-type]
     for step in range(steps):
         if step in held_back:
             for parameter in model.parameters():
@@ -107,74 +106,6 @@ def test_checkpoint_before_the_first_step_has_a_step_count_of_zero(kind: str) ->
         for optimizer in optimizers
         for state in optimizer.state.values()
     )
-
-
-def assert_equal_states(
-    ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer
-) -> None:
-    a, b = ours.state_dict()["state"], theirs.state_dict()["state"]
-    assert a.keys() == b.keys()
-    for number in a:
-        assert a[number].keys() == b[number].keys()
-        for name in a[number]:
-            assert torch.equal(a[number][name], b[number][name]), (number, name)
-
-
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if not OPTIMIZERS[kind].has_small_state]
-)
-def test_offloaded_moments_give_the_same_bits_and_stay_on_the_host(kind: str) -> None:
-    """Also with skipped updates; tensors on the host are filled, never replaced."""
-    plain, first = run_steps(kind, 4, held_back=(0, 2))
-    model = Small()
-    moments = [
-        value
-        for optimizer in make_optimizers(model, Optimizer(kind=kind), True)  # type: ignore[arg-type]
-        for state in optimizer.state.values()
-        for value in state.values()
-    ]
-    assert moments
-    assert all(value.device.type == "cpu" for value in moments)
-    offloaded, second = run_steps(kind, 4, held_back=(0, 2), offload=True)
-    for a, b in zip(plain.parameters(), offloaded.parameters(), strict=True):
-        assert torch.equal(a, b)
-    for ours, theirs in zip(first, second, strict=True):
-        assert is_offloaded(theirs)
-        assert not is_offloaded(ours)
-        assert_equal_states(ours, theirs)
-        assert (
-            ours.param_groups[0]["params"][0].shape
-            == theirs.param_groups[0]["params"][0].shape
-        )
-
-
-def test_offloaded_moments_are_on_the_device_during_their_update_only() -> None:
-    """During its update, a parameter has copies of its moments; those of the host are
-    overwritten afterwards.
-    """
-    model = Small()
-    (optimizer,) = make_optimizers(model, Optimizer(), offload=True)
-    on_host = {
-        parameter: optimizer.state[parameter]["exp_avg"]
-        for parameter in model.parameters()
-    }
-    for parameter in load_each(optimizer):
-        assert [
-            value for group in optimizer.param_groups for value in group["params"]
-        ] == [parameter]
-        on_device = [
-            key
-            for key, moment in on_host.items()
-            if optimizer.state[key]["exp_avg"] is not moment
-        ]
-        assert on_device == [parameter]
-        optimizer.state[parameter]["exp_avg"].fill_(7.0)
-    assert all((moment == 7.0).all() for moment in on_host.values())
-    assert all(
-        optimizer.state[parameter]["exp_avg"] is moment
-        for parameter, moment in on_host.items()
-    )
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -389,8 +320,7 @@ def _run_rank(folder: str) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh, results = init_device_mesh("cpu", (size,)), {}
-    runs = [(kind, False) for kind in KINDS if kind != "adamw8bit"]
-    for kind, offload in (*runs, ("adamw", True), ("muon", True)):
+    for kind in [kind for kind in KINDS if kind != "adamw8bit"]:
         model = Small()
         for owner, name in (
             (model.embed_tokens, "weight"),
@@ -405,7 +335,7 @@ def _run_rank(folder: str) -> None:
                 ),
             )
         section = Optimizer(kind=kind, clip="adaptive", clip_factor=0.05)  # type: ignore[arg-type]
-        optimizers = make_optimizers(model, section, offload)
+        optimizers = make_optimizers(model, section)
         for step in range(3):
             for parameter, gradient in zip(
                 model.parameters(), gradients(model, step), strict=True
@@ -414,7 +344,7 @@ def _run_rank(folder: str) -> None:
             norm = clip_gradients(model, section)
             update(optimizers, 0.01, torch.tensor(step == 1))
         weights = [parameter.full_tensor().detach() for parameter in model.parameters()]
-        results[kind + " offloaded" * offload] = [norm, *weights]
+        results[kind] = [norm, *weights]
     if rank == 0:
         torch.save(results, f"{folder}/{size}.pt")
     dist.destroy_process_group()
@@ -433,9 +363,6 @@ def test_sharded_optimizers_equal_unsharded_ones(tmp_path: Path) -> None:
         tolerance = 2e-3 if kind.startswith(("muon", "normuon")) else 1e-6
         for a, b in zip(alone[kind], shared[kind], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=tolerance)
-    for kind in ("adamw", "muon"):
-        for a, b in zip(shared[kind], shared[f"{kind} offloaded"], strict=True):
-            assert torch.equal(a, b), kind
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from gristmill.train.planning.flops import (
     flops_per_token,
     kaplan_optimum,
 )
-from gristmill.train.planning.memory import Form, Load, moments_bytes, rank_memory
-from gristmill.train.planning.parallel_forms import HOST_LINK, Step, forms, rank_forms
+from gristmill.train.planning.memory import Form, Load, rank_memory
+from gristmill.train.planning.parallel_forms import Step, forms, rank_forms
 
 
 def llama(
@@ -219,39 +219,6 @@ def test_sharding_divides_state_but_not_gathered_weights() -> None:
     block = (LLAMA_2_7B.parameters - 2 * 32_000 * 4096 - 4096) / 32
     assert eight.gathered == alone.gathered + 4 * block  # input of a reduction
     assert eight.activations == alone.activations
-
-
-def test_offloaded_moments_are_on_the_host_except_the_largest_matrix() -> None:
-    load = Load(1, 2048, 8)
-    lookup = 32_000 * 4096
-    device, host = moments_bytes(LLAMA_2_7B, Form(shard=8), replace(load, offload=True))
-    # 8 bytes each, over 8 ranks
-    assert (device, host) == (lookup, LLAMA_2_7B.parameters)
-    assert (
-        rank_memory(LLAMA_2_7B, Form(shard=8), replace(load, offload=True)).optimizer
-        == lookup
-    )
-    small = replace(load, offload=True, optimizer="adamw8bit")
-    assert moments_bytes(LLAMA_2_7B, Form(shard=8), small) == (
-        LLAMA_2_7B.parameters / 4,
-        0.0,
-    )
-    # A step moves 8 bytes per parameter both ways, over two buses.
-    on_device, offloaded = (
-        rank_forms(
-            LLAMA_2_7B,
-            Step(8, 2048, most_micro_rows=1, offload=offload),
-            2,
-            named_device("H200"),
-            0.4,
-        )
-        for offload in (False, True)
-    )
-    before, seconds = (
-        next(estimate.seconds for estimate in ranked if estimate.form == Form(shard=2))
-        for ranked in (on_device, offloaded)
-    )
-    assert seconds == pytest.approx(before + LLAMA_2_7B.parameters / 2 * 16 / HOST_LINK)
 
 
 def test_checkpointing_keeps_layer_inputs_and_activations_of_one_layer() -> None:

@@ -40,7 +40,6 @@ from gristmill.core.files import read_json, sha256_file, write_json
 from gristmill.core.stage_context import NOT_MIRRORED, Mirroring
 from gristmill.train.distributed.process_groups import World, agree, exchange_timeout
 from gristmill.train.loop.loop_state import CheckpointState, StateTensors
-from gristmill.train.optimizers.offload import is_offloaded, wait_for_moments
 from gristmill.train.optimizers.optimizer import has_plain_state
 
 CHECKPOINTS = "checkpoints"
@@ -262,11 +261,10 @@ class Checkpoints:
         )
         with own_errors():
             dcp.load(state, checkpoint_id=target, planner=SafePlanner())  # type: ignore[attr-defined]
-        # All tensors were loaded in place. Offloaded moments stay out: PyTorch would
-        # move them to the device.
+        # All tensors were loaded in place.
         set_state_dict(
             self._model,
-            [optimizer for optimizer in optimizers if not is_offloaded(optimizer)],
+            optimizers,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
             options=StateDictOptions(strict=True),
@@ -294,7 +292,6 @@ class Checkpoints:
     ) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
-        wait_for_moments(optimizers)
         weights, moments = get_state_dict(self._model, optimizers)
         return {"model": weights, "optimizer": moments, "loop": tensors}
 

@@ -36,7 +36,6 @@ from gristmill.train.loop.rollback import is_given_up, plan_after, read_rollback
 from gristmill.train.loop.spikes import empty_window
 from gristmill.train.loop.throughput import Clock, Profiler
 from gristmill.train.loop.training_job import Job
-from gristmill.train.optimizers.loss_scale import LossScale
 from gristmill.train.optimizers.noise_scale import NoiseScale
 from gristmill.train.optimizers.optimizer import make_optimizers
 
@@ -65,17 +64,12 @@ class Attempt:
         # time blocked by checkpoints since the last logged step
         self.save_seconds = 0.0
         self.optimizers = make_optimizers(
-            learner.model,
-            section.optimizer,
-            engine.compute.offload_optimizer,
-            section.width_factor,
+            learner.model, section.optimizer, section.width_factor
         )
-        self.loss_scale = LossScale(device) if section.precision == "fp16" else None
         self.noise_scale = (
             None if section.noise_scale_every is None else NoiseScale(device)
         )
         parts: dict[str, Part | None] = {
-            "loss_scale": self.loss_scale,
             "noise_scale": self.noise_scale,
             "average": learner.average,
             **learner.state,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.sections.engine import Compute
+from gristmill.mixtures.sections.pretrain import Precision
 from gristmill.train.distributed.context_parallel import RowSplit, RowSplitError
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.batch_plan import micro_batches
@@ -22,12 +23,10 @@ from gristmill.train.models.weights import TensorOf
 if TYPE_CHECKING:
     from gristmill.train.models.decoder import Llama
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def compute_dtype(
-    precision: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device
-) -> torch.dtype:
+def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     """Dtype of matrix products; `auto` is bf16 on a GPU and fp32 on a CPU."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32

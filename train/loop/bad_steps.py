@@ -45,16 +45,11 @@ def look_at_device(
     progress.seen.clear()
     if not pending:
         return
-    flags = torch.stack(
-        [torch.stack((step_flags.bad, step_flags.overflow)) for step_flags in pending]
-    ).tolist()
+    flags = torch.stack([step_flags.bad for step_flags in pending]).tolist()
     objective = job.learner.objective
     observers = job.observers
     rollback_after = job.section.spikes.rollback_after
-    for step_flags, (bad, overflow) in zip(pending, flags, strict=True):
-        if overflow:
-            progress.overflows += 1
-            continue
+    for step_flags, bad in zip(pending, flags, strict=True):
         progress.streak = progress.streak.after(step_flags.step, bad, rollback_after)
         if not bad:
             continue

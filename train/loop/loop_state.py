@@ -17,7 +17,7 @@ StateTensors = dict[str, Tensor | dict[str, Tensor]]
 
 
 class Part(Protocol):
-    """Component with state on the device (a loss scale, averaged weights, ...)."""
+    """Component with state on the device (averaged weights, ...)."""
 
     def tensors(self) -> dict[str, Tensor]:
         """State for a checkpoint, loaded in place."""
@@ -31,7 +31,6 @@ class Seen:
     Attributes:
         step: counted from 1.
         bad: true if the update was skipped.
-        overflow: true if it was skipped only for an overflow of float16.
         loss, norm: of the step.
         mean, deviation: of the losses before the step.
         row_losses: of this rank's micro-batches, from Objective.loss, in half
@@ -40,7 +39,6 @@ class Seen:
 
     step: int
     bad: Tensor
-    overflow: Tensor
     loss: Tensor
     norm: Tensor
     mean: Tensor
@@ -62,7 +60,6 @@ class CheckpointState(TypedDict):
     digest: str
     tokens: int
     skipped: int
-    overflows: int
     streak: tuple[int, int | None]
     rollbacks: int
     best: float | None
@@ -86,8 +83,7 @@ class LoopState:
         parts: further components with state on the device, by name.
         step: optimizer steps done, skipped ones included.
         tokens: tokens read.
-        skipped, overflows: numbers of skipped updates up to the last read of the
-            device: bad steps, and overflows of float16.
+        skipped: number of skipped updates up to the last read of the device.
         streak: of consecutive bad steps.
         rollbacks: number of rollbacks.
         best, stale: best held-out loss, and validations since then.
@@ -103,7 +99,6 @@ class LoopState:
     step: int = 0
     tokens: int = 0
     skipped: int = 0
-    overflows: int = 0
     streak: Streak = field(default_factory=Streak)
     rollbacks: int = 0
     best: float | None = None
@@ -126,7 +121,6 @@ class LoopState:
             "digest": self.digest,
             "tokens": self.tokens,
             "skipped": self.skipped,
-            "overflows": self.overflows,
             "streak": (self.streak.length, self.streak.due),
             "rollbacks": self.rollbacks,
             "best": self.best,
@@ -154,7 +148,6 @@ class LoopState:
         self.digest = plain["digest"]
         self.tokens = plain["tokens"]
         self.skipped = plain["skipped"]
-        self.overflows = plain["overflows"]
         self.streak = Streak(*plain["streak"])
         self.rollbacks = plain["rollbacks"]
         self.best = plain["best"]

@@ -48,10 +48,6 @@ def one_step(
     norm = clip_gradients(learner.model, section.optimizer)
     loss = (sums[0] / batch.weight).float()
     bad, mean, deviation = judge(loss, norm, progress.window, section.spikes.sigma)
-    overflow = torch.zeros_like(bad)
-    if attempt.loss_scale is not None:
-        overflow = loss.isfinite() & ~norm.isfinite()
-        attempt.loss_scale.follow(overflow)
     if attempt.noise_scale is not None and noise is not None:
         attempt.noise_scale.follow(noise, bad)
     size = UpdateSize(learner.model) if is_due else None
@@ -63,7 +59,7 @@ def one_step(
     progress.sums += torch.where(
         bad, 0.0, torch.cat((sums.new_tensor([batch.weight]), sums))
     )
-    step_flags = Seen(step, bad, overflow, loss, norm, mean, deviation, row_losses)
+    step_flags = Seen(step, bad, loss, norm, mean, deviation, row_losses)
     progress.seen.append(step_flags)
     progress.digest = extend_digest(progress.digest, batch.rows)
     progress.tokens += learner.objective.num_tokens(batch.rows)
@@ -91,7 +87,7 @@ def metrics_of_step(
         "grad_norm": seen.norm.item(),
         "learning_rate": scheduled_rate(job, seen.step) * progress.scale_of(seen.step),
         "tokens": progress.tokens,
-        "skipped": bool((seen.bad | seen.overflow).item()),
+        "skipped": bool(seen.bad.item()),
         "logged": None
         if logged is None
         else {key: value for key, value in logged.items() if key not in TIMINGS},
@@ -101,13 +97,12 @@ def metrics_of_step(
 def _gradients(
     attempt: Attempt, batch: Batch, step: int
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """Unscaled gradients of a batch; returns its sums, row losses, and noise scale if
+    """Gradients of a batch; returns its sums, row losses, and noise scale if
     due.
     """
     job = attempt.job
     section = attempt.job.section
     learner = attempt.job.learner
-    scale = attempt.loss_scale.value if attempt.loss_scale is not None else 1.0
     norms = after_part = None
     if section.noise_scale_every is not None and step % section.noise_scale_every == 0:
         norms, after_part = measuring_parts(
@@ -125,14 +120,9 @@ def _gradients(
         batch.parts,
         batch.weight,
         job.world,
-        scale,
         after_part,
     )
     noise = None if norms is None else norms.estimate()
-    if attempt.loss_scale is not None:
-        attempt.loss_scale.divide(learner.model)
-        if noise is not None:
-            noise = noise / attempt.loss_scale.value.double() ** 2
     return sums, row_losses, noise
 
 
@@ -158,9 +148,6 @@ def _log(
         return None
     measured = objective.report(sums, weight) if weight > 0 else {}
     metrics: dict[str, object] = {**measured, **measured_norms}
-    if attempt.loss_scale is not None:
-        metrics["loss_scale"] = attempt.loss_scale.value.item()
-        metrics["overflowed_steps"] = progress.overflows
     if attempt.noise_scale is not None:
         metrics |= attempt.noise_scale.report()
     metrics |= {
@@ -197,10 +184,9 @@ def accumulate_gradients(
     parts: Sequence[Any],
     weight: float,
     world: World,
-    loss_scale: Tensor | float = 1.0,
     after_part: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Accumulate the gradients of the mean loss of a batch, times a loss scale.
+    """Accumulate the gradients of the mean loss of a batch.
 
     Every loss is divided by the weight of the whole batch, so the gradients depend
     neither on the split into micro-batches nor on uneven shares of ranks. FSDP averages
@@ -213,7 +199,6 @@ def accumulate_gradients(
         parts: micro-batches of this rank, see prefetch.Batch.
         weight: of the whole batch.
         world: the processes.
-        loss_scale: multiplies the loss of the backward pass, not the returned values.
         after_part: called with the number of each micro-batch, after its gradients are
             reduced.
 
@@ -221,7 +206,7 @@ def accumulate_gradients(
         the objective's sums over all ranks, and the row losses of this rank's
         micro-batches in half precision.
     """
-    scale = loss_scale * (world.averaged_over / weight)
+    scale = world.averaged_over / weight
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
     row_losses = []
     for number, part in enumerate(parts):

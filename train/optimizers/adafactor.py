@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gristmill.train.optimizers.builder import EachParameter, Group, ZerosLike
+from gristmill.train.optimizers.builder import EachParameter, Group
 from gristmill.train.optimizers.dtensor_sums import (
     local,
     reduce_partial,
@@ -33,7 +33,7 @@ class Adafactor(EachParameter):
     and at most 1 / sqrt(step).
     """
 
-    def moments(self, parameter: Tensor, zeros_like: ZerosLike) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Step, and variances; of a matrix those of its rows and columns."""
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
         zeros = torch.zeros_like(parameter)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 
 from gristmill.mixtures.sections.optimizers import Optimizer
-from gristmill.train.optimizers.builder import Parameters, ZerosLike, decay_groups
-from gristmill.train.optimizers.offload import STEP
+from gristmill.train.optimizers.builder import Parameters, decay_groups
 
 
-def build(
-    parameters: Parameters, section: Optimizer, zeros_like: ZerosLike
-) -> torch.optim.AdamW:
+def build(parameters: Parameters, section: Optimizer) -> torch.optim.AdamW:
     """Create PyTorch's fused AdamW with its moments.
 
     A checkpoint of step 0 would otherwise create them by a step without gradients, and
@@ -27,8 +24,8 @@ def build(
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
-                STEP: torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": zeros_like(parameter),
-                "exp_avg_sq": zeros_like(parameter),
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
             }
     return optimizer

@@ -5,15 +5,12 @@ from __future__ import annotations
 import torch
 
 from gristmill.mixtures.sections.optimizers import Optimizer
-from gristmill.train.optimizers.builder import Parameters, ZerosLike, decay_groups
-from gristmill.train.optimizers.offload import STEP
+from gristmill.train.optimizers.builder import Parameters, decay_groups
 from gristmill.train.optimizers.optimizer import eager_on_cpu, parameters_of, set_rate
 
 
 @torch.no_grad()
-def build(
-    parameters: Parameters, section: Optimizer, zeros_like: ZerosLike
-) -> torch.optim.Optimizer:
+def build(parameters: Parameters, section: Optimizer) -> torch.optim.Optimizer:
     """Create torchao's AdamW.
 
     A shard that is small or does not divide into blocks keeps float32 moments, so
@@ -42,7 +39,7 @@ def build(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     for parameter in parameters_of(optimizer):
-        optimizer.state[parameter][STEP] = torch.zeros(
+        optimizer.state[parameter]["step"] = torch.zeros(
             (), dtype=torch.float32, device=parameter.device
         )
     for group, rate in zip(optimizer.param_groups, rates, strict=True):

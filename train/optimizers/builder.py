@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from gristmill.mixtures.sections.optimizers import Optimizer
 
 Parameters = Sequence[nn.Parameter]
-ZerosLike = Callable[[Tensor], Tensor]
-"""Creates a moment of a parameter: zeros with the parameter's placement."""
 Group = dict[str, Any]
 """Group of parameters with their hyperparameters, as in `param_groups`."""
-Build = Callable[[Parameters, Optimizer, ZerosLike], torch.optim.Optimizer]
-"""`build(parameters, section, zeros_like)` of the module of a kind: creates the
+Build = Callable[[Parameters, Optimizer], torch.optim.Optimizer]
+"""`build(parameters, section)` of the module of a kind: creates the
 optimizer of some parameters, with its moments.
 """
 
@@ -39,26 +37,20 @@ class EachParameter(torch.optim.Optimizer):
     Args:
         parameters: those to update.
         section: settings.
-        zeros_like: creates a moment.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        section: Optimizer,
-        zeros_like: ZerosLike = torch.zeros_like,
-    ) -> None:
+    def __init__(self, parameters: Parameters, section: Optimizer) -> None:
         self.section = section
         defaults = {"lr": section.learning_rate, **self.hyperparameters()}
         super().__init__(decay_groups(parameters, section), defaults)
         for parameter in parameters:
-            self.state[parameter].update(self.moments(parameter, zeros_like))
+            self.state[parameter].update(self.moments(parameter))
 
     def hyperparameters(self) -> dict[str, Any]:
         """Settings of `update`, which checkpoints hold in `param_groups`."""
         return {}
 
-    def moments(self, parameter: Tensor, zeros_like: ZerosLike) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """State of a parameter before the first step."""
         raise NotImplementedError
 

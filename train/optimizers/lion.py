@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.train.optimizers.builder import EachParameter, ZerosLike
+from gristmill.train.optimizers.builder import EachParameter
 from gristmill.train.optimizers.dtensor_sums import local
 
 
@@ -19,9 +19,9 @@ class Lion(EachParameter):
         """Return those of the step and of the mean."""
         return {"betas": self.section.decays}
 
-    def moments(self, parameter: Tensor, zeros_like: ZerosLike) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Mean of the gradients."""
-        return {"exp_avg": zeros_like(parameter)}
+        return {"exp_avg": torch.zeros_like(parameter)}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

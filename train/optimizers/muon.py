@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 
 from gristmill.mixtures.sections.optimizers import Optimizer
-from gristmill.train.optimizers.builder import Parameters, ZerosLike
+from gristmill.train.optimizers.builder import Parameters
 from gristmill.train.optimizers.normuon import NorMuon
 
 
-def build(
-    parameters: Parameters, section: Optimizer, zeros_like: ZerosLike
-) -> torch.optim.Optimizer:
+def build(parameters: Parameters, section: Optimizer) -> torch.optim.Optimizer:
     """Create PyTorch's Muon of sharded matrices, or ours with cautious decay, which
     PyTorch's does not have; their products gather what they need.
 
@@ -19,7 +17,7 @@ def build(
     LLM training", section 2.2), so both share learning rate and decay.
     """
     if section.cautious_decay:
-        return NorMuon(parameters, section, zeros_like)
+        return NorMuon(parameters, section)
     optimizer = torch.optim.Muon(
         parameters,
         lr=section.learning_rate,
@@ -28,5 +26,5 @@ def build(
         adjust_lr_fn="match_rms_adamw",
     )
     for matrix in parameters:
-        optimizer.state[matrix]["momentum_buffer"] = zeros_like(matrix)
+        optimizer.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
     return optimizer

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.train.optimizers.builder import EachParameter, Group, ZerosLike
+from gristmill.train.optimizers.builder import EachParameter, Group
 from gristmill.train.optimizers.dtensor_sums import local, sum_along, total_sum
 
 COEFFICIENTS, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
@@ -46,12 +46,12 @@ class NorMuon(EachParameter):
             "cautious": section.cautious_decay,
         }
 
-    def moments(self, parameter: Tensor, zeros_like: ZerosLike) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Momentum, and of NorMuon the variances of rows."""
-        moments = {"momentum_buffer": zeros_like(parameter)}
+        moments = {"momentum_buffer": torch.zeros_like(parameter)}
         if self.section.kind == "normuon":
             rows = sum_along(torch.zeros_like(parameter), -1)
-            moments["row_var"] = zeros_like(rows)
+            moments["row_var"] = torch.zeros_like(rows)
         return moments
 
     def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:

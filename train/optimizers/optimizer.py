@@ -19,18 +19,12 @@ from gristmill.train.models.initialisation import LAYERS
 from gristmill.train.optimizers.builder import Build
 from gristmill.train.optimizers.dtensor_sums import local, trainable
 from gristmill.train.optimizers.mup import RATE_FACTOR, scale_rates
-from gristmill.train.optimizers.offload import (
-    host_zeros_like,
-    is_offloaded,
-    load_each,
-)
 from gristmill.train.optimizers.own_optimizer import own_optimizer
 
 
 def make_optimizers(
     model: nn.Module,
     section: Optimizer,
-    offload: bool = False,
     width_factor: float = 1.0,
 ) -> list[torch.optim.Optimizer]:
     """Create the optimizers of a model's trainable parameters: one, or one for matrices
@@ -42,8 +36,6 @@ def make_optimizers(
     Args:
         model: sharded.
         section: kind and hyperparameters.
-        offload: keep moments in host memory (except those of adafactor and adamw8bit);
-            updates stay bit-equal.
         width_factor: width divided by muP's base width
             (`mixtures.model.Model.mup_base_width`).
 
@@ -55,8 +47,6 @@ def make_optimizers(
     trained = trainable(model)
     if section.own is not None:
         return [own_optimizer(section.own, trained, section.learning_rate)]
-    offload = offload and not OPTIMIZERS[section.kind].has_small_state
-    zeros_like = host_zeros_like if offload else torch.zeros_like
     parts = {section.kind: [item for _, item in trained]}
     if OPTIMIZERS[section.kind].on_matrices:
         parts = {section.kind: [], "adamw": []}
@@ -64,7 +54,7 @@ def make_optimizers(
             is_matrix = LAYERS in name and item.ndim == 2
             parts[section.kind if is_matrix else "adamw"].append(item)
     optimizers = [
-        builder(kind)(parameters, section, zeros_like)
+        builder(kind)(parameters, section)
         for kind, parameters in parts.items()
         if parameters  # adapters are matrices alone
     ]
@@ -88,9 +78,6 @@ def make_optimizers(
                     )
     if width_factor != 1.0:
         scale_rates(optimizers, model, width_factor, section.kind)
-    if offload:
-        for optimizer in optimizers:
-            optimizer.moments_on_host = True  # type: ignore[attr-defined]
     return optimizers
 
 
@@ -150,11 +137,7 @@ def update(
     """
     for optimizer in optimizers:
         set_rate(optimizer, learning_rate)
-        if is_offloaded(optimizer):
-            for _ in load_each(optimizer):
-                _step_unless(bad, optimizer)
-        else:
-            _step_unless(bad, optimizer)
+        _step_unless(bad, optimizer)
         optimizer.zero_grad(set_to_none=True)
 
 

@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from gristmill.train.distributed.fsdp import gathered
-from gristmill.train.optimizers.builder import EachParameter, Group, ZerosLike
+from gristmill.train.optimizers.builder import EachParameter, Group
 from gristmill.train.optimizers.dtensor_sums import local
 from gristmill.train.optimizers.normuon import ADAMWS_RMS, newton_schulz
-from gristmill.train.optimizers.offload import STEP
 
 EPS = 1e-15
 
@@ -51,16 +50,16 @@ class SoapMuon(EachParameter):
             "every": section.precondition_every,
         }
 
-    def moments(self, parameter: Tensor, zeros_like: ZerosLike) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Step, mean and mean square, and the covariance with its basis."""
         side = torch.zeros((min(parameter.shape),) * 2, device=parameter.device)
         square = _sharded(side, parameter)
         return {
-            STEP: torch.zeros((), device=parameter.device),
-            "exp_avg": zeros_like(parameter),
-            "exp_avg_sq": zeros_like(parameter),
-            "covariance": zeros_like(square),
-            "basis": zeros_like(square),
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+            "covariance": torch.zeros_like(square),
+            "basis": torch.zeros_like(square),
         }
 
     def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
@@ -68,7 +67,7 @@ class SoapMuon(EachParameter):
         state, every = self.state[parameter], group["every"]
         steps = self._counts.get(parameter)
         if steps is None or steps % every in (0, 1 % every):
-            steps = int(state[STEP].item())
+            steps = int(state["step"].item())
         self._counts[parameter] = steps + 1
         full = gathered(gradient)
         turned = full if _has_fewer_columns(parameter) else full.T
@@ -94,7 +93,7 @@ class SoapMuon(EachParameter):
             rotated = torch.linalg.qr(covariance @ basis[:, order])[0]
             _fill(state["exp_avg_sq"], squares, parameter)
             _fill(state["basis"], rotated, parameter)
-        state[STEP] += 1
+        state["step"] += 1
 
     def _move(self, matrix: Tensor, gradient: Tensor, group: Group) -> None:
         """Update a matrix; `gradient` is turned so that its columns are the shorter

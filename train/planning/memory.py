@@ -74,7 +74,6 @@ class Load:
         compute_bytes: per number in matrix products: 2 for bfloat16, 4 for float32.
         optimizer: kind of optimizer.
         checkpointing: True for activation checkpointing.
-        offload: True for moments in host memory (`engine.compute.offload_optimizer`).
     """
 
     micro_rows: int
@@ -83,7 +82,6 @@ class Load:
     compute_bytes: int = 2
     optimizer: str = "adamw"
     checkpointing: bool = False
-    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,35 +151,9 @@ def optimizer_bytes(shape: Shape, kind: str) -> float:
     """Bytes of an optimizer's state."""
     layers = shape.blocks * block_parameters(shape)
     root = _root_parameters(shape)
-    outside = OPTIMIZERS[_outside_layers(kind)]
-    return OPTIMIZERS[kind].state_bytes * layers + outside.state_bytes * root
-
-
-def moments_bytes(shape: Shape, form: Form, load: Load) -> tuple[float, float]:
-    """Bytes of the optimizer's state for the fullest rank's parameters: on the device,
-    and in its host's memory.
-
-    Moments in host memory are moved to the device parameter by parameter, so the
-    largest ones determine its memory.
-    """
-    kept = optimizer_bytes(shape, load.optimizer) / form.tensor / form.weights
-    if not load.offload or OPTIMIZERS[load.optimizer].has_small_state:
-        return kept, 0.0
-    matrix = (
-        max(shape.ffn_width, shape.heads * shape.head_width)
-        * shape.width
-        * OPTIMIZERS[load.optimizer].state_bytes
-    )
-    lookup = (
-        shape.padded_vocab_size
-        * shape.width
-        * OPTIMIZERS[_outside_layers(load.optimizer)].state_bytes
-    )
-    return max(matrix, lookup) / form.tensor / form.weights, kept
-
-
-def _outside_layers(kind: str) -> str:
-    return "adamw" if OPTIMIZERS[kind].on_matrices else kind
+    facts = OPTIMIZERS[kind]
+    outside = OPTIMIZERS["adamw"] if facts.on_matrices else facts
+    return facts.state_bytes * layers + outside.state_bytes * root
 
 
 def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
@@ -255,7 +227,7 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     counted = Memory(
         parameters=MASTER_BYTES * rank_parameters / form.weights,
         gradients=MASTER_BYTES * rank_parameters / form.weights,
-        optimizer=moments_bytes(shape, form, load)[0],
+        optimizer=optimizer_bytes(shape, load.optimizer) / form.tensor / form.weights,
         gathered=gathered,
         activations=kept,
         loss=loss,

@@ -12,8 +12,7 @@ The time of a step is an estimate:
 - context parallelism's, not overlapped either: keys and values of all tokens gathered
   in every layer, and their gradients reduced;
 - tokens sent to experts and back, forward and backward, with expert parallelism;
-- FSDP's gathers and reductions, overlapped with the arithmetic up to its duration;
-- moments in host memory: transfers to the GPU and back, not overlapped.
+- FSDP's gathers and reductions, overlapped with the arithmetic up to its duration.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from gristmill.train.planning.memory import (
     Memory,
     block_parameters,
     gathered_parameters,
-    moments_bytes,
     rank_memory,
 )
 
@@ -41,10 +39,8 @@ NETWORK = 50e9
 """Bytes per second and direction per GPU between machines: 400 Gb/s InfiniBand, one
 port a GPU, as in DGX H100.
 """
-HOST_LINK = 32e9
-"""Bytes per second between a GPU and its host, and between unknown GPUs: PCI Express 4,
-16 lanes.
-"""
+UNKNOWN_LINK = 32e9
+"""Bytes per second between unknown GPUs: PCI Express 4, 16 lanes."""
 RECOMPUTE = 4 / 3
 COLLECTIVES_PER_LAYER = 8
 
@@ -58,7 +54,6 @@ class Step:
         optimizer: kind of optimizer.
         compute_bytes: of a number in matrix products.
         most_micro_rows: most rows per forward pass; None: as memory allows.
-        offload: True for moments in host memory.
     """
 
     rows: int
@@ -66,7 +61,6 @@ class Step:
     optimizer: str = "adamw"
     compute_bytes: int = 2
     most_micro_rows: int | None = None
-    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,6 @@ class Candidate:
     Attributes:
         form, load: distribution and micro-batches.
         memory: of the fullest rank.
-        host_memory: bytes of moments in host memory of the fullest rank.
         fits: True if the device has enough memory.
         seconds: of a step.
         utilisation: MFU over the full step, with non-causal attention.
@@ -85,7 +78,6 @@ class Candidate:
     form: Form
     load: Load
     memory: Memory
-    host_memory: float
     fits: bool
     seconds: float
     utilisation: float
@@ -116,7 +108,6 @@ def rank_forms(
                 step.compute_bytes,
                 step.optimizer,
                 checkpointing,
-                step.offload,
             )
             for micro, checkpointing in product(_divisors(rows), (False, True))
             if micro <= most_rows
@@ -221,13 +212,10 @@ def _candidate(
     seconds = busy + in_tensor_group + in_context_group
     seconds += _dealing_seconds(shape, form, load, device)
     seconds += max(0.0, _sharding_seconds(shape, form, load, device) - busy)
-    _, on_host = moments_bytes(shape, form, load)
-    seconds += 2 * on_host / HOST_LINK
     return Candidate(
         form,
         load,
         memory,
-        on_host,
         memory.total <= device.memory,
         seconds,
         arithmetic / seconds,

@@ -27,11 +27,7 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, ready, write_tensors
 from gristmill.train.rl.rollouts import Generated
 
-DTYPES = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 SEED_BITS = 32
 
 
