@@ -113,7 +113,7 @@ class _StreamObjective:
             self._rows.kind.batch(chosen, self._rows.layout, trim=True), bool(len(rows))
         )
 
-    def loss(self, model: nn.Module, batch: _Read, scale: float | Tensor) -> Measured:
+    def loss(self, model: nn.Module, batch: _Read, scale: float) -> Measured:
         placed = map_tensors(
             lambda part: part.to(self._device, non_blocking=True), batch.batch
         )

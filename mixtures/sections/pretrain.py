@@ -137,7 +137,6 @@ HOW_KEYS = (
     "log_every",
     "validate_every",
     "evaluate_every",
-    "noise_scale_every",
     "generation_rows",
     "samples_every",
 )
@@ -147,7 +146,7 @@ change them.
 """
 
 
-MEASURING_KEYS = ("log_every", "validate_every", "evaluate_every", "noise_scale_every")
+MEASURING_KEYS = ("log_every", "validate_every", "evaluate_every")
 """The keys of `HOW_KEYS` that determine what callbacks see, and when."""
 
 
@@ -255,12 +254,6 @@ class Training(Seeded):
     """Steps between records of loss and speed."""
     spikes: Spikes = Spikes()
     """Rules for skipping steps and for rolling back."""
-    noise_scale_every: Positive | None = None
-    """Steps between measurements of the gradient noise scale (McCandlish et al. 2018),
-    the batch size in rows above which larger batches pay off less. It needs batches of
-    several micro-batches, whose gradients are then reduced one by one; not measured if
-    absent.
-    """
     seed: int | None = None
     """Seed of initialisation and order; the manifest's if absent."""
     continue_from: OutsidePath | None = None

@@ -182,7 +182,6 @@ def test_engine_settings_do_not_change_fingerprints_of_data(override: str) -> No
         "pretrain.log_every=3",
         "pretrain.validate_every=7",
         "pretrain.evaluate_every=7",
-        "pretrain.noise_scale_every=5",
         "sft.micro_batch_size=2",
         "sft.validate_every=7",
         "dpo.micro_batch_size=3",

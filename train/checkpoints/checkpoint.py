@@ -46,10 +46,6 @@ CHECKPOINTS = "checkpoints"
 """Folder of all checkpoints in the working folder of a training."""
 MARKER = "complete.json"
 PREFIX = "step-"
-MEASURING = ("noise_scale",)
-"""Measurements in the loop's state, missing in checkpoints of trainings that did not
-measure.
-"""
 FULL_DISK_BYTES = 1 << 20
 """Free space below which a failed write is reported as a full disk."""
 ROLLBACK_POINTS = 2
@@ -250,15 +246,7 @@ class Checkpoints:
             if any(key.startswith("optimizer.") for key in saved)
             else []
         )
-        state = self._state(
-            {
-                name: part
-                for name, part in tensors.items()
-                if name not in MEASURING
-                or any(key.startswith(f"loop.{name}.") for key in saved)
-            },
-            optimizers,
-        )
+        state = self._state(tensors, optimizers)
         with own_errors():
             dcp.load(state, checkpoint_id=target, planner=SafePlanner())  # type: ignore[attr-defined]
         # All tensors were loaded in place.

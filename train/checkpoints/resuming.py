@@ -36,7 +36,6 @@ from gristmill.train.loop.rollback import is_given_up, plan_after, read_rollback
 from gristmill.train.loop.spikes import empty_window
 from gristmill.train.loop.throughput import Clock, Profiler
 from gristmill.train.loop.training_job import Job
-from gristmill.train.optimizers.noise_scale import NoiseScale
 from gristmill.train.optimizers.optimizer import make_optimizers
 
 SCALES = "learning_rate_scales.jsonl"
@@ -66,21 +65,16 @@ class Attempt:
         self.optimizers = make_optimizers(
             learner.model, section.optimizer, section.width_factor
         )
-        self.noise_scale = (
-            None if section.noise_scale_every is None else NoiseScale(device)
-        )
-        parts: dict[str, Part | None] = {
-            "noise_scale": self.noise_scale,
-            "average": learner.average,
-            **learner.state,
-        }
+        parts: dict[str, Part] = dict(learner.state)
+        if learner.average is not None:
+            parts["average"] = learner.average
         self.progress = LoopState(
             empty_window(device, section.spikes.window),
             torch.zeros(
                 1 + learner.objective.sums_length, dtype=torch.float64, device=device
             ),
             learner.objective.fingerprint,
-            {name: part for name, part in parts.items() if part is not None},
+            parts,
         )
         goes_back = section.spikes.rollback_after is not None
         keeping = Keeping(

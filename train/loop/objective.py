@@ -105,7 +105,7 @@ class Objective(Protocol):
         tensors are pinned on a machine with a GPU.
         """
 
-    def loss(self, model: nn.Module, batch: Any, scale: float | Tensor) -> Measured:
+    def loss(self, model: nn.Module, batch: Any, scale: float) -> Measured:
         """Loss of a micro-batch from the result of `prepare`; `scale` multiplies the
         loss for the backward pass.
         """

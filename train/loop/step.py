@@ -4,10 +4,9 @@ metrics if due.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -16,7 +15,7 @@ from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.checkpoints.resuming import Attempt
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.bad_steps import finite
-from gristmill.train.loop.batch_plan import extend_digest, micro_batches
+from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.loop.loop_state import LoopState, Seen
 from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.loop.objective import Metrics, Objective
@@ -25,7 +24,6 @@ from gristmill.train.loop.spikes import judge, remember_loss
 from gristmill.train.loop.throughput import UpdateSize, peak_memory_bytes, speed_metrics
 from gristmill.train.loop.training_job import Job, is_logged, scheduled_rate
 from gristmill.train.optimizers.clipping import clip_gradients
-from gristmill.train.optimizers.noise_scale import PartNorms
 from gristmill.train.optimizers.optimizer import update
 
 
@@ -44,12 +42,12 @@ def one_step(
     learner = job.learner
     step = progress.step + 1
     is_due = is_logged(section, progress.step + 1)
-    sums, row_losses, noise = _gradients(attempt, batch, step)
+    sums, row_losses = accumulate_gradients(
+        learner.model, learner.objective, batch.parts, batch.weight, job.world
+    )
     norm = clip_gradients(learner.model, section.optimizer)
     loss = (sums[0] / batch.weight).float()
     bad, mean, deviation = judge(loss, norm, progress.window, section.spikes.sigma)
-    if attempt.noise_scale is not None and noise is not None:
-        attempt.noise_scale.follow(noise, bad)
     size = UpdateSize(learner.model) if is_due else None
     update(attempt.optimizers, scheduled_rate(job, step) * progress.scale_of(step), bad)
     if learner.average is not None:
@@ -94,38 +92,6 @@ def metrics_of_step(
     }
 
 
-def _gradients(
-    attempt: Attempt, batch: Batch, step: int
-) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """Gradients of a batch; returns its sums, row losses, and noise scale if
-    due.
-    """
-    job = attempt.job
-    section = attempt.job.section
-    learner = attempt.job.learner
-    norms = after_part = None
-    if section.noise_scale_every is not None and step % section.noise_scale_every == 0:
-        norms, after_part = measuring_parts(
-            learner.model,
-            learner.objective,
-            batch.rows,
-            attempt.plan.cuts_in_step(step - 1),
-            step - 1,
-            section.micro_batch_size,
-            job.world,
-        )
-    sums, row_losses = accumulate_gradients(
-        learner.model,
-        learner.objective,
-        batch.parts,
-        batch.weight,
-        job.world,
-        after_part,
-    )
-    noise = None if norms is None else norms.estimate()
-    return sums, row_losses, noise
-
-
 def _log(
     attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch]
 ) -> Metrics | None:
@@ -148,8 +114,6 @@ def _log(
         return None
     measured = objective.report(sums, weight) if weight > 0 else {}
     metrics: dict[str, object] = {**measured, **measured_norms}
-    if attempt.noise_scale is not None:
-        metrics |= attempt.noise_scale.report()
     metrics |= {
         "learning_rate": scheduled_rate(job, progress.step)
         * progress.scale_of(progress.step),
@@ -184,7 +148,6 @@ def accumulate_gradients(
     parts: Sequence[Any],
     weight: float,
     world: World,
-    after_part: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Accumulate the gradients of the mean loss of a batch.
 
@@ -199,8 +162,6 @@ def accumulate_gradients(
         parts: micro-batches of this rank, see prefetch.Batch.
         weight: of the whole batch.
         world: the processes.
-        after_part: called with the number of each micro-batch, after its gradients are
-            reduced.
 
     Returns:
         the objective's sums over all ranks, and the row losses of this rank's
@@ -210,50 +171,14 @@ def accumulate_gradients(
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
     row_losses = []
     for number, part in enumerate(parts):
-        reduces = after_part is not None or number == len(parts) - 1
+        is_last = number == len(parts) - 1
         if isinstance(model, FSDPModule):
             # Unreduced gradients are full float32 tensors; reduced gradients are
             # shards.
-            model.set_requires_gradient_sync(reduces or world.shards_weights)
-            model.set_requires_all_reduce(reduces)
+            model.set_requires_gradient_sync(is_last or world.shards_weights)
+            model.set_requires_all_reduce(is_last)
         measured = objective.loss(model, part, scale)
         measured.loss.backward()
         sums += measured.sums
         row_losses.append(measured.row_losses.detach().half())
-        if after_part is not None:
-            after_part(number)
     return sum_over_ranks(sums, world), row_losses
-
-
-def measuring_parts(
-    model: nn.Module,
-    objective: Objective,
-    rows: np.ndarray,
-    cuts: int,
-    step: int,
-    micro_batch_size: int,
-    world: World,
-) -> tuple[PartNorms, Callable[[int], None]]:
-    """Estimator of the noise scale of a step, and a function to call after each of its
-    micro-batches.
-
-    Raises:
-        ValueError: the batch has a single micro-batch, so there is nothing to compare.
-    """
-    shares = [
-        micro_batches(rows, rank, world.data_size, micro_batch_size)
-        for rank in range(world.data_size)
-    ]
-    parts = [np.concatenate(part) for part in zip(*shares, strict=True)]
-    if len(parts) < 2:
-        raise ValueError(
-            "noise_scale_every compares micro-batches with the whole batch, but "
-            f"micro_batch_size ({micro_batch_size}) times {world.data_size} ranks "
-            f"holds all {len(rows)} rows of it; lower micro_batch_size, or remove "
-            "noise_scale_every"
-        )
-    weight = objective.weight(rows, cuts, step)
-    norms = PartNorms(model)
-    return norms, lambda number: norms.take(
-        objective.weight(parts[number], cuts, step) / weight, len(parts[number])
-    )

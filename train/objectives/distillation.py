@@ -402,9 +402,7 @@ class TaughtTurns:
         taught = self._teacher.read(rows if len(rows) else np.zeros(1, dtype=np.int64))
         return TaughtBatch(self._turns.prepare(rows, cuts), taught.pinned())
 
-    def loss(
-        self, model: nn.Module, batch: TaughtBatch, scale: float | Tensor
-    ) -> Measured:
+    def loss(self, model: nn.Module, batch: TaughtBatch, scale: float) -> Measured:
         """See objective.Objective; the sums are mixed loss, divergence, and those of
         AssistantTurns.
         """

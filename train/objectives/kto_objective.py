@@ -158,9 +158,7 @@ class Desirability(DrawnObjective):
             bool(len(rows)),
         ).pinned()
 
-    def loss(
-        self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor
-    ) -> Measured:
+    def loss(self, model: nn.Module, batch: PaddedAnswers, scale: float) -> Measured:
         """See objective.Objective.
 
         The sums are the loss, the estimated KL, and for desirable and for undesirable

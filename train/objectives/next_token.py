@@ -189,7 +189,7 @@ class NextToken:
             step,
         )
 
-    def loss(self, model: nn.Module, batch: Rows, scale: float | Tensor) -> Measured:
+    def loss(self, model: nn.Module, batch: Rows, scale: float) -> Measured:
         """See objective.Objective.
 
         The sums are the total loss; loss, tokens and bytes of each source; tokens of

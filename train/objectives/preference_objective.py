@@ -40,7 +40,7 @@ class PaddedPairs(TensorBatch):
 
 
 def measured_pairs(
-    losses: Tensor, columns: Sequence[Tensor], scale: float | Tensor, real: bool
+    losses: Tensor, columns: Sequence[Tensor], scale: float, real: bool
 ) -> Measured:
     """Result of a micro-batch of pairs: `losses` (n,) and `columns` to sum, (n,) each;
     all zero unless `real`.
@@ -121,9 +121,7 @@ class Preferences(DrawnObjective):
         reference = torch.from_numpy(self._reference[pairs])
         return PaddedPairs(ids, targets, reference, bool(len(rows))).pinned()
 
-    def loss(
-        self, model: nn.Module, batch: PaddedPairs, scale: float | Tensor
-    ) -> Measured:
+    def loss(self, model: nn.Module, batch: PaddedPairs, scale: float) -> Measured:
         """See objective.Objective.
 
         The sums are loss, rewards (chosen, rejected), number ranked correctly,

@@ -114,9 +114,7 @@ class RewardPairs:
         ids = answer_ids(pairs, self._pad, self.sequence_length)
         return PaddedAnswers(ids, bool(len(rows))).pinned()
 
-    def loss(
-        self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor
-    ) -> Measured:
+    def loss(self, model: nn.Module, batch: PaddedAnswers, scale: float) -> Measured:
         """See objective.Objective; the sums are loss, number ranked correctly, and both
         answers' scores.
         """

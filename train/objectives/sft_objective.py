@@ -115,7 +115,7 @@ class AssistantTurns:
             real,
         )
 
-    def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor) -> Measured:
+    def loss(self, model: nn.Module, batch: Turns, scale: float) -> Measured:
         """See objective.Objective; the sums are the total loss, and loss, trained
         tokens and bytes per set.
         """

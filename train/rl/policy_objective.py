@@ -92,9 +92,7 @@ class Reinforcement:
         """The rows themselves, as their answers may not exist yet."""
         return rows
 
-    def loss(
-        self, model: nn.Module, batch: np.ndarray, scale: float | Tensor
-    ) -> Measured:
+    def loss(self, model: nn.Module, batch: np.ndarray, scale: float) -> Measured:
         """See objective.Objective; sums: the loss, OF_TOKENS, OF_ANSWERS, and each
         reward.
         """
