@@ -202,9 +202,9 @@ CallbackEvent = Literal["after_step", "after_validation", "on_checkpoint"]
 
 
 class Callback(OwnCall):
-    """Code that watches a training, and may scale its learning rate or end it: a
-    function of one event, or a class with a method for each event that it handles. It
-    sees metrics, but neither data nor weights. Examples are in docs/own-training.md.
+    """Code that watches a training, and may end it: a function of one event, or a class
+    with a method for each event that it handles. It sees metrics, but neither data nor
+    weights. Examples are in docs/own-training.md.
     """
 
     on: CallbackEvent | None = None

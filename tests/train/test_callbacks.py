@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ import pytest
 import torch
 
 from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction, take_code
+from gristmill.mixtures.user_code import Own, OwnFunction, take_code
 from gristmill.train.loop import loop
-from gristmill.train.optimizers.schedules import learning_rate
 from tests.train.jsonl import read_jsonl, write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 
@@ -193,94 +190,6 @@ def test_stopped_training_continues_with_another_callback(
     assert run_stage("pretrain", inputs, config, tmp_path / "second")["steps"] == 12
 
 
-SCALE = """
-import os
-class Scale:
-    def __init__(self, folder): self.folder = folder
-    def after_step(self, metrics):
-        if metrics["step"] == 5 and not os.path.exists(self.folder + "/second"):
-            return {"learning_rate_scale": 0.25, "reason": "large gradients"}
-        if metrics["step"] == 7 and os.path.exists(self.folder + "/fails"):
-            raise OSError("out of memory")
-    def after_validation(self, metrics):
-        return {"learning_rate_scale": 2} if metrics["step"] == 6 else None
-"""
-
-
-@pytest.mark.slow
-def test_callback_scales_the_learning_rate_also_after_a_resume(
-    run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
-) -> None:
-    """The second attempt starts at step 4, and its callback would not scale the rate of
-    step 6.
-    """
-    config = with_callback(SCALE, "Scale", {"folder": str(tmp_path)})
-    uninterrupted = run_stage("pretrain", inputs, config, tmp_path / "whole")
-    assert uninterrupted["scaled_by"] == [
-        {
-            "callback": "hooks:Scale",
-            "step": 5,
-            "learning_rate_scale": 0.25,
-            "reason": "large gradients",
-        },
-        {
-            "callback": "hooks:Scale",
-            "step": 6,
-            "learning_rate_scale": 2.0,
-            "reason": "",
-        },
-    ]
-    plain = scheduled({**config, "callbacks": []})
-    logged = read_jsonl(tmp_path / "whole" / "data" / "metrics.jsonl")
-    rates = {
-        line["step"]: line["learning_rate"]
-        for line in logged
-        if "learning_rate" in line
-    }
-    assert rates == {
-        step: plain(step) * (1.0 if step < 6 else 0.25 if step == 6 else 0.5)
-        for step in range(1, 13)
-    }
-    (tmp_path / "fails").touch()
-    with pytest.raises(OwnCodeError, match="out of memory"):
-        run_stage("pretrain", inputs, config, tmp_path / "again")
-    torch.distributed.destroy_process_group()
-    (tmp_path / "fails").unlink()
-    (tmp_path / "second").touch()
-    assert (
-        run_stage("pretrain", inputs, config, tmp_path / "again")["scaled_by"]
-        == uninterrupted["scaled_by"]
-    )
-    weights = Path("data", "model", "model.safetensors")
-    assert (tmp_path / "again" / weights).read_bytes() == (
-        tmp_path / "whole" / weights
-    ).read_bytes()
-    callback_lines = [
-        [
-            line
-            for line in read_jsonl(tmp_path / name / "data" / "metrics.jsonl")
-            if "callback" in line
-        ]
-        for name in ("whole", "again")
-    ]
-    assert callback_lines[0] == callback_lines[1]
-    assert callback_lines[0][0] == {
-        "step": 5,
-        "callback": {
-            "callback": "hooks:Scale",
-            "learning_rate_scale": 0.25,
-            "reason": "large gradients",
-        },
-    }
-
-
-def scheduled(config: dict[str, Any]) -> Callable[[int], float]:
-    section = Pretrain.model_validate(config)
-    return lambda step: learning_rate(
-        section.schedule, section.optimizer.learning_rate, step, section.steps
-    )
-
-
 STOP = "def stop(metrics, at):\n    if metrics['step'] == at: return 'here'\n"
 
 
@@ -356,11 +265,10 @@ def test_exception_in_a_callback_ends_both_ranks_with_its_message(
             r"line 1: stop returned True after step",
         ),
         (
-            "def stop(metrics): return {'learning_rate_scale': -1}",
+            "def stop(metrics): return {'scale': 2}",
             {},
-            r"returned \{'learning_rate_scale': -1\} after step",
+            r"returned \{'scale': 2\} after step",
         ),
-        ("def stop(metrics): return {'scale': 2}", {}, "learning_rate_scale"),
         (
             "def stop(metrics): metrics['loss'] = 0",
             {},

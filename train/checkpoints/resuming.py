@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from gristmill.core.files import as_path, is_local, read_json, write_json
-from gristmill.mixtures.sections.pretrain import CallbackEvent
 from gristmill.train.checkpoints.checkpoint import (
     CHECKPOINTS,
     MARKER,
@@ -29,17 +28,15 @@ from gristmill.train.checkpoints.store_sync import fetch_tree
 from gristmill.train.distributed.process_groups import World, agree
 from gristmill.train.loop.bad_steps import look_at_device
 from gristmill.train.loop.batch_plan import RowOrder, RowPlan, extend_digest
-from gristmill.train.loop.callbacks import EVENTS, Callbacks, RateScale
+from gristmill.train.loop.callbacks import Callbacks
 from gristmill.train.loop.loop_state import CheckpointState, LoopState, Part
-from gristmill.train.loop.metrics_log import Record, append_line, cut_after, read_lines
+from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.rollback import is_given_up, plan_after, read_rollbacks
 from gristmill.train.loop.spikes import empty_window
 from gristmill.train.loop.throughput import Clock, Profiler
 from gristmill.train.loop.training_job import Job
 from gristmill.train.optimizers.optimizer import make_optimizers
 
-SCALES = "learning_rate_scales.jsonl"
-"""Working file of the changes that callbacks made to the learning rate."""
 Found = TypeVar("Found")
 
 
@@ -93,12 +90,6 @@ class Attempt:
         )
         self.rollbacks = agree(read_rollbacks(context.work), job.world)
         self.progress.rollbacks = len(self.rollbacks)
-        if job.world.is_first and (context.work / SCALES).exists():
-            # removes a last line torn by a kill
-            cut_after(context.work / SCALES, section.steps)
-        self._scales: list[RateScale] = agree(
-            read_lines(context.work / SCALES), job.world
-        )
         self._resume()
         if goes_back and self.progress.step == 0:
             self.save()
@@ -131,36 +122,6 @@ class Attempt:
         self.progress.restore(step, plain)
         self.progress.rollbacks = len(self.rollbacks)
         self.callbacks.load(plain.get("callbacks", {}))
-
-    def replayed(
-        self, event: CallbackEvent, scales: Sequence[RateScale]
-    ) -> Sequence[RateScale]:
-        """Changes to the learning rate at an event.
-
-        The changes recorded by an earlier attempt take precedence over the callbacks'
-        present answers; new answers are recorded.
-        """
-        now = (self.progress.step, EVENTS.index(event))
-        if self._scales and now <= (
-            self._scales[-1]["step"],
-            EVENTS.index(self._scales[-1]["event"]),
-        ):
-            return [
-                scale
-                for scale in self._scales
-                if (scale["step"], EVENTS.index(scale["event"])) == now
-            ]
-        self._scales += scales
-        if self.job.world.is_first:
-            for scale in scales:
-                append_line(self.job.context.work / SCALES, scale)
-        return scales
-
-    def forget_scales_after(self, step: int) -> None:
-        """Discard changes to the learning rate after the target step of a rollback."""
-        self._scales = [scale for scale in self._scales if scale["step"] <= step]
-        if self.job.world.is_first and (self.job.context.work / SCALES).exists():
-            cut_after(self.job.context.work / SCALES, step)
 
     def look(self) -> None:
         """Read the flags of recent steps from the device."""

@@ -1,5 +1,4 @@
-"""User-defined callbacks, which observe a training and may scale its learning rate or
-end it.
+"""User-defined callbacks, which observe a training and may end it.
 
 They run on the first rank. Their answers and errors are broadcast, so that all ranks
 end at the same step.
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -44,38 +42,6 @@ class Stop(StoppedBy):
     """
 
     of: str
-
-
-class ScaledBy(TypedDict):
-    """Callback that multiplied the learning rate of all steps after `step`, the factor,
-    and the reason.
-    """
-
-    callback: str
-    step: int
-    learning_rate_scale: float
-    reason: str
-
-
-class RateScale(ScaledBy):
-    """Change to the learning rate in checkpoints, with the event at which it was
-    made.
-    """
-
-    event: CallbackEvent
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Answers of the callbacks to an event.
-
-    Attributes:
-        stopped: by the first callback that ends the training; None if it goes on.
-        scales: changes to the learning rate of later steps.
-    """
-
-    stopped: Stop | None = None
-    scales: Sequence[RateScale] = ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +97,7 @@ class Callbacks:
 
     def tell(
         self, event: CallbackEvent, step: int, metrics: Callable[[], Metrics]
-    ) -> Answers:
+    ) -> Stop | None:
         """Call the callbacks that handle an event.
 
         Args:
@@ -140,12 +106,13 @@ class Callbacks:
             metrics: creates their argument; called on the first rank only.
 
         Returns:
-            their answers, in the order of the calls.
+            the end of the training by the first callback that asked for it; None if
+            it goes on.
         """
         return (
             on_first(lambda: self._tell(event, step, metrics()), self._world)
             if self.wants(event)
-            else Answers()
+            else None
         )
 
     def asked_for(self, stopped: Stop | None) -> bool:
@@ -191,24 +158,21 @@ class Callbacks:
             self._callbacks.append(_Loaded(section, _key(section), events, instance))
         return [event for callback in self._callbacks for event in callback.events]
 
-    def _tell(self, event: CallbackEvent, step: int, metrics: Metrics) -> Answers:
+    def _tell(self, event: CallbackEvent, step: int, metrics: Metrics) -> Stop | None:
         read_only_metrics = _read_only(metrics)
         stopped: Stop | None = None
-        scales = []
         for callback in self._callbacks:
             if event not in callback.events:
                 continue
-            answer = _answer(callback, event, step, read_only_metrics)
-            if isinstance(answer, str):
-                stopped = stopped or Stop(
+            reason = _reason_to_end(callback, event, read_only_metrics)
+            if reason is not None and stopped is None:
+                stopped = Stop(
                     callback=callback.section.use.reference,
                     step=step,
-                    reason=answer,
+                    reason=reason,
                     of=callback.key,
                 )
-            elif answer is not None:
-                scales.append(answer)
-        return Answers(stopped, scales)
+        return stopped
 
     def _states(self) -> dict[str, object]:
         states: dict[str, object] = {}
@@ -241,42 +205,19 @@ def _key(section: Callback) -> str:
     return hashlib.sha256(canonical_json(section.model_dump(mode="json"))).hexdigest()
 
 
-def _answer(
-    callback: _Loaded, event: CallbackEvent, step: int, metrics: Metrics
-) -> str | RateScale | None:
-    """Call a callback. Returns None, the reason to end the training, or a change to the
-    learning rate.
-    """
+def _reason_to_end(
+    callback: _Loaded, event: CallbackEvent, metrics: Metrics
+) -> str | None:
+    """Call a callback. Returns its reason to end the training, or None."""
     reference = callback.section.use
     answer = call_own(callback.section, callback.events[event], metrics)
     if answer is None:
         return None
-    scale = None
-    if isinstance(answer, Mapping):
-        factor = answer.get("learning_rate_scale")
-        reason = answer.get("reason", "")
-        if (
-            not set(answer) - {"learning_rate_scale", "reason"}
-            and isinstance(reason, str)
-            and isinstance(factor, int | float)
-            and not isinstance(factor, bool)
-            and math.isfinite(factor)
-            and factor > 0
-        ):
-            scale = RateScale(
-                callback=reference.reference,
-                step=step,
-                event=event,
-                learning_rate_scale=float(factor),
-                reason=reason,
-            )
-    if scale is None and (not isinstance(answer, str) or not answer.strip()):
+    if not isinstance(answer, str) or not answer.strip():
         raise OwnCodeError(
             f"{reference.place}: {reference.name} returned {answer!r} "
-            f"{event.replace('_', ' ')}; return None to go "
-            "on, a text that says why the training is to end, or "
-            "{'learning_rate_scale': FACTOR, "
-            "'reason': TEXT} with a finite factor above 0"
+            f"{event.replace('_', ' ')}; return None to go on, or a text that says why "
+            "the training is to end"
         )
     if event == "on_checkpoint":
         # Fingerprints do not cover the interval of checkpoints.
@@ -285,7 +226,7 @@ def _answer(
             "checkpoint, but how often one is saved may "
             "not change a result; do so after_step or after_validation"
         )
-    return scale or str(answer)
+    return answer
 
 
 def _read_only(value: Any) -> Any:

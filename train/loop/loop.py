@@ -28,7 +28,7 @@ from gristmill.train.checkpoints.resuming import Attempt, take_over
 from gristmill.train.checkpoints.resuming import OtherRowsError as OtherRowsError
 from gristmill.train.distributed.fsdp import assert_master_weights
 from gristmill.train.distributed.process_groups import any_rank
-from gristmill.train.loop.callbacks import ScaledBy, StoppedBy
+from gristmill.train.loop.callbacks import StoppedBy
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import batches_ahead
@@ -69,7 +69,6 @@ class TrainingSummary(TypedDict):
         stopped_early: early stopping or a callback ended it.
         peak_memory_bytes: see throughput.peak_memory_bytes.
         stopped_by: absent unless a callback ended it.
-        scaled_by: changes to the learning rate by callbacks; absent without any.
     """
 
     steps: int
@@ -80,7 +79,6 @@ class TrainingSummary(TypedDict):
     stopped_early: bool
     peak_memory_bytes: int
     stopped_by: NotRequired[StoppedBy]
-    scaled_by: NotRequired[list[ScaledBy]]
 
 
 def train(job: Job) -> tuple[Record | None, TrainingSummary]:
@@ -150,16 +148,6 @@ def train(job: Job) -> tuple[Record | None, TrainingSummary]:
             "step": stopped["step"],
             "reason": stopped["reason"],
         }
-    if progress.scales:
-        summary["scaled_by"] = [
-            {
-                "callback": scale["callback"],
-                "step": scale["step"],
-                "learning_rate_scale": scale["learning_rate_scale"],
-                "reason": scale["reason"],
-            }
-            for scale in progress.scales
-        ]
     return attempt.record, summary
 
 
@@ -260,31 +248,16 @@ def _has_stopped(attempt: Attempt) -> bool:
 def _tell(
     attempt: Attempt, event: CallbackEvent, metrics: Callable[[], Metrics]
 ) -> None:
-    """Notify callbacks of an event after the current step, and apply their answers."""
+    """Notify callbacks of an event after the current step, which may end the
+    training.
+    """
     job = attempt.job
     progress = attempt.progress
     step = progress.step
     steps = job.section.steps
-    answers = attempt.callbacks.tell(
+    stopped = attempt.callbacks.tell(
         event, step, lambda: {"step": step, "steps": steps, **metrics()}
     )
-    stopped = answers.stopped
-    for scale in attempt.replayed(event, answers.scales):
-        progress.scales.append(scale)
-        callback = scale["callback"]
-        factor = scale["learning_rate_scale"]
-        reason = scale["reason"]
-        if attempt.record is not None:
-            line = {
-                "callback": callback,
-                "learning_rate_scale": factor,
-                "reason": reason,
-            }
-            attempt.record.metrics(scale["step"], {"callback": line})
-        job.context.warn(
-            f"{job.context.stage}: {callback} multiplies the learning rate by "
-            f"{factor:g} after step {scale['step']}: {reason or 'no reason given'}"
-        )
     if stopped is None:
         return
     progress.stopped = stopped
@@ -314,7 +287,6 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
         attempt.checkpoints.remove(
             lambda step, state: is_given_up(step, state["rollbacks"], attempt.rollbacks)
         )
-    attempt.forget_scales_after(target)
     attempt.restore(target, attempt.checkpoints.load(target, progress.tensors()))
     progress.streak = Streak()
     attempt.clock = Clock(progress.tokens, progress.step)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NotRequired, Protocol, TypedDict
 
 from torch import Tensor
 
-from gristmill.train.loop.callbacks import RateScale, Stop
+from gristmill.train.loop.callbacks import Stop
 from gristmill.train.loop.spikes import Streak
 
 StateTensors = dict[str, Tensor | dict[str, Tensor]]
@@ -52,7 +51,6 @@ class CheckpointState(TypedDict):
     Attributes:
         streak: its length, and the step from which a rollback is due.
         rows_of: fingerprint of the rows.
-        scales: absent without changes.
         began_with: stage -> fingerprint of the models that the training started from.
         callbacks: state of the callbacks, by their hash.
     """
@@ -66,7 +64,6 @@ class CheckpointState(TypedDict):
     stale: int
     stopped: Stop | None
     rows_of: str
-    scales: NotRequired[list[RateScale]]
     began_with: NotRequired[dict[str, str]]
     callbacks: NotRequired[dict[str, object]]
 
@@ -88,7 +85,6 @@ class LoopState:
         rollbacks: number of rollbacks.
         best, stale: best held-out loss, and validations since then.
         stopped: end of the training that a callback asked for.
-        scales: changes of callbacks to the learning rate, in order.
         seen: steps whose flags the host has not read yet.
     """
 
@@ -104,7 +100,6 @@ class LoopState:
     best: float | None = None
     stale: int = 0
     stopped: Stop | None = None
-    scales: list[RateScale] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
 
     def tensors(self) -> StateTensors:
@@ -117,7 +112,7 @@ class LoopState:
 
     def plain(self, fingerprint: str) -> CheckpointState:
         """JSON part of the state, with the fingerprint of the rows."""
-        state: CheckpointState = {
+        return {
             "digest": self.digest,
             "tokens": self.tokens,
             "skipped": self.skipped,
@@ -128,19 +123,6 @@ class LoopState:
             "stopped": self.stopped,
             "rows_of": fingerprint,
         }
-        if self.scales:
-            state["scales"] = list(self.scales)
-        return state
-
-    def scale_of(self, step: int) -> float:
-        """Product of the callbacks' factors on the learning rate of a step, counted
-        from 1.
-        """
-        return math.prod(
-            scale["learning_rate_scale"]
-            for scale in self.scales
-            if scale["step"] < step
-        )
 
     def restore(self, step: int, plain: CheckpointState) -> None:
         """Restore the state of a checkpoint whose tensors are loaded already."""
@@ -153,5 +135,4 @@ class LoopState:
         self.best = plain["best"]
         self.stale = plain["stale"]
         self.stopped = plain["stopped"]
-        self.scales = list(plain.get("scales", ()))
         self.seen.clear()

@@ -49,7 +49,7 @@ def one_step(
     loss = (sums[0] / batch.weight).float()
     bad, mean, deviation = judge(loss, norm, progress.window, section.spikes.sigma)
     size = UpdateSize(learner.model) if is_due else None
-    update(attempt.optimizers, scheduled_rate(job, step) * progress.scale_of(step), bad)
+    update(attempt.optimizers, scheduled_rate(job, step), bad)
     if learner.average is not None:
         learner.average.follow(step, bad)
     remember_loss(progress.window, loss, step)
@@ -83,7 +83,7 @@ def metrics_of_step(
     return {
         "loss": seen.loss.item(),
         "grad_norm": seen.norm.item(),
-        "learning_rate": scheduled_rate(job, seen.step) * progress.scale_of(seen.step),
+        "learning_rate": scheduled_rate(job, seen.step),
         "tokens": progress.tokens,
         "skipped": bool(seen.bad.item()),
         "logged": None
@@ -115,8 +115,7 @@ def _log(
     measured = objective.report(sums, weight) if weight > 0 else {}
     metrics: dict[str, object] = {**measured, **measured_norms}
     metrics |= {
-        "learning_rate": scheduled_rate(job, progress.step)
-        * progress.scale_of(progress.step),
+        "learning_rate": scheduled_rate(job, progress.step),
         "tokens": progress.tokens,
         "skipped_steps": progress.skipped,
         "rows_digest": progress.digest,
