@@ -50,9 +50,7 @@ WARMUP_STEPS = 20
 a tenth of the steps (the share in alignment-handbook's recipes, warmup_ratio 0.1).
 """
 
-ScheduleKind = Literal[
-    "wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial", "one_cycle"
-]
+ScheduleKind = Literal["wsd", "cosine", "linear", "constant"]
 
 
 class Schedule(BuiltInOrOwn):
@@ -61,18 +59,12 @@ class Schedule(BuiltInOrOwn):
     takes: ClassVar[tuple[str, ...] | None] = ("step", "steps")
 
     kind: ScheduleKind = "wsd"
-    """`wsd`: warm-up, stable, decay (Hu et al. 2024); `cosine`, `linear`, `polynomial`:
-    decay from the end of the warm-up; `inverse_sqrt`: decays as the root of the warm-up
-    over the step (Vaswani et al. 2017); `one_cycle`: rises and falls along cosines, and
-    ends far below its start (Smith & Topin 2019); `constant`.
+    """`wsd`: warm-up, stable, decay (Hu et al. 2024); `cosine`, `linear`: decay from
+    the end of the warm-up; `constant`. Write any other as a function (`use`).
     """
     warmup_steps: Count | None = None
     """Steps over which the rate rises linearly from 0; if absent 20, but at most a
-    tenth of all steps. One cycle uses `rise_fraction` instead.
-    """
-    warmup_tokens: Positive | None = None
-    """Tokens over which the rate rises, instead of `warmup_steps`; rounded up to whole
-    steps.
+    tenth of all steps.
     """
     decay_fraction: Fraction = 0.3
     """Share of the steps in which WSD decays (Hu et al. 2024)."""
@@ -80,26 +72,14 @@ class Schedule(BuiltInOrOwn):
     """Shape of WSD's decay; `one_minus_sqrt` falls as 1 - sqrt(progress) (Hägele et al.
     2024).
     """
-    power: PositiveFloat = 2.0
-    """Exponent of the polynomial decay; 1 is linear."""
-    rise_fraction: Fraction = 0.3
-    """Share of the steps in which one cycle rises (PyTorch's OneCycleLR: 0.3)."""
-    initial_fraction: Fraction = 0.04
-    """Learning rate at which one cycle begins, as a share of the peak (PyTorch's
-    OneCycleLR: 1/25).
-    """
     final_fraction: Fraction = 0.0
-    """Learning rate at the end, as a share of the peak; not for `inverse_sqrt` and
-    `constant`.
-    """
+    """Learning rate at the end, as a share of the peak; not for `constant`."""
 
     def _problems(self) -> Iterator[str]:
         yield from self.unused_beside_own("schedule")
 
     def warmup_of(self, steps: int) -> int:
-        """Return the warm-up steps of a training of `steps` steps, unless they are set
-        in tokens.
-        """
+        """Return the warm-up steps of a training of `steps` steps."""
         return (
             min(WARMUP_STEPS, steps // 10)
             if self.warmup_steps is None

@@ -677,11 +677,6 @@ class Rl(TrainingInEpochs):
                 "loss its gradient is zero on average, so it would have no effect; "
                 "choose k2 or k3, or kl_correction: true"
             )
-        if self.schedule.warmup_tokens is not None:
-            yield (
-                "rl.schedule.warmup_tokens: the number of tokens in a step is known "
-                "only when they are generated; set warmup_steps"
-            )
         if self.spikes.rollback_after is not None:
             yield (
                 "rl.spikes.rollback_after: rolling back would leave the answers that "

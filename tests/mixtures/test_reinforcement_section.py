@@ -51,7 +51,6 @@ def test_batch_of_answers_is_split_into_steps_and_repeated_by_epochs() -> None:
         ({"rewards": [{"kind": "exact"}, {"kind": "exact"}]}, "two are called exact"),
         ({"rewards": []}, "at least 1 item"),
         ({"kl_estimator": "k1", "kl_correction": False}, "kl_correction"),
-        ({"schedule": {"warmup_tokens": 100}}, "warmup_steps"),
         ({"spikes": {"rollback_after": 2}}, "rollback_after"),
         (
             {"tools": ["calculator", {"python": {}, "name": "calculator"}]},

@@ -457,7 +457,6 @@ def test_training_does_not_touch_global_random_generators(
         ({}, False),
         ({"warmup_steps": 6}, False),
         ({"warmup_steps": 9}, True),
-        ({"warmup_tokens": 6 * 32 * 7}, True),
     ],
 )
 def test_long_warm_up_is_warned_about(

@@ -165,10 +165,7 @@ def test_invalid_packing_is_rejected() -> None:
         pack([[1]], 4, "greedy")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial", "one_cycle"],
-)
+@pytest.mark.parametrize("kind", ["wsd", "cosine", "linear", "constant"])
 def test_schedule_equals_that_of_trainings_and_drives_lambda_lr(kind: Any) -> None:
     share = schedule(kind, steps=12)
     section = Schedule.model_validate({"kind": kind})
@@ -184,8 +181,6 @@ def test_schedule_equals_that_of_trainings_and_drives_lambda_lr(kind: Any) -> No
     assert rates == [0.5 * factor for factor in expected]
     with pytest.raises(ValueError, match="no_such"):
         schedule(kind, steps=12, no_such=1)
-    with pytest.raises(ValueError, match=r"warmup_steps .*warmup_tokens"):
-        schedule("wsd", steps=12, warmup_tokens=100)
 
 
 def test_adamw_by_name_equals_that_of_pytorch_with_decay_on_matrices_only() -> None:

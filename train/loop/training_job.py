@@ -22,7 +22,7 @@ from gristmill.train.loop.prefetch import READING_THREADS
 from gristmill.train.loop.spike_report import Decode, Known
 from gristmill.train.loop.throughput import Utilisation
 from gristmill.train.optimizers.averaging import AveragedWeights
-from gristmill.train.optimizers.schedules import learning_rate, warmup_steps
+from gristmill.train.optimizers.schedules import learning_rate
 
 Measure = Callable[[int], Metrics | None]
 """Function from a step, counted from 1, to its metrics, called on every rank; None if
@@ -129,9 +129,7 @@ class Job:
 
 
 def scheduled_rate(job: Job, step: int) -> float:
-    """Learning rate of a step, counted from 1. A warm-up in tokens assumes the first
-    step's tokens per step.
-    """
+    """Learning rate of a step, counted from 1."""
     section = job.section
     phase = job.phase_of(step - 1)
     rate = learning_rate(
@@ -139,7 +137,6 @@ def scheduled_rate(job: Job, step: int) -> float:
         section.optimizer.learning_rate,
         step,
         section.steps,
-        _step_tokens(job),
     )
     return rate if phase is None else rate * phase.learning_rate_scale
 
@@ -160,22 +157,14 @@ def describe_phase(job: Job, step: int) -> Metrics | None:
     }
 
 
-def _step_tokens(job: Job) -> int:
-    """Tokens of the first step if the warm-up is given in tokens, else 0."""
-    if job.section.schedule.warmup_tokens is None:
-        return 0
-    objective = job.learner.objective
-    return objective.num_tokens(job.plan.rows(objective.order, 0))
-
-
 def warn_of_long_warmup(job: Job) -> None:
     """Warn if the learning rate rises for most of the training."""
     schedule = job.section.schedule
     steps = job.section.steps
     if schedule.use is not None:
         return
-    warmup = min(warmup_steps(schedule, steps, _step_tokens(job)), steps)
-    if schedule.kind != "one_cycle" and 2 * warmup > steps:
+    warmup = min(schedule.warmup_of(steps), steps)
+    if 2 * warmup > steps:
         job.context.warn(
             f"{job.context.stage}: the learning rate rises for {warmup} of the {steps} "
             f"steps ({job.context.stage}.schedule), and is at its peak for few of them "

@@ -11,9 +11,7 @@ from gristmill.mixtures.sections.pretrain import Schedule, ScheduleKind
 from gristmill.mixtures.user_code import Own, OwnCodeError
 
 
-def learning_rate(
-    schedule: Schedule, peak: float, step: int, steps: int, step_tokens: int = 0
-) -> float:
+def learning_rate(schedule: Schedule, peak: float, step: int, steps: int) -> float:
     """Learning rate of one optimizer step.
 
     Args:
@@ -21,11 +19,10 @@ def learning_rate(
         peak: highest learning rate.
         step: counted from 1; step k of a warm-up of n has k/n of the peak.
         steps: of the whole training; the last one has `final_fraction` of the peak
-            (except for `constant` and `inverse_sqrt`).
-        step_tokens: tokens per step; needed for a warm-up in tokens.
+            (except for `constant`).
 
     Raises:
-        ValueError: the step is outside the training, or `step_tokens` is missing.
+        ValueError: the step is outside the training.
         OwnCodeError: a user's schedule fails, or returns something else than a share of
             the peak.
     """
@@ -33,18 +30,7 @@ def learning_rate(
         raise ValueError(f"step {step} is not one of 1 to {steps}")
     if schedule.own is not None:
         return peak * own_share(schedule.own, step, steps)
-    if schedule.kind == "one_cycle":
-        # Rise and fall along half a cosine each (Smith & Topin 2019; cosines as in
-        # PyTorch's OneCycleLR): step 1 has the initial share, the last step the final
-        # one, and the peak is at `rise_fraction`.
-        rise = schedule.rise_fraction * steps - 1.0
-        if step - 1 <= rise:
-            rising = _cosine((step - 1) / rise if rise else 1.0)
-            return peak * (1.0 + (schedule.initial_fraction - 1.0) * rising)
-        fall = max(steps - 1 - max(rise, 0.0), 1.0)
-        falling = _cosine((step - 1 - max(rise, 0.0)) / fall)
-        return peak * _between(schedule.final_fraction, falling)
-    warmup = min(warmup_steps(schedule, steps, step_tokens), steps)
+    warmup = min(schedule.warmup_of(steps), steps)
     if step <= warmup:
         return peak * step / warmup
     return peak * _after_warmup(schedule, step, steps, warmup)
@@ -60,7 +46,7 @@ def schedule(
     It has no state.
 
     Args:
-        kind: wsd, cosine, linear, constant, inverse_sqrt, polynomial or one_cycle.
+        kind: wsd, cosine, linear or constant.
         steps: of the whole training.
         settings: keys of `schedule` in the manifest, such as warmup_steps,
             decay_fraction, final_fraction; all have defaults.
@@ -73,11 +59,6 @@ def schedule(
     [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
     section = Schedule.model_validate({"kind": kind, **settings})
-    if section.warmup_tokens is not None:
-        raise ValueError(
-            "schedule: a step's tokens are not known here; give warmup_steps in "
-            "place of warmup_tokens"
-        )
     return lambda done: learning_rate(section, 1.0, min(done, steps - 1) + 1, steps)
 
 
@@ -113,34 +94,16 @@ def own_share(own: Own, step: int, steps: int) -> float:
     return float(first)
 
 
-def warmup_steps(schedule: Schedule, steps: int, step_tokens: int) -> int:
-    """Warm-up steps of a training of `steps`; a warm-up in tokens is rounded up."""
-    if schedule.warmup_tokens is None:
-        return schedule.warmup_of(steps)
-    if step_tokens < 1:
-        raise ValueError(
-            "schedule.warmup_tokens needs the tokens of a step; give "
-            "schedule.warmup_steps instead"
-        )
-    return -(-schedule.warmup_tokens // step_tokens)
-
-
 def _after_warmup(schedule: Schedule, step: int, steps: int, warmup: int) -> float:
     """Share of the peak after the warm-up."""
     progress = (step - warmup) / (steps - warmup)
     match schedule.kind:
         case "constant":
             return 1.0
-        case "inverse_sqrt":
-            # Vaswani et al. 2017, equation 3, as a share of its peak at the end of the
-            # warm-up
-            return math.sqrt(max(warmup, 1) / step)
         case "cosine":
             return _between(schedule.final_fraction, _cosine(progress))
         case "linear":
             return _between(schedule.final_fraction, 1.0 - progress)
-        case "polynomial":
-            return _between(schedule.final_fraction, (1.0 - progress) ** schedule.power)
         case "wsd":
             # Warm-up, stable, decay (Hu et al. 2024)
             decay = min(steps - warmup, round(schedule.decay_fraction * steps))
@@ -154,8 +117,6 @@ def _after_warmup(schedule: Schedule, step: int, steps: int, warmup: int) -> flo
                 "one_minus_sqrt": 1.0 - math.sqrt(decayed),
             }
             return _between(schedule.final_fraction, remaining[schedule.decay])
-        case "one_cycle":
-            raise AssertionError("one cycle has no warm-up")
     assert_never(schedule.kind)
 
 
