@@ -134,7 +134,7 @@ def held_out_loss(section: Optimizer, texts: Tensor, seed: int) -> tuple[float, 
     batches = np.random.default_rng(seed).permutation(STEPS * ROWS).reshape(STEPS, ROWS)
     for step, batch in enumerate(batches, start=1):
         loss_of(model, texts[batch]).backward()
-        clip_gradients(model, section)
+        clip_gradients(model, section.clip_norm)
         update(
             optimizers,
             learning_rate(schedule, section.learning_rate, step, STEPS),

@@ -131,7 +131,7 @@ def our_step(
         accumulate_gradients(
             model, objective, [objective.prepare(batch)], objective.weight(batch), world
         )
-        clip_gradients(model, section)
+        clip_gradients(model, section.clip_norm)
         update(optimizers, 1e-3, is_spike)
 
     return step

@@ -39,7 +39,7 @@ CONTINUABLE = (
     "optimizer.eps",
     "optimizer.weight_decay",
     "optimizer.momentum",
-    "optimizer.clip",
+    "optimizer.clip_norm",
     "optimizer.cautious_decay",
     "spikes.sigma",
     "z_loss",

@@ -131,17 +131,8 @@ class Optimizer(BuiltInOrOwn):
     """
     precondition_every: Positive = 10
     """Steps between updates of SOAP-Muon's basis (Vyas et al. 2024, section 6: 10)."""
-    clip: Literal["global_norm", "adaptive"] = "global_norm"
-    """`global_norm`: scale all gradients together to `clip_norm`. `adaptive`: scale the
-    gradient of each unit (row) to `clip_factor` times the norm of its weights (Brock et
-    al. 2021), except in the output matrix.
-    """
     clip_norm: PositiveFloat = 1.0
-    """Largest global norm of the gradients."""
-    clip_factor: PositiveFloat = 0.01
-    """Largest ratio of a unit's gradient norm to its weight norm (Brock et al. 2021,
-    section 4.1: 0.01).
-    """
+    """Largest global norm of the gradients; all are scaled together."""
 
     def _problems(self) -> Iterator[str]:
         if self.cautious_decay and self.kind not in ("muon", "normuon"):
@@ -154,9 +145,7 @@ class Optimizer(BuiltInOrOwn):
                 f"optimizer.betas has no effect on {self.kind}, whose "
                 "decay follows the step; remove it"
             )
-        yield from self.unused_beside_own(
-            "optimizer", "learning_rate", "clip", "clip_norm", "clip_factor"
-        )
+        yield from self.unused_beside_own("optimizer", "learning_rate", "clip_norm")
         if "lr" in getattr(self, "with"):
             yield (
                 "optimizer.with.lr: set the learning rate in optimizer.learning_rate, "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchmarks.checkout import ROOT
 from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.mixtures.sections.optimizers import OPTIMIZERS, Optimizer, OptimizerKind
-from gristmill.train.optimizers.clipping import clip_gradients, clip_units
+from gristmill.train.optimizers.clipping import clip_gradients
 from gristmill.train.optimizers.lion import Lion
 from gristmill.train.optimizers.optimizer import make_optimizers, update
 
@@ -244,31 +244,11 @@ def test_adamw8bit_stores_moments_in_8_bits_and_stays_near_adamw() -> None:
     ).abs().mean()
 
 
-def test_adaptive_clipping_bounds_gradients_by_unit() -> None:
-    """Brock et al. 2021, equation 3: rows of norms (5, 0) have gradients of norm 10 and
-    10; lambda is 0.1.
-    """
-    model = nn.Linear(2, 3, bias=True)
-    model.weight.data = torch.tensor([[3.0, 4.0], [0.0, 0.0], [300.0, 400.0]])
-    model.bias.data = torch.tensor([1.0, 2.0, 2.0])
-    model.weight.grad = torch.tensor([[6.0, 8.0], [6.0, 8.0], [6.0, 8.0]])
-    model.bias.grad = torch.tensor([0.0, 0.0, 9.0])
-    clip_units(model, 0.1)
-    # 10 -> 0.1 * 5; 10 -> 0.1 * 0.001, the least norm; 10 < 0.1 * 500 stays; a vector
-    # is one unit: 9 -> 0.1 * 3
-    assert model.weight.grad.norm(dim=1).tolist() == pytest.approx([0.5, 1e-4, 10.0])
-    assert model.bias.grad.tolist() == pytest.approx([0.0, 0.0, 0.3])
-
-
-def test_adaptive_clipping_exempts_the_output_matrix_and_reports_the_norm_before() -> (
-    None
-):
-    model = nn.ModuleDict({"lm_head": nn.Linear(1, 1, bias=False)})
-    model["lm_head"].weight.grad = torch.tensor([[50.0]])
-    assert clip_gradients(model, Optimizer(clip="adaptive")).item() == 50.0
-    assert model["lm_head"].weight.grad.item() == 50.0
-    assert clip_gradients(model, Optimizer(clip_norm=2.0)).item() == 50.0
-    assert model["lm_head"].weight.grad.item() == pytest.approx(2.0)
+def test_clipping_scales_to_the_norm_and_reports_the_one_before() -> None:
+    model = nn.Linear(1, 2, bias=False)
+    model.weight.grad = torch.tensor([[30.0], [40.0]])
+    assert clip_gradients(model, 2.0).item() == 50.0
+    assert model.weight.grad.flatten().tolist() == pytest.approx([1.2, 1.6])
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
@@ -310,9 +290,7 @@ def test_missing_torchao_is_an_error_with_the_command_to_install_it(
 
 
 def _run_rank(folder: str) -> None:
-    """Run three steps of every kind, sharded and with adaptive clipping; rank 0 saves
-    the results.
-    """
+    """Run three steps of every kind, sharded and clipped; rank 0 saves the results."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -334,14 +312,14 @@ def _run_rank(folder: str) -> None:
                     distribute_tensor(getattr(owner, name).detach(), mesh, [Shard(0)])
                 ),
             )
-        section = Optimizer(kind=kind, clip="adaptive", clip_factor=0.05)  # type: ignore[arg-type]
+        section = Optimizer(kind=kind)  # type: ignore[arg-type]
         optimizers = make_optimizers(model, section)
         for step in range(3):
             for parameter, gradient in zip(
                 model.parameters(), gradients(model, step), strict=True
             ):
                 parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
-            norm = clip_gradients(model, section)
+            norm = clip_gradients(model, section.clip_norm)
             update(optimizers, 0.01, torch.tensor(step == 1))
         weights = [parameter.full_tensor().detach() for parameter in model.parameters()]
         results[kind] = [norm, *weights]

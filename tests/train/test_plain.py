@@ -98,7 +98,7 @@ def _trained(
                 model.set_requires_gradient_sync(number == micro_batches - 1)
             ids = _ids(step * micro_batches + number)
             model(ids, _loss_of(ids))[0].backward()
-        norms.append(clip_gradients(model, section))
+        norms.append(clip_gradients(model, section.clip_norm))
         update(optimizers, 1e-2, good)
     return {
         name: local(parameter).detach() for name, parameter in model.named_parameters()

@@ -45,7 +45,7 @@ def one_step(
     sums, row_losses = accumulate_gradients(
         learner.model, learner.objective, batch.parts, batch.weight, job.world
     )
-    norm = clip_gradients(learner.model, section.optimizer)
+    norm = clip_gradients(learner.model, section.optimizer.clip_norm)
     loss = (sums[0] / batch.weight).float()
     bad, mean, deviation = judge(loss, norm, progress.window, section.spikes.sigma)
     size = UpdateSize(learner.model) if is_due else None
