@@ -86,7 +86,7 @@ save_steps, saves_per_epoch | checkpoint_every | in steps | engine
 save_total_limit | keep_checkpoints | - | engine
 deepspeed, fsdp, fsdp_config | parallel | - | engine
 wandb_project | wandb.project | - | engine
-report_to | wandb, mlflow, trackio | - | engine
+report_to | wandb, mlflow | - | engine
 output_dir | - | outputs lie in the store, `--store` | engine
 flash_attention, attn_implementation | - | the kernel of attention is chosen by itself | engine
 group_by_length | - | rows are packed, and hardly padded | sft

@@ -1,4 +1,4 @@
-"""Experiment trackers: Weights & Biases, MLflow and trackio, by their clients.
+"""Experiment trackers: Weights & Biases and MLflow, by their clients.
 
 All attempts of a training share one run, identified by a hash of the training's working
 folder. Steps are those of the training: after a resume or rewind, steps are logged
@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from gristmill.mixtures.sections.engine import Mlflow, Trackers, Trackio, Wandb
+from gristmill.mixtures.sections.engine import Mlflow, Trackers, Wandb
 
 STEP_AXIS = "training_step"
 WORK_TAG = "gristmill.work"
@@ -51,8 +51,6 @@ def open_trackers(asked: Trackers, work: Path) -> list[Tracker]:
         trackers.append(_Wandb(asked.wandb, work, name))
     if asked.mlflow is not None:
         trackers.append(_Mlflow(asked.mlflow, name))
-    if asked.trackio is not None:
-        trackers.append(_Trackio(asked.trackio, name))
     return trackers
 
 
@@ -125,22 +123,3 @@ class _Mlflow:
 
     def finish(self) -> None:
         self.client.set_terminated(self.run)
-
-
-class _Trackio:
-    def __init__(self, section: Trackio, name: str) -> None:
-        self.run = _client("trackio", "trackio").init(
-            section.project,
-            name=section.name or name,
-            server_url=section.server_url,
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self.run.log(dict(numbers), step=step)
-
-    def finish(self) -> None:
-        self.run.finish()

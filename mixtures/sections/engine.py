@@ -260,22 +260,6 @@ class Mlflow(Section):
     """Name of the run; MLflow invents one if absent."""
 
 
-class Trackio(Section):
-    """trackio, besides metrics.jsonl and TensorBoard (extra `trackio`): a database on
-    this machine, in the folder that the environment variable TRACKIO_DIR names;
-    `trackio show` reads it.
-    """
-
-    project: Text
-    """Project in which the run appears."""
-    name: str | None = None
-    """Name of the run; if absent, the name of its working folder, as a hash. Trainings
-    of a project must have different names, since an existing run is continued.
-    """
-    server_url: str | None = None
-    """A trackio server to send to instead."""
-
-
 class Trackers(Section):
     """Trackers of trainings besides metrics.jsonl and TensorBoard."""
 
@@ -283,8 +267,6 @@ class Trackers(Section):
     """Log trainings to Weights & Biases too; off if absent."""
     mlflow: Mlflow | None = None
     """Log trainings to MLflow too; off if absent."""
-    trackio: Trackio | None = None
-    """Log trainings to trackio too; off if absent."""
 
 
 class Profile(Section):

@@ -1,15 +1,11 @@
-"""Trackers (Weights & Biases as a fake, MLflow, trackio), profiler and strict
+"""Trackers (Weights & Biases as a fake, MLflow), profiler and strict
 determinism.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-import os
-import sqlite3
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +21,6 @@ from gristmill.mixtures.sections.engine import (
     Mlflow,
     Profile,
     Trackers,
-    Trackio,
     TrainingEngine,
     Wandb,
 )
@@ -108,21 +103,14 @@ LINES = [
 def test_missing_client_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, modules, trackers in (
-        (
-            "mlflow",
-            ("mlflow", "mlflow.entities"),
-            Trackers(mlflow=Mlflow(tracking_uri="sqlite://", experiment="mill")),
-        ),
-        ("trackio", ("trackio",), Trackers(trackio=Trackio(project="mill"))),
+    for module in ("mlflow", "mlflow.entities"):
+        monkeypatch.setitem(sys.modules, module, None)
+    section = Mlflow(tracking_uri="sqlite://", experiment="mill")
+    with pytest.raises(
+        ModuleNotFoundError,
+        match=r"engine\.mlflow .*pip install 'gristmill\[mlflow\]'",
     ):
-        for module in modules:
-            monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(
-            ModuleNotFoundError,
-            match=rf"engine\.{name} .*pip install 'gristmill\[{name}\]'",
-        ):
-            Record(tmp_path, 0, trackers=trackers)
+        Record(tmp_path, 0, trackers=Trackers(mlflow=section))
 
 
 @pytest.mark.slow
@@ -162,53 +150,6 @@ def test_mlflow_has_one_run_of_all_attempts_with_training_steps(tmp_path: Path) 
         for point in client.get_metric_history(run_id, "sources/a/loss")
     ] == [(1, 1.0)]
     assert client.get_metric_history(run_id, "mfu") == []
-
-
-TRACKED = """
-import sys
-from pathlib import Path
-from gristmill.mixtures.sections.engine import Trackers, Trackio
-from gristmill.train.loop.metrics_log import Record
-
-for resumed in (0, 1):
-    record = Record(Path(sys.argv[1]), resumed, trackers=Trackers(trackio=Trackio(project="mill")))
-    for step in (1, 2)[resumed:]:
-        record.metrics(step, {"loss": 3.0 - step, "sources": {"a": {"loss": 1.0}}})
-    record.close()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
-def test_trackio_has_one_run_of_all_attempts_in_a_local_database(
-    tmp_path: Path,
-) -> None:
-    # A subprocess, because the client finds its folder at import and registers exit
-    # handlers.
-    (tmp_path / "work").mkdir()
-    environment = {
-        **os.environ,
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-        "HF_HUB_OFFLINE": "1",
-    }
-    subprocess.run(
-        [sys.executable, "-c", TRACKED, str(tmp_path / "work")],
-        env=environment,
-        check=True,
-        capture_output=True,
-        timeout=240,
-    )
-    (database,) = (tmp_path / "trackio").glob("*.db")
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        rows = connection.execute(
-            "SELECT run_name, step, metrics FROM metrics ORDER BY id"
-        ).fetchall()
-    assert len({name for name, _, _ in rows}) == 1
-    assert [(step, json.loads(numbers)) for _, step, numbers in rows] == [
-        (1, {"loss": 2.0, "sources/a/loss": 1.0}),
-        (2, {"loss": 1.0, "sources/a/loss": 1.0}),
-        (2, {"loss": 1.0, "sources/a/loss": 1.0}),
-    ]
 
 
 GOLDEN_LOSSES = {
