@@ -21,10 +21,6 @@ from gristmill.tokenize.importing.token_sources import corpus_shards
 from gristmill.tokenize.packed import PackedSet
 
 JUDGED_COLUMNS = ("language", "cluster", "cluster_size")
-KNOWN = ("url", "locator", "quality", *JUDGED_COLUMNS)
-"""Fields of a document's description in a loss-spike report: its origin and
-measurements.
-"""
 
 
 class DocumentOrigin(TypedDict):

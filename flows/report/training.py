@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gristmill.flows.pages.page_elements import (
     Details,
@@ -33,7 +33,6 @@ from gristmill.flows.report.stage_summaries import (
 )
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import imported
-from gristmill.train.loop.spike_report import describe_origin
 
 MOST_ATTRIBUTED = 5
 EXCERPT = 300
@@ -244,6 +243,21 @@ def spikes(facts: Facts) -> MaybeSection:
             listing = Listing(heading, entries[:MOST_ATTRIBUTED])
             details.append(Details(summary, [listing]))
     return section_of("Loss spikes", details)
+
+
+def describe_origin(document: Mapping[str, Any]) -> str:
+    """Origin and quality of a document as one line."""
+    parts = [
+        str(document.get("url") or document.get("locator") or ""),
+        str(document.get("language") or ""),
+    ]
+    parts += [
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in document.get("quality", {}).items()
+    ]
+    if document.get("cluster_size", 1) > 1:
+        parts.append(f"cluster {document['cluster'][:8]} of {document['cluster_size']}")
+    return " · ".join(part for part in parts if part)
 
 
 def _excerpt(text: object) -> str:

@@ -134,8 +134,8 @@ class Spikes(Section):
     """Rules for skipping steps: those whose loss or gradient is NaN or Inf, or whose
     loss is far above recent losses.
 
-    A skipped step does not change weights. Its loss-spike report in `autopsies/`, a
-    page and JSON, lists what it read, ordered by loss; `exclude.txt` has the ids of the
+    A skipped step does not change weights. Its loss-spike report in `autopsies/`
+    (JSON) lists what it read, ordered by loss; `exclude.txt` has the ids of the
     worst documents, one per line.
     """
 

@@ -51,10 +51,9 @@ from gristmill.flows.report.stage_summaries import (
     read_as,
 )
 from gristmill.flows.report.terminal_summary import print_funnel, print_tokens
-from gristmill.flows.report.training import by_source, spikes
+from gristmill.flows.report.training import by_source, describe_origin, spikes
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import Display, Stage
-from gristmill.train.loop.spike_report import describe_origin
 from tests.flows.rendered import facts_of, html_of, sections_about, text_of
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"

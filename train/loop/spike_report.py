@@ -1,10 +1,9 @@
-"""Loss-spike reports: documents of a skipped step, ordered by loss, as HTML, as JSON,
-and as a list to exclude.
+"""Loss-spike reports: documents of a skipped step, ordered by loss, as JSON and as a
+list to exclude.
 
     autopsies/step-120.json   the step, the statistics of its window, and its documents,
                               highest loss first: loss, source, place, and for
                               pre-training their origin and quality
-    autopsies/step-120.html   the same as a self-contained page
     autopsies/exclude.txt     ids of the attributed documents of all reports, one
                               hexadecimal id per line
 
@@ -19,13 +18,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from gristmill.core.files import read_json, write_text
-from gristmill.tokenize.row_provenance import KNOWN
 from gristmill.train.loop.objective import ReadDocument
 
-ORIGIN = "where from, how judged"
 AUTOPSIES = "autopsies"
 EXCLUDE = "exclude.txt"
 SUSPICIOUS_DEVIATIONS = 2.0
@@ -117,7 +114,6 @@ def write_spike_report(folder: Path, report: SpikeReport, rollbacks: int = 0) ->
     name = f"step-{report['step']}" + (f"-r{rollbacks}" if rollbacks else "")
     text = json.dumps(report, ensure_ascii=False, indent=1)
     write_text(folder / f"{name}.json", text)
-    write_text(folder / f"{name}.html", as_page(report))
     write_exclusion(folder)
 
 
@@ -139,73 +135,10 @@ def forget_after(folder: Path, step: int, rollbacks: int = 0) -> None:
     """
     if not folder.exists():
         return
-    for path in folder.glob("step-*.*"):
+    for path in folder.glob("step-*.json"):
         report_step, _, report_rollbacks = path.stem.removeprefix("step-").partition(
             "-r"
         )
         if (int(report_rollbacks or 0), int(report_step)) > (rollbacks, step):
             path.unlink()
     write_exclusion(folder)
-
-
-def as_page(report: SpikeReport) -> str:
-    """Self-contained HTML page of a loss-spike report (spike_report.html.jinja escapes
-    every value).
-    """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters["shown"] = _number
-    documents = []
-    for document in report["documents"]:
-        # Loss first, origin as one column, text last.
-        columns = {"loss": document["loss"]} | {
-            key: value for key, value in document.items() if key not in (*KNOWN, "text")
-        }
-        origin = describe_origin(document)
-        if origin:
-            columns[ORIGIN] = origin
-        if "text" in document:
-            columns["text"] = document["text"]
-        documents.append(columns)
-    figures = [
-        ("loss", _number(report["loss"])),
-        ("gradient norm", _number(report["grad_norm"])),
-        ("mean of the window", _number(report["mean"])),
-        ("its deviation", _number(report["deviation"])),
-    ]
-    return templates.get_template("spike_report.html.jinja").render(
-        step=report["step"],
-        known=figures,
-        documents=documents,
-        suspects=set(report["suspects"]),
-        exclude=EXCLUDE,
-        columns=list(dict.fromkeys(key for document in documents for key in document)),
-    )
-
-
-def describe_origin(document: Mapping[str, Any]) -> str:
-    """Origin and quality of a document as one line (see `row_provenance.KNOWN`)."""
-    parts = [
-        str(document.get("url") or document.get("locator") or ""),
-        str(document.get("language") or ""),
-    ]
-    parts += [
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in document.get("quality", {}).items()
-    ]
-    if document.get("cluster_size", 1) > 1:
-        parts.append(f"cluster {document['cluster'][:8]} of {document['cluster_size']}")
-    return " · ".join(part for part in parts if part)
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "NaN or Inf"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
