@@ -7,7 +7,6 @@ Memory: the texts of HELD_SHARDS shards, and the answers of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeVar
@@ -54,26 +53,26 @@ class ShardPrompts:
 
 
 def ask_shards(
-    models: Sequence[AskedModel],
+    model: AskedModel,
     shards: Sequence[str],
     read: Callable[[str], Of],
-    use: Callable[[str, Of, Sequence[Sequence[Answer]]], object],
+    use: Callable[[str, Of, Sequence[Answer]], object],
     context: Context,
     total: int | None,
 ) -> list[RequestCounts]:
-    """Send the requests of every shard to every model.
+    """Send the requests of every shard to a model.
 
     Args:
-        models: the models to ask.
-        shards: names; no model is contacted if there are none.
+        model: the model to ask.
+        shards: names; the model is not contacted if there are none.
         read: reads the requests of a shard; may be called twice for the same shard.
-        use: called per shard with its requests and, per model, an answer to each
-            prompt; one without a request has its reason as the error.
+        use: called per shard with its requests and an answer to each prompt; one
+            without a request has its reason as the error.
         context: store of answers, and progress.
         total: number of requests, if known.
 
     Returns:
-        per model the counts and costs of its requests.
+        counts and costs of the requests; empty without shards.
 
     Raises:
         AskingError: answers are unavailable, or the budget is spent; all answers
@@ -82,35 +81,25 @@ def ask_shards(
     if not shards:
         return []
     cached_read = lru_cache(HELD_SHARDS)(read)
-    with ExitStack() as stack:
-        sessions = [
-            stack.enter_context(Asking(model, context, total)) for model in models
-        ]
-        streams = [
-            session.answers(
-                prompt
-                for shard in shards
-                for prompt in cached_read(shard).prompts
-                if isinstance(prompt, Request)
-            )
-            for session in sessions
-        ]
+    with Asking(model, context, total) as session:
+        answers = session.answers(
+            prompt
+            for shard in shards
+            for prompt in cached_read(shard).prompts
+            if isinstance(prompt, Request)
+        )
         for shard in shards:
             requests = cached_read(shard)
-            use(
-                shard,
-                requests,
-                [with_problems(requests.prompts, stream) for stream in streams],
-            )
-        return [session.tally.as_json(session.model) for session in sessions]
+            use(shard, requests, with_problems(requests.prompts, answers))
+        return [session.tally.as_json(session.model)]
 
 
 def ask_tasks(
     job: str,
     tasks: Sequence[ShardTask],
-    models: Sequence[AskedModel],
+    model: AskedModel,
     read: Callable[[str], Of],
-    write: Callable[[ShardTask, Of, Sequence[Sequence[Answer]]], Done[Result]],
+    write: Callable[[ShardTask, Of, Sequence[Answer]], Done[Result]],
     context: Context,
     count: Callable[[Sequence[str]], int],
 ) -> tuple[list[Result], list[RequestCounts]]:
@@ -120,14 +109,14 @@ def ask_tasks(
         job: name of the job within its stage; records of finished shards are in
             `context.work/job`.
         tasks: one per shard.
-        models, read: see `ask_shards`.
+        model, read: see `ask_shards`.
         write: commits the files of a shard.
         context: working folder, store of answers, and progress.
         count: number of requests about some shards; called only if shards are pending.
 
     Returns:
-        results of all tasks, in their order; per model the counts and costs of this
-        attempt.
+        results of all tasks, in their order; counts and costs of this attempt, as of
+        `ask_shards`.
 
     Raises:
         AskingError: see `ask_shards`; shards that are written stay.
@@ -141,13 +130,13 @@ def ask_tasks(
         if record is None
     }
 
-    def use(shard: str, requests: Of, answers: Sequence[Sequence[Answer]]) -> None:
+    def use(shard: str, requests: Of, answers: Sequence[Answer]) -> None:
         finish_task(
             pending[shard], lambda task: write(task, requests, answers), records
         )
 
     total = count(list(pending)) if pending else 0
-    tallies = ask_shards(models, list(pending), read, use, context, total)
+    tallies = ask_shards(model, list(pending), read, use, context, total)
     results = read_records(records, names)
     return [result for result in results if result is not None], tallies
 

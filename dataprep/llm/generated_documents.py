@@ -218,7 +218,7 @@ class _Source:
         results, tallies = ask_tasks(
             f"generate-{self.name}",
             tasks,
-            [self.section.model],
+            self.section.model,
             partial(self._read, inputs, bound),
             self._write,
             self.context,
@@ -364,7 +364,7 @@ class _Source:
         return _Chosen(parents, new_documents, prompts)
 
     def _write(
-        self, task: ShardTask, chosen: _Chosen, answers: Sequence[Sequence[Answer]]
+        self, task: ShardTask, chosen: _Chosen, answers: Sequence[Answer]
     ) -> Done[GeneratedShard]:
         lines: list[dict[str, str]] = []
         edges: list[tuple[str, str]] = []
@@ -376,9 +376,7 @@ class _Source:
             "quarantined": 0,
             "bytes_kept": 0,
         }
-        for (places, number), answer in zip(
-            chosen.new_documents, answers[0], strict=True
-        ):
+        for (places, number), answer in zip(chosen.new_documents, answers, strict=True):
             child_parents = [chosen.parents[place] for place in places]
             first = child_parents[0]
             if answer.error is not None:

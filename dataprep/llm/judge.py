@@ -11,11 +11,10 @@ time, 2 MB and a shard or two.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NotRequired
 
 import numpy as np
 import pyarrow as pa
@@ -34,17 +33,10 @@ from gristmill.dataprep.conservation import (
     histogram,
 )
 from gristmill.dataprep.documents import Inputs, annotate, as_numbers, write_table
-from gristmill.dataprep.llm.agreement import (
-    Agreement,
-    PairCounts,
-    agreement,
-    count_pairs,
-)
 from gristmill.dataprep.llm.batch_requests import (
     ShardPrompts,
     ask_tasks,
     count_judged,
-    first_error,
 )
 from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_template
@@ -53,7 +45,7 @@ from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.steps.judge import FIRST, SECOND, Judge, Question
+from gristmill.mixtures.steps.judge import PREFIX, Judge, Question
 
 READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "answer_schema")
@@ -75,9 +67,8 @@ class JudgeSummary:
         counts: documents by outcome.
         rules: threshold -> documents that fail it (`failing`), and only it (`only`).
         histograms: of each numeric answer.
-        asked: requests and costs per judge.
+        asked: requests and costs; empty if all answers were received before.
         unusable: documents without a usable answer.
-        agreement: of two judges, by score; None for one judge.
     """
 
     counts: Counts
@@ -85,7 +76,6 @@ class JudgeSummary:
     histograms: Histograms
     asked: Sequence[RequestCounts]
     unusable: int
-    agreement: Mapping[str, Agreement] | None = None
 
 
 class JudgedShard(Counted):
@@ -94,13 +84,10 @@ class JudgedShard(Counted):
     rules: RuleCounts
     unusable: int
     histograms: Histograms
-    agreement: NotRequired[dict[str, PairCounts]]
-    """Agreement of two judges, by score."""
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> JudgeSummary:
-    """Ask one or two judges about every kept document, and drop documents by the
-    thresholds.
+    """Ask a judge about every kept document, and drop documents by the thresholds.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
@@ -118,7 +105,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> JudgeSum
     results, tallies = ask_tasks(
         JOB,
         shard_tasks(inputs["ingest"]),
-        section.models,
+        section.model,
         partial(read_prompts, dict(inputs), section, template, section.sources),
         partial(_write, section, out),
         context,
@@ -135,12 +122,6 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> JudgeSum
         fit_histograms(result["histograms"] for result in results),
         tallies,
         unusable,
-        None
-        if section.second is None
-        else {
-            name: agreement(add_counts(result["agreement"][name] for result in results))
-            for name in section.scores
-        },
     )
 
 
@@ -184,12 +165,11 @@ def _write(
     out: Path,
     task: ShardTask,
     shard_prompts: ShardPrompts,
-    answers: Sequence[Sequence[Answer]],
+    answers: Sequence[Answer],
 ) -> Done[JudgedShard]:
-    problems = list(map(first_error, zip(*answers, strict=True)))
+    problems = [answer.error for answer in answers]
     columns = {
-        prefix + name: column_of(judge_answers, name, property_schema["type"])
-        for prefix, judge_answers in zip(section.prefixes, answers, strict=True)
+        PREFIX + name: column_of(answers, name, property_schema["type"])
         for name, property_schema in section.answer["properties"].items()
     }
     numbers = {name: as_numbers(columns[name]) for name in section.numeric}
@@ -213,11 +193,6 @@ def _write(
             name: histogram(values, ANY_EDGES) for name, values in numbers.items()
         },
     )
-    if section.second is not None:
-        result["agreement"] = {
-            name: count_pairs(numbers[FIRST + name], numbers[SECOND + name])
-            for name in section.scores
-        }
     return Done([out / task.name], result)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -24,12 +24,6 @@ from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
 from gristmill.dataprep.documents import Inputs, annotate, write_table
-from gristmill.dataprep.llm.agreement import (
-    Agreement,
-    PairCounts,
-    agreement,
-    count_pairs,
-)
 from gristmill.dataprep.llm.batch_requests import (
     ShardPrompts,
     ask_tasks,
@@ -46,7 +40,7 @@ from gristmill.dataprep.llm.prompting import Answer, Request, Schema
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.steps.judge import FIRST, SECOND
+from gristmill.mixtures.steps.judge import PREFIX
 from gristmill.mixtures.steps.judge_pairs import (
     REJECTED,
     UNDECIDED,
@@ -109,7 +103,7 @@ class Biases(TypedDict):
 
 
 class JudgeBiases(Biases):
-    """Biases of a judge by name."""
+    """Biases of a judge, with its name."""
 
     model: str
 
@@ -120,33 +114,29 @@ class JudgePairsSummary:
 
     Attributes:
         counts: pairs by outcome.
-        asked: requests and costs per judge.
+        asked: requests and costs; empty if all answers were received before.
         unusable: pairs without two usable answers.
-        biases: of each judge.
-        agreement: of two judges; None for one judge.
+        biases: of the judge.
     """
 
     counts: Counts
     asked: Sequence[RequestCounts]
     unusable: int
-    biases: Sequence[JudgeBiases]
-    agreement: Agreement | None = None
+    biases: JudgeBiases
 
 
 class ComparedShard(Counted):
     """Result of comparing the pairs of a shard."""
 
     unusable: int
-    agreement: NotRequired[PairCounts]
-    biases: list[dict[str, int]]
-    """See `count_biases`, per judge."""
+    biases: dict[str, int]
+    """See `count_biases`."""
 
 
 def run(
     inputs: Inputs, config: Recipe, out: Path, context: Context
 ) -> JudgePairsSummary:
-    """Ask one or two judges about every kept pair, and drop pairs that the first judge
-    does not confirm.
+    """Ask a judge about every kept pair, and drop pairs that it does not confirm.
 
     Args:
         inputs: `ingest`, with pairs as texts, and the annotating stages that ran
@@ -165,27 +155,21 @@ def run(
     results, tallies = ask_tasks(
         RULE,
         shard_tasks(inputs["ingest"]),
-        section.models,
+        section.model,
         partial(_read_prompts, dict(inputs), section, template, principles),
         partial(_write, section, out),
         context,
         lambda shards: 2 * count_judged(inputs, section.sources, shards),
     )
-    biases = [
-        JudgeBiases(
-            model=model.called,
-            **biases_of(add_counts(result["biases"][number] for result in results)),
-        )
-        for number, model in enumerate(section.models)
-    ]
+    biases = JudgeBiases(
+        model=section.model.called,
+        **biases_of(add_counts(result["biases"] for result in results)),
+    )
     return JudgePairsSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         tallies,
         sum(result["unusable"] for result in results),
         biases,
-        None
-        if section.second is None
-        else agreement(add_counts(result["agreement"] for result in results)),
     )
 
 
@@ -261,38 +245,23 @@ def _write(
     out: Path,
     task: ShardTask,
     shard_prompts: ShardPrompts,
-    answers: Sequence[Sequence[Answer]],
+    answers: Sequence[Answer],
 ) -> Done[ComparedShard]:
-    errors = [
-        first_error(answer for judge in answers for answer in judge[row : row + 2])
-        for row in range(0, len(shard_prompts.prompts), 2)
-    ]
-    picks = [
-        np.array(
-            [
-                answer.value["better"] if answer.error is None else "same"
-                for answer in judge
-            ],
-            str,
-        ).reshape(-1, 2)
-        for judge in answers
-    ]
-    scores = [
-        np.array([score_of(*pair) for pair in judge.tolist()], np.int64)
-        for judge in picks
-    ]
+    errors = [first_error(answers[row : row + 2]) for row in range(0, len(answers), 2)]
+    picks = np.array(
+        [
+            answer.value["better"] if answer.error is None else "same"
+            for answer in answers
+        ],
+        str,
+    ).reshape(-1, 2)
+    scores = np.array([score_of(*pair) for pair in picks.tolist()], np.int64)
+    verdicts = [_name(score) for score in scores.tolist()]
     usable = np.array([error is None for error in errors], bool)
-    columns = {
-        f"{prefix}prefers": pa.array(
-            [_name(score) for score in judge.tolist()], pa.string()
-        )
-        for prefix, judge in zip((FIRST, SECOND), scores, strict=False)
-    }
+    columns = {f"{PREFIX}prefers": pa.array(verdicts, pa.string())}
     reasons = [
-        f"{RULE}/{name}"
-        if error is None and (name := _name(score)) in section.drop
-        else None
-        for score, error in zip(scores[0].tolist(), errors, strict=True)
+        f"{RULE}/{verdict}" if error is None and verdict in section.drop else None
+        for verdict, error in zip(verdicts, errors, strict=True)
     ]
     read = shard_prompts.read
     pairs = [json.loads(text) for text in read.given["text"].to_pylist()]
@@ -307,15 +276,8 @@ def _write(
     result = ComparedShard(
         counts=counts,
         unusable=int((~usable).sum()),
-        biases=[
-            count_biases(judge[usable], score[usable], longer[usable])
-            for judge, score in zip(picks, scores, strict=True)
-        ],
+        biases=count_biases(picks[usable], scores[usable], longer[usable]),
     )
-    if len(scores) > 1:
-        result["agreement"] = count_pairs(
-            *(judge_scores[usable].astype(float) for judge_scores in scores)
-        )
     return Done([out / task.name], result)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import Inputs, as_numbers
-from gristmill.dataprep.llm.agreement import Agreement, agreement, count_pairs
 from gristmill.dataprep.llm.batch_requests import ShardPrompts, ask_shards
 from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.judge import GIVEN, column_of, read_prompts
@@ -22,17 +21,15 @@ from gristmill.mixtures.steps.quality import Judge
 
 
 class JudgeReport(TypedDict, total=False):
-    """Answers of the judges; empty if they were not asked.
+    """Answers of the judge; empty if it was not asked.
 
     Attributes:
-        asked: by judge.
-        unusable: documents without a usable answer of the first judge.
-        agreement: of two judges, by score.
+        asked: requests and costs; empty if there is nothing to ask.
+        unusable: documents without a usable answer.
     """
 
     asked: list[RequestCounts]
     unusable: int
-    agreement: dict[str, Agreement]
 
 
 def ask_scores(
@@ -43,11 +40,11 @@ def ask_scores(
     chosen: Sequence[np.ndarray],
     context: Context,
 ) -> tuple[list[np.ndarray], JudgeReport]:
-    """Ask judges about the chosen documents, in the order of the shards.
+    """Ask the judge about the chosen documents, in the order of the shards.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        judge: models and question.
+        judge: model and question.
         sources: sources whose documents are judged; all if None.
         shards: names of n document shards.
         chosen: per shard the rows to ask about: int64, ascending, all of them judged
@@ -68,29 +65,19 @@ def ask_scores(
         shard: rows for shard, rows in zip(shards, chosen, strict=True) if len(rows)
     }
     score_type = judge.answer["properties"][judge.score_name]["type"]
-    no_scores = [np.empty(0)] * len(judge.models)
-    scores = dict.fromkeys(shards, no_scores)
+    assert judge.model is not None
+    scores = dict.fromkeys(shards, np.empty(0))
 
     def read(shard: str) -> ShardPrompts:
         return read_prompts(
             inputs, judge, template, sources, shard, rows_by_shard[shard]
         )
 
-    def use(
-        shard: str, shard_prompts: ShardPrompts, answers: Sequence[Sequence[Answer]]
-    ) -> None:
-        scores[shard] = [
-            as_numbers(column_of(judge_answers, judge.score_name, score_type))
-            for judge_answers in answers
-        ]
+    def use(shard: str, shard_prompts: ShardPrompts, answers: Sequence[Answer]) -> None:
+        scores[shard] = as_numbers(column_of(answers, judge.score_name, score_type))
 
     tallies = ask_shards(
-        judge.models, list(rows_by_shard), read, use, context, sum(map(len, chosen))
+        judge.model, list(rows_by_shard), read, use, context, sum(map(len, chosen))
     )
-    first, *second = map(np.concatenate, zip(no_scores, *scores.values(), strict=True))
-    report = JudgeReport(asked=tallies, unusable=int(np.isnan(first).sum()))
-    if second:
-        report["agreement"] = {
-            judge.score_name: agreement(count_pairs(first, second[0]))
-        }
-    return [shard_scores[0] for shard_scores in scores.values()], report
+    unusable = sum(int(np.isnan(values).sum()) for values in scores.values())
+    return list(scores.values()), JudgeReport(asked=tallies, unusable=unusable)

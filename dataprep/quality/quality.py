@@ -45,7 +45,6 @@ from gristmill.dataprep.encoders.distil_classifier import (
     count_confusion,
     write_asked,
 )
-from gristmill.dataprep.llm.agreement import Agreement
 from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.labels import JudgeReport
 from gristmill.dataprep.quality.labelled_examples import draw
@@ -222,7 +221,6 @@ class QualitySummary:
         distilled: agreement with the judge that the classifier was distilled from.
         asked: requests and costs per judge that was asked.
         unusable: documents without a usable answer of the first judge.
-        agreement: of two judges, by score.
         training_documents: of a classifier, number by class.
         epochs: passes of its training.
         held_out: number of held-out documents.
@@ -240,7 +238,6 @@ class QualitySummary:
     distilled: DistilledAgreement | None = None
     asked: Sequence[RequestCounts] | None = None
     unusable: int | None = None
-    agreement: Mapping[str, Agreement] | None = None
     training_documents: Mapping[str, int] | None = None
     epochs: int | None = None
     held_out: int | None = None
@@ -337,7 +334,6 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> QualityS
         else describe_agreement(section, trained.distilled, cuts),
         asked=judge_report.get("asked"),
         unusable=judge_report.get("unusable"),
-        agreement=judge_report.get("agreement"),
     )
     if section.classifier is None:
         return summary

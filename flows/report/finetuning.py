@@ -103,23 +103,19 @@ def preparation(facts: Facts, name: str) -> MaybeSection:
 
 
 def comparisons(step: PreparedStep) -> list[Part]:
-    """Verdicts of judges of pairs, their biases by place and length, and the agreement
-    of two judges.
-    """
+    """Verdicts of a judge of pairs, and its biases by place and length."""
     if not step.biases:
         return []
-    rows = [
-        [
-            bias["model"],
-            bias["pairs"],
-            bias["decided"],
-            bias["confirmed"],
-            bias["first_taken"],
-            bias["longer_taken"],
-            bias["longer_chosen"],
-        ]
-        for bias in step.biases
-    ]
+    keys = (
+        "model",
+        "pairs",
+        "decided",
+        "confirmed",
+        "first_taken",
+        "longer_taken",
+        "longer_chosen",
+    )
+    rows = [[step.biases[key] for key in keys]]
     shares = (
         "decided",
         "chosen preferred",
@@ -127,11 +123,6 @@ def comparisons(step: PreparedStep) -> list[Part]:
         "longer preferred",
         "longer chosen",
     )
-    agreement, both = step.agreement, ""
-    if agreement is not None and agreement["same"] is not None:
-        kappa = agreement["kappa"]
-        both = f"Both judges say the same of {agreement['same']:.1%}"
-        both += "." if kappa is None else f"; Cohen's kappa {kappa:.3f}."
     return flatten(
         [
             Heading("Answers compared in both orders"),
@@ -139,7 +130,6 @@ def comparisons(step: PreparedStep) -> list[Part]:
             "Decided: both orders say the same. First taken: 50 % has no bias of "
             "place. Longer preferred, beside the share in which it was the chosen one: "
             "of decided pairs.",
-            both,
             requests_table(step.asked),
         ]
     )

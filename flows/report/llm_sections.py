@@ -19,35 +19,13 @@ from gristmill.flows.report.stage_summaries import MadeExamples, Row
 
 
 def judges(facts: Facts, name: str = "judge") -> MaybeSection:
-    """Requests of judges, and the agreement of two judges."""
+    """Requests of a judge."""
     summary = facts.step(name)
     unusable = f"{summary.unusable:,} documents have no usable answer."
-    rows = [
-        [
-            score,
-            agreement["documents"],
-            agreement["same"],
-            agreement["kappa"],
-            agreement["weighted_kappa"],
-            agreement["correlation"],
-            agreement["difference"],
-        ]
-        for score, agreement in (summary.agreement or {}).items()
-    ]
-    statistics = (
-        "same",
-        "kappa",
-        "weighted kappa",
-        "correlation",
-        "first less second",
-    )
-    columns = {"score": "", "documents": ",", **dict.fromkeys(statistics, ".3f")}
     return section_of(
         f"Answers of {name}",
         requests_table(summary.asked),
         unusable if summary.unusable else None,
-        Heading("Agreement of both judges"),
-        table(columns, rows),
     )
 
 

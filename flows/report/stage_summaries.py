@@ -38,8 +38,6 @@ class Summary(BaseModel):
 
 Row: TypeAlias = ByName[object]
 """Values as a stage wrote them, which a table shows one by one."""
-Agreement: TypeAlias = ByName[int | float | None]
-"""Agreement of two judges (dataprep/llm/agreement.py)."""
 
 
 class MetricsLine(TypedDict, total=False):
@@ -242,7 +240,7 @@ class StepSummary(Summary):
         auc, length_auc, held_out: of a classifier on so many held-out documents, and of
             their length alone.
         distilled: a classifier that learnt from a judge.
-        asked, unusable, agreement: of judges.
+        asked, unusable: of a judge.
         generated: sources that a model wrote.
         damaged, lost, quarantined, skipped: files that ended early with their records,
             records that could not be read, and those that are not documents, by kind.
@@ -273,7 +271,6 @@ class StepSummary(Summary):
     distilled: Distilled | None = None
     asked: Sequence[Row] = ()
     unusable: int = 0
-    agreement: ByName[Agreement] | None = None
     generated: ByName[GeneratedSource] = {}
     damaged: Sequence[DamagedFile] = ()
     lost: int = 0
@@ -442,8 +439,7 @@ class PreparedStep(Summary):
     counts: Counts
     sets: ByName[LeakedSet] = {}
     matches: Sequence[LeakedItem] = ()
-    biases: Sequence[Row] = ()
-    agreement: Agreement | None = None
+    biases: Row = {}
     asked: Sequence[Row] = ()
 
 

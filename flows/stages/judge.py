@@ -20,25 +20,24 @@ from gristmill.mixtures.steps.judge_pairs import JudgePairs
 
 
 def asked_recipe(section: Question | JudgePairs, settings: Recipe) -> Recipe:
-    """Return the settings without access to the judges, with the checksum of a question
+    """Return the settings without access to the judge, with the checksum of a question
     that comes with gristmill.
     """
     from gristmill.dataprep.llm.prompt_templates import shipped
 
-    models = {
-        key: {name: value for name, value in settings[key].items() if name not in HOW}
-        for key in ("model", "second")
-        if settings.get(key) is not None
+    model = {
+        name: value for name, value in settings["model"].items() if name not in HOW
     }
+    settings = {**settings, "model": model}
     if section.template is not None:
-        return {**settings, **models}
+        return settings
     if isinstance(section, Question):
         name = f"judge-{section.rubric}"
     else:
         from gristmill.dataprep.llm.judge_pairs import QUESTION
 
         name = QUESTION
-    return {**settings, **models, "question": shipped(name).sha256}
+    return {**settings, "question": shipped(name).sha256}
 
 
 def wrong_question(section: Question, place: Location) -> Problems:

@@ -20,8 +20,8 @@ from gristmill.mixtures.columns import Column, check_column
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.yaml_text import did_you_mean
 
-FIRST, SECOND = "judge_", "second_"
-"""Prefixes of the columns of the two judges."""
+PREFIX = "judge_"
+"""Prefix of the judge's columns."""
 TYPES = ("number", "integer", "boolean", "string")
 SCORE: JsonSchemaValue = {
     "type": "object",
@@ -48,8 +48,7 @@ class Question(Section):
     """
     answer: JsonSchemaValue = Field(default_factory=lambda: dict(SCORE))
     """JSON schema of the answers. Its properties become columns: `score` is
-    `judge_score`, and `second_score` of the second judge. If absent, `score`, a number
-    from 0 to 5, and `reason`.
+    `judge_score`. If absent, `score`, a number from 0 to 5, and `reason`.
     """
     characters: Positive = 8000
     """Characters of a document that the judge reads, from the beginning."""
@@ -95,8 +94,6 @@ class Judge(Question, Judging):
 
     model: AskedModel
     """The model that judges."""
-    second: AskedModel | None = None
-    """Another judge of the same documents: the summary shows how far the two agree."""
     min: dict[Column, int | float] = Field(default_factory=dict)
     """Drop documents with a smaller value in a column: `{judge_score: 3}`. A null
     passes.
@@ -119,25 +116,11 @@ class Judge(Question, Judging):
                 )
 
     @property
-    def models(self) -> list[AskedModel]:
-        """The models that are asked."""
-        return [self.model] if self.second is None else [self.model, self.second]
-
-    @property
     def measured(self) -> list[str]:
         """Names of the measured columns."""
-        return [
-            prefix + name
-            for prefix in self.prefixes
-            for name in self.answer["properties"]
-        ]
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        """Prefixes of the columns of each judge."""
-        return (FIRST,) if self.second is None else (FIRST, SECOND)
+        return [PREFIX + name for name in self.answer["properties"]]
 
     @property
     def numeric(self) -> list[str]:
         """Columns that thresholds can bound."""
-        return [prefix + name for prefix in self.prefixes for name in self.scores]
+        return [PREFIX + name for name in self.scores]

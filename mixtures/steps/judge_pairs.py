@@ -44,15 +44,8 @@ class JudgePairs(Comparison, Judging):
     docs/judges.md.
     """
 
-    second: AskedModel | None = None
-    """Another judge of the same pairs: the summary shows how far the two agree."""
     drop: tuple[Literal["rejected", "undecided"], ...] = (REJECTED, UNDECIDED)
     """Pairs to drop: those of which the judge prefers the rejected answer, and those of
     which it prefers neither, or each time the first (or the second) in order. `[]`
     keeps all pairs, and only measures.
     """
-
-    @property
-    def models(self) -> list[AskedModel]:
-        """The models that are asked."""
-        return [self.model] if self.second is None else [self.model, self.second]

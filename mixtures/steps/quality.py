@@ -187,7 +187,7 @@ class Judge(Question):
     scores.
     """
 
-    added = ("model", "second", "score", *Question.model_fields)
+    added = ("model", "score", *Question.model_fields)
     column: str | None = None
     """A column that an earlier step has measured: with a model, a function, or a
     language model as judge. The classifier does not learn from documents without a
@@ -199,10 +199,6 @@ class Judge(Question):
     """A language model instead, which judges only the documents of the sample. The
     classifier does not learn from documents without a usable answer. See
     docs/judges.md.
-    """
-    second: AskedModel | None = None
-    """Another judge of the same documents: the summary shows how far the two agree. The
-    classifier learns from the first.
     """
     score: str | None = None
     """Property of the answers that is the score; if absent, the first that is a number
@@ -236,11 +232,6 @@ class Judge(Question):
     def score_name(self) -> str:
         """Property of the answers that is the score."""
         return self.score or next(iter(self.scores), "score")
-
-    @property
-    def models(self) -> list[AskedModel]:
-        """The models that are asked, first the one from which the classifier learns."""
-        return [model for model in (self.model, self.second) if model is not None]
 
 
 class QualityThresholds(Section):

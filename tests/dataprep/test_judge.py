@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import QuarantineError, add_counts
+from gristmill.dataprep.conservation import QuarantineError
 from gristmill.dataprep.llm import client as llm_client
 from gristmill.dataprep.llm import judge
-from gristmill.dataprep.llm.agreement import agreement, count_pairs
 from gristmill.dataprep.llm.client import BudgetSpentError
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, TemplateProblemError
 from gristmill.mixtures.steps.judge import Judge
@@ -167,50 +165,6 @@ def test_document_without_a_usable_answer_is_quarantined_or_passes(
     assert [row["judge_score"] for row in rows].count(None) == 2
 
 
-def test_agreement_of_two_judges_is_measured(
-    run_judge: RunJudge, endpoint: Endpoint
-) -> None:
-    def strict(asked: str, before: int) -> str:
-        less = endpoint.bodies[-1]["model"] == "strict"
-        return json.dumps({"score": max(0, json.loads(scored(asked))["score"] - less)})
-
-    endpoint.behaviour = strict
-    summary, rows = run_judge(
-        second={"endpoint": endpoint.url, "model": "strict"}, max={"second_score": 3}
-    )
-    assert [row["second_score"] for row in rows] == [
-        max(row["judge_score"] - 1, 0) for row in rows
-    ]
-    score_agreement = summary.agreement["score"]
-    assert (
-        score_agreement["documents"],
-        score_agreement["same"],
-        score_agreement["difference"],
-    ) == (10, 0.0, 1.0)
-    assert score_agreement["correlation"] == pytest.approx(1.0)
-    assert [usage["model"] for usage in summary.asked] == ["small", "strict"]
-
-
-def test_agreement_equals_the_textbook_and_adds_up_over_parts() -> None:
-    """Cohen (1960): po 0.7, pe 0.5 -> kappa 0.4; with scores of 0 and 1 the weighted
-    one is the same.
-    """
-    first = np.array([1.0] * 25 + [0.0] * 25)
-    second = np.array([1.0] * 20 + [0.0] * 5 + [1.0] * 10 + [0.0] * 15)
-    expected = agreement(count_pairs(first, second))
-    assert expected["kappa"] == pytest.approx(0.4)
-    assert expected["weighted_kappa"] == pytest.approx(0.4)
-    assert expected["correlation"] == pytest.approx(
-        float(np.corrcoef(first, second)[0, 1])
-    )
-    parts = [count_pairs(first[at::3], second[at::3]) for at in range(3)]
-    assert agreement(add_counts(parts)) == pytest.approx(expected)
-    with_nan = count_pairs(np.append(first, np.nan), np.append(second, 1.0))
-    assert agreement(with_nan) == pytest.approx(expected)
-    assert agreement(count_pairs(np.ones(3), np.ones(3)))["kappa"] is None
-    assert agreement(count_pairs(np.zeros(0), np.zeros(0)))["documents"] == 0
-
-
 def test_stage_resumes_with_a_larger_budget(
     run_judge: RunJudge, endpoint: Endpoint
 ) -> None:
@@ -305,7 +259,6 @@ def test_kills_and_faults_lose_and_repeat_no_answer(
     ("settings", "facts"),
     [
         ({"min": {"judge_scor": 3}}, "did you mean 'judge_score'"),
-        ({"min": {"second_score": 3}}, "'second_score'"),
         ({"answer": {"type": "array"}}, "`type: object` and `properties`"),
         (
             {"answer": {"type": "object", "properties": {"score": {}}}},

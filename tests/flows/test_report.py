@@ -42,7 +42,6 @@ from gristmill.flows.report.facts import (
     funnel,
     with_tokens,
 )
-from gristmill.flows.report.llm_sections import judges
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.report import costs, stage_sections
 from gristmill.flows.report.stage_summaries import (
@@ -54,7 +53,7 @@ from gristmill.flows.report.terminal_summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, describe_origin, spikes
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import Display, Stage
-from tests.flows.rendered import facts_of, html_of, sections_about, text_of
+from tests.flows.rendered import facts_of, html_of, sections_about
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
 SOURCES = {
@@ -642,17 +641,3 @@ def test_skipped_records_are_printed_by_cause_below_the_funnel() -> None:
     )
     assert note in console.file.getvalue()  # type: ignore[attr-defined]
     assert note in "\n".join(document_lines(facts))
-
-
-def test_number_of_jointly_judged_documents_is_printed_as_an_integer() -> None:
-    agreement = {
-        "documents": 1234,
-        "same": 1,
-        "kappa": None,
-        "weighted_kappa": None,
-        "correlation": None,
-        "difference": -0.5,
-    }
-    summary = {"agreement": {"quality": agreement}}
-    text = text_of(judges(replace(FACTS, summaries={"judge": summary})))
-    assert "1,234 1.000 -0.500" in " ".join(text.split())
