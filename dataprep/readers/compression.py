@@ -33,8 +33,6 @@ GZIP_BYTES = 2 * FEED_BYTES
 """Compressed bytes per step of ISA-L, which expand to at most 8.5 MB; a multiple of
 zlib's steps.
 """
-LZ4_BYTES = 256
-"""Decoded bytes per step of LZ4."""
 READ_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 20
 """Bytes of lines per block."""
@@ -122,13 +120,13 @@ _GZIP_HEADERS = (b"\x1f\x8b\x08\x00", b"\x1f\x8b\x08\x08")
 """First bytes of members with an empty header, and with a name only (RFC 1952, section
 2.3).
 """
-_DECODERS: dict[str, Callable[[], Any]] = {
+DECODERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(_GZIP_WINDOW_BITS),
     ".bz2": bz2.BZ2Decompressor,
     ".zst": _zstd_decoder,
     ".xz": lambda: lzma.LZMADecompressor(memlimit=MAX_RECORD_BYTES),
 }
-COMPRESSIONS = (*_DECODERS, ".lz4")
+"""Constructors of the decoders of one member, by file extension."""
 _MAGICS = {
     ".gz": b"\x1f\x8b\x08",
     ".bz2": b"BZh",
@@ -159,7 +157,7 @@ def split_compression(name: str) -> tuple[str, str]:
     path = PurePosixPath(name.lower())
     if path.suffix in _SHORT_EXTENSIONS:
         return _SHORT_EXTENSIONS[path.suffix]
-    if path.suffix in COMPRESSIONS:
+    if path.suffix in DECODERS:
         return PurePosixPath(path.stem).suffix, path.suffix
     return path.suffix, ""
 
@@ -170,7 +168,7 @@ def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
 
     Args:
         path: the file.
-        compression: one of COMPRESSIONS, or empty.
+        compression: one of DECODERS, or empty.
 
     Raises:
         CorruptFileError: at the first damage, after everything decoded before it.
@@ -202,11 +200,7 @@ def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
         if not compression:
             yield from iter(partial(stream.read, READ_BYTES), b"")
             return
-        for part in (
-            _decode_lz4(stream)
-            if compression == ".lz4"
-            else _decode(stream, compression, member.offset)
-        ):
+        for part in _decode(stream, compression, member.offset):
             if isinstance(part, Damage):
                 is_current = part.offset == member.offset
                 decoded = max(part.decoded, member.decoded if is_current else 0)
@@ -352,7 +346,7 @@ class _StoredBytes:
             if position >= 0 and (at_end or len(window) - position >= probe_bytes):
                 probe = window[position : position + probe_bytes]
                 try:
-                    _DECODERS[compression]().decompress(
+                    DECODERS[compression]().decompress(
                         probe, *_most_decoded(compression)
                     )
                 except Exception:  # noqa: BLE001 - zlib.error, OSError, LZMAError or ZstdError, depending on the library
@@ -417,7 +411,7 @@ def _decode_members(
                 if not data:
                     break
                 stored.begin(len(data))
-                decoder = _DECODERS[compression]()
+                decoder = DECODERS[compression]()
                 decoded = 0
             is_complete = False
             while not is_complete:
@@ -443,48 +437,6 @@ def _decode_members(
         None,
         decoded,
     )
-
-
-@dataclass
-class _ArrowFile:
-    """A stream with the file interface that Arrow needs."""
-
-    stream: ByteStream
-    closed: bool = False
-
-    def read(self, size: int) -> bytes:
-        return self.stream.read(size)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
-    """Decode LZ4 frames with Arrow's codec: Python has none. At damage, less than
-    LZ4_BYTES are lost.
-    """
-    import pyarrow as pa
-
-    piece = bytearray()
-    with pa.CompressedInputStream(
-        pa.PythonFile(_ArrowFile(stream), mode="r"), "lz4"
-    ) as source:
-        while True:
-            try:
-                decoded = source.read(LZ4_BYTES)
-            except OSError as error:
-                # the storage failed; Arrow's decoding errors have no errno
-                if error.errno is not None:
-                    raise
-                yield bytes(piece)
-                yield Damage(f".lz4 data is damaged or ends in the middle: {error}", 0)
-                return
-            piece += decoded
-            if len(piece) >= FEED_BYTES or not decoded:
-                yield bytes(piece)
-                piece.clear()
-            if not decoded:
-                return
 
 
 Blocks = Iterator[bytes | RecordTooLongError | Damage]

@@ -188,8 +188,8 @@ FORMATS = {
         ".cfg .ini".split()
     ),
 }
-"""Extensions per format, which may be followed by a compression (.gz, .zst, .bz2, .xz,
-.lz4), except for Parquet, Arrow and zip.
+"""Extensions per format, which may be followed by a compression (.gz, .zst, .bz2,
+.xz), except for Parquet, Arrow and zip.
 """
 ARCHIVES = ("tar", "zip")
 _ROW_FORMATS = ("parquet", "arrow", "jsonl", "csv")
@@ -218,7 +218,7 @@ class SourceFile:
         stamp: modification time in ns, etag, or another value that changes with the
             content.
         format: a key of FORMATS, `python`, or OWN.
-        compression: one of compression.COMPRESSIONS, or empty.
+        compression: one of compression.DECODERS, or empty.
         members: format of an archive's members: the source's format, or `auto`.
     """
 

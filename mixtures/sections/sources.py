@@ -100,7 +100,7 @@ class DocumentFiles(Section):
     """A file, a glob, a folder, an fsspec URL of one of these, `python-docs://` or
     `python-stdlib://`. The members of a tar (`.tar`, `.tgz`, `.tar.gz`, `.tar.zst`,
     `.tar.bz2`, `.tar.xz`) or zip archive are read like the files of a folder. Files may
-    be compressed: `.gz`, `.zst`, `.bz2`, `.xz`, `.lz4`. With `list`: the base of
+    be compressed: `.gz`, `.zst`, `.bz2`, `.xz`. With `list`: the base of
     relative paths in the listing; the manifest's folder if absent.
     """
     list: OwnListing | None = None

@@ -72,20 +72,11 @@ def zstd_bomb() -> bytes:
     return b"".join([*map(packer.compress, zeros()), packer.flush()])
 
 
-def lz4_bomb() -> bytes:
-    buffer = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(buffer, "lz4") as stream:
-        for piece in zeros():
-            stream.write(piece)
-    return bytes(buffer.getvalue())
-
-
 BOMBS: dict[str, Callable[[], bytes]] = {
     ".bz2": bz2_bomb,
     ".xz": xz_bomb,
     ".gz": gzip_bomb,
     ".zst": zstd_bomb,
-    ".lz4": lz4_bomb,
 }
 
 
