@@ -41,6 +41,8 @@ from gristmill.dataprep.where_sql import OWN_COLUMNS, columns_in, evaluate, name
 from gristmill.mixtures.sections.sources import INGEST
 
 BATCH_ROWS = 1000
+CLUSTERS = "clusters.parquet"
+"""File of the duplicates in an output of `dedup` and `dedup_semantic`."""
 TEXT, ORIGINAL_TEXT = "text", "original_text"
 OWN_FIELDS = tuple(
     pa.field(

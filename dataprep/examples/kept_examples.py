@@ -1,6 +1,4 @@
-"""Examples that `sft_prepare` and `dpo_prepare` kept, and the near-duplicates that they
-dropped.
-"""
+"""Examples that `sft_prepare` and `dpo_prepare` kept."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
 from gristmill.core.files import read_json, write_json_lines
@@ -37,10 +34,6 @@ RECORDS_SCHEMA = pa.schema(
         ("record", pa.large_string()),
     ]
 )
-CLUSTERS = "clusters.parquet"
-SHOWN = 5
-EXCERPT = 300
-"""Characters of an example's text that are shown."""
 
 
 @dataclass(frozen=True)
@@ -274,54 +267,3 @@ def survivors(prepared: Path) -> dict[str, list[Example]]:
         for row in rows.to_pylist():
             examples.setdefault(row["set"], []).append(json.loads(row["record"]))
     return examples
-
-
-@dataclass(frozen=True)
-class NearDuplicate:
-    """A dropped example, and the similar one that was kept.
-
-    Attributes:
-        dropped, kept: locators.
-        jaccard: similarity of the compared texts.
-        dropped_text, kept_text: beginnings of these texts.
-    """
-
-    dropped: str
-    kept: str
-    jaccard: float
-    dropped_text: str
-    kept_text: str
-
-
-def least_alike(prepared: Path) -> list[NearDuplicate]:
-    """Up to SHOWN near-duplicates that least resemble the example kept in their place,
-    the least similar first.
-
-    Exact duplicates are left out; empty without a `dedup` step.
-
-    Args:
-        prepared: output of `sft_prepare` or `dpo_prepare`.
-    """
-    views = {step.stage: step.judges for step in read_preparation(prepared).steps}
-    if "dedup" not in views:
-        return []
-    columns = ["member_locator", "survivor_locator", "jaccard"]
-    table = read_table(prepared / "dedup" / CLUSTERS, columns)
-    near_duplicates = table.filter(pc.less(table["jaccard"], 1.0)).sort_by(
-        [(name, "ascending") for name in reversed(columns)]
-    )
-    pairs = [tuple(row.values()) for row in near_duplicates.slice(0, SHOWN).to_pylist()]
-    locators = sorted({locator for pair in pairs for locator in pair[:2]})
-    documents = prepared / DOCUMENTS / views["dedup"]
-    texts: dict[str, str] = {}
-    for shard in shard_names(documents) if locators else ():
-        rows = read_table(documents / shard, ["locator", "text"])
-        value_set = pa.array(locators, rows["locator"].type)
-        is_shown = pc.is_in(rows["locator"], value_set=value_set)
-        for row in rows.filter(is_shown).to_pylist():
-            end = "..." if len(row["text"]) > EXCERPT else ""
-            texts[row["locator"]] = row["text"][:EXCERPT] + end
-    return [
-        NearDuplicate(*pair, *(texts.get(locator, "") for locator in pair[:2]))
-        for pair in pairs
-    ]

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.dataprep.corpus import CLUSTERS
 from gristmill.dataprep.documents import (
     ID_BYTES,
     annotation_stages,
     read_table,
     shard_names,
 )
-from gristmill.dataprep.examples.kept_examples import CLUSTERS
 from gristmill.dataprep.row_groups import read_document_rows, read_matching
 from gristmill.flows.browse.addresses import (
     DOCUMENTS,

@@ -41,7 +41,6 @@ DOCUMENTS = {
     "mean score": "mean of what the judge gave",
     "classifier: good": "documents that the classifier keeps",
     "otherwise": "documents that it does not keep",
-    "likeness": "Jaccard similarity of n-grams: 1 where all are shared",
 }
 ASKED = {
     "parents": "documents that something was generated from, of those there are",

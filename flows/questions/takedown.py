@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.files import write_text
-from gristmill.dataprep.corpus import RECORD_ID, urls_of
+from gristmill.dataprep.corpus import CLUSTERS, RECORD_ID, urls_of
 from gristmill.dataprep.documents import (
     ID_BYTES,
     Inputs,
@@ -34,7 +34,6 @@ from gristmill.dataprep.documents import (
     read_table,
     shard_names,
 )
-from gristmill.dataprep.examples.kept_examples import CLUSTERS
 from gristmill.dataprep.llm.answer_store import forget_answers
 from gristmill.dataprep.llm.lineage import LINEAGE, descendants
 from gristmill.dataprep.row_groups import read_matching

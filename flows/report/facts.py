@@ -18,7 +18,6 @@ from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
 from gristmill.dataprep.documents import column_names, read_annotations, shard_names
-from gristmill.dataprep.examples.kept_examples import NearDuplicate, least_alike
 from gristmill.flows.pages.page_elements import ByName
 from gristmill.flows.questions.document_samples import DocumentGroup, shown_documents
 from gristmill.flows.questions.find_documents import (
@@ -159,7 +158,6 @@ class Facts:
         funnel: documents after each step.
         training: training -> its record.
         spikes: training -> steps that were skipped for their loss.
-        near_duplicates: preparation of examples -> dropped examples.
         cuts: rules that dropped most, of the report alone.
         shown_documents: whole documents, of the report alone.
         clusters: step -> duplicates, of the report alone.
@@ -176,7 +174,6 @@ class Facts:
     funnel: Sequence[StageCounts] = ()
     training: dict[str, Record] = field(default_factory=dict)
     spikes: dict[str, Sequence[SpikeReport]] = field(default_factory=dict)
-    near_duplicates: dict[str, Sequence[NearDuplicate]] = field(default_factory=dict)
     cuts: Sequence[Cut] = ()
     shown_documents: Sequence[DocumentGroup] = ()
     clusters: dict[str, Duplicates] = field(default_factory=dict)
@@ -282,8 +279,6 @@ def _gather(session: Session, folders: ByName[StageFolder], whole: bool) -> Fact
         if kind.training is not None:
             facts.training[name] = training(folder)
             facts.spikes[name] = read_as(list[SpikeReport], spike_reports(folder))
-        if kind.output == "examples":
-            facts.near_duplicates[name] = least_alike(folder.data)
         add_topics(facts, kind, folder)
     for name, folder in folders.items():
         display = session.plan[name].stage.display

@@ -56,8 +56,8 @@ RECORD_COUNTS = ("records", "quarantined", "dropped before")
 
 
 def preparation(facts: Facts, name: str) -> MaybeSection:
-    """Examples that the preparation dropped: sets, steps, items of evaluation sets, and
-    near-duplicates.
+    """Examples that the preparation dropped: sets, steps, and items of evaluation
+    sets.
     """
     summary = facts.summary(name, PreparedExamples)
     sets = [[part.name, *set_numbers(part)] for part in summary.sets]
@@ -74,18 +74,6 @@ def preparation(facts: Facts, name: str) -> MaybeSection:
         ]
         matches += step.matches[:MOST_SHOWN]
     leaked_table = leaked_items(matches, "evaluation set", "example")
-    pairs = [
-        [
-            f"{pair.jaccard:.2f}",
-            pair.dropped,
-            pair.dropped_text,
-            pair.kept,
-            pair.kept_text,
-        ]
-        for pair in facts.near_duplicates.get(name, ())
-    ]
-    header = ["likeness", "dropped", "its text", "kept", "its text"]
-    title = "Near-duplicates, the least similar first"
     numbers = ("records", "quarantined", "beyond the limit", "dropped", "kept")
     leak_columns = {"items": ",", "long enough": ",", "found in examples": ","}
     step_columns = {"read": ",", "kept": ",", "dropped most by": ""}
@@ -98,7 +86,6 @@ def preparation(facts: Facts, name: str) -> MaybeSection:
         Details("Items of evaluation sets in examples", [leaked_table])
         if matches
         else None,
-        Details(title, [Table(header, pairs, {0})]) if pairs else None,
     )
 
 

@@ -14,7 +14,6 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_documents, read_table
 from gristmill.dataprep.examples.kept_examples import (
     PreparedCounts,
-    least_alike,
     prepared_inputs,
     survivors,
     usable_sets,
@@ -461,36 +460,6 @@ def test_examples_are_read_from_any_store(
     fs.rm("/examples", recursive=True)
     assert survivors_by_path[0] == survivors_by_path[1] == survivors_by_path[2]
     assert len(survivors_by_path[0]) == 3
-
-
-def test_least_similar_duplicates_come_first(
-    make_context: Callable[..., Context], tmp_path: Path
-) -> None:
-    texts = [
-        " ".join(WORDS),
-        " ".join([*WORDS, "but", "me"]),
-        " ".join([*WORDS, "but"]),
-        "another thing altogether",
-    ]
-    config = {
-        "kind": "sft",
-        "data": [
-            {"path": write(tmp_path / "a.jsonl", [chat("q", text) for text in texts])}
-        ],
-        "prepare": steps({"dedup": {"minhash": {"threshold": 0.5}}}),
-    }
-    run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
-    twins = least_alike(tmp_path / "out")
-    assert {twin.kept for twin in twins} | {twin.dropped for twin in twins} == {
-        f"a.jsonl:{n}" for n in (1, 2, 3)
-    }
-    assert [twin.jaccard for twin in twins] == sorted(twin.jaccard for twin in twins)
-    assert all(twin.dropped_text.startswith("q\n\nthe quick") for twin in twins)
-    config["prepare"] = steps(
-        {"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}}
-    )
-    run({}, config, tmp_path / "none", make_context("none", stage="sft_prepare"))
-    assert least_alike(tmp_path / "none") == []
 
 
 def test_emptied_set_and_unknown_set_are_errors(
