@@ -32,10 +32,7 @@ from benchmarks.public_data import read_archive, read_records
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.quality.classifier import as_line, score_texts, train
 from gristmill.dataprep.quality.heuristics import heuristic_scores
-from gristmill.dataprep.quality.kneser_ney import read_sentences, train_entries
-from gristmill.dataprep.quality.ngram_tables import make_tables
-from gristmill.dataprep.quality.ngram_tables import score_texts as ngram_scores
-from gristmill.dataprep.quality.perplexity import load_scores, normalise, perplexities
+from gristmill.dataprep.quality.perplexity import load_scores
 from gristmill.dataprep.quality.quality import area_under_curve, best_cut, measure_cut
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.mixtures.steps.quality import Classifier
@@ -68,21 +65,15 @@ def quality_rows() -> Iterator[Row]:
         *((True, text) for text in good),
         *((False, text) for text in headline_lists(bad)),
     ]
-    ngrams = make_tables(train_entries(read_sentences(_normalised(good)), 5))
-    perplexity = perplexities(
-        lambda array: ngram_scores(ngrams, array), _normalised(texts)
-    )
     scores = {
         "heuristic score": heuristic_scores(pa.array(texts, pa.large_string())),
         "classifier of other texts": classify(other_texts, texts, DEFAULTS),
         "classifier, five-fold": cross_validate(judged, DEFAULTS),
-        "perplexity": -perplexity,
     }
     sources = {
         "classifier of other texts": "; learnt from speeches, books and posts "
         "against lists of clickbait headlines",
         "classifier, five-fold": "; learnt from the judgements of the other folds",
-        "perplexity": "; 5-grams of the same speeches, books and posts",
     }
     note = f"{len(judged)} documents judged by people; peer: the length of the text"
     for name, values in scores.items():
@@ -218,10 +209,6 @@ def headline_lists(headlines: Sequence[str]) -> list[str]:
     ]
 
 
-def _normalised(texts: Sequence[str]) -> pa.Array:
-    return pa.array(normalise(texts, "ccnet"), pa.large_string())
-
-
 def _split(examples: Labelled, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     good = np.array([label for label, _ in examples])
     return scores[good], scores[~good]
@@ -235,39 +222,24 @@ def speed_rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[R
 
 
 def perplexity_vs_kenlm(texts: list[str], repeats: int) -> Iterator[Row]:
-    """Score texts under the 3-grams of half of them: by a model that was trained here,
-    and by KenLM's as the stage uses it, both against KenLM directly, line by line.
+    """Score texts under the 3-grams of half of them: by KenLM as the stage uses it,
+    against KenLM directly, line by line.
     """
+    name = "perplexity by an ARPA file, against kenlm"
+    try:
+        import kenlm
+    except ImportError:
+        yield row(name, None, None, "MB/s", "kenlm is not installed")
+        return
     array = pa.array(texts, pa.large_string())
     size = text_megabytes(texts)
-    tables = make_tables(
-        train_entries(read_sentences(array.take(pa.array(range(0, len(texts), 2)))), 3)
-    )
-    # compiles, or loads what an earlier run compiled
-    ngram_scores(tables, array.slice(0, 1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.arpa"
         path.write_text(flat_model(texts[::2], 3), encoding="utf-8")
-        try:
-            import kenlm
-        except ImportError:
-            (seconds,) = fastest(repeats, partial(ngram_scores, tables, array))
-            yield row(
-                "perplexity, trained here",
-                size / seconds,
-                None,
-                "MB/s",
-                "kenlm is not installed",
-            )
-            return
-        kenlm_model, arpa_scores = (
-            kenlm.Model(str(path)),
-            load_scores(str(path), "flat"),
-        )
-        ours, by_arpa, peer = fastest(
+        kenlm_model = kenlm.Model(str(path))
+        ours, peer = fastest(
             repeats,
-            partial(ngram_scores, tables, array),
-            partial(arpa_scores, array),
+            partial(load_scores(str(path), "flat"), array),
             lambda: [
                 kenlm_model.score(line)
                 for text in texts
@@ -276,22 +248,8 @@ def perplexity_vs_kenlm(texts: list[str], repeats: int) -> Iterator[Row]:
             ],
             clock=time.process_time,
         )
-    # 1.33 by processor time on the standard library, 2026-11-24.
-    yield row(
-        "perplexity, trained here, against kenlm",
-        size / ours,
-        size / peer,
-        "MB/s",
-        floor=1.1,
-    )
     # 0.96, 2026-11-28, 2 cores.
-    yield row(
-        "perplexity by an ARPA file, against kenlm",
-        size / by_arpa,
-        size / peer,
-        "MB/s",
-        floor=0.8,
-    )
+    yield row(name, size / ours, size / peer, "MB/s", floor=0.8)
 
 
 def flat_model(texts: list[str], order: int) -> str:

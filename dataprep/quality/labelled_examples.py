@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.documents import (
@@ -34,7 +33,7 @@ from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import Page, Reading, Record, Rejected
 from gristmill.dataprep.readers.sources import SourceFile, find_files
 from gristmill.mixtures.sections.sources import DocumentFiles
-from gristmill.mixtures.steps.quality import Classifier, Quality
+from gristmill.mixtures.steps.quality import Classifier
 
 LABELS = re.compile(r"^(?:__label__\S+\s+)+")
 
@@ -206,42 +205,6 @@ def choose_examples(
         )
         chosen[is_positive] = training, held_out
     return chosen
-
-
-def read_ngram_texts(inputs: Inputs, section: Quality) -> Iterator[str]:
-    """Yield the training documents of the n-gram model: the first by hash, up to
-    `max_bytes` of text.
-
-    Documents that the classifier holds out are excluded, so that they measure both
-    models.
-    """
-    assert section.perplexity is not None
-    assert section.perplexity.ngram is not None
-    settings = section.perplexity.ngram
-    classifier = section.classifier
-    holdout = 0.0
-    if classifier is not None and classifier.has_classes:
-        holdout = classifier.holdout
-    held_out = np.uint64(holdout * 2.0**64)
-    shards = shard_names(inputs["ingest"])
-    columns = []
-    for number, shard in enumerate(shards):
-        read = read_shard(inputs, shard, ["id", "source", "text"])
-        rows = judged_rows(read.documents, read.rows, settings.sources)
-        judged = read.documents.take(pa.array(rows))
-        draws = draw(judged["id"].to_pylist(), section.key_seed)
-        is_free = draws[:, 0] >= held_out
-        sizes = pc.binary_length(judged["text"]).to_numpy().astype(np.int64)[is_free]
-        numbers = np.full(len(sizes), number)
-        columns.append((numbers, rows[is_free], draws[is_free, 1], sizes))
-    parts, rows, order, sizes = (
-        np.concatenate(column) for column in zip(*columns, strict=True)
-    )
-    ordered = np.argsort(order)
-    chosen = ordered[np.cumsum(sizes[ordered]) - sizes[ordered] < settings.max_bytes]
-    pool = Pool(inputs, shards, {True: (), False: ()})
-    for number in np.unique(parts[chosen]).tolist():
-        yield from pool.texts(number, np.sort(rows[chosen[parts[chosen] == number]]))
 
 
 def draw(ids: Sequence[bytes], seed: int) -> np.ndarray:

@@ -17,16 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.files import as_path, is_local
-from gristmill.dataprep.quality.ngram_tables import (
-    make_tables,
-    read_entries,
-    score_texts,
-)
-from gristmill.dataprep.text.hashing import hash_texts
-from gristmill.dataprep.text.kernels import text_buffers
 
-NGRAM_FILES = ("ngram-0.parquet", "ngram-1.parquet")
-"""Models trained here, each on one half of the documents."""
 Normalisation = Literal["ccnet", "lower", "none"]
 LogScores = Callable[[pa.Array], tuple[np.ndarray, np.ndarray]]
 """n texts -> their log10 probabilities (float64), and their numbers of words and ends
@@ -53,35 +44,6 @@ def perplexities(scores: LogScores, texts: pa.Array) -> np.ndarray:
     """Perplexity of n texts: float64 of shape (n,), NaN for a text without words."""
     logs, sizes = scores(texts)
     return np.where(sizes > 0, np.power(10.0, -logs / np.maximum(sizes, 1)), np.nan)
-
-
-def halves(texts: pa.Array) -> np.ndarray:
-    """Half of each of n texts, by a hash of the text: int64 of shape (n,), 0 or 1."""
-    hashes: np.ndarray = hash_texts(*text_buffers(texts))
-    return (hashes & np.uint64(1)).astype(np.int64)
-
-
-def score_by_other_half(
-    models: Sequence[LogScores], half: np.ndarray, texts: pa.Array
-) -> tuple[np.ndarray, np.ndarray]:
-    """Score each text by the model of the other half, which was not trained on it.
-
-    Otherwise documents of the model's training sources would have perplexities of a few
-    instead of thousands.
-
-    Args:
-        models: of half 0 and half 1.
-        half: of each text, see `halves`.
-        texts: n strings.
-    """
-    logs = np.zeros(len(texts))
-    sizes = np.zeros(len(texts), np.int64)
-    for number in (0, 1):
-        half_rows = np.flatnonzero(half == number)
-        logs[half_rows], sizes[half_rows] = models[1 - number](
-            texts.take(pa.array(half_rows))
-        )
-    return logs, sizes
 
 
 def normalise(
@@ -125,18 +87,15 @@ def _ccnet_table() -> dict[int, int | str | None]:
 
 @lru_cache(maxsize=4)
 def load_scores(path: str, sha256: str) -> LogScores:
-    """Load the scoring function of a model once per process: one trained here, or a
-    file that KenLM reads (ARPA or binary).
+    """Load the scoring function of a KenLM model (ARPA or binary) once per process.
 
     Args:
         path: of the file.
         sha256: of its content, so that the cache does not serve a replaced file.
 
     Raises:
-        PerplexityError: KenLM is needed and not installed, or cannot read the file.
+        PerplexityError: KenLM is not installed, or cannot read the file.
     """
-    if as_path(path).name in NGRAM_FILES:
-        return partial(score_texts, make_tables(read_entries(as_path(path))))
     if not is_local(as_path(path)):
         raise PerplexityError(f"{path}: KenLM reads local files; copy the model here")
     try:
@@ -144,8 +103,7 @@ def load_scores(path: str, sha256: str) -> LogScores:
     except ImportError as error:
         raise PerplexityError(
             f"{path} is scored by the package kenlm, which is not installed; install "
-            "it, on Python 3.12 or older, with: pip install 'gristmill[kenlm]', or "
-            "train a model instead (`ngram`)"
+            "it, on Python 3.12 or older, with: pip install 'gristmill[kenlm]'"
         ) from error
     config = kenlm.Config()
     config.show_progress = False

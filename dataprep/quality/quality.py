@@ -51,7 +51,6 @@ from gristmill.dataprep.quality.labelled_examples import draw
 from gristmill.dataprep.quality.quality_models import (
     CHARACTERS,
     HELD_OUT_FILE,
-    NgramModel,
     find_models,
     measure_held_out,
     train_models,
@@ -215,7 +214,6 @@ class QualitySummary:
         scores: column -> its distribution.
         cuts: with `keep_top`, source (or `all`) -> cut.
         buckets: the same for the ends of `head` and `middle`.
-        ngrams: the two trained n-gram models.
         histogram: of a classifier, source -> documents in each of 20 equal bins of
             `quality`.
         distilled: agreement with the judge that the classifier was distilled from.
@@ -233,7 +231,6 @@ class QualitySummary:
     scores: Mapping[str, ScoreReport]
     cuts: Mapping[str, DescribedCut] | None = None
     buckets: Mapping[str, Mapping[str, DescribedCut]] | None = None
-    ngrams: Sequence[NgramModel] | None = None
     histogram: Mapping[str, Sequence[int]] | None = None
     distilled: DistilledAgreement | None = None
     asked: Sequence[RequestCounts] | None = None
@@ -313,16 +310,6 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> QualityS
         buckets=None
         if buckets is None
         else {name: cut.by_group for name, cut in zip(BUCKETS, buckets, strict=False)},
-        ngrams=None
-        if trained.ngrams is None
-        else [
-            NgramModel(
-                documents=model["documents"],
-                words=model["words"],
-                ngrams=model["ngrams"],
-            )
-            for model in trained.ngrams
-        ],
         histogram={
             source: [*shape["counts"][1:-2], sum(shape["counts"][-2:])]
             for source, shape in histograms["quality"].items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,22 +26,13 @@ from gristmill.dataprep.encoders.distil_classifier import (
 )
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.quality.classifier import as_line, check_label, epochs_of, train
-from gristmill.dataprep.quality.kneser_ney import read_sentences, train_entries
 from gristmill.dataprep.quality.labelled_examples import (
     Examples,
     Pool,
-    QualityError,
     choose_examples,
     open_pool,
-    read_ngram_texts,
 )
-from gristmill.dataprep.quality.ngram_tables import write_entries
-from gristmill.dataprep.quality.perplexity import (
-    NGRAM_FILES,
-    halves,
-    load_scores,
-    normalise,
-)
+from gristmill.dataprep.quality.perplexity import load_scores
 from gristmill.dataprep.quality.scorers import (
     ModelFiles,
     load_language_model,
@@ -65,21 +56,6 @@ class TrainedClassifier(TypedDict):
     epochs: int
 
 
-class NgramModel(TypedDict):
-    """Model of n-grams."""
-
-    documents: int
-    words: int
-    ngrams: list[int]
-    """Number of n-grams by order."""
-
-
-class NgramFile(NgramModel):
-    """Model of n-grams, and the hash of its file."""
-
-    sha256: str
-
-
 @dataclass(frozen=True)
 class Trained:
     """Models that the step has trained; None for those without a training.
@@ -87,12 +63,10 @@ class Trained:
     Attributes:
         classifier: fastText classifier of two classes.
         distilled: classifier distilled from a judge.
-        ngrams: one model for each half of the documents.
     """
 
     classifier: TrainedClassifier | None
     distilled: Distilled | None
-    ngrams: Sequence[NgramFile] | None
 
 
 def train_models(
@@ -121,15 +95,11 @@ def train_models(
         return result
 
     classifier = section.classifier
-    perplexity = section.perplexity
     return Trained(
         run("classifier", train_classifier, merged)
         if classifier is not None and classifier.model is None
         else None,
         run(DISTILLED, train_distilled, inputs) if section.distil is not None else None,
-        run("ngram", train_ngram, merged)["models"]
-        if perplexity is not None and perplexity.ngram is not None
-        else None,
     )
 
 
@@ -167,52 +137,6 @@ def train_classifier(
     )
 
 
-def train_ngram(
-    task: Task,
-    inputs: Inputs,
-    section: Quality,
-    out: Path,
-    work: Path,
-) -> Done[dict[str, list[NgramFile]]]:
-    """Train the n-gram models, one on each half of the documents (see
-    `perplexity.halves`), and commit them.
-
-    Raises:
-        QualityError: the sources have too little text.
-    """
-    assert section.perplexity is not None
-    assert section.perplexity.ngram is not None
-    settings = section.perplexity.ngram
-    texts = pa.array(list(read_ngram_texts(inputs, section)), pa.large_string())
-    half = halves(texts)
-    models = list[NgramFile]()
-    for number, name in enumerate(NGRAM_FILES):
-        half_texts = texts.filter(pa.array(half == number)).to_pylist()
-        normalised = normalise(
-            half_texts, section.perplexity.normalise, section.perplexity.max_characters
-        )
-        sentences = read_sentences(pa.array(normalised, pa.large_string()))
-        if not len(sentences.words):
-            raise QualityError(
-                "quality: the sources of the n-gram model "
-                f"({', '.join(settings.sources)}) have {len(texts)} documents left, "
-                "too few to train on one half and score the other; name other sources "
-                "as `perplexity.ngram.sources`, or loosen the stages before"
-            )
-        entries = train_entries(sentences, settings.order)
-        write_entries(out / name, entries)
-        words = len(sentences.words) - 2 * int((sentences.positions == 0).sum())
-        models.append(
-            {
-                "documents": len(half_texts),
-                "words": words,
-                "ngrams": [len(part.keys) for part in entries],
-                "sha256": sha256_file(out / name),
-            }
-        )
-    return Done([out / name for name in NGRAM_FILES], {"models": models})
-
-
 def find_models(section: Quality, out: Path, trained: Trained) -> dict[str, ModelFile]:
     """Path and content hash of every scorer's model.
 
@@ -235,15 +159,11 @@ def find_models(section: Quality, out: Path, trained: Trained) -> dict[str, Mode
             path=trained.distilled["path"], sha256=trained.distilled["sha256"]
         )
         models.update(embedding_files(section))
-    if section.perplexity is not None and section.perplexity.has_ngrams:
-        user_path = section.perplexity.kenlm
-        for name in NGRAM_FILES if user_path is None else ["given"]:
-            path = out / name if user_path is None else as_path(user_path)
-            models[f"ngram/{name}"] = ModelFile(
-                path=str(path), sha256=sha256_file(path)
-            )
-            # an unusable model fails before any work
-            load_scores(**models[f"ngram/{name}"])
+    if section.perplexity is not None and section.perplexity.kenlm is not None:
+        path = as_path(section.perplexity.kenlm)
+        models["kenlm"] = ModelFile(path=str(path), sha256=sha256_file(path))
+        # an unusable model fails before any work
+        load_scores(**models["kenlm"])
     if section.perplexity is not None and section.perplexity.model is not None:
         # Without weights the loader reports what is missing.
         weights = sorted(as_path(section.perplexity.model).glob("model*.safetensors"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,11 +21,9 @@ from gristmill.dataprep.quality.classifier import score_texts
 from gristmill.dataprep.quality.heuristics import heuristic_scores
 from gristmill.dataprep.quality.perplexity import (
     LogScores,
-    halves,
     load_scores,
     normalise,
     perplexities,
-    score_by_other_half,
 )
 from gristmill.mixtures.steps.quality import Perplexity, Quality
 
@@ -81,13 +79,9 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
     if DISTILLED in models:
         distilled = load_distilled(section, models)
         scorers.append(lambda texts: {"quality": distilled(texts)})
-    ngrams = [
-        load_scores(**model)
-        for name, model in models.items()
-        if name.startswith("ngram/")
-    ]
-    if section.perplexity is not None and ngrams:
-        scorers.append(partial(_perplexity, ngrams, section.perplexity))
+    if section.perplexity is not None and "kenlm" in models:
+        log_scores = load_scores(**models["kenlm"])
+        scorers.append(partial(_perplexity, log_scores, section.perplexity))
     if section.perplexity is not None and "language_model" in models:
         model = models["language_model"]
         score = load_language_model(
@@ -108,15 +102,7 @@ def load_language_model(path: str, sha256: str, max_tokens: int) -> Any:
 
 
 def _perplexity(
-    ngrams: Sequence[LogScores], section: Perplexity, texts: pa.Array
+    scores: LogScores, section: Perplexity, texts: pa.Array
 ) -> dict[str, np.ndarray]:
-    """Perplexities by a single model, or by that of the two models trained here that
-    was not trained on the text.
-    """
     normalised = normalise(texts.to_pylist(), section.normalise, section.max_characters)
-    scores = (
-        ngrams[0]
-        if len(ngrams) == 1
-        else partial(score_by_other_half, ngrams, halves(texts))
-    )
     return {"perplexity": perplexities(scores, pa.array(normalised, pa.large_string()))}

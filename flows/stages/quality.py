@@ -73,7 +73,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
 
 def libraries(section: Quality) -> Iterator[Library]:
     """Yield the libraries that train a fastText classifier, and that score with an
-    external n-gram model.
+    n-gram model.
     """
     if section.distil == "fasttext" or (
         section.classifier is not None and section.classifier.model is None

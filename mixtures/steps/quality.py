@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from gristmill.mixtures.base import (
     Fraction,
@@ -108,37 +108,15 @@ class Classifier(Section):
             )
 
 
-class NgramModel(Section):
-    """An n-gram model trained in the stage: interpolated modified Kneser-Ney smoothing,
-    on words.
-
-    Two are trained, each on half of the documents, and every document is scored by the
-    one that has not read it.
-    """
-
-    sources: tuple[str, ...]
-    """Sources of the kept documents for training: text of the desired kind (CCNet:
-    Wikipedia).
-    """
-    order: Annotated[int, Field(ge=2, le=6)] = 5
-    """Words in the longest sequences (CCNet: 5)."""
-    max_bytes: Positive = 20_000_000
-    """Bytes of training text, in documents chosen by hash; at order 5 training takes 20
-    times as much memory.
-    """
-
-
 class Perplexity(Section):
     """Perplexity of a document under a language model: low for text like its training
     text.
     """
 
-    ngram: NgramModel | None = None
-    """Train an n-gram model; measures `perplexity`."""
     kenlm: OutsidePath | None = None
-    """An existing n-gram model instead: an ARPA file or a KenLM binary, a local file of
-    order 6 at most. The package kenlm reads it and scores with it (install
-    `gristmill[kenlm]`); measures `perplexity`.
+    """An n-gram model: an ARPA file, which KenLM's program `lmplz` trains on texts, or
+    a KenLM binary, a local file of order 6 at most. The package kenlm reads it and
+    scores with it (install `gristmill[kenlm]`); measures `perplexity`.
     """
     model: OutsidePath | None = None
     """A language model trained by gristmill: the folder that the stage `export` writes
@@ -149,9 +127,9 @@ class Perplexity(Section):
     max_tokens: Positive = 1024
     """Largest number of tokens of a document that `model` scores."""
     normalise: Literal["ccnet", "lower", "none"] = "ccnet"
-    """Normalisation of texts, in training too: as in CCNet (lower case, no accents,
-    digits as 0, punctuation in ASCII), only lower case, or none. An existing model
-    needs the one with which it was trained.
+    """Normalisation of texts: as in CCNet (lower case, no accents, digits as 0,
+    punctuation in ASCII), only lower case, or none. A model needs the one with which it
+    was trained.
     """
     max_characters: Positive | None = None
     """Characters of a document that are read; all if absent."""
@@ -161,23 +139,11 @@ class Perplexity(Section):
     for the others. CCNet's code has 0.3 and 0.6, on its own reference text.
     """
 
-    @property
-    def has_ngrams(self) -> bool:
-        """True if there is an n-gram model."""
-        return self.ngram is not None or self.kenlm is not None
-
     def _problems(self) -> Iterator[str]:
-        if self.ngram is not None and self.kenlm is not None:
-            yield (
-                "perplexity uses one n-gram model: either `ngram`, to "
-                "train one, or `kenlm`"
-            )
-        if not (self.has_ngrams or self.model):
-            yield (
-                "perplexity needs a model: `ngram` to train one, or `kenlm`, or `model`"
-            )
-        if self.buckets is not None and not self.has_ngrams:
-            yield "buckets need an n-gram model's perplexity; add `ngram` or `kenlm`"
+        if self.kenlm is None and self.model is None:
+            yield "perplexity needs a model: `kenlm` or `model`"
+        if self.buckets is not None and self.kenlm is None:
+            yield "buckets need an n-gram model's perplexity; add `kenlm`"
         if self.buckets is not None and self.buckets[0] > self.buckets[1]:
             yield "buckets must be two shares in ascending order, such as [0.3, 0.6]"
 
@@ -324,7 +290,7 @@ class Quality(QualityThresholds, Judging, Seeded):
     @property
     def scores(self) -> tuple[str, ...]:
         """Columns by which documents can be ranked."""
-        ngrams = self.perplexity is not None and self.perplexity.has_ngrams
+        ngrams = self.perplexity is not None and self.perplexity.kenlm is not None
         model = self.perplexity is not None and self.perplexity.model is not None
         is_measured = {
             "quality": self.classifier is not None or self.distil is not None,

@@ -15,6 +15,7 @@ from gristmill.flows.stages.registry import STAGES, measured_by
 from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.sections.prepare import STEP_SECTIONS, Step
 from tests.chat_endpoint import Endpoint
+from tests.dataprep.kneser_ney_reference import PlainModel
 from tests.dataprep.small_models import write_word_vectors
 
 PROSE = (
@@ -69,7 +70,7 @@ STEPS: list[dict[str, Any]] = [
     {"langid": {"keep": ["en"]}},
     {"langid": {"keep": ["en"], "lines": True, "cut_other_lines": True}},
     {"quality": {"heuristics": True}},
-    {"quality": {"perplexity": {"ngram": {"sources": ["web"]}, "buckets": [0.3, 0.6]}}},
+    {"quality": {"perplexity": {"kenlm": "m.arpa", "buckets": [0.3, 0.6]}}},
     {"decontaminate": {"against": ["items.jsonl"]}},
     {"decontaminate": {"against": ["items.jsonl"], "action": "excise"}},
     {
@@ -105,6 +106,11 @@ def complete_step(
         case "decontaminate":
             (folder / "items.jsonl").write_text(json.dumps({"text": ITEM}) + "\n")
             return {name: {**section, "against": [str(folder / "items.jsonl")]}}
+        case "quality" if "perplexity" in section:
+            pytest.importorskip("kenlm")
+            (folder / "m.arpa").write_text(PlainModel([PROSE], 2).arpa())
+            perplexity = {**section["perplexity"], "kenlm": str(folder / "m.arpa")}
+            return {name: {**section, "perplexity": perplexity}}
         case "dedup_semantic" | "cluster":
             (folder / "words").mkdir()
             return {

@@ -38,6 +38,7 @@ from gristmill.dataprep.quality.labelled_examples import (
 )
 from gristmill.dataprep.quality.quality import area_under_curve
 from gristmill.mixtures.steps.quality import Classifier, Quality
+from tests.dataprep.kneser_ney_reference import PlainModel
 from tests.dataprep.random_models import Shape, write_model
 
 SECTION = {
@@ -493,7 +494,10 @@ def test_shards_without_judged_documents_are_allowed(
     web = [("web", "1", text(GOOD, 1)), ("web", "2", text(BAD, 2))]
     prose = [("prose", str(number), text(GOOD, number)) for number in range(8)]
     inputs = {"ingest": write_ingest("ingest", [prose, web, []])}
-    perplexity = {"ngram": {"sources": ["prose"], "order": 2}, "buckets": [0.5, 0.5]}
+    pytest.importorskip("kenlm")
+    model = tmp_path / "prose.arpa"
+    model.write_text(PlainModel([text for _, _, text in prose], 2).arpa())
+    perplexity = {"kenlm": str(model), "buckets": [0.5, 0.5]}
     config = {
         "heuristics": True,
         "perplexity": perplexity,

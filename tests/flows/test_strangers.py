@@ -91,11 +91,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = write_corpus(tmp_path_factory.mktemp("project"))
     text = MANIFEST.replace("web/*.warc.gz", f"s3://{BUCKET}/web/*.warc.gz")
     text = text.replace("books/*.jsonl", f"s3://{BUCKET}/books/*.jsonl")
-    text = text.replace(
-        "{classifier: {positive: [books], negative: [web], holdout: 0.3}}",
-        "{classifier: {positive: [books], negative: [web], holdout: 0.3}, "
-        "perplexity: {ngram: {sources: [books], order: 2}}}",
-    )
     manifest.write_text(text.replace("tokenizer:", f"{MODEL}tokenizer:", 1) + TRAINING)
     write_word_vectors(manifest.parent / "model")
     return manifest
