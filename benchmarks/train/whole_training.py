@@ -34,9 +34,12 @@ from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.planning.flops import flops_per_token
-from gristmill.train.planning.measured_step import matmul_rate
 
 LEARNING_RATE = 1e-4
+MATMUL, GPU_MATMUL = 1024, 8192
+"""Rows and columns of the plain matrix product; large enough on a GPU to hide launch
+time.
+"""
 
 
 def ours(packed: PackedSet, shape: Shape, size: Size) -> OurSpeed:
@@ -86,7 +89,7 @@ def ours(packed: PackedSet, shape: Shape, size: Size) -> OurSpeed:
                 if "checkpoint_seconds" in line
             ],
             "flops": best["tokens_per_second"] * flops.whole,
-            "matmul": matmul_rate(world.device, dtype),
+            "matmul": _matmul_rate(world.device, dtype),
             "peak_memory_bytes": summary["peak_memory_bytes"],
         }
 
@@ -152,3 +155,17 @@ if __name__ == "__main__":
     settings = json.loads(sys.argv[3])
     model = Model.model_validate(settings.pop("model"))
     main(sys.argv[1], Path(sys.argv[2]), Size(model=model, **settings))
+
+
+def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a plain matrix product, the best of some."""
+    size = GPU_MATMUL if device.type == "cuda" else MATMUL
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(8):
+        started = time.perf_counter()
+        a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best

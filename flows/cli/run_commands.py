@@ -5,7 +5,6 @@ store.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -273,21 +272,10 @@ def plan(
         float | None,
         Option(metavar="X", help="With --peak-tflops: memory of that GPU.", min=0.001),
     ] = None,
-    prices: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE", help="With --gpus: table of prices per GPU hour (YAML)."
-        ),
+    price: Annotated[
+        float | None,
+        Option(metavar="X", help="With --gpus: price of a GPU hour.", min=0.0),
     ] = None,
-    measure: Annotated[
-        int,
-        Option(
-            metavar="N",
-            help="With --gpus: train N real steps on this machine, and print the "
-            "error of the predictions.",
-            min=0,
-        ),
-    ] = 0,
 ) -> None:
     """Show what a run would do, and why, without running it; or plan its pre-training
     on GPUs.
@@ -296,7 +284,7 @@ def plan(
         refuse_without(
             context,
             "--gpus",
-            ("gpu", "mfu", "peak_tflops", "memory_gb", "prices", "measure"),
+            ("gpu", "mfu", "peak_tflops", "memory_gb", "price"),
         )
     if not predict:
         refuse_without(context, "--predict", ("sample_mb", "sample_seconds"))
@@ -304,17 +292,13 @@ def plan(
     if gpus is not None:
         from gristmill.flows.planning.plan_gpus import (
             GpuChoice,
-            measured_checks,
             plan_gpus,
             print_plan_for_gpus,
         )
 
         gpu_plan = plan_gpus(
-            session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, prices
+            session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, price
         )
-        if measure:
-            checks = measured_checks(session, measure, mfu)
-            gpu_plan = replace(gpu_plan, checks=checks)
         print_json(gpu_plan) if as_json else print_plan_for_gpus(gpu_plan)
         raise Exit
     if predict:

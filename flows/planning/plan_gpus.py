@@ -4,14 +4,12 @@ before any GPU is used.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
 from gristmill.core.files import as_path, read_json
-from gristmill.flows.pages.page_elements import Table, table
+from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table, section
 from gristmill.flows.planning.quantities import at_least, duration, quantity, size
 from gristmill.flows.running.session import Session
@@ -23,18 +21,10 @@ from gristmill.train.planning.devices import (
     GIGA,
     TERA,
     Device,
-    PricesError,
     UnknownDeviceError,
     named_device,
-    read_prices,
 )
-from gristmill.train.planning.flops import (
-    CHINCHILLA,
-    REPLICATION,
-    chinchilla_optimum,
-    flops_per_token,
-    kaplan_optimum,
-)
+from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.memory import Form
 from gristmill.train.planning.parallel_forms import (
     UNKNOWN_LINK,
@@ -42,16 +32,12 @@ from gristmill.train.planning.parallel_forms import (
     rank_forms,
 )
 
-if TYPE_CHECKING:
-    from gristmill.train.planning.measured_step import Check
-
 SECONDS_PER_HOUR = 3600
 MOST_FORMS = 8
-MOST_MEASURED_ROWS = 8
 
 
 class PlanError(ValueError):
-    """The manifest has no pre-training, or the GPU or price list is unknown."""
+    """The manifest has no pre-training, or the GPU is unknown."""
 
 
 @dataclass(frozen=True)
@@ -112,22 +98,11 @@ class PlannedModel:
 
 
 @dataclass(frozen=True)
-class Optimum:
-    """Compute-optimal size and tokens, and this run as a multiple of them."""
-
-    parameters: float
-    tokens: float
-    this_run_parameters: float
-    this_run_tokens: float
-
-
-@dataclass(frozen=True)
 class PlannedTraining:
     """Rows, tokens and arithmetic of the training.
 
     Attributes:
         flops: of the whole training.
-        optima: paper -> the optimum for these FLOPs.
     """
 
     steps: int
@@ -136,8 +111,6 @@ class PlannedTraining:
     tokens: int
     flops: float
     tokens_per_parameter: float
-    parameters_without_embeddings: int
-    optima: dict[str, Optimum]
 
 
 @dataclass(frozen=True)
@@ -149,7 +122,7 @@ class PlannedForm:
         fits: True if it fits into the memory of the GPUs.
         memory: part -> bytes of the fullest GPU, with their `total`.
         mfu: share of the peak.
-        cost: in the currency of the prices; None if the GPU has no price.
+        cost: in the currency of the price; None without one.
     """
 
     form: str
@@ -167,22 +140,13 @@ class PlannedForm:
 
 
 @dataclass(frozen=True)
-class GpuPrice:
-    """Price of a GPU and hour, from a list of this date; None if it has none."""
-
-    as_of: str
-    currency: str
-    per_gpu_hour: float | None
-
-
-@dataclass(frozen=True)
 class GpuPlan:
     """Plan of a pre-training on GPUs.
 
     Attributes:
         assumed_mfu: MFU of the arithmetic alone.
         forms: the best first.
-        checks: comparison with measured steps, if any were run.
+        price: of a GPU hour, if given.
     """
 
     gpus: int
@@ -191,8 +155,7 @@ class GpuPlan:
     model: PlannedModel
     training: PlannedTraining
     forms: list[PlannedForm]
-    prices: GpuPrice
-    checks: list[Check] = field(default_factory=list)
+    price: float | None
 
 
 def plan_gpus(
@@ -200,28 +163,22 @@ def plan_gpus(
     gpus: int,
     choice: GpuChoice,
     utilisation: float,
-    prices_file: Path | None,
+    price: float | None,
 ) -> GpuPlan:
-    """Plan a pre-training on GPUs: model, training, forms of parallelism, prices.
+    """Plan a pre-training on GPUs: model, training, forms of parallelism, cost.
 
     Args:
         session: the opened manifest, with its committed outputs.
         gpus: number of GPUs.
         choice: model of the GPUs.
         utilisation: MFU of the arithmetic alone.
-        prices_file: price list; None means the one of this package.
+        price: of a GPU hour, for the cost; None if unknown.
 
     Raises:
-        PlanError: the manifest has no `pretrain:` section, or the GPU or price list is
-            unknown.
+        PlanError: the manifest has no `pretrain:` section, or the GPU is unknown.
     """
     device = choice.device()
-    try:
-        prices = read_prices(prices_file)
-    except PricesError as error:
-        raise PlanError(str(error)) from error
     pretrain, shape, length = _training(session)
-    price = prices.per_gpu_hour.get(device.name)
     step = Step(pretrain.global_batch_size, length, pretrain.optimizer.kind)
     forms = []
     for candidate in rank_forms(shape, step, gpus, device, utilisation):
@@ -246,14 +203,6 @@ def plan_gpus(
         )
     flops = flops_per_token(shape, length)
     tokens = pretrain.steps * pretrain.global_batch_size * length
-    total_flops = flops.whole * tokens
-    lookup = shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
-    optima = {
-        "Kaplan et al. 2020": kaplan_optimum(total_flops),
-        "Hoffmann et al. 2022, 20 tokens": chinchilla_optimum(total_flops),
-        CHINCHILLA.source: CHINCHILLA.optimum(total_flops),
-        REPLICATION.source: REPLICATION.optimum(total_flops),
-    }
     return GpuPlan(
         gpus,
         device,
@@ -273,28 +222,12 @@ def plan_gpus(
             pretrain.global_batch_size,
             length,
             tokens,
-            total_flops,
+            flops.whole * tokens,
             tokens / shape.parameters,
-            shape.parameters - lookup,
-            {
-                name: Optimum(size, number, shape.parameters / size, tokens / number)
-                for name, (size, number) in optima.items()
-            },
         ),
         forms,
-        GpuPrice(prices.as_of, prices.currency, price),
+        price,
     )
-
-
-def measured_checks(session: Session, steps: int, utilisation: float) -> list[Check]:
-    """Train the manifest's model for some steps on rows of random tokens, and compare
-    (`measured_step.Check`).
-    """
-    from gristmill.train.planning.measured_step import check
-
-    section, shape, length = _training(session)
-    rows = min(section.global_batch_size, section.micro_batch_size, MOST_MEASURED_ROWS)
-    return check(shape, rows, length, section.optimizer, steps, utilisation)
 
 
 def _training(session: Session) -> tuple[Pretrain, Shape, int]:
@@ -362,47 +295,12 @@ def print_plan_for_gpus(plan: GpuPlan) -> None:
         f"(6N: {quantity(flops.six_n)}, with causal attention halved: "
         f"{quantity(flops.exact_causal)})"
     )
-    rows = [
-        (
-            name,
-            quantity(optimum.parameters),
-            f"{optimum.this_run_parameters:.3g}x",
-            quantity(optimum.tokens),
-            f"{optimum.this_run_tokens:.3g}x",
-        )
-        for name, optimum in training.optima.items()
-    ]
-    print_table(
-        console,
-        Table(("", "parameters", "run", "tokens", "run"), rows, range(1, 5)),
-        "Optimal for this compute, and this run as a multiple of it",
-    )
-    without = quantity(training.parameters_without_embeddings)
-    console.print(
-        f"(Kaplan counts no embeddings: this run has {without} without)", style="dim"
-    )
     _print_forms(console, plan)
-    checks = [
-        (
-            check.name,
-            quantity(check.predicted),
-            quantity(check.measured),
-            check.unit,
-            check.error,
-        )
-        for check in plan.checks
-    ]
-    columns = {"": "", "foretold": ">", "measured": ">", "unit": ">", "error": "+.1%"}
-    print_table(
-        console,
-        table(columns, checks),
-        "Checked against real steps of this model on this machine",
-    )
 
 
 def _print_forms(console: Console, plan: GpuPlan) -> None:
     """Print the best forms, or the closest ones if none fits."""
-    gpu, prices = plan.gpu, plan.prices
+    gpu = plan.gpu
     gpu_memory = gpu.memory / GIGA
     fitting = [form for form in plan.forms if form.fits]
     forms = fitting[:MOST_FORMS] or plan.forms[:MOST_FORMS]
@@ -447,10 +345,7 @@ def _print_forms(console: Console, plan: GpuPlan) -> None:
     section(console, "Time and cost")
     cost = ""
     if best.cost is not None:
-        cost = (
-            f", {at_least(best.cost, 2)} {prices.currency} at {prices.per_gpu_hour:g} "
-            f"per GPU and hour (table of {prices.as_of}; your own: --prices)"
-        )
+        cost = f", {at_least(best.cost, 2)} at {plan.price:g} per GPU and hour"
     console.print(
         f"{duration(best.hours)}, {at_least(best.gpu_hours, 2)} GPU-hours{cost}"
     )

@@ -119,8 +119,8 @@ def torchrun_stage(
         preflight=preflight_of_tuning if name in TUNINGS else preflight,
         training=training,
         output=output,
-        no_estimate_reason="the speed depends on the device and the model: measure it "
-        "with gristmill plan MANIFEST --gpus N --measure 3",
+        no_estimate_reason="the speed depends on the device and the model: for GPUs "
+        "gristmill plan MANIFEST --gpus N estimates it",
         requirements=Requirements(torch=True, torchrun=True, libraries=libraries),
         display=display or Display(),
     )

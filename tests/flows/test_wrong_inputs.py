@@ -175,12 +175,7 @@ ANSWERS = {
     "plan good.yaml --gpus 8 --mfu 2": "less than or equal to 1",
     "plan good.yaml --gpus 8 --peak-tflops 5": "--peak-tflops and --memory-gb belong "
     "together",
-    "plan good.yaml --gpus 8 --prices absent": "absent: there is no such file",
-    "plan good.yaml --gpus 8 --prices binary.yaml": "binary.yaml: it is not UTF-8 text",
-    "plan good.yaml --gpus 8 --prices list.yaml": "a table of prices is a mapping "
-    "with as_of, currency, per_gpu_hour",
-    "plan good.yaml --gpus 8 --prices grid.yaml": "a table of prices is a mapping",
-    "plan good.yaml --gpus 8 --prices good.yaml": "as_of: field required",
+    "plan good.yaml --gpus 8 --price -1": "greater than or equal to 0",
     "plan good.yaml --gpu H100 --mfu 0.3": "--gpu, --mfu: only valid with --gpus; "
     "add it",
     "plan good.yaml --sample-mb 3": "--sample-mb: only valid with --predict",

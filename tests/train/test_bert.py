@@ -38,8 +38,8 @@ from gristmill.train.models.weights import (
     save_model,
 )
 from gristmill.train.planning.flops import flops_per_token
-from gristmill.train.planning.measured_step import _count
 from gristmill.train.stages.export import exported_tensors
+from tests.train.counted_step import count_step
 from tests.train.test_masked_rows import ENCODER, MASK, make_inputs
 
 VOCAB, LENGTH = 100, 24
@@ -261,7 +261,7 @@ def test_checkpointing_keeps_gradients_and_flops_match_the_count() -> None:
         )
     assert torch.equal(*gradients)
     assert (gradients[0] != 0).float().mean() > 0.9
-    num_flops, _ = _count(Bert(shape), ids)
+    num_flops, _ = count_step(Bert(shape), ids)
     assert flops_per_token(shape, 128).whole * ids.numel() == pytest.approx(
         num_flops, rel=0.05
     )

@@ -23,9 +23,9 @@ from gristmill.train.models.multi_token import MultiTokenLlama, further_targets
 from gristmill.train.models.weights import drawn, load_model
 from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
 from gristmill.train.planning.flops import flops_per_token
-from gristmill.train.planning.measured_step import _count
 from gristmill.train.planning.memory import Form, Load, optimizer_bytes, rank_memory
 from gristmill.train.planning.parallel_forms import forms
+from tests.train.counted_step import count_step
 
 LENGTH = 24
 POSITIONS = torch.tensor([[*range(10), *range(9), *[-1] * 5]])
@@ -192,7 +192,7 @@ def test_plan_counts_the_heads(tiny_shape: Shape, ids: torch.Tensor) -> None:
     assert shape.parameters == sum(
         parameter.numel() for parameter in model.parameters()
     )
-    num_flops, _ = _count(model, ids)
+    num_flops, _ = count_step(model, ids)
     assert flops_per_token(shape, LENGTH).whole * LENGTH == pytest.approx(
         num_flops, rel=1e-6
     )

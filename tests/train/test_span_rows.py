@@ -37,7 +37,7 @@ from gristmill.train.objectives.span_rows import (
     corruption_of,
 )
 from gristmill.train.planning.flops import flops_per_token
-from gristmill.train.planning.measured_step import _count
+from tests.train.counted_step import count_step
 from tests.train.test_masked_rows import ENCODER, make_inputs, read
 from tests.train.test_next_token import padded_set
 
@@ -408,7 +408,7 @@ def test_plan_counts_encoder_and_decoder() -> None:
     )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    counted, _ = _count(model, torch.randint(0, 256, (1, 400)))
+    counted, _ = count_step(model, torch.randint(0, 256, (1, 400)))
     assert flops_per_token(shape, 400).whole * 400 == pytest.approx(counted, rel=0.15)
 
 

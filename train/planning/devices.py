@@ -1,23 +1,15 @@
-"""GPUs by name: peaks and memory from data sheets, and prices per hour."""
+"""GPUs by name: peaks and memory from data sheets."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field, ValidationError
-
-from gristmill.mixtures.base import Section
-from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 GIGA, TERA = 1e9, 1e12
 OTHER_DEVICES = {"mig", "laptop", "d", "max"}
 """Words in a driver's name for a part or a slower variant of a device: a multi-instance
 slice, a laptop GPU, the RTX 4090 D, Max-Q.
 """
-DEFAULT = Path(__file__).with_name("prices.yaml")
 
 
 class UnknownDeviceError(ValueError):
@@ -109,42 +101,3 @@ def named_device(name: str) -> Device:
 
 def _words(name: str) -> list[str]:
     return re.split(r"[ _-]+", name.lower())
-
-
-class PricesError(ValueError):
-    """A file of prices that cannot be read."""
-
-
-class Prices(Section):
-    """A table of prices."""
-
-    as_of: str
-    """Date of the prices."""
-    currency: str
-    """Currency of all prices."""
-    per_gpu_hour: dict[str, Annotated[float, Field(ge=0.0)]]
-    """Prices by GPU, named as in the table of devices."""
-
-
-def read_prices(path: Path | None = None) -> Prices:
-    """Read a file like `prices.yaml`, which is the default.
-
-    Raises:
-        PricesError: the file is not a table of prices; the message says what is wrong.
-    """
-    path = path or DEFAULT
-    try:
-        entries = read_yaml(path)
-    except YamlFileError as error:
-        raise PricesError(str(error)) from error
-    if not isinstance(entries, dict):
-        raise PricesError(
-            f"{path}: a table of prices is a mapping with "
-            f"{', '.join(Prices.model_fields)}"
-        )
-    if "as_of" in entries:  # YAML reads a bare 2026-01-31 as a date
-        entries = {**entries, "as_of": str(entries["as_of"])}
-    try:
-        return Prices.model_validate(entries)
-    except ValidationError as error:
-        raise PricesError(f"{path}: {problems_of(error)}") from error

@@ -1,7 +1,7 @@
 """Memory of one rank, by component, for a model and a parallel form.
 
 The estimate models this trainer's memory (FSDP2 with float32 master weights), and is
-checked against measurements by `measured_step.py`. Framework, fragmentation and
+checked against measurements by the tests. Framework, fragmentation and
 communication buffers are an added margin.
 """
 
