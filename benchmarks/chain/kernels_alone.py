@@ -24,7 +24,6 @@ from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
 from gristmill.dataprep.filters.rule_sets import measure as measure_rules
 from gristmill.dataprep.langid import langid
-from gristmill.dataprep.langid.check_languages import wanted_languages
 from gristmill.dataprep.quality.classifier import score_texts
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.dedup import Dedup
@@ -72,7 +71,6 @@ def seconds_per_mb(corpus: Corpus, models: Models, settings: Any) -> dict[str, f
             langid.measure,
             load_model(str(models.language), MODEL_SHA256),
             languages,
-            wanted_languages(languages),
             array,
         ),
         "classifier": partial(

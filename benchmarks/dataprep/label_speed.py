@@ -34,7 +34,6 @@ from benchmarks.public_data import language_model
 from gristmill.dataprep.fasttext.fasttext_backend import KernelPredictor, Predictor
 from gristmill.dataprep.fasttext.fasttext_files import read_model
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
-from gristmill.dataprep.langid.check_languages import wanted_languages
 from gristmill.dataprep.langid.langid import identify_shard, measure, view
 from gristmill.dataprep.quality.classifier import as_line, score_texts
 from gristmill.dataprep.runners.tasks import Task
@@ -139,7 +138,7 @@ def language_rows(
 
 def look(model: Predictor, section: LanguageId, texts: pa.Array) -> Any:
     """Measure documents as the stage does."""
-    return measure(model, section, wanted_languages(section), texts)
+    return measure(model, section, texts)
 
 
 def thread_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:

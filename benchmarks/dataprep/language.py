@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.checkout import data_folder
 from benchmarks.measuring import Row, row
 from benchmarks.public_data import language_model, read_archive
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_NAME, MODEL_SHA256
-from gristmill.dataprep.langid.langid import identify, view
+from gristmill.dataprep.langid.langid import measure
 from gristmill.dataprep.langid.language_codes import parse_label, short_code
 from gristmill.mixtures.steps.langid import LanguageId
 
@@ -51,9 +52,7 @@ class Sample(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    """Measure shares of texts; the peer takes the top label of every text, even if it
-    is short or the score low.
-    """
+    """Measure shares of texts."""
     folder = data_folder() / "langid"
     path = language_model()
     if path is None or not (folder / "udhr2.zip").exists():
@@ -85,8 +84,8 @@ def rows() -> Iterator[Row]:
     ]
     section = LanguageId()
     yield from document_rows(model, documents, section)
-    yield from line_rows(model, "line", lines, section)
-    yield from line_rows(model, "sentence", sentences, section)
+    yield from line_rows(model, "line", lines)
+    yield from line_rows(model, "sentence", sentences)
     yield from weakest_rows(model, lines)
 
 
@@ -119,16 +118,9 @@ def document_rows(
 ) -> Iterator[Row]:
     """Measure whole documents."""
     truth = [sample.language for sample in documents]
-    predicted, scores = _identify(
-        model, [view(text, section.max_characters) for _, text in documents]
-    )
-    fused, _ = _identify(
-        model,
-        [
-            view(text, section.max_characters, newlines="delete")
-            for _, text in documents
-        ],
-    )
+    texts = [text for _, text in documents]
+    predicted, scores = _identify(model, texts)
+    fused, _ = _identify(model, texts, newlines="delete")
     note = (
         f"{len(set(truth))} languages, {len(documents)} documents; peer: newlines "
         "deleted, as DCLM does"
@@ -157,37 +149,14 @@ def document_rows(
     )
 
 
-def line_rows(
-    model: Any, unit: str, samples: Sequence[Sample], section: LanguageId
-) -> Iterator[Row]:
+def line_rows(model: Any, unit: str, samples: Sequence[Sample]) -> Iterator[Row]:
     """Measure single lines or sentences."""
     truth = [sample.language for sample in samples]
-    predicted, scores = _identify(
-        model, [view(text, section.max_characters) for _, text in samples]
-    )
-    is_long = np.array(
-        [len(text.strip()) >= section.min_line_characters for _, text in samples]
-    )
-    is_known = is_long & (scores >= section.line_threshold)
-    note = (
-        f"{len(set(truth))} languages, {len(samples)} {unit}s, {is_known.mean():.0%} "
-        "of them known; peer: all of them"
-    )
-    picked = _pick(predicted, is_known), _pick(truth, is_known)
-    yield row(
-        f"{unit} language accuracy",
-        accuracy(*picked),
-        accuracy(predicted, truth),
-        "share",
-        note,
-    )
-    yield row(
-        f"{unit} language macro F1",
-        macro_f1(*picked),
-        macro_f1(predicted, truth),
-        "share",
-        note,
-    )
+    predicted, _ = _identify(model, [text for _, text in samples])
+    note = f"{len(set(truth))} languages, {len(samples)} {unit}s"
+    for name, agreement in (("accuracy", accuracy), ("macro F1", macro_f1)):
+        value = agreement(predicted, truth)
+        yield row(f"{unit} language {name}", value, None, "share", note)
 
 
 def accuracy(predicted: Sequence[str], truth: Sequence[str]) -> float:
@@ -238,9 +207,12 @@ def _code(iso_639_3: str) -> str:
     return LIKE_THE_MODEL.get(iso_639_3) or short_code(iso_639_3)
 
 
-def _identify(model: Any, texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    languages, scores = identify(model, texts)
-    return [language.code for language in languages], scores
+def _identify(
+    model: Any, texts: Sequence[str], **settings: Any
+) -> tuple[list[str], np.ndarray]:
+    section = LanguageId.model_validate(settings)
+    columns = measure(model, section, pa.array(texts, pa.large_string()))
+    return columns["language"].tolist(), columns["language_score"]
 
 
 def _pick(values: Sequence[str], mask: np.ndarray) -> list[str]:

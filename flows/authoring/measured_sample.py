@@ -301,7 +301,7 @@ def find_languages(
         return [None] * len(texts), str(error)
     model = load_model(str(path), sha256_file(path))
     measured, errors = measure_texts(
-        texts, partial(langid.measure, model, LanguageId(), {})
+        texts, partial(langid.measure, model, LanguageId())
     )
     return spread(
         pa.array(measured["language"].tolist(), pa.string()), errors

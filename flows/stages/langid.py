@@ -4,7 +4,7 @@ the kept ones.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import PurePath
 
 from gristmill.flows.stages.stage import (
@@ -19,25 +19,6 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.langid import LanguageId
-
-
-def columns(section: LanguageId) -> Iterable[str]:
-    """Return the columns for the language, the model's confidence, and the measurements
-    of lines.
-    """
-    lines = [
-        "line_languages",
-        "line_language_share",
-        "language_lines_cut",
-        "language_lines_left",
-    ]
-    return [
-        "language",
-        "language_score",
-        "script",
-        *(lines if section.lines else []),
-        "edits",
-    ]
 
 
 def pinned_files(section: LanguageId) -> Collection[str]:
@@ -83,7 +64,7 @@ STAGE = Stage(
     preflight=preflight,
     step=PrepareStep(
         LanguageId,
-        columns,
+        lambda section: ["language", "language_score", "script"],
         pinned_files,
         rules="gristmill.dataprep.langid.langid:rules",
     ),

@@ -280,11 +280,6 @@ class ExampleStep(Section):
                 "decontaminate.action cannot be excise: examples are "
                 "kept whole or dropped; set drop"
             )
-        if self.langid is not None and self.langid.cut_other_lines:
-            yield (
-                "langid.cut_other_lines is not supported: examples are "
-                "kept whole or dropped; remove it"
-            )
 
     @property
     def stage(self) -> str:

@@ -11,8 +11,7 @@ from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive
 
 
 class LanguageId(Judging):
-    """A fastText language model (lid.176 unless another is set) on documents and, if
-    enabled, on their lines.
+    """A fastText language model (lid.176 unless another is set) on documents.
 
     A document is judged only by its most likely language. (datatrove lets a document
     pass if any kept language reaches the threshold; the two differ only for thresholds
@@ -34,7 +33,7 @@ class LanguageId(Judging):
     0.65).
     """
     max_characters: Positive = 2000
-    """Characters of a document, and of a line, that are examined."""
+    """Characters of a document that are examined."""
     sample: Literal["head", "spread"] = "head"
     """Choice of these characters: the first, or four pieces spread evenly from the
     beginning to the end (for long documents in which the language changes, and pages
@@ -43,28 +42,6 @@ class LanguageId(Judging):
     newlines: Literal["space", "delete"] = "space"
     """Treatment of line breaks, since fastText reads one line. DCLM deletes them, which
     joins the adjacent words.
-    """
-    lines: bool = False
-    """Identify the language of every line too: columns `line_languages`,
-    `line_language_share`.
-    """
-    line_threshold: Fraction = 0.5
-    """Smallest score of a line's language; with a lower one it is unknown: it counts
-    for no language and is never cut.
-    """
-    min_line_characters: Positive = 20
-    """Characters of the shortest line that is identified; the language of shorter ones
-    is unknown.
-    """
-    min_line_language_share: Fraction | None = None
-    """Drop documents with a smaller share of the characters of known lines in kept
-    languages; needs `lines`.
-    """
-    cut_other_lines: bool = False
-    """Cut lines that are known to be in other languages than the kept ones; needs
-    `lines`.
-
-    A document is then judged by the remaining text, or by all of it if nothing remains.
     """
     model: OutsidePath | None = None
     """A fastText language model (.bin, .ftz). A file named lid.176.ftz must be the
@@ -95,15 +72,3 @@ class LanguageId(Judging):
     def _problems(self) -> Iterator[str]:
         if not self.keep:
             yield "keep is empty; name at least one language, or leave the stage out"
-        if not self.lines and (
-            self.cut_other_lines or self.min_line_language_share is not None
-        ):
-            yield (
-                "cut_other_lines and min_line_language_share examine "
-                "lines; set lines: true"
-            )
-
-    @property
-    def edits_text(self) -> bool:
-        """True if the stage changes texts besides keeping or dropping them."""
-        return self.cut_other_lines

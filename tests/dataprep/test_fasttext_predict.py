@@ -37,10 +37,9 @@ from gristmill.dataprep.fasttext.fasttext_words import (
 from gristmill.dataprep.fasttext.ngram_rows import Ngrams, bucket_of, reciprocal
 from gristmill.dataprep.langid.langid import (
     LanguageError,
-    identify,
     measure,
+    top_labels,
     view,
-    wanted_languages,
 )
 from gristmill.mixtures.steps.langid import LanguageId
 from tests.dataprep.random_models import (
@@ -213,7 +212,7 @@ def test_line_without_known_words_has_no_label(
     assert predictor.tops(lines_of(["unheard of"]))[0].tolist() == [-1]
     assert predictor.shares(lines_of(["unheard of"]), "__label__0").tolist() == [0.0]
     with pytest.raises(LanguageError, match="text"):
-        identify(predictor, ["unheard of"])
+        top_labels(predictor, lines_of(["unheard of"]))
 
 
 @pytest.mark.parametrize("loss", [HIERARCHICAL, SOFTMAX])
@@ -307,7 +306,6 @@ def test_documents_have_fasttexts_language() -> None:
     measures = measure(
         predictor,
         section,
-        wanted_languages(section),
         pa.array(texts, pa.large_string()),
     )
     assert [f"__label__{language}" for language in measures["language"]] == [
@@ -590,7 +588,7 @@ def test_text_that_is_not_utf8_fails_alone() -> None:
     predictor = load_model(str(MODEL), "lid.176")
     measures, errors = measure_texts(
         pa.chunked_array([texts]),
-        lambda batch: measure(predictor, section, wanted_languages(section), batch),
+        lambda batch: measure(predictor, section, batch),
     )
     assert measures["language"].tolist() == ["en"]
     assert errors[0] is not None

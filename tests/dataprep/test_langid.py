@@ -1,8 +1,7 @@
-"""The stage `langid`: models, labels, thresholds, lines of other languages."""
+"""The stage `langid`: models, labels, thresholds."""
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -13,14 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.documents import read_documents, read_table, shard_names
-from gristmill.dataprep.edits import apply_edits, edits_array
+from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.fasttext import fasttext_models as models
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_models import (
@@ -29,6 +24,7 @@ from gristmill.dataprep.fasttext.fasttext_models import (
     find_model,
     is_other_model,
 )
+from gristmill.dataprep.fasttext.fasttext_predict import lines_of
 from gristmill.dataprep.fasttext.fasttext_words import Lines
 from gristmill.dataprep.langid import langid
 from gristmill.dataprep.langid.check_languages import (
@@ -38,11 +34,9 @@ from gristmill.dataprep.langid.check_languages import (
     wanted_languages,
 )
 from gristmill.dataprep.langid.langid import (
-    cut_lines,
-    describe_lines,
-    identify,
     judge,
-    judge_lines,
+    languages_of,
+    top_labels,
     view,
 )
 from gristmill.dataprep.langid.language_codes import Language, parse_label
@@ -197,40 +191,37 @@ def section_of(**settings: object) -> LanguageId:
 def test_reason_is_the_first_check_that_fails() -> None:
     section = section_of(keep=["en", "de"])
     wanted = wanted_languages(section)
-    assert judge(Language("en", ""), 0.65, section, wanted) is None
-    assert judge(Language("en", ""), 0.64, section, wanted) == "language_score"
-    assert judge(Language("fr", ""), 0.1, section, wanted) == "language"
+    assert judge(Language("en", ""), 0.65, wanted) is None
+    assert judge(Language("en", ""), 0.64, wanted) == "language_score"
+    assert judge(Language("fr", ""), 0.1, wanted) == "language"
 
 
 def test_languages_can_have_their_own_thresholds() -> None:
     section = section_of(keep={"en": 0.9, "de": 0.4}, threshold=0.99)
     wanted = wanted_languages(section)
-    assert judge(Language("en", ""), 0.89, section, wanted) == "language_score"
-    assert judge(Language("de", ""), 0.41, section, wanted) is None
+    assert judge(Language("en", ""), 0.89, wanted) == "language_score"
+    assert judge(Language("de", ""), 0.41, wanted) is None
 
 
 def test_star_matches_all_unnamed_languages() -> None:
     section = section_of(keep={"en": 0.9, "*": 0.3})
     wanted = wanted_languages(section)
     check_languages(wanted, ["__label__en", "__label__de"], "a model")
-    assert judge(Language("en", ""), 0.8, section, wanted) == "language_score"
-    assert judge(Language("de", "Latn"), 0.31, section, wanted) is None
-    assert judge(Language("de", ""), 0.29, section, wanted) == "language_score"
+    assert judge(Language("en", ""), 0.8, wanted) == "language_score"
+    assert judge(Language("de", "Latn"), 0.31, wanted) is None
+    assert judge(Language("de", ""), 0.29, wanted) == "language_score"
     everything = section_of(keep={"*": 0})
-    assert (
-        judge(Language("xx", ""), 0.01, everything, wanted_languages(everything))
-        is None
-    )
+    assert judge(Language("xx", ""), 0.01, wanted_languages(everything)) is None
 
 
 def test_language_without_a_script_matches_all_scripts() -> None:
     section = section_of(keep={"sr_Cyrl": 0.5, "en": 0.5, "zh_Hant": 0.9, "zh": 0.3})
     wanted = wanted_languages(section)
-    assert judge(Language("sr", "Cyrl"), 0.6, section, wanted) is None
-    assert judge(Language("sr", "Latn"), 0.6, section, wanted) == "language"
-    assert judge(Language("en", "Latn"), 0.6, section, wanted) is None
-    assert judge(Language("zh", "Hant"), 0.6, section, wanted) == "language_score"
-    assert judge(Language("zh", "Hans"), 0.6, section, wanted) is None
+    assert judge(Language("sr", "Cyrl"), 0.6, wanted) is None
+    assert judge(Language("sr", "Latn"), 0.6, wanted) == "language"
+    assert judge(Language("en", "Latn"), 0.6, wanted) is None
+    assert judge(Language("zh", "Hant"), 0.6, wanted) == "language_score"
+    assert judge(Language("zh", "Hans"), 0.6, wanted) is None
 
 
 @pytest.mark.parametrize(
@@ -271,13 +262,11 @@ def test_unknown_language_is_rejected_with_a_suggestion() -> None:
     "contradiction",
     [
         {"keep": []},
-        {"cut_other_lines": True},
-        {"min_line_language_share": 0.5},
         {"keep": {"en": 1.5}},
     ],
 )
 def test_contradictory_settings_are_rejected(contradiction: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"keep|lines|less than or equal to 1"):
+    with pytest.raises(ValueError, match=r"keep|less than or equal to 1"):
         section_of(**contradiction)
 
 
@@ -293,78 +282,13 @@ def test_view_of_a_text() -> None:
     assert view("", 5, "spread") == ""
 
 
-@settings(deadline=None)  # the first call compiles the kernel of edits
-@given(
-    st.lists(st.text(alphabet="aé\u4e2d \r", max_size=4), min_size=1, max_size=8),
-    st.data(),
-)
-def test_cutting_lines_keeps_the_others(lines: list[str], data: st.DataObject) -> None:
-    cut_numbers = data.draw(st.sets(st.integers(0, len(lines) - 1)))
-    edits = cut_lines(lines, cut_numbers)
-    (edited,) = apply_edits(
-        pa.array(["\n".join(lines)]), edits_array([edits])
-    ).to_pylist()
-    assert edited == "\n".join(
-        line for number, line in enumerate(lines) if number not in cut_numbers
-    )
-    # neighbours are one edit
-    assert len(edits) == sum(number + 1 not in cut_numbers for number in cut_numbers)
-
-
-def by_first_word(lines: Sequence[str]) -> tuple[list[Language], np.ndarray]:
-    """A stand-in for the model: `en:0.9 ...` is English with a score of 0.9."""
-    facts = [line.split()[0].split(":") for line in lines]
-    return [Language(code, "") for code, _ in facts], np.array(
-        [float(score) for _, score in facts]
-    )
-
-
-def test_line_language_needs_length_and_a_score() -> None:
-    section = section_of(
-        lines=True, cut_other_lines=True, min_line_characters=10, line_threshold=0.5
-    )
-    text = "en:0.9 ten\nde:0.9 and more\n\nde:0.4 unsure\nde:0.9\nfr:0.5 at the bound"
-    german = "de:0.9 nothing else"
-    blank = "\n \n"
-    results = judge_lines(
-        [text, german, blank],
-        by_first_word,
-        lambda language: language.code == "en",
-        section,
-    )
-    assert dict(results[0].characters) == {"en": 10, "de": 15, "fr": 19}
-    assert results[0].share == pytest.approx(10 / 44)
-    assert (results[0].lines_cut, results[0].lines_left) == (2, 3)
-    (edited,) = apply_edits(
-        pa.array([text]), edits_array([results[0].cuts])
-    ).to_pylist()
-    assert edited == "en:0.9 ten\n\nde:0.4 unsure\nde:0.9"
-    assert (results[1].share, results[1].lines_cut, results[1].lines_left) == (
-        0.0,
-        1,
-        0,
-    )
-    assert math.isnan(results[2].share)
-    columns = describe_lines(results, cut=True)
-    assert columns["line_languages"].tolist() == [
-        "fr 0.43, de 0.34, en 0.23",
-        "de 1.00",
-        "",
-    ]
-    assert columns["language_lines_cut"].tolist() == [2, 1, 0]
-    wanted = wanted_languages(section)
-    assert (
-        judge(Language("en", ""), 0.9, section, wanted, results[1])
-        == "langid/no_lines_left"
-    )
-    assert judge(Language("en", ""), 0.9, section, wanted, results[2]) is None
-    strict = section_of(lines=True, min_line_language_share=0.3)
-    assert (
-        judge(Language("en", ""), 0.9, strict, wanted, results[0])
-        == "langid/min_line_language_share"
-    )
-    # without known lines
-    assert judge(Language("en", ""), 0.9, strict, wanted, results[2]) is None
+def identify(
+    model: Any, lines: Sequence[str], **meanings: str
+) -> tuple[list[Language], np.ndarray]:
+    """Language and score of each line."""
+    labels, scores = top_labels(model, lines_of(lines))
+    languages = languages_of(model, meanings)
+    return [languages[label] for label in labels.tolist()], scores
 
 
 @requires_lid176
@@ -509,60 +433,6 @@ def test_stage_drops_other_languages_and_measures_all_documents(
         assert str(read_table(out[0] / shard)["language"].type) == "string"
 
 
-@requires_lid176
-def test_lines_of_other_languages_are_cut_with_cut_other_lines(
-    write_ingest: Callable[..., Path],
-    make_context: Callable[..., Context],
-    tmp_path: Path,
-) -> None:
-    english = "This is plainly an English sentence, with all the words that it needs."
-    german = (
-        "Dies ist ganz offensichtlich ein deutscher Satz mit allen nötigen Wörtern."
-    )
-    mixed = "\n".join([english, german, "", "ok", german, *[english] * 5])
-    inputs = {
-        "ingest": write_ingest(
-            "ingest",
-            [[("web", "1", mixed), ("web", "2", english), ("web", "3", german)]],
-        )
-    }
-    config = {
-        "lines": True,
-        "cut_other_lines": True,
-        "threshold": 0.1,
-        "model": str(MODEL),
-    }
-    summary = langid.run(inputs, config, tmp_path / "out", make_context("work"))
-    (first, second, third) = read_table(
-        tmp_path / "out" / "part-00000.parquet"
-    ).to_pylist()
-    size, total = len(german.encode()), 6 * len(english) + 2 * len(german)
-    assert first["edits"] == [
-        {"begin": len(english) + 1, "end": len(english) + size + 2, "text": ""},
-        {
-            "begin": len(english) + size + 6,
-            "end": len(english) + 2 * size + 7,
-            "text": "",
-        },
-    ]
-    assert first["line_language_share"] == pytest.approx(6 * len(english) / total)
-    assert first["line_languages"].startswith("en 0.7")
-    assert (first["language_lines_cut"], first["language_lines_left"]) == (2, 7)
-    assert (second["edits"], second["line_language_share"]) == ([], 1.0)
-    assert third["reason"] == "language"
-    # of documents that are kept
-    assert summary.cut == {"lines": 2, "bytes": 2 * (size + 1)}
-    assert summary.line_languages == {"en": 7 * len(english), "de": 3 * len(german)}
-    assert (
-        summary.counts["bytes_kept"]
-        == summary.counts["bytes_read"] - 2 * (size + 1) - size
-    )
-    edited = read_documents(
-        {**inputs, "langid": tmp_path / "out"}, "part-00000.parquet"
-    )["text"].to_pylist()
-    assert edited == ["\n".join([english, "", "ok", *[english] * 5]), english, ""]
-
-
 def test_model_with_scripts_in_its_labels(
     write_ingest: Callable[..., Path],
     make_context: Callable[..., Context],
@@ -646,7 +516,7 @@ def test_labels_can_be_mapped_to_codes() -> None:
         labels={"__label__English": "en", "__label__zhs": "zho_Hans"},
         keep=["zh_Hans", "de"],
     )
-    identified, _ = identify(NamedLabels(), ["0", "1", "2"], section.labels)
+    identified, _ = identify(NamedLabels(), ["0", "1", "2"], **section.labels)
     assert identified == [("en", ""), ("zh", "Hans"), ("de", "Latn")]
     check_labels(section, NamedLabels().labels, "a model")
     with pytest.raises(LanguageError, match=r"'__label__zhs' .*__label__deu"):
@@ -681,8 +551,6 @@ def test_document_that_fails_identification_is_quarantined_alone(
     config = {
         "model": str(MODEL),
         "max_quarantined": 0.5,
-        "lines": True,
-        "cut_other_lines": True,
     }
     summary = langid.run(inputs, config, tmp_path / "out", make_context("work"))
     rows = read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()

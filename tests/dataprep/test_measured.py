@@ -68,7 +68,6 @@ STEPS: list[dict[str, Any]] = [
     {"dedup_lines": {}},
     {"dedup_substrings": {}},
     {"langid": {"keep": ["en"]}},
-    {"langid": {"keep": ["en"], "lines": True, "cut_other_lines": True}},
     {"quality": {"heuristics": True}},
     {"quality": {"perplexity": {"kenlm": "m.arpa", "buckets": [0.3, 0.6]}}},
     {"decontaminate": {"against": ["items.jsonl"]}},

@@ -489,10 +489,6 @@ def test_emptied_set_and_unknown_set_are_errors(
             [{"decontaminate": {"against": "e", "action": "excise"}}],
             r"decontaminate\.action .*excise",
         ),
-        (
-            [{"langid": {"lines": True, "cut_other_lines": True}}],
-            r"langid\.cut_other_lines",
-        ),
         (["dedup", {"dedup": {}}], "dedup twice"),
     ],
 )

@@ -8,8 +8,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,6 @@ import yaml
 from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import read_inputs
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.quality.classifier import ZEROED_MEMORY
 from gristmill.flows.questions.explain import judgements
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.what_changed import differences
@@ -36,8 +33,6 @@ from tests.flows.conftest import Silent
 ORDERS = int(os.environ.get("GRISTMILL_TEST_ORDERS", "5"))
 ENGLISH = """the of and to in that have with be was for on as by at from this which are not but were their river
 window garden letter machine teacher evening village story winter summer music history ocean market bridge""".split()
-GERMAN = """der die das und nicht ist mit auf für eine einen wurde werden über schließlich Straße Mädchen Häuser Vögel
-Winter Sommer Geschichte Nachbar Brücke Fenster Garten Maschine Lehrer Abend Dorf Musik zwischen während""".split()
 EXTRA = "quartz zephyr lantern marble copper saffron velvet timber harbour cinder pepper walnut".split()
 
 
@@ -65,7 +60,6 @@ def write_project(folder: Path, random_: random.Random) -> list[str]:
     lines = []
     for number in range(40):
         parts = [words(random_, ENGLISH, random_.randint(8, 20)) for _ in range(6)]
-        parts += [words(random_, GERMAN, 12) for _ in range(random_.randint(0, 2))]
         parts += random_.sample(boilerplate, 1)
         parts += [
             f"{words(random_, ENGLISH, 4)} {passage}"
@@ -81,41 +75,8 @@ def write_project(folder: Path, random_: random.Random) -> list[str]:
     return items
 
 
-def train_languages(folder: Path, random_: random.Random) -> Path:
-    """Train a small model of two languages."""
-    lines = [
-        f"__label__{label} {words(random_, vocabulary, random_.randint(5, 15))}\n"
-        for label, vocabulary in (("en", ENGLISH + EXTRA), ("de", GERMAN))
-        for _ in range(400)
-    ]
-    (folder / "lines.txt").write_text("".join(lines), encoding="utf-8")
-    code = (
-        "import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, "
-        "lr=1.0, minn=0, thread=1, verbose=0).save_model(sys.argv[2])"
-    )
-    subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            code,
-            str(folder / "lines.txt"),
-            str(folder / "languages.bin"),
-        ],
-        check=True,
-        env={**os.environ, **ZEROED_MEMORY},
-    )
-    return folder / "languages.bin"
-
-
 EDITING: dict[str, dict[str, Any]] = {
     "clean": {"max_newlines": 1, "mask": {"kinds": ["email"], "style": "tag"}},
-    "langid": {
-        "keep": ["en"],
-        "threshold": 0.1,
-        "lines": True,
-        "cut_other_lines": True,
-        "model": "languages.bin",
-    },
     "dedup_lines": {"min_words": 5},
     "dedup_substrings": {"min_words": 8, "certain_words": 10},
     "decontaminate": {
@@ -208,10 +169,9 @@ def test_tokens_explain_and_reference_agree_on_text_for_any_stage_order(
 ) -> None:
     random_ = random.Random(seed)
     items = write_project(tmp_path, random_)
-    train_languages(tmp_path, random_)
     order = sorted(EDITING, key=lambda _: random_.random())
     if seed == 0:
-        order = ["dedup_substrings", "langid", "dedup_lines", "decontaminate", "clean"]
+        order = ["dedup_substrings", "dedup_lines", "decontaminate", "clean"]
     print(f"seed {seed}: {', '.join(order)}")
     session = open_session(
         write_manifest(tmp_path, order), [], str(tmp_path / "store"), "tokenize"
