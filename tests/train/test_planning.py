@@ -17,7 +17,12 @@ from gristmill.train.planning.devices import (
 )
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.memory import Form, Load, rank_memory
-from gristmill.train.planning.parallel_forms import Step, forms, rank_forms
+from gristmill.train.planning.parallel_forms import (
+    Step,
+    forms,
+    rank_forms,
+    sharding_seconds,
+)
 from tests.train.counted_step import count_step
 
 
@@ -204,14 +209,10 @@ def test_gradients_are_reduced_in_every_micro_batch() -> None:
     """
     h100 = replace(named_device("H100"), link=1e9)
     seconds = {
-        rows: next(
-            estimate.seconds
-            for estimate in rank_forms(
-                LLAMA_3_8B, Step(rows * 8, 2048, most_micro_rows=1), 8, h100, 0.4
-            )
-            if estimate.form == Form(shard=8)
+        batches: sharding_seconds(
+            LLAMA_3_8B, Form(shard=8), Load(1, 2048, batches), h100
         )
-        for rows in (2, 32)
+        for batches in (2, 32)
     }
     layers = LLAMA_3_8B.parameters - 2 * 128_256 * 4096 - 4096
     assert seconds[2] == pytest.approx(layers * 7 / 8 * 2 * (2 * 2 + 4) / 1e9)

@@ -52,15 +52,11 @@ class Step:
     Attributes:
         rows, length: of the global batch.
         optimizer: kind of optimizer.
-        compute_bytes: of a number in matrix products.
-        most_micro_rows: most rows per forward pass; None: as memory allows.
     """
 
     rows: int
     length: int
     optimizer: str = "adamw"
-    compute_bytes: int = 2
-    most_micro_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,18 +95,15 @@ def rank_forms(
     best = []
     for form in forms(shape, gpus, step.rows, step.length):
         rows = step.rows // form.data
-        most_rows = step.most_micro_rows or rows
         loads = [
             Load(
                 micro,
                 step.length,
                 rows // micro,
-                step.compute_bytes,
-                step.optimizer,
-                checkpointing,
+                optimizer=step.optimizer,
+                checkpointing=checkpointing,
             )
             for micro, checkpointing in product(_divisors(rows), (False, True))
-            if micro <= most_rows
         ]
         candidates = [
             _candidate(shape, form, load, step, device, utilisation) for load in loads
@@ -211,7 +204,7 @@ def _candidate(
     )
     seconds = busy + in_tensor_group + in_context_group
     seconds += _dealing_seconds(shape, form, load, device)
-    seconds += max(0.0, _sharding_seconds(shape, form, load, device) - busy)
+    seconds += max(0.0, sharding_seconds(shape, form, load, device) - busy)
     return Candidate(
         form,
         load,
@@ -240,7 +233,7 @@ def _rate(gpus: int, device: Device) -> float:
     return device.link if gpus <= GPUS_PER_MACHINE else NETWORK
 
 
-def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
+def sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
     """Seconds to gather weights twice and reduce gradients once per micro-batch, and to
     sum over replicas once per step.
     """
