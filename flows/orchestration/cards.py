@@ -30,7 +30,7 @@ from gristmill.flows.report.mixture import (
     mixture_notes,
     mixture_picture,
     mixture_tables,
-    packing_rows,
+    packing_table,
 )
 from gristmill.flows.report.stage_summaries import Counts, Record, read_as
 from gristmill.flows.report.training import loss_rows, reward_points
@@ -169,20 +169,7 @@ def mixture_lines(facts: Facts) -> list[str]:
         *map(markdown, mixture_tables(facts)),
         *mixture_notes(facts),
         "## Packing",
-        markdown_table(
-            ["packing", "rows", "cut documents", "dropped", "padding"],
-            [
-                [
-                    row.packing,
-                    row.rows,
-                    f"{row.waste.split:.2%}",
-                    f"{row.waste.dropped:.2%}",
-                    f"{row.waste.padding:.2%}",
-                ]
-                for row in packing_rows(facts)
-                if row.is_used
-            ],
-        ),
+        markdown(packing_table(facts)),
     ]
 
 

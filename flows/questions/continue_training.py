@@ -36,7 +36,7 @@ from gristmill.mixtures.sections.mix import Continues
 from gristmill.tokenize.mixing.continue_mixture import digest_of_sums
 from gristmill.train.loop.batch_plan import plan_of
 
-SETTLED = ("sequence_length", "packing", "document_starts", "fim", "validation", "seed")
+SETTLED = ("sequence_length", "packing", "fim", "validation", "seed")
 """Mixture keys that decide the contents of rows; they cannot change mid-training."""
 SETTLED_OF_SOURCES = ("where", "epochs")
 FOLDER = "continued"

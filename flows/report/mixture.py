@@ -26,7 +26,7 @@ from gristmill.flows.report.stage_summaries import (
     LearntTokenizer,
     MixSummary,
     Packed,
-    PackingCosts,
+    PackingCost,
     TokenGroup,
     Tokenized,
     Vocabulary,
@@ -80,24 +80,12 @@ class Waste:
     Attributes:
         split: of documents that a row's end cuts.
         in_split: of tokens that belong to them.
-        dropped: of tokens that no row holds.
         padding: of all rows without a token of a document.
     """
 
     split: float
     in_split: float
-    dropped: float
     padding: float
-
-
-@dataclass(frozen=True)
-class PackingRow:
-    """A packing of the documents, and whether it is that of the set."""
-
-    packing: str
-    is_used: bool
-    rows: int
-    waste: Waste
 
 
 def tokenizer_section(facts: Facts, name: str = "tokenize") -> MaybeSection:
@@ -200,25 +188,15 @@ def mixture_picture(facts: Facts) -> str:
 
 
 def packing(facts: Facts) -> list[Part]:
-    """Tokens that the packing cuts, drops and pads, compared with the other
-    packings.
-    """
-    rows = [
-        [
-            f"{row.packing} (used)" if row.is_used else row.packing,
-            row.rows,
-            *astuple(row.waste),
-        ]
-        for row in packing_rows(facts)
-    ]
+    """Documents that the packing cuts, and its padding."""
+    if facts.packed is None or facts.packed.packing_cost is None:
+        return []
+    waste = waste_of(facts.packed.packing_cost)
     note = (
-        "The same documents in rows of every kind: the share of documents that a row's "
-        "end cuts, of tokens that belong to them, of tokens that no row holds, and of "
-        "the rows that is padding."
+        "The share of documents that a row's end cuts, and of the rows that is "
+        f"padding; {waste.in_split:.3%} of the tokens belong to cut documents."
     )
-    shares = ("cut documents", "tokens in them", "dropped", "padding")
-    columns = {"packing": "", "rows": ",", **dict.fromkeys(shares, ".3%")}
-    return [Heading("Packing"), Note(note), table(columns, rows)] if rows else []
+    return [Heading("Packing"), Note(note), packing_table(facts, 3)]
 
 
 def mixture_rows(facts: Facts) -> list[MixtureRow]:
@@ -306,21 +284,22 @@ def mixture_notes(facts: Facts) -> list[str]:
     return notes
 
 
-def packing_rows(facts: Facts) -> list[PackingRow]:
-    """A row per packing of the same documents."""
-    packed = facts.packed or Packed()
-    return [
-        PackingRow(name, name == packed.packing, costs.rows, waste_of(costs))
-        for name, costs in packed.packings.items()
-    ]
+def packing_table(facts: Facts, digits: int = 2) -> Table:
+    """Rows of the packing and its waste; empty before the set is packed."""
+    share = f".{digits}%"
+    columns = {"packing": "", "rows": ",", "cut documents": share, "padding": share}
+    rows = []
+    if facts.packed is not None and facts.packed.packing_cost is not None:
+        waste = waste_of(facts.packed.packing_cost)
+        cost_rows = facts.packed.packing_cost.rows
+        rows.append([facts.packed.packing, cost_rows, waste.split, waste.padding])
+    return table(columns, rows)
 
 
-def waste_of(costs: PackingCosts) -> Waste:
-    """Shares that a packing cuts, drops and pads."""
-    read = max(costs.tokens + costs.dropped_tokens, 1)
+def waste_of(cost: PackingCost) -> Waste:
+    """Shares that a packing cuts and pads."""
     return Waste(
-        costs.split_documents / max(costs.documents, 1),
-        costs.split_tokens / read,
-        costs.dropped_tokens / read,
-        costs.padding_tokens / max(costs.tokens + costs.padding_tokens, 1),
+        cost.split_documents / max(cost.documents, 1),
+        cost.split_tokens / max(cost.tokens, 1),
+        cost.padding_tokens / max(cost.tokens + cost.padding_tokens, 1),
     )

@@ -369,13 +369,12 @@ class MixturePhase(Summary):
     realised: ByName[float]
 
 
-class PackingCosts(Summary):
-    """Rows of a packing, and the tokens that they hold, cut, drop and pad."""
+class PackingCost(Summary):
+    """Rows of a packing, and the tokens that they hold, cut and pad."""
 
     rows: int
     tokens: int
     padding_tokens: int
-    dropped_tokens: int
     documents: int
     split_documents: int
     split_tokens: int
@@ -400,7 +399,7 @@ class Packed(Summary):
     redistributed: ByName[int] = {}
     shares: Sequence[MixturePhase] = ()
     packing: str = ""
-    packings: ByName[PackingCosts] = {}
+    packing_cost: PackingCost | None = None
 
 
 class RewardSpread(Summary):

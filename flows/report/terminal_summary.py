@@ -33,7 +33,7 @@ from gristmill.flows.report.mixture import (
     group_rows,
     mixture_notes,
     mixture_tables,
-    packing_rows,
+    packing_table,
 )
 from gristmill.flows.report.stage_summaries import (
     Exported,
@@ -139,15 +139,8 @@ def print_mixture(facts: Facts, console: Console) -> None:
 
 
 def print_packing(facts: Facts, console: Console) -> None:
-    """Cut, dropped and padded tokens of the rows."""
-    rows = [
-        [row.packing, row.rows, row.waste.split, row.waste.dropped, row.waste.padding]
-        for row in packing_rows(facts)
-        if row.is_used
-    ]
-    shares = dict.fromkeys(("cut documents", "dropped", "padding"), ".2%")
-    columns = {"packing": "", "rows": ",", **shares}
-    print_table(console, table(columns, rows), "Packing")
+    """Cut documents and padding of the rows."""
+    print_table(console, packing_table(facts), "Packing")
 
 
 def print_losses(facts: Facts, console: Console) -> None:

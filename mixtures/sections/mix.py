@@ -186,14 +186,8 @@ class Mix(Seeded):
     into whole rows and a remainder, and each piece goes into the fullest row that has
     room for it, longest first (best-fit-decreasing: Ding et al. 2024). Free space in
     rows is padding, which is never trained on and does not count as `tokens`. The
-    summary shows how much each packing would cut and pad. Held-out rows are always
+    summary shows how much was cut and padded. Held-out rows are always
     packed as `stream`, so that losses of different packings can be compared.
-    """
-    document_starts: Literal["any", "aligned"] = "any"
-    """`aligned`: every row begins with a document's first token, and the part of a
-    document that does not fit into the row in which it begins is dropped (as nanochat's
-    loader crops); the summary counts dropped tokens, and `max_epochs` counts them as
-    read.
     """
     exclude: OutsidePath | None = None
     """A list of documents that must not be trained on, one id (32 hexadecimal digits)

@@ -93,27 +93,16 @@ def readings(packed: PackedSet, rows: np.ndarray) -> Counter[tuple[bytes, int, i
 @pytest.mark.parametrize(
     "weights", [{"prose": 0.2, "code": 0.8}, {"prose": 1.0, "code": 0.0}]
 )
-@pytest.mark.parametrize("starts", ["any", "aligned"])
 def test_continued_set_keeps_the_rows_read_and_fills_the_remainder_by_the_new_weights_without_repeats(
     module_stages: Any,
     prepared: dict[str, Path],
     weights: dict[str, float],
-    starts: str,
 ) -> None:
-    tokens = 4000 if starts == "any" else 2000
-    before = mixed(
-        module_stages,
-        prepared,
-        f"before-{starts}",
-        tokens=tokens,
-        document_starts=starts,
-    )
+    before = mixed(module_stages, prepared, "before")
     after = mixed(
         module_stages,
         prepared,
-        f"after-{starts}-{weights['code']}",
-        tokens=tokens,
-        document_starts=starts,
+        f"after-{weights['code']}",
         weights=weights,
         continues=continuing(before, READ),
     )
@@ -152,7 +141,7 @@ def test_continued_set_keeps_the_rows_read_and_fills_the_remainder_by_the_new_we
 def test_new_rows_are_those_that_would_have_been_read_next(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
-    before = mixed(module_stages, prepared, "before-any", document_starts="any")
+    before = mixed(module_stages, prepared, "before")
     after = mixed(module_stages, prepared, "same", continues=continuing(before, READ))
     order = before.order(SEED)
     for source in range(2):
@@ -171,7 +160,7 @@ def test_new_rows_are_those_that_would_have_been_read_next(
 def test_ledger_and_summary_agree_with_the_packed_documents(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
-    before = mixed(module_stages, prepared, "before-any", document_starts="any")
+    before = mixed(module_stages, prepared, "before")
     section = {
         "weights": {"prose": 0.1, "code": 0.9},
         "continues": continuing(before, READ),
@@ -225,7 +214,7 @@ def all_ids(prepared: dict[str, Path]) -> list[str]:
 def test_continued_mixture_is_continued_again_with_phases_and_a_new_source(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
-    first = mixed(module_stages, prepared, "before-any", document_starts="any")
+    first = mixed(module_stages, prepared, "before")
     second = mixed(
         module_stages,
         prepared,
@@ -268,7 +257,7 @@ def test_continued_mixture_is_continued_again_with_phases_and_a_new_source(
 def test_documents_are_excluded_from_new_rows_only_or_from_all(
     module_stages: Any, prepared: dict[str, Path], tmp_path: Path
 ) -> None:
-    before = mixed(module_stages, prepared, "before-any", document_starts="any")
+    before = mixed(module_stages, prepared, "before")
     continues = continuing(before, READ)
     plain = mixed(module_stages, prepared, "same", continues=continues)
     ids = [
@@ -331,7 +320,7 @@ def test_documents_are_excluded_from_new_rows_only_or_from_all(
 def test_impossible_continuation_is_rejected(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
-    before = mixed(module_stages, prepared, "before-any", document_starts="any")
+    before = mixed(module_stages, prepared, "before")
     continues = continuing(before, READ)
     with pytest.raises(MixError, match="first 37 rows"):
         mixed(module_stages, prepared, "other-seed", seed=4, continues=continues)

@@ -211,15 +211,12 @@ def packed_as(
     return PackedSet(stages.root / name), summary
 
 
-@pytest.mark.parametrize("starts", ["any", "aligned"])
 @pytest.mark.parametrize("packing", ["stream", "best_fit"])
 def test_every_packing_meets_quotas_and_agrees_with_its_pieces(
-    module_stages: Any, prepared: dict[str, Path], packing: str, starts: str
+    module_stages: Any, prepared: dict[str, Path], packing: str
 ) -> None:
     length = 200
-    packed, summary = packed_as(
-        module_stages, prepared, length, packing=packing, document_starts=starts
-    )
+    packed, summary = packed_as(module_stages, prepared, length, packing=packing)
     tokenizer, originals, rows = (
         load(prepared["tokenizer"]),
         texts(prepared),
@@ -247,8 +244,6 @@ def test_every_packing_meets_quotas_and_agrees_with_its_pieces(
             range(piece["length"])
         )
         assert piece["start"] == filled[row]
-        if starts == "aligned" and not piece["start"]:
-            assert piece["offset"] == 0
         tokens_by_source[packed.sources[piece["source"]]] += piece["length"]
         filled[row] = end
         splits += piece["offset"] + piece["length"] < len(document_tokens)
@@ -270,51 +265,23 @@ def test_every_packing_meets_quotas_and_agrees_with_its_pieces(
             )
             + 2
         )
-    name = packing + ("_aligned" if starts == "aligned" else "")
-    assert summary.packing == name
-    for key in ("rows", "padding_tokens", "dropped_tokens", "split_documents"):
-        assert getattr(summary.packings[name], key) == sum(
+    assert summary.packing == packing
+    for key in ("rows", "padding_tokens", "split_documents"):
+        assert getattr(summary.packing_cost, key) == sum(
             getattr(part, key) for part in summary.realised.values()
         )
-    assert (summary.packings[name].dropped_tokens > 0) == (
-        starts == "aligned" and packing == "stream"
-    )
-    assert (
-        summary.packings["best_fit"].split_documents
-        < summary.packings["stream"].split_documents
-    )
 
 
 def test_validation_rows_do_not_depend_on_the_packing(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
     sets = [
-        packed_as(module_stages, prepared, 200, packing=packing, document_starts="any")[
-            0
-        ]
+        packed_as(module_stages, prepared, 200, packing=packing)[0]
         for packing in ("stream", "best_fit")
     ]
     for source in ("prose", "code"):
         assert np.array_equal(sets[0].validation(source), sets[1].validation(source))
         assert (sets[0].validation_boundaries(source).filled() == 200).all()
-
-
-def test_packing_that_drops_too_many_tokens_is_rejected(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
-    available = mixed(module_stages, prepared).manifest["realised"]["prose"][
-        "available_tokens"
-    ]
-    with pytest.raises(MixError, match=r"sources\.prose: .* mix\.packing to best_fit"):
-        module_stages.mix(
-            "dropped",
-            prepared,
-            {"prose": {"weight": 1.0}, "code": {"weight": 0.0}},
-            tokens=available // 64 * 64,
-            sequence_length=64,
-            validation=0.15,
-            document_starts="aligned",
-        )
 
 
 def test_near_duplicates_never_straddle_the_validation_split(
@@ -575,20 +542,12 @@ def test_bytes_do_not_depend_on_workers_or_sharding(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "section",
-    [
-        {"packing": packing, "document_starts": starts}
-        for packing in ("stream", "best_fit")
-        for starts in ("any", "aligned")
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("packing", ["stream", "best_fit"])
 def test_bytes_do_not_depend_on_partitions(
     module_stages: Any,
     prepared: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
-    section: dict[str, Any],
+    packing: str,
 ) -> None:
     """Repeated sources, one by an expression; two phases; excluded documents; sixteen
     partitions.
@@ -604,6 +563,7 @@ def test_bytes_do_not_depend_on_partitions(
     options = {
         "tokens": 6000,
         "sequence_length": LENGTH,
+        "packing": packing,
         "validation": 0.15,
         "shard_rows": 50,
         "exclude": str(excluded),
@@ -612,17 +572,16 @@ def test_bytes_do_not_depend_on_partitions(
             {"weights": {"prose": 0.3, "code": 0.7}},
         ],
     }
-    name = "-".join(section.values())
-    one_partition = module_stages.mix(
-        f"{name}-whole", prepared, sources, **options, **section
-    )
+    one_partition = module_stages.mix(f"{packing}-whole", prepared, sources, **options)
     monkeypatch.setattr(streams, "PARTITION_BYTES", 500)
-    many_partitions = module_stages.mix(
-        f"{name}-cut", prepared, sources, **options, **section
+    many_partitions = module_stages.mix(f"{packing}-cut", prepared, sources, **options)
+    assert (
+        len([*(module_stages.root / f"{packing}-cut.work" / "sort-0").iterdir()]) == 16
     )
-    assert len([*(module_stages.root / f"{name}-cut.work" / "sort-0").iterdir()]) == 16
     assert many_partitions == one_partition
-    assert module_stages.files(f"{name}-cut") == module_stages.files(f"{name}-whole")
+    assert module_stages.files(f"{packing}-cut") == module_stages.files(
+        f"{packing}-whole"
+    )
 
 
 def test_large_ledger_is_split_by_the_leading_bits_of_ids(

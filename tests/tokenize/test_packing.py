@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gristmill.tokenize.packing.best_fit import (
@@ -16,19 +16,14 @@ from gristmill.tokenize.packing.best_fit import (
     deal_out,
 )
 from gristmill.tokenize.packing.packing import (
-    Costs,
     Packing,
     PackingCost,
+    RowCounts,
     cut,
-    ends_of_phases,
 )
 
 LENGTH = 8
-PACKINGS = [
-    Packing(LENGTH, best_fit, aligned)
-    for best_fit in (False, True)
-    for aligned in (False, True)
-]
+PACKINGS = [Packing(LENGTH, best_fit) for best_fit in (False, True)]
 sizes_of_documents = st.lists(st.integers(1, 30), min_size=1, max_size=25)
 
 
@@ -66,31 +61,31 @@ def slow_best_fit(lengths: list[int], capacity: int) -> list[int]:
 
 @dataclass(frozen=True)
 class PackedStream:
-    """Rows of (begin, end) in the stream, and their costs."""
+    """Rows of (begin, end) in the stream, and their counts."""
 
     rows: list[list[tuple[int, int]]]
-    costs: Costs
+    counts: RowCounts
 
 
 def lay_out(
     segments: list[np.ndarray], ends: list[int], packing: Packing
 ) -> PackedStream:
     """Count the segments, then cut them, as the stage does."""
-    costs, before = Costs(ends, packing), []
+    counts, before = RowCounts(ends, packing), []
     for starts in segments:
-        before.append(costs.places())
-        costs.add(starts)
+        before.append(counts.places())
+        counts.add(starts)
     rows: dict[int, list[tuple[int, int]]] = {}
     for starts, places in zip(segments, before, strict=True):
         if packing.best_fit:
             pieces = [
-                cut(starts, begin, end, packing, places, phase, dealing)
+                cut(starts, begin, end, LENGTH, places, phase, dealing)
                 for phase, ((begin, end), dealing) in enumerate(
-                    zip(pairwise([0, *ends]), costs.dealings(), strict=True)
+                    zip(pairwise([0, *ends]), counts.dealings(), strict=True)
                 )
             ]
         else:
-            pieces = [cut(starts, 0, ends[-1], packing, places)]
+            pieces = [cut(starts, 0, ends[-1], LENGTH)]
         for run in pieces:
             for row, entry, offset, length in zip(
                 run.row, run.entry, run.offset, run.length, strict=True
@@ -98,7 +93,7 @@ def lay_out(
                 begin_ = int(starts[entry] + offset)
                 rows.setdefault(int(row), []).append((begin_, begin_ + int(length)))
     assert sorted(rows) == list(range(len(rows)))
-    return PackedStream([rows[row] for row in range(len(rows))], costs)
+    return PackedStream([rows[row] for row in range(len(rows))], counts)
 
 
 def slow_rows(
@@ -113,10 +108,6 @@ def slow_rows(
         if begin < end
     ]
     if packing.best_fit:
-        parts = [
-            (begin, min(stop, begin + LENGTH)) if packing.aligned else (begin, stop)
-            for begin, stop in parts
-        ]
         full_rows = [
             [(first, first + LENGTH)]
             for begin, stop in parts
@@ -136,15 +127,9 @@ def slow_rows(
             ]
             for number in range(max(bins, default=-1) + 1)
         ]
-    begins = list(range(0, end, LENGTH))
-    if packing.aligned:
-        begins = []
-        for begin, _ in parts:
-            if not begins or begin >= begins[-1] + LENGTH:
-                begins.append(begin)
     rows = [
         [(max(begin, row), min(stop, row + LENGTH)) for begin, stop in parts]
-        for row in begins
+        for row in range(0, end, LENGTH)
     ]
     return [[(begin, stop) for begin, stop in row if begin < stop] for row in rows]
 
@@ -204,7 +189,7 @@ def test_rows_do_not_depend_on_segments(
 
 
 @given(sizes_of_documents, borders_of_segments, st.data())
-def test_costs_of_every_packing_equal_those_of_its_rows(
+def test_cost_of_a_packing_equals_that_of_its_rows(
     sizes: list[int], borders: list[int], data: st.DataObject
 ) -> None:
     starts = starts_of(sizes)
@@ -212,32 +197,26 @@ def test_costs_of_every_packing_equal_those_of_its_rows(
     within = [
         max(0, min(stop, end) - begin) for begin, stop in pairwise(starts.tolist())
     ]
-    expected = {}
     for packing in PACKINGS:
         rows = slow_rows(sizes, end, packing)
-        ends, tokens = (
-            {b for row in rows for _, b in row},
-            sum(b - a for row in rows for a, b in row),
-        )
+        ends = {stop for row in rows for _, stop in row}
         split = [
-            any(a < b < stop for b in ends) for a, stop in pairwise(starts.tolist())
+            any(begin < place < stop for place in ends)
+            for begin, stop in pairwise(starts.tolist())
         ]
-        expected[packing.name] = PackingCost(
+        counts = lay_out(segments_of(starts, borders), [end], packing).counts
+        assert counts.cost() == PackingCost(
             rows=len(rows),
-            tokens=tokens,
-            padding_tokens=len(rows) * LENGTH - tokens,
-            dropped_tokens=end - tokens,
+            tokens=end,
+            padding_tokens=len(rows) * LENGTH - end,
             documents=sum(size > 0 for size in within),
             split_documents=sum(split),
             split_tokens=sum(
                 size for size, is_split in zip(within, split, strict=True) if is_split
             ),
         )
-    for packing in PACKINGS:
-        costs = lay_out(segments_of(starts, borders), [end], packing).costs
-        assert costs.by_packing() == expected
-        if packing.best_fit or not packing.aligned:
-            assert costs.rows_of_phases() == [expected[packing.name].rows]
+        if packing.best_fit:
+            assert counts.rows() == [len(rows)]
 
 
 @given(
@@ -250,14 +229,12 @@ def test_every_phase_fills_its_quota_in_its_own_rows(
 ) -> None:
     starts = starts_of(sizes)
     segments = segments_of(starts, borders)
+    ends = (np.cumsum(rows) * LENGTH).tolist()
+    assume(ends[-1] <= starts[-1])
     for packing in PACKINGS:
-        ends = ends_of_phases(segments, [number * LENGTH for number in rows], packing)
-        if ends is None or ends[-1] > starts[-1]:
-            assert ends is not None or packing.aligned
-            continue
         laid = lay_out(segments, ends, packing)
         tokens_per_row = [sum(b - a for a, b in row) for row in laid.rows]
-        per_phase = laid.costs.rows_of_phases() if packing.best_fit else rows
+        per_phase = laid.counts.rows() if packing.best_fit else rows
         borders_of_phases = np.cumsum([0, *per_phase]).tolist()
         assert len(laid.rows) == borders_of_phases[-1]
         for phase, (first, last) in enumerate(pairwise(borders_of_phases)):
@@ -268,14 +245,12 @@ def test_every_phase_fills_its_quota_in_its_own_rows(
                 for row in laid.rows[first:last]
                 for a, b in row
             )
-        cost = laid.costs.by_packing()[packing.name]
+        cost = laid.counts.cost()
         assert (cost.rows, cost.tokens) == (len(laid.rows), sum(tokens_per_row))
         run_ends = {b for row in laid.rows for _, b in row}
         assert cost.split_documents == sum(
             any(a < b < stop for b in run_ends) for a, stop in pairwise(starts.tolist())
         )
-        if packing.aligned:
-            assert {row[0][0] for row in laid.rows} <= set(starts.tolist())
 
 
 @given(sizes_of_documents)
@@ -285,35 +260,25 @@ def test_best_fit_splits_only_documents_longer_than_a_row(sizes: list[int]) -> N
     runs = {run for row in laid.rows for run in row}
     for begin, end in pairwise(starts.tolist()):
         assert end - begin > LENGTH or (begin, end) in runs
-    assert laid.costs.by_packing()["best_fit"].split_documents == sum(
-        size > LENGTH for size in sizes
-    )
+    assert laid.counts.cost().split_documents == sum(size > LENGTH for size in sizes)
 
 
 def test_costs_of_packings_are_derived_by_hand() -> None:
     """Documents of 5, 5, 3 and 11 tokens in rows of 8.
 
     stream: 0-8, 8-16, 16-24 cuts the second (at 8) and the fourth (at 16). best_fit: 8
-    of the fourth alone, 5 + 3, 5 + 3 of the fourth. Aligned to documents, the stream
-    crops the second at 8, the fourth at 3 of 11. The best fit that is aligned drops 3
-    of the fourth.
+    of the fourth alone, 5 + 3, 5 + 3 of the fourth.
     """
-    laid = lay_out([starts_of([5, 5, 3, 11])], [24], Packing(LENGTH, best_fit=True))
-    keys = (
-        "rows",
-        "tokens",
-        "padding_tokens",
-        "dropped_tokens",
-        "split_documents",
-        "split_tokens",
+    starts = starts_of([5, 5, 3, 11])
+    stream, best_fit = (lay_out([starts], [24], packing) for packing in PACKINGS)
+    cost = PackingCost(
+        rows=3,
+        tokens=24,
+        padding_tokens=0,
+        documents=4,
+        split_documents=2,
+        split_tokens=16,
     )
-    assert {
-        name: tuple(getattr(cost, key) for key in keys)
-        for name, cost in laid.costs.by_packing().items()
-    } == {
-        "stream": (3, 24, 0, 0, 2, 16),
-        "stream_aligned": (2, 16, 0, 8, 2, 16),
-        "best_fit": (3, 24, 0, 0, 1, 11),
-        "best_fit_aligned": (3, 21, 3, 3, 1, 11),
-    }
-    assert laid.rows == [[(13, 21)], [(0, 5), (21, 24)], [(5, 10), (10, 13)]]
+    assert stream.counts.cost() == cost
+    assert best_fit.counts.cost() == replace(cost, split_documents=1, split_tokens=11)
+    assert best_fit.rows == [[(13, 21)], [(0, 5), (21, 24)], [(5, 10), (10, 13)]]

@@ -205,7 +205,7 @@ def check_kept_rows(
             f"mix.continues: the first {section.rows} rows are not those that were "
             "read: the documents are others (a source, a step of `prepare`), or a key "
             "of the mixture that decides what rows hold (sequence_length, "
-            "document_starts, validation, seed, fim, a source's where or epochs); give "
+            "validation, seed, fim, a source's where or epochs); give "
             "these back, or train from step 0 without mix.continues"
         )
 

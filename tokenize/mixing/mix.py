@@ -90,7 +90,7 @@ from gristmill.tokenize.packing.write_shards import (
     write_shard,
 )
 
-SUMMARY_KEYS = ("packings", "requested", "realised", "redistributed")
+SUMMARY_KEYS = ("packing_cost", "requested", "realised", "redistributed")
 """Parts of the summary that packed.json repeats."""
 SHARD_BYTES = 64_000_000
 """Bytes of tokens per shard if `shard_rows` is not set: large enough to stream, small
@@ -159,7 +159,7 @@ def run(
         )
     kept_rows = () if before is None else before.kept()[0]
     quotas = plan_quotas(section, sources, pass_tokens, kept_rows)
-    streams, ends = find_ends(streams, sources, section, quotas, planning, before)
+    streams, ends = find_ends(streams, section, quotas, planning, before)
     # Whole rows of one pass, independent of seed and packing.
     held_out_ends = [
         min(section.max_validation_rows, tokens // length) * length

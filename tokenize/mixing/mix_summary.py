@@ -1,8 +1,7 @@
 """Summary of a mixture: requested and realised shares, redistribution, packing costs,
 and drift of the order.
 
-The cost of a packing is its rows, its padding, its dropped tokens and its cut
-documents. The drift is the distance of any prefix of the training order from the
+The cost of a packing is its rows, its padding and its cut documents. The drift is the distance of any prefix of the training order from the
 mixture, with the bound of `order.py`: the source at each place is the same in every
 epoch and for every seed, so the drift is known when the rows are planned.
 """
@@ -23,7 +22,7 @@ from gristmill.tokenize.mixing.continue_mixture import before_of
 from gristmill.tokenize.mixing.quotas import Quotas
 from gristmill.tokenize.order_kernels import rank_row
 from gristmill.tokenize.packed_files import ShardEntry
-from gristmill.tokenize.packing.packing import PackingCost, packing_of
+from gristmill.tokenize.packing.packing import PackingCost
 from gristmill.tokenize.packing.row_layout import Layout
 from gristmill.tokenize.packing.write_shards import WrittenShard
 
@@ -101,7 +100,7 @@ class MixSummary:
         tokens: of documents in them.
         padding_tokens: in them.
         packing: name of the packing in use.
-        packings: cost of every packing.
+        packing_cost: of all sources.
         requested: by source, `share` and `tokens`, and those of LIMITS that are set.
         realised: by source.
         stages: by phase.
@@ -116,7 +115,7 @@ class MixSummary:
     tokens: int
     padding_tokens: int
     packing: str
-    packings: Mapping[str, PackingCost]
+    packing_cost: PackingCost
     requested: Mapping[str, Mapping[str, float | str]]
     realised: Mapping[str, RealisedSource]
     stages: Sequence[MixedPhase]
@@ -154,15 +153,14 @@ class Mixed:
 def describe(
     mixed: Mixed, sources: Mapping[str, MixedSource], quotas: Quotas, section: Mix
 ) -> MixSummary:
-    """Summarize the ledger, the requested and realised shares, and the costs of all
-    packings.
+    """Summarize the ledger, the requested and realised shares, and the cost of the
+    packing.
     """
     check_conservation(mixed.counts, "mix")
     names = list(sources)
     length = section.sequence_length
     train = mixed.train
     layouts = list(train.values())
-    packing = packing_of(section).name
     before = before_of(section.continues, names)
     tokens = sum(layout.row_tokens for layout in layouts)
     rows_per_phase = list(
@@ -170,8 +168,8 @@ def describe(
     )
     realised = {}
     for name, layout in train.items():
-        cost = asdict(layout.costs[packing])
-        if before is not None:  # the costs include rows that are passed over
+        cost = asdict(layout.cost)
+        if before is not None:  # the cost includes rows that are passed over
             cost |= {"rows": layout.rows, "tokens": layout.row_tokens}
         pass_tokens = mixed.pass_tokens[name]
         realised[name] = RealisedSource(
@@ -189,13 +187,10 @@ def describe(
         rows=sum(layout.rows for layout in layouts),
         tokens=tokens,
         padding_tokens=sum(part.padding_tokens for part in realised.values()),
-        packing=packing,
-        packings={
-            name: PackingCost(
-                *np.sum([astuple(layout.costs[name]) for layout in layouts], 0).tolist()
-            )
-            for name in layouts[0].costs
-        },
+        packing=section.packing,
+        packing_cost=PackingCost(
+            *np.sum([astuple(layout.cost) for layout in layouts], 0).tolist()
+        ),
         requested={
             name: {
                 "share": float(rows / total),

@@ -323,10 +323,6 @@ class Streams:
         """Number of passes."""
         return len(self.bases.tokens)
 
-    def pass_tokens(self, stream: int) -> int:
-        """Tokens of one pass, including ends of text and repeats."""
-        return int(self.bases.tokens[0, :, stream].sum())
-
     def tokens(self, stream: int) -> int:
         """Tokens of all passes of a stream."""
         return int(self.bases.tokens[:, :, stream].sum())
@@ -346,13 +342,6 @@ class Streams:
     def segment(self, number: int, partition: int) -> Segment:
         """Load one segment."""
         return load_record(self.folder, segment_name(number, partition), Segment)
-
-    def starts(self, stream: int, end: int) -> Iterator[np.ndarray]:
-        """First tokens of a stream's documents, segment by segment
-        (`Segment.starts`).
-        """
-        for number, partition, base in self.places(stream, end):
-            yield self.segment(number, partition).of(stream).starts(base)
 
 
 def make_streams(

@@ -12,7 +12,7 @@ import numpy as np
 
 from gristmill.tokenize.packed_files import PADDING
 from gristmill.tokenize.packing.best_fit import best_fit_decreasing
-from gristmill.tokenize.packing.packing import Packing, Pieces, cut
+from gristmill.tokenize.packing.packing import Pieces, cut
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def pack(
     lengths = np.array([len(document) for document in documents], np.int64)
     if method == "stream":
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        pieces = cut(starts, 0, int(starts[-1]), Packing(sequence_length))
+        pieces = cut(starts, 0, int(starts[-1]), sequence_length)
     elif method == "best_fit":
         full_rows, remainders = np.divmod(lengths, sequence_length)
         with_remainder = np.flatnonzero(remainders)

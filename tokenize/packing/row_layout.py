@@ -1,8 +1,8 @@
 """Placement of a mixture's documents: packs each stream into rows and sends the pieces
 of each segment to shards.
 
-First, one task per stream (`lay_out_stream`) scans its segments, counts the cost of
-every packing and saves the state that the rows of each segment depend on. Then one task
+First, one task per stream (`lay_out_stream`) scans its segments, counts what their
+rows cut and pad, and saves the state that the rows of each segment depend on. Then one task
 per segment (`place_segment`) cuts it into pieces, computes the place of each row by the
 keyed permutation, and sends the pieces to their shards. A task holds one segment, its
 documents and their pieces: seven times the bytes of its entries (`streams.py`), plus
@@ -12,7 +12,7 @@ some numbers per possible length for `best_fit`. A piece of a rearranged documen
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -25,10 +25,9 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.sections.mix import Mix
-from gristmill.mixtures.sections.sources import MixedSource
 from gristmill.tokenize.document_sampling import leading
 from gristmill.tokenize.mixing.continue_mixture import USED, USED_SCHEMA, Before
-from gristmill.tokenize.mixing.quotas import MixError, Quotas, exact
+from gristmill.tokenize.mixing.quotas import Quotas
 from gristmill.tokenize.mixing.send_tokens import WANTED, wanted_of
 from gristmill.tokenize.mixing.streams import (
     Bases,
@@ -47,14 +46,13 @@ from gristmill.tokenize.order import (
 from gristmill.tokenize.packing.array_files import load_record, save
 from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging, Runs
 from gristmill.tokenize.packing.packing import (
-    Costs,
     Dealing,
     Packing,
     PackingCost,
     Pieces,
     Places,
+    RowCounts,
     cut,
-    ends_of_phases,
     packing_of,
 )
 
@@ -93,7 +91,7 @@ class Layout:
         tokens_per_phase: document tokens in these rows.
         documents: number of entries taken from the stream.
         tokens: tokens up to the end of the last entry taken.
-        costs: cost of every packing of the same tokens, by name.
+        cost: of the packing.
     """
 
     ends: tuple[int, ...]
@@ -101,7 +99,7 @@ class Layout:
     tokens_per_phase: tuple[int, ...]
     documents: int
     tokens: int
-    costs: Mapping[str, PackingCost]
+    cost: PackingCost
 
     @property
     def end(self) -> int:
@@ -121,7 +119,6 @@ class Layout:
 
 def find_ends(
     streams: Streams,
-    sources: Mapping[str, MixedSource],
     section: Mix,
     quotas: Quotas,
     context: Context,
@@ -131,46 +128,19 @@ def find_ends(
     are too short.
 
     For a mixture that continues a set, the ends include the rows that are passed over.
-
-    Raises:
-        MixError: a source cannot fill its quota, because rows that begin with a
-            document drop too many of its tokens.
     """
-    packing = packing_of(section)
-    length = section.sequence_length
-    ends_of_sources = dict[int, list[int]]()
-    while len(ends_of_sources) < len(sources):
-        short_streams = []
-        for number, (name, source) in enumerate(sources.items()):
-            if number in ends_of_sources:
-                continue
-            quota = [rows[number] * length for rows in quotas.rows]
-            if before is not None:  # includes rows that are passed over
-                quota = [max(sum(quota), before.reach(number) * length)]
-            stream = train_stream(number)
-            available = streams.tokens(stream)
-            most = int(exact(source.max_epochs) * streams.pass_tokens(stream))
-            ends = ends_of_phases(streams.starts(stream, most), quota, packing)
-            if available >= most if ends is None else ends[-1] > most:
-                remedy = (
-                    "mix.document_starts to any"
-                    if packing.best_fit
-                    else "mix.packing to best_fit"
-                )
-                raise MixError(
-                    f"sources.{name}: {most} tokens may be read (max_epochs), but rows "
-                    "that begin with a document drop what does not fit into them, so "
-                    f"these do not fill {sum(quota)} tokens ({sum(quota) // length} "
-                    f"rows of {length}); raise its max_epochs, lower its weight or "
-                    f"mix.tokens, or set {remedy}"
-                )
-            if ends is None or ends[-1] > available:
-                short_streams.append(stream)
-            else:
-                ends_of_sources[number] = ends
-        if short_streams:
-            streams = add_pass(streams, short_streams, context)
-    return streams, [ends_of_sources[number] for number in range(len(sources))]
+    ends = list[list[int]]()
+    for number, rows in enumerate(zip(*quotas.rows, strict=True)):
+        if before is not None:
+            rows = (max(sum(rows), before.reach(number)),)
+        ends.append((np.cumsum(rows) * section.sequence_length).tolist())
+    while short_streams := [
+        train_stream(number)
+        for number, source_ends in enumerate(ends)
+        if source_ends[-1] > streams.tokens(train_stream(number))
+    ]:
+        streams = add_pass(streams, short_streams, context)
+    return streams, ends
 
 
 def lay_out(
@@ -195,7 +165,8 @@ def lay_out(
     length = section.sequence_length
     save(context.work / "plan", "bases", streams.bases)
     all_ends = [*map(list, ends), *([end] for end in held_out)]
-    # Document tokens by phase; with alignment, an end lies behind tokens in no row.
+    # Document tokens by phase; the ends of a set that continues another include rows
+    # that are passed over.
     tokens = [
         *(
             [rows * length for rows in column]
@@ -220,9 +191,9 @@ def lay_out(
             tuple(stream_ends),
             tuple(result["rows"] or [number // length for number in stream_tokens]),
             tuple(stream_tokens),
-            result["costs"]["stream"]["documents"],
+            result["cost"]["documents"],
             result["tokens"],
-            {name: PackingCost(**cost) for name, cost in result["costs"].items()},
+            PackingCost(**result["cost"]),
         )
         for stream_ends, stream_tokens, result in zip(
             all_ends, tokens, results, strict=True
@@ -248,32 +219,28 @@ def lay_out_stream(
     segment depend on.
 
     Returns:
-        `rows` of each phase (empty if the quotas determine them), `tokens`, `costs`.
+        `rows` of each phase (empty if the quotas determine them), `tokens`, `cost`.
     """
     streams = with_bases(streams, plan)
     stream, ends = task.payload["stream"], task.payload["ends"]
     if stream >= sources:
         packing = Packing(packing.sequence_length)
     folder = plan / f"stream-{stream:05d}"
-    costs = Costs(ends, packing)
+    counts = RowCounts(ends, packing)
     files = []
     tokens = 0
     for number, partition, base in streams.places(stream, ends[-1]):
         starts = streams.segment(number, partition).of(stream).starts(base)
-        if packing.best_fit or packing.aligned:
-            files.append(save(folder, segment_name(number, partition), costs.places()))
-        costs.add(starts)
+        if packing.best_fit:
+            files.append(save(folder, segment_name(number, partition), counts.places()))
+        counts.add(starts)
         tokens = int(starts[int(np.searchsorted(starts[:-1], ends[-1]))])
-    for phase, dealing in enumerate(costs.dealings()):
-        files.append(save(folder, dealing_name(phase), dealing))
-    return Done(
-        files,
-        {
-            "rows": costs.rows_of_phases() if packing.best_fit else [],
-            "tokens": tokens,
-            "costs": {name: asdict(cost) for name, cost in costs.by_packing().items()},
-        },
-    )
+    rows = []
+    if packing.best_fit:
+        rows = counts.rows()
+        for phase, dealing in enumerate(counts.dealings()):
+            files.append(save(folder, dealing_name(phase), dealing))
+    return Done(files, {"rows": rows, "tokens": tokens, "cost": asdict(counts.cost())})
 
 
 def dealing_name(phase: int) -> str:
@@ -505,16 +472,16 @@ def _cut_phases(
     starts: np.ndarray, ends: Sequence[int], packing: Packing, folder: Path, name: str
 ) -> Iterator[Pieces]:
     """Pieces of a segment; one `Pieces` per overlapping phase for `best_fit`."""
-    places = None
-    if packing.best_fit or packing.aligned:
-        places = load_record(folder, name, Places)
     if not packing.best_fit:
-        yield cut(starts, 0, ends[-1], packing, places)
+        yield cut(starts, 0, ends[-1], packing.sequence_length)
         return
+    places = load_record(folder, name, Places)
     for phase, (begin, end) in enumerate(pairwise([0, *ends])):
         if begin < starts[-1] and end > starts[0]:
             dealing = load_record(folder, dealing_name(phase), Dealing)
-            yield cut(starts, begin, end, packing, places, phase, dealing)
+            yield cut(
+                starts, begin, end, packing.sequence_length, places, phase, dealing
+            )
 
 
 def _placed(
