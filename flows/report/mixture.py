@@ -24,7 +24,6 @@ from gristmill.flows.pages.pictures import stacked_bars
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.stage_summaries import (
     LearntTokenizer,
-    MixSummary,
     Packed,
     PackingCost,
     TokenGroup,
@@ -255,10 +254,8 @@ def mixture_tables(facts: Facts, digits: int = 2) -> list[Table]:
 
 
 def mixture_notes(facts: Facts) -> list[str]:
-    """Limits and repeats of sources, unless there are none but `max_epochs`; and the
-    distance of prefixes of the training order from the mixture, if it was measured.
-    """
-    limits, notes = [], []
+    """Limits and repeats of sources, unless there are none but `max_epochs`."""
+    limits = []
     for name, requested in (facts.packed or Packed()).requested.items():
         least, most, epochs = (
             requested.min_tokens,
@@ -269,19 +266,7 @@ def mixture_notes(facts: Facts) -> list[str]:
         clauses += [] if most is None else [f"max {most:,} tokens"]
         clauses += [f"epochs {epochs}"] if epochs else []
         limits += [f"{name}: {', '.join(clauses)}"] if clauses else []
-    drifts = [
-        f"{name} {drift.largest_drift_rows:.2f} rows (bound {drift.bound_rows:.2f})"
-        for name, drift in facts.summary("mix", MixSummary).prefixes.items()
-        if drift.bound_rows
-    ]
-    if limits:
-        notes.append("; ".join(limits))
-    if drifts:
-        notes.append(
-            "The mixture holds in every prefix of the training order, within: "
-            f"{', '.join(drifts)}."
-        )
-    return notes
+    return ["; ".join(limits)] if limits else []
 
 
 def packing_table(facts: Facts, digits: int = 2) -> Table:

@@ -329,19 +329,6 @@ class LearntTokenizer(Summary):
     bytes_per_token: ByName[float | None] | None = None
 
 
-class Drift(Summary):
-    """Largest distance of a prefix of the training order from the mixture, in rows."""
-
-    largest_drift_rows: float
-    bound_rows: float
-
-
-class MixSummary(Summary):
-    """Summary of `mix`."""
-
-    prefixes: ByName[Drift] = {}
-
-
 class Requested(Summary):
     """Share of a source in the mixture by its weight, and its limits."""
 

@@ -1,9 +1,5 @@
-"""Summary of a mixture: requested and realised shares, redistribution, packing costs,
-and drift of the order.
-
-The cost of a packing is its rows, its padding and its cut documents. The drift is the distance of any prefix of the training order from the
-mixture, with the bound of `order.py`: the source at each place is the same in every
-epoch and for every seed, so the drift is known when the rows are planned.
+"""Summary of a mixture: requested and realised shares, redistribution, and the cost of
+its packing: rows, padding and cut documents.
 """
 
 from __future__ import annotations
@@ -15,12 +11,9 @@ from fractions import Fraction
 import numpy as np
 
 from gristmill.dataprep.conservation import Counts, check_conservation
-from gristmill.dataprep.text.kernels import kernel
 from gristmill.mixtures.sections.mix import Mix
 from gristmill.mixtures.sections.sources import MixedSource
-from gristmill.tokenize.mixing.continue_mixture import before_of
 from gristmill.tokenize.mixing.quotas import Quotas
-from gristmill.tokenize.order_kernels import rank_row
 from gristmill.tokenize.packed_files import ShardEntry
 from gristmill.tokenize.packing.packing import PackingCost
 from gristmill.tokenize.packing.row_layout import Layout
@@ -71,14 +64,6 @@ class MixedPhase:
     realised: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Drift:
-    """Distance of the training order's prefixes from a source's share, in rows."""
-
-    largest_drift_rows: float
-    bound_rows: float
-
-
 class HeldOutEntry(ShardEntry):
     """Held-out rows of a source in packed.json."""
 
@@ -105,7 +90,6 @@ class MixSummary:
         realised: by source.
         stages: by phase.
         redistributed: tokens that limits gave to or took from a source.
-        prefixes: by source, the drift of the training order.
         validation: by source.
         withheld_rows: rows that were emptied.
     """
@@ -120,7 +104,6 @@ class MixSummary:
     realised: Mapping[str, RealisedSource]
     stages: Sequence[MixedPhase]
     redistributed: Mapping[str, int]
-    prefixes: Mapping[str, Drift]
     validation: Mapping[str, HeldOutEntry]
     withheld_rows: int
 
@@ -161,7 +144,6 @@ def describe(
     length = section.sequence_length
     train = mixed.train
     layouts = list(train.values())
-    before = before_of(section.continues, names)
     tokens = sum(layout.row_tokens for layout in layouts)
     rows_per_phase = list(
         zip(*(layout.rows_per_phase for layout in layouts), strict=True)
@@ -169,7 +151,7 @@ def describe(
     realised = {}
     for name, layout in train.items():
         cost = asdict(layout.cost)
-        if before is not None:  # the cost includes rows that are passed over
+        if section.continues is not None:  # the cost includes rows that are passed over
             cost |= {"rows": layout.rows, "tokens": layout.row_tokens}
         pass_tokens = mixed.pass_tokens[name]
         realised[name] = RealisedSource(
@@ -202,10 +184,6 @@ def describe(
         realised=realised,
         stages=_phases(names, quotas, rows_per_phase, layouts, section),
         redistributed=redistributed(names, quotas, length),
-        # Phases that were already read belong to the order of the continued set.
-        prefixes=describe_prefixes(
-            names, rows_per_phase[0 if before is None else len(before.kept()[0]) :]
-        ),
         validation={
             name: {
                 **shard.entry,
@@ -288,52 +266,3 @@ def _shares(sources: Sequence[str], parts: Sequence[Fraction]) -> dict[str, floa
     return {
         name: float(part / total) for name, part in zip(sources, parts, strict=True)
     }
-
-
-def describe_prefixes(
-    sources: Sequence[str], phases: Sequence[Sequence[int]]
-) -> dict[str, Drift]:
-    """Each source's largest drift over the prefixes of all phases, and its bound.
-
-    The drift of a source is its rows in the first k places of a phase, minus k times
-    its share of the phase's rows. Emptied rows count as laid out.
-
-    Args:
-        sources: names, in order.
-        phases: rows of each source, for every phase.
-    """
-    drifts = np.zeros(len(sources))
-    bounds = np.zeros(len(sources))
-    for rows in phases:
-        counts = np.array(rows, np.int64)
-        shares = counts / max(1, counts.sum())
-        number = np.count_nonzero(counts)
-        bound = np.where(counts > 0, (1 - shares) / 2 + shares * (number - 1) / 2, 0.0)
-        drifts = np.maximum(drifts, largest_drifts(counts))
-        bounds = np.maximum(bounds, bound)
-    columns = zip(sources, drifts.tolist(), bounds.tolist(), strict=True)
-    return {
-        name: Drift(round(drift, 4), round(bound, 4)) for name, drift, bound in columns
-    }
-
-
-@kernel
-def largest_drifts(counts: np.ndarray) -> np.ndarray:
-    """Largest drift of each source over all prefixes of the merged order (float64 of
-    shape (S,), rows).
-
-    The drift of a source is largest just after one of its rows, and smallest just
-    before one or at the end.
-
-    Args:
-        counts: int64 of shape (S,), rows of each source.
-    """
-    total, drifts = counts.sum(), np.zeros(len(counts))
-    for source in range(len(counts)):
-        largest = np.int64(0)
-        for row in range(counts[source]):
-            # Both products may wrap; their small difference is exact.
-            before = row * total - rank_row(counts, source, row) * counts[source]
-            largest = max(largest, -before, before + total - counts[source])
-        drifts[source] = largest / max(1, total)
-    return drifts
