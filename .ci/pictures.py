@@ -109,7 +109,7 @@ def chain() -> str:
     steps = [
         ("sources", "a", ["JSONL, Parquet,", "WARC, HTML,", "text, code"]),
         ("prepare", "b", ["clean, langid,", "filter, dedup,", "quality, leaks"]),
-        ("tokenise", "b", ["BPE, Unigram,", "SuperBPE, or", "your own"]),
+        ("tokenise", "b", ["a BPE,", "or your own", "tokenizer.json"]),
         ("mix", "b", ["exact shares,", "packed rows,", "one order"]),
         ("pre-train", "c", ["FSDP, TP, CP,", "resumes to", "the same bits"]),
         ("fine-tune", "c", ["SFT, LoRA,", "DPO, rewards,", "GRPO, PPO"]),

@@ -100,9 +100,6 @@ def tokenizer_section(facts: Facts, name: str = "tokenize") -> MaybeSection:
     if learnt.bytes_per_token:
         columns["of unseen text"] = ".2f"
         rows = [[*row, learnt.bytes_per_token.get(str(row[0]))] for row in rows]
-    origin = (
-        f"Learnt here, with tokenizer.model {learnt.model}. " if learnt.model else ""
-    )
     languages = group_rows(summary.languages or {})
     left_out = (
         f"The {MOST_LANGUAGES} languages with most tokens of {len(languages)}; all are "
@@ -118,7 +115,7 @@ def tokenizer_section(facts: Facts, name: str = "tokenize") -> MaybeSection:
         details.append(Details(title, [table(token_columns, tokens)]))
     return section_of(
         "Tokenizer",
-        f"{origin}{describe_vocabulary(vocabulary, summary.encoder)}",
+        describe_vocabulary(vocabulary, summary.encoder),
         "Over all documents that are left, those too that the vocabulary was learnt "
         "from.",
         table(columns, rows),

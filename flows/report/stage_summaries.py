@@ -325,7 +325,6 @@ class LearntTokenizer(Summary):
     from.
     """
 
-    model: str | None = None
     bytes_per_token: ByName[float | None] | None = None
 
 

@@ -57,7 +57,6 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     from gristmill.tokenize.encoding.llama_cpp_vocabulary import (
         NotForLlamaCppError,
         llama_cpp_vocabulary,
-        refuse_other_models,
     )
 
     place = (STAGE.name, "gguf")
@@ -72,10 +71,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     if section is None and model is not None:
         path = f"{model.path}/tokenizer.json"
     try:
-        if path is None and section is not None:
-            kind = {"bpe": "BPE"}.get(section.model, section.model)
-            refuse_other_models(kind, byte_fallback=False)
-        elif path is not None and as_path(path).exists():
+        if path is not None and as_path(path).exists():
             text = as_path(path).read_text(encoding="utf-8")
             llama_cpp_vocabulary(Tokenizer.from_str(text), size=0)
     except NotForLlamaCppError as error:

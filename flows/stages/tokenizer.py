@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 from gristmill.core.files import as_path, read_json, sha256_file
@@ -18,11 +17,7 @@ from gristmill.flows.stages.stage import (
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import misfit, signature_of
-from gristmill.mixtures.sections.tokenizer import (
-    CHARACTER_COVERAGE,
-    TRANSITION_POINT,
-    Tokenizer,
-)
+from gristmill.mixtures.sections.tokenizer import Tokenizer
 
 TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = (
     "tokenizer.json",
@@ -82,13 +77,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
             {"tokenizer": dump(section), "sources": [], "seed": 0},
         )
     formatter_keys = () if section.chat_formatter else ("chat_formatter",)
-    dumped = dump(section, "seed", "path", "end_of_text", *formatter_keys, *OF_MODELS)
-    if section.model != "bpe":  # recipes of `bpe` have no such keys
-        dumped["model"] = section.model
-    if section.model == "sentencepiece_bpe":
-        dumped["character_coverage"] = section.character_coverage or CHARACTER_COVERAGE
-    if section.model == "superbpe":
-        dumped["transition_point"] = section.transition_point or TRANSITION_POINT
+    dumped = dump(section, "seed", "path", "end_of_text", *formatter_keys)
     return {
         "tokenizer": name_outside_files(dumped, section, verify),
         "sources": list(manifest.text_sources),
@@ -100,9 +89,6 @@ def needs(manifest: Manifest) -> list[str]:
     """Return the documents, if a vocabulary is learnt from them."""
     section = tokenizer_of(manifest)
     return documents()(manifest) if section is not None and section.path is None else []
-
-
-OF_MODELS = ("model", "character_coverage", "transition_point")
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
@@ -118,18 +104,6 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     section = tokenizer_of(manifest)
     at = "chat_template_path"
     assert section is not None
-    if (
-        section.model == "unigram"
-        and section.path is None
-        and find_spec("sentencepiece") is None
-    ):
-        yield (
-            (STAGE.name, "model"),
-            (
-                "unigram needs sentencepiece, which is not installed; install it with: "
-                "pip install 'gristmill[sentencepiece]'"
-            ),
-        )
     if section.end_of_text is not None and section.path is None:
         yield (
             (STAGE.name, "end_of_text"),

@@ -9,13 +9,11 @@ from pydantic import Field, model_validator
 
 from gristmill.mixtures.base import (
     Count,
-    InnerFraction,
     NotNegative,
     OutsidePath,
     Positive,
     PositiveFloat,
     Seeded,
-    Share,
     Text,
     repeated,
 )
@@ -25,11 +23,6 @@ from gristmill.mixtures.user_code import Own
 BYTES, OWN_SPECIAL_TOKENS = 256, 6
 """Tokens of every vocabulary: all bytes; end of text, padding, three roles and the end
 of a turn.
-"""
-VocabularyModel = Literal["bpe", "unigram", "sentencepiece_bpe", "superbpe"]
-CHARACTER_COVERAGE, TRANSITION_POINT = 0.9995, 0.9
-"""SentencePiece's default; the share of SuperBPE's best model (180,000 of 200,000
-tokens).
 """
 
 
@@ -45,7 +38,7 @@ class OwnFormatter(Own):
 
 
 class Tokenizer(Seeded):
-    """A vocabulary trained here, or any tokenizer.json."""
+    """A byte-level BPE trained here, as in GPT-2 and Llama 3, or any tokenizer.json."""
 
     path: OutsidePath | None = None
     """A tokenizer.json to use instead of training one."""
@@ -53,15 +46,6 @@ class Tokenizer(Seeded):
     """The token in the file of `path` that ends a text, such as `"[SEP]"` of BERT's
     WordPiece vocabularies; if absent, the first of `<|endoftext|>`, `</s>`,
     `<|end_of_text|>`, `<eos>`, `<|eot_id|>` and `[EOS]` that it has.
-    """
-    model: VocabularyModel = "bpe"
-    """Kind of vocabulary to train. `bpe`: byte pair encoding over bytes, as in GPT-2
-    and Llama 3. `unigram`: a unigram language model over bytes (Kudo 2018; in T5 and
-    XLM-R over characters); it needs gristmill[sentencepiece]. `sentencepiece_bpe`: byte
-    pair encoding over characters, with U+2581 for a blank and bytes for rare
-    characters, as in Llama 2 and Gemma; U+2581 itself decodes to a blank, any other
-    text to itself. `superbpe`: `bpe` whose last merges reach across words (Liu et al.
-    2025). docs/tokenizer-models.md compares them.
     """
     vocab_size: Annotated[int, Field(ge=264)] = 8192
     """Size of the vocabulary: 256 bytes, the special tokens and the learnt tokens
@@ -72,17 +56,7 @@ class Tokenizer(Seeded):
     runs of digits, runs of punctuation (Radford et al. 2019). `llama3`: numbers in
     groups of up to three digits, any punctuation mark in front of a word, line breaks
     with the punctuation before them (tiktoken's cl100k_base, as in Llama 3). `digits`:
-    `gpt2` with every digit a token. The super-words of `superbpe` reach across words
-    and single marks; `sentencepiece_bpe` has its own boundaries.
-    """
-    character_coverage: Share | None = None
-    """For `sentencepiece_bpe`: share of the text whose characters get tokens, the most
-    frequent first; 0.9995 if absent. They take at most half of the vocabulary; all
-    others are written as their bytes.
-    """
-    transition_point: InnerFraction | None = None
-    """For `superbpe`: share of `vocab_size` that is learnt within words, before
-    super-words begin; 0.9 if absent.
+    `gpt2` with every digit a token.
     """
     special_tokens: tuple[Text, ...] = ()
     """Further special tokens, after those of every tokenizer trained here; text is
@@ -142,22 +116,6 @@ class Tokenizer(Seeded):
                 f"pretokenizer {self.pretokenizer} is for a tokenizer trained here; "
                 "the file of `path` has its own"
             )
-        if self.path is not None and self.model != "bpe":
-            yield (
-                f"model {self.model} is for a tokenizer trained here; "
-                "the file of `path` has its own"
-            )
-        if self.model == "sentencepiece_bpe" and self.pretokenizer != "gpt2":
-            yield (
-                f"pretokenizer {self.pretokenizer} is for models over bytes; "
-                "sentencepiece_bpe has its own boundaries: leave pretokenizer out"
-            )
-        for key, model in (
-            ("character_coverage", "sentencepiece_bpe"),
-            ("transition_point", "superbpe"),
-        ):
-            if getattr(self, key) is not None and self.model != model:
-                yield f"{key} is for model {model}, not for {self.model}; leave it out"
         if twice := repeated(self.special_tokens):
             yield f"special_tokens names {twice!r} twice"
         min_vocab_size = BYTES + OWN_SPECIAL_TOKENS + len(self.special_tokens)
@@ -165,11 +123,4 @@ class Tokenizer(Seeded):
             yield (
                 f"vocab_size {self.vocab_size} is too small for the bytes and the "
                 f"special tokens; the minimum is {min_vocab_size}"
-            )
-        words = int(self.vocab_size * (self.transition_point or TRANSITION_POINT))
-        if self.model == "superbpe" and words < min_vocab_size:
-            yield (
-                f"the transition point is at {words} of vocab_size "
-                f"{self.vocab_size}, which is too small for "
-                f"the bytes and the special tokens; the minimum is {min_vocab_size}"
             )

@@ -173,7 +173,6 @@ def test_every_import_belongs_to_the_core_or_to_a_named_extra() -> None:
         "distributed": "engines",
         "pyspark": "Spark's own",
         "gguf": "gguf",
-        "sentencepiece": "sentencepiece",
         "pyiceberg": "iceberg",
         "sqlalchemy": "Prefect's own",
     }

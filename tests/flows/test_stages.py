@@ -10,10 +10,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.stages import tokenizer
 from gristmill.flows.stages.plan import Node, UnknownStageError, add_later_stages
 from gristmill.flows.stages.registry import STAGES
-from gristmill.mixtures.load import ManifestError, load_manifest
+from gristmill.mixtures.load import ManifestError
 
 DEMO = str(Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml")
 
@@ -65,8 +64,6 @@ def test_the_demo_has_every_stage_in_order() -> None:
         ("prepare.langid.threshold=0.6", "langid"),
         ("tokenizer.vocab_size=5000", "tokenizer"),
         ("tokenizer.pretokenizer=llama3", "tokenizer"),
-        ("tokenizer.model=superbpe", "tokenizer"),
-        ("tokenizer={model: superbpe, transition_point: 0.8}", "tokenizer"),
         ("tokenizer.special_tokens=['<|tool|>']", "tokenizer"),
         ("sources.code.weight=0.4", "mix"),
         ("sources.prose.where=quality > 0.5", "mix"),
@@ -436,20 +433,3 @@ def test_single_answer_objective_changes_the_reference_but_not_the_rows() -> Non
         .fingerprint
         != int8
     )
-
-
-@pytest.mark.slow
-def test_unigram_vocabulary_without_its_package_is_rejected_before_any_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tokenizer, "find_spec", lambda name: None)
-    expected_message = (
-        "unigram needs sentencepiece, which is not installed; install it with: pip "
-        "install 'gristmill[sentencepiece]'"
-    )
-    for model, expected in (
-        ("unigram", [(("tokenizer", "model"), expected_message)]),
-        ("superbpe", []),
-    ):
-        manifest = load_manifest(DEMO, [f"tokenizer.model={model}"])
-        assert [*tokenizer.preflight(manifest, "tokenizer", {})] == expected

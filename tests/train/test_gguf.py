@@ -261,21 +261,18 @@ def test_pretokenizers_have_names_in_llama_cpp(pretokenizer: str, name: str) -> 
     assert llama_cpp_vocabulary(tokenizer, 300).pre_tokenizer == name
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ("sentencepiece_bpe", "a BPE over characters"),
-        ("superbpe", "splits text"),
-    ],
-)
-def test_tokenizer_unknown_to_llama_cpp_is_rejected(model: Any, reason: str) -> None:
-    tokenizer = train(
-        TokenizerSample({"a": ["some words and 1234 numbers " * 9]}, {}),
-        600,
-        model=model,
-    )
-    with pytest.raises(NotForLlamaCppError, match=reason):
-        llama_cpp_vocabulary(tokenizer, 600)
+def test_tokenizer_unknown_to_llama_cpp_is_rejected() -> None:
+    from tokenizers import Tokenizer, models
+
+    of_characters = models.BPE(vocab={"a": 0}, merges=[], byte_fallback=True)
+    of_bytes = models.BPE(vocab={"a": 0}, merges=[])
+    for model, reason in (
+        (of_characters, "a BPE over characters"),
+        (models.Unigram([("a", 0.0)], 0), "it is Unigram"),
+        (of_bytes, "splits text"),
+    ):
+        with pytest.raises(NotForLlamaCppError, match=reason):
+            llama_cpp_vocabulary(Tokenizer(model), 600)
 
 
 def test_ignore_merges_is_supported_with_the_llama_3_pattern_only() -> None:
@@ -375,15 +372,21 @@ def test_untranslatable_template_is_left_out_of_the_modelfile(
 def test_unwritable_gguf_is_rejected_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tokenizers import Tokenizer, models
+
     from gristmill.flows.running.preflight import find_problems
     from gristmill.flows.stages import export
     from gristmill.mixtures.load import open_manifest
 
     (tmp_path / "a.txt").write_text("text")
 
-    def problems(model: str) -> list[str]:
+    unigram = Tokenizer(models.Unigram([("a", 0.0), ("<eos>", 0.0)], 0))
+    unigram.add_special_tokens(["<eos>"])
+    unigram.save(str(tmp_path / "tokenizer.json"))
+
+    def problems(section: str) -> list[str]:
         text = (
-            f"name: a\nsources: {{a: {{path: '{tmp_path}/*.txt'}}}}\ntokenizer: {{model: {model}}}\n"
+            f"name: a\nsources: {{a: {{path: '{tmp_path}/*.txt'}}}}\ntokenizer: {section}\n"
             "mix: {tokens: 2000, sequence_length: 32}\npretrain: {steps: 1}\nexport: "
             "{gguf: [q8_0]}\n"
         )
@@ -394,10 +397,10 @@ def test_unwritable_gguf_is_rejected_before_any_work(
             for problem in find_problems(manifest, manifest_text, ["export"])
         ]
 
-    assert problems("bpe") == []
-    (message,) = problems("unigram")
+    assert problems("{}") == []
+    (message,) = problems(f"{{path: '{tmp_path}/tokenizer.json'}}")
     assert "export.gguf" in message
-    assert "unigram" in message
+    assert "Unigram" in message
     monkeypatch.setattr(export, "find_spec", lambda library: None)
-    (missing,) = problems("bpe")
+    (missing,) = problems("{}")
     assert "pip install 'gristmill[gguf]'" in missing

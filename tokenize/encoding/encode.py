@@ -181,8 +181,7 @@ def run(
         context.warn(
             f"{changed} of {checked} documents that were decoded again come back "
             "changed from the tokenizer (a normalizer in tokenizer.json, or tokens "
-            "that it lacks); a tokenizer trained here loses nothing, but for U+2581 "
-            "with model sentencepiece_bpe"
+            "that it lacks); a tokenizer trained here loses nothing"
         )
     token_counts = np.zeros(tokenizer.vocab_size, np.int64)
     for task in tasks:

@@ -70,7 +70,12 @@ def llama_cpp_vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     """
     described = describe(tokenizer)
     model = described["model"]
-    refuse_other_models(model.get("type"), bool(model.get("byte_fallback")))
+    if model["type"] != "BPE" or model.get("byte_fallback"):
+        kind = "a BPE over characters" if model.get("byte_fallback") else model["type"]
+        raise NotForLlamaCppError(
+            f"it is {kind}, and only a BPE over bytes is split by llama.cpp in the same "
+            "way"
+        )
     for key in UNUSUAL_KEYS:
         if model.get(key):
             raise NotForLlamaCppError(
@@ -98,16 +103,6 @@ def llama_cpp_vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
         for merge in model["merges"]
     ]
     return Vocabulary(tokens, kinds, merges, name)
-
-
-def refuse_other_models(model: str | None, byte_fallback: bool) -> None:
-    """Raise NotForLlamaCppError unless a tokenizer is a BPE over bytes."""
-    if model != "BPE" or byte_fallback:
-        raise NotForLlamaCppError(
-            f"it is {'a BPE over characters' if byte_fallback else model}, and only "
-            "a BPE over "
-            "bytes is split by llama.cpp in the same way (tokenizer.model: bpe)"
-        )
 
 
 def pre_tokenizer_name(described: Step | None, ignores_merges: bool) -> str:

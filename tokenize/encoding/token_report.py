@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.tokenize.encoding.pretokens import byte_characters
-from gristmill.tokenize.encoding.tokenizer import TextTokenizer
-from gristmill.tokenize.encoding.vocabulary import BLANK
+from gristmill.tokenize.encoding.tokenizer import BLANK, TextTokenizer
 
 UNKNOWN_LANGUAGE = "unknown"
 SHOWN_TOKENS = 20

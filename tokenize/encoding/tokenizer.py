@@ -39,7 +39,7 @@ from gristmill.tokenize.encoding.chat_templates import (
     check_template,
 )
 from gristmill.tokenize.encoding.pretokens import byte_characters
-from gristmill.tokenize.encoding.vocabulary import BLANK, train
+from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.tokenize.packed_files import TokenizerEntry
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 PAD_NAMES = (PAD, "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|padding|>")
+BLANK = "\u2581"
+"""SentencePiece's character for a blank (Kudo and Richardson 2018)."""
 UNBOUNDED_LENGTH = 10**9
 """The model limits the length of a text, not the tokenizer."""
 
@@ -115,7 +117,6 @@ class TokenizerSummary:
         eos: id that ends a document.
         pad: id that fills a row.
         external: whether it was copied.
-        model: of a learnt tokenizer.
         pretokenizer: of a learnt tokenizer.
         sample_bytes: text of each source that it was learnt from.
         bytes_per_token: of other text of each source; None without tokens.
@@ -126,7 +127,6 @@ class TokenizerSummary:
     eos: int
     pad: int
     external: bool
-    model: str | None
     pretokenizer: str | None
     sample_bytes: Mapping[str, int]
     bytes_per_token: Mapping[str, float | None]
@@ -181,9 +181,6 @@ def run(
             section.vocab_size,
             section.pretokenizer,
             section.special_tokens,
-            section.model,
-            section.character_coverage,
-            section.transition_point,
         )
     check(tokenizer, chat, section.end_of_text)
     if section.path is None and tokenizer.get_vocab_size() < section.vocab_size:
@@ -206,7 +203,6 @@ def run(
         eos=loaded.eos,
         pad=loaded.pad,
         external=section.path is not None,
-        model=None if section.path else section.model,
         pretokenizer=None if section.path else section.pretokenizer,
         sample_bytes={
             source: _text_bytes(texts) for source, texts in sample.learn.items()
