@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from gristmill.flows.pages.page_elements import (
-    Details,
     Figure,
     Heading,
     MaybeSection,
@@ -28,15 +27,12 @@ from gristmill.flows.report.stage_summaries import (
     PackingCost,
     TokenGroup,
     Tokenized,
-    Vocabulary,
 )
 from gristmill.flows.stages.registry import TOKENIZER
 
 MOST_LANGUAGES = 20
-FAST_ENCODERS = ("gigatoken", "kernels")
-"""Values of `encoder` in a summary for documents that our own kernels encoded; the
-second in older stores.
-"""
+FAST_ENCODER = "gigatoken"
+"""Value of `encoder` in a summary if the library encoded no document."""
 MIXTURE_MEANINGS = {
     "share": "of the training tokens of the mixture",
     "tokens": "in the rows of the mixture",
@@ -88,13 +84,8 @@ class Waste:
 
 
 def tokenizer_section(facts: Facts, name: str = "tokenize") -> MaybeSection:
-    """Bytes per token and tokens per word of each source and language, and the use of
-    the vocabulary.
-    """
+    """Bytes per token and tokens per word of each source and language."""
     summary = facts.summary(name, Tokenized)
-    vocabulary = summary.vocabulary
-    if vocabulary is None:
-        return None
     learnt = facts.summary(TOKENIZER, LearntTokenizer)
     columns, rows = {"source": "", **GROUP_COLUMNS}, group_rows(summary.sources)
     if learnt.bytes_per_token:
@@ -105,38 +96,20 @@ def tokenizer_section(facts: Facts, name: str = "tokenize") -> MaybeSection:
         f"The {MOST_LANGUAGES} languages with most tokens of {len(languages)}; all are "
         "in the stage's report.json."
     )
-    token_columns = {"token": "", "bytes": "d", "times": ","}
-    details = []
-    for title, counts in (
-        ("The most frequent tokens", vocabulary.most_frequent),
-        ("The longest tokens that occur", vocabulary.longest),
-    ):
-        tokens = [[repr(row.text), row.bytes, row.count] for row in counts]
-        details.append(Details(title, [table(token_columns, tokens)]))
     return section_of(
         "Tokenizer",
-        describe_vocabulary(vocabulary, summary.encoder),
+        encoder_note(summary.encoder),
         "Over all documents that are left, those too that the vocabulary was learnt "
         "from.",
         table(columns, rows),
         table({"language": "", **GROUP_COLUMNS}, languages[:MOST_LANGUAGES]),
         left_out if len(languages) > MOST_LANGUAGES else None,
-        details,
     )
 
 
-def describe_vocabulary(vocabulary: Vocabulary, encoder: str) -> str:
-    """A sentence about the coverage, and one about the encoder if it was the
-    library.
-    """
-    if not vocabulary.used:
-        return "No document has a token."
-    text = (
-        f"Of {vocabulary.size:,} tokens (special ones apart) {vocabulary.used:,} occur "
-        f"({vocabulary.used_share:.1%}) and {vocabulary.never_used:,} never do; "
-        f"{vocabulary.single_byte_share:.1%} of the text's tokens are single bytes."
-    )
-    return text if encoder in FAST_ENCODERS else f"{text} Encoded by {encoder}."
+def encoder_note(encoder: str) -> str | None:
+    """A sentence about the encoder if it was the library."""
+    return None if encoder in ("", FAST_ENCODER) else f"Encoded by {encoder}."
 
 
 def group_rows(groups: Mapping[str, TokenGroup]) -> list[Sequence[object]]:

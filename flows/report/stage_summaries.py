@@ -289,32 +289,11 @@ class TokenGroup(Summary):
     tokens_per_word: float | None
 
 
-class TokenCount(Summary):
-    """A token of a vocabulary, its bytes, and how often it occurs."""
-
-    text: str
-    bytes: int
-    count: int
-
-
-class Vocabulary(Summary):
-    """Use of a vocabulary."""
-
-    size: int = 0
-    used: int = 0
-    never_used: int = 0
-    used_share: float = 0.0
-    single_byte_share: float = 0.0
-    most_frequent: Sequence[TokenCount] = ()
-    longest: Sequence[TokenCount] = ()
-
-
 class Tokenized(Summary):
     """Summary of `tokenize`."""
 
     counts: StageCounts = StageCounts()
     tokens_per_source: ByName[int] = {}
-    vocabulary: Vocabulary | None = None
     sources: ByName[TokenGroup] = {}
     languages: ByName[TokenGroup] | None = None
     encoder: str = ""

@@ -29,7 +29,7 @@ from gristmill.flows.report.facts import (
 from gristmill.flows.report.finetuning import prepared_table
 from gristmill.flows.report.mixture import (
     GROUP_COLUMNS,
-    describe_vocabulary,
+    encoder_note,
     group_rows,
     mixture_notes,
     mixture_tables,
@@ -89,7 +89,9 @@ def print_funnel(facts: Facts, console: Console) -> None:
     _print_notes(console, [skipped_note(facts)])
 
 
-def _print_notes(console: Console, notes: Iterable[str], style: str = "dim") -> None:
+def _print_notes(
+    console: Console, notes: Iterable[str | None], style: str = "dim"
+) -> None:
     for note in filter(None, notes):
         console.print(Text(note, style=style))
 
@@ -115,15 +117,14 @@ def draw_funnel(rows: Sequence[StageCounts], console: Console) -> None:
 def print_tokens(facts: Facts, console: Console) -> None:
     """Fit of the tokenizer to each source."""
     summary = facts.summary("tokenize", Tokenized)
-    if summary.vocabulary is None:
+    if not summary.sources:
         return
     names = ["source", *GROUP_COLUMNS]
     groups = [dict(zip(names, row, strict=True)) for row in group_rows(summary.sources)]
     rows = [[group[name] for name in TOKEN_COLUMNS] for group in groups]
     formats = {name: GROUP_COLUMNS.get(name, "") for name in TOKEN_COLUMNS}
     print_table(console, table(formats, rows), "Tokens")
-    note = describe_vocabulary(summary.vocabulary, summary.encoder)
-    _print_notes(console, [note])
+    _print_notes(console, [encoder_note(summary.encoder)])
 
 
 def print_mixture(facts: Facts, console: Console) -> None:

@@ -4,7 +4,6 @@ Output, per document shard: `part-00000.tokens.bin`, the ids of its kept documen
 to back without separators (raw little-endian uint16, or uint32 for vocabularies above
 65,536), and `part-00000.docs.parquet`, the location of each document's ids. Documents
 that cannot be encoded are in `part-00000.quarantine.parquet`.
-`part-00000.token_counts.npy` counts the ids of a shard (int64 per id), and
 `report.json` evaluates the tokenizer on all shards.
 """
 
@@ -24,12 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import (
-    array_bytes,
-    atomic_write,
-    json_object,
-    write_json,
-)
+from gristmill.core.files import atomic_write, json_object, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, balance
 from gristmill.dataprep.documents import (
@@ -54,10 +48,7 @@ from gristmill.tokenize.encoding.known_tokenizers import Known, NotKnownError
 from gristmill.tokenize.encoding.token_report import (
     UNKNOWN_LANGUAGE,
     GroupTokens,
-    VocabularyUse,
-    count_ids,
     describe_groups,
-    describe_vocabulary,
     measure,
 )
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
@@ -104,24 +95,17 @@ def docs_table(
     return pa.table([rows, ids, names, offset, tokens, text_bytes], schema=DOCS_SCHEMA)
 
 
-def counts_name(shard: str) -> str:
-    """File with the count of each id in a document shard."""
-    return f"{shard.removesuffix('.parquet')}.token_counts.npy"
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenReport:
     """Fit of a tokenizer to the documents: `report.json`.
 
     Attributes:
         sources: by name.
-        vocabulary: its usage.
         encoder: "gigatoken", or the reason for using the library.
         languages: by name; None if they were not identified.
     """
 
     sources: Mapping[str, GroupTokens]
-    vocabulary: VocabularyUse
     encoder: str
     languages: Mapping[str, GroupTokens] | None = None
 
@@ -183,16 +167,11 @@ def run(
             "changed from the tokenizer (a normalizer in tokenizer.json, or tokens "
             "that it lacks); a tokenizer trained here loses nothing"
         )
-    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for task in tasks:
-        with (out / counts_name(task.payload["shard"])).open("rb") as stream:
-            token_counts += np.load(stream)
     languages = [
         result["languages"] for result in results if result["languages"] is not None
     ]
     report = TokenReport(
         sources=describe_groups(result["sources"] for result in results),
-        vocabulary=describe_vocabulary(token_counts, tokenizer),
         encoder=describe_encoder(tokenizer),
         languages=describe_groups(languages) if languages else None,
     )
@@ -217,14 +196,13 @@ def encode_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
     documents = read_documents(inputs, shard, ["id", "source"])
     annotations = combine_annotations(inputs, shard, documents["id"], [EDITS])
     rows = np.flatnonzero(annotations.keep).astype(np.int64)
-    files = [out / name(shard) for name in (tokens_name, docs_name, counts_name)]
+    files = [out / name(shard) for name in (tokens_name, docs_name)]
     sizes = {
         name: np.zeros(len(rows), np.int64)
         for name in ("bytes", "tokens", "characters", "words")
     }
     errors: dict[int, str] = {}
-    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
-    written_as = np.empty(0, DTYPES[dtype_name(tokenizer.vocab_size)])
+    dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
     encoder = _encoder(tokenizer)
     batch_bytes, library_characters = (
         (LIBRARY_BATCH_BYTES, NONE_LISTED)
@@ -250,10 +228,7 @@ def encode_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
                             offsets[batch.start : batch.stop + 1],
                             for_library[batch],
                         )
-                        if len(ids) > len(written_as):
-                            written_as = np.empty(len(ids), written_as.dtype)
-                        count_ids(ids, token_counts, written_as)
-                        sink.write(written_as[: len(ids)].data)
+                        sink.write(ids.astype(dtype, copy=False).data)
                         first = begin + batch.start
                         if first == 0 and not batch_errors:
                             decoded = decode_some(
@@ -279,8 +254,6 @@ def encode_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
             written_sizes["bytes"],
         )
         write_table(files[1], docs)
-        with atomic_write(files[2]) as sink:
-            sink.write(array_bytes(token_counts))
         flushed.result()
     if errors:
         bad = read_shard(inputs, shard, ["source", "locator", "text"]).documents.take(
