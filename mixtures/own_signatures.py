@@ -8,8 +8,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gristmill.mixtures.user_code import Own, OwnFunction, stated_signature
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.user_code import OwnFunction, stated_signature
 
 BATCH_TYPES = ("RecordBatch", "Table")
 """pyarrow types as the hint of a function's first parameter: the function takes many
@@ -72,29 +71,6 @@ def signature_of(own: OwnFunction) -> Signature | None:
         arguments.kwarg is not None,
         batch_type(None if hint is None else ast.unparse(hint)),
     )
-
-
-def misfit(own: Own, num_positional: int) -> str | None:
-    """Return the reason why a function cannot be called with this many positional
-    arguments and its options, or None.
-    """
-    signature = signature_of(own.use)
-    if signature is None or signature.kind in ("class", "async function"):
-        return None
-    parameters = [*signature.required, *signature.optional]
-    unknown = next((name for name in own.options if name not in parameters), None)
-    if unknown is not None and not signature.takes_any_name:
-        return (
-            f"{own.use.place}: {own.use.name} has no parameter "
-            f"{unknown!r}{did_you_mean(unknown, parameters)}"
-        )
-    missing = [name for name in signature.required if name not in own.options]
-    if len(missing) > num_positional:
-        return (
-            f"{own.use.place}: {own.use.name} has the parameter "
-            f"{missing[num_positional]!r}, which `with` does not give"
-        )
-    return None
 
 
 def batch_type(hint: str | None) -> str | None:

@@ -11,7 +11,6 @@ from gristmill.core.files import as_path, read_json
 from gristmill.core.stage_context import read_inputs
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import TOKENIZER as TOKENIZER_STAGE
-from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PLACES = ("", "model", "data", "data/model")
@@ -116,12 +115,5 @@ def _without_code(tokenizer: Path) -> Path:
         raise ModelNotFoundError(
             f"{tokenizer} has no {TOKENIZER}; give the folder that holds one, or "
             "leave --tokenizer out for the model's own"
-        )
-    if (tokenizer / FORMATTER_FILE).exists():
-        function = read_json(tokenizer / FORMATTER_FILE)["use"]["function"]
-        raise ModelNotFoundError(
-            f"{tokenizer}: a function writes the conversations of this model "
-            f"({function}), and code runs only where a manifest names it; give the "
-            "manifest instead of the folder, or export the model"
         )
     return tokenizer

@@ -8,14 +8,11 @@ from gristmill.flows.stages.sections import dump
 from gristmill.flows.stages.stage import (
     Configured,
     Display,
-    MeasuredColumns,
-    Problems,
     Requirements,
     Stage,
     always,
 )
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.own_signatures import misfit
 from gristmill.mixtures.sections.sources import GENERATE, INGEST
 
 MIXTURE_KEYS = ("weight", "max_epochs", "min_tokens", "max_tokens", "where", "epochs")
@@ -86,23 +83,12 @@ def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> Conf
     }
 
 
-def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
-    """Yield problems that the source of a reader shows, without running it."""
-    for source, section in manifest.document_sources.items():
-        if (
-            section.read is not None
-            and (problem := misfit(section.read, num_positional=1)) is not None
-        ):
-            yield ("sources", source, "read"), problem
-
-
 STAGE = Stage(
     INGEST,
     3,
     "gristmill.dataprep.readers.ingest:run",
     configure,
     needs,
-    preflight=preflight,
     requirements=Requirements(is_parallel=always),
     display=Display(
         report=(

@@ -16,7 +16,6 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.own_signatures import misfit, signature_of
 from gristmill.mixtures.sections.tokenizer import Tokenizer
 
 TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = (
@@ -36,11 +35,8 @@ def tokenizer_of(manifest: Manifest) -> Tokenizer | None:
         return section
     section, folder = section or Tokenizer(), as_path(manifest.model.path)
     values: dict[str, Any] = {"path": OutsidePath(folder / TOKENIZER_FILE)}
-    has_template = (
-        section.chat_template or section.chat_template_path or section.chat_formatter
-    )
     config = folder / TOKENIZER_CONFIG_FILE
-    if has_template:
+    if section.chat_template or section.chat_template_path:
         return section.model_copy(update=values)
     if (folder / TEMPLATE_FILE).exists():
         values["chat_template_path"] = OutsidePath(folder / TEMPLATE_FILE)
@@ -58,11 +54,6 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     section = tokenizer_of(manifest)
     if section is None:
         return None
-    optional_keys = [
-        key
-        for key in ("end_of_text", "chat_formatter")
-        if getattr(section, key) is not None
-    ]
     if section.path is not None:
         chat = dump_only(
             section,
@@ -70,14 +61,13 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
             "special_tokens",
             "chat_template",
             "chat_template_path",
-            *optional_keys,
+            *(["end_of_text"] if section.end_of_text is not None else []),
         )
         return (
             {"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
             {"tokenizer": dump(section), "sources": [], "seed": 0},
         )
-    formatter_keys = () if section.chat_formatter else ("chat_formatter",)
-    dumped = dump(section, "seed", "path", "end_of_text", *formatter_keys)
+    dumped = dump(section, "seed", "path", "end_of_text")
     return {
         "tokenizer": name_outside_files(dumped, section, verify),
         "sources": list(manifest.text_sources),
@@ -109,34 +99,19 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
             (STAGE.name, "end_of_text"),
             "a tokenizer that is trained here has its own end of text; leave it out",
         )
-    if section.chat_formatter is not None:
-        signature = signature_of(section.chat_formatter.use)
-        takes_tools = signature is not None and "tools" in (
-            *signature.required,
-            *signature.optional,
-        )
-        if (
-            problem := misfit(
-                section.chat_formatter, num_positional=2 if takes_tools else 1
-            )
-        ) is not None:
-            yield (STAGE.name, "chat_formatter"), problem
     try:
         template = read_template(section)
         at = "path"
         if section.path is not None and as_path(section.path).is_file():
-            has_template = template is not None or section.chat_formatter is not None
             at = "path" if section.end_of_text is None else "end_of_text"
             tokenizer = read_external(
                 as_path(section.path),
                 section.special_tokens,
-                has_template,
+                template is not None,
                 section.end_of_text,
             )
             at = "chat_template"
-            # user code does not run before the stage
-            if section.chat_formatter is None:
-                check(tokenizer, template or CHAT_TEMPLATE, section.end_of_text)
+            check(tokenizer, template or CHAT_TEMPLATE, section.end_of_text)
     except TokenizerError as error:
         yield (STAGE.name, at), str(error).removeprefix(f"{STAGE.name}.{at}: ")
 

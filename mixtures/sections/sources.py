@@ -69,6 +69,7 @@ class OwnReader(Own):
     see docs/own-readers.md.
     """
 
+    takes: ClassVar[tuple[str, ...] | None] = ("path or stream",)
     time_limit_seconds: PositiveFloat = 60.0
     """Processor time limit per record; the rest of the file is lost if a record takes
     longer. A function that sleeps is stopped after six times that.

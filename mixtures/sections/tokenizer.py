@@ -12,29 +12,16 @@ from gristmill.mixtures.base import (
     NotNegative,
     OutsidePath,
     Positive,
-    PositiveFloat,
     Seeded,
     Text,
     repeated,
 )
 from gristmill.mixtures.objectives.span_objectives import SENTINEL
-from gristmill.mixtures.user_code import Own
 
 BYTES, OWN_SPECIAL_TOKENS = 256, 6
 """Tokens of every vocabulary: all bytes; end of text, padding, three roles and the end
 of a turn.
 """
-
-
-class OwnFormatter(Own):
-    """A function that formats conversations: `write(messages)` returns pairs of text
-    and whether the assistant speaks.
-    """
-
-    time_limit_seconds: PositiveFloat = 60.0
-    """Time limit per conversation. An example that takes longer is left out, like one
-    on which the function raises.
-    """
 
 
 class Tokenizer(Seeded):
@@ -73,12 +60,6 @@ class Tokenizer(Seeded):
     """
     chat_template_path: OutsidePath | None = None
     """A file with the chat template."""
-    chat_formatter: OwnFormatter | None = None
-    """A function of your own that formats conversations, instead of a template: it
-    takes the messages and returns pairs of text and whether the assistant speaks.
-    Tuning, evaluation, `chat` and `generate` use it; an exported model cannot contain
-    it, and says so. See docs/own-readers.md.
-    """
     sample_bytes: Positive = 50_000_000
     """Bytes of text from which the merges are learnt."""
     weights: dict[str, NotNegative] | None = None
@@ -106,11 +87,6 @@ class Tokenizer(Seeded):
     def _problems(self) -> Iterator[str]:
         if self.chat_template is not None and self.chat_template_path is not None:
             yield "chat_template and chat_template_path are both set; leave one out"
-        if self.chat_formatter and (self.chat_template or self.chat_template_path):
-            yield (
-                "chat_formatter and a chat template both define the format of "
-                "conversations; leave one out"
-            )
         if self.path is not None and self.pretokenizer != "gpt2":
             yield (
                 f"pretokenizer {self.pretokenizer} is for a tokenizer trained here; "

@@ -1,27 +1,13 @@
-"""User code in sources and chat formats, as seen by plans and folders."""
+"""User code in sources, as seen by plans."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import torch
 
-from gristmill.core.files import write_json
-from gristmill.core.stage_context import Context
-from gristmill.flows.models.find_model import ModelNotFoundError, find_model
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.tokenizer import OwnFormatter
-from gristmill.mixtures.user_code import OwnFunction, take_code
-from gristmill.tokenize.encoding.tokenizer import write_tokenizer
-from gristmill.tokenize.encoding.vocabulary import train
-from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
-from gristmill.train.models.decoder import Llama
-from gristmill.train.models.model_config import shape_of
-from gristmill.train.models.weights import drawn, save_model
-from gristmill.train.stages import export
 
 MANIFEST = """name: own
 sources:
@@ -115,20 +101,11 @@ def test_fingerprint_depends_only_on_code_options_and_listing(
         ),
         (
             "sources.cards.read.with={leas: 1}",
-            "own.py, line 5: read has no parameter 'leas', did you mean 'least'?",
+            "own.py, line 5: read",
         ),
         (
             "sources.cards.read.use=./own.py:files",
-            "m.yaml:5: sources.cards.read: own.py, line 2: files has the parameter "
-            "'ending', which `with` does not give",
-        ),
-        (
-            "tokenizer={chat_formatter: {use: ./own.py:files}}",
-            "tokenizer.chat_formatter: own.py, line 2: files has the",
-        ),
-        (
-            "tokenizer={chat_formatter: {use: ./own.py:read}, chat_template: x}",
-            "both define the format of conversations",
+            "missing a required argument: 'ending'",
         ),
     ],
 )
@@ -150,75 +127,3 @@ def test_error_of_a_listing_is_reported_at_its_key(folder: Path) -> None:
         match=r"m.yaml:4: sources.cards.list: KeyError: 'txt' \(own.py, line 3\)",
     ):
         opened(folder, allow=True)
-
-
-@pytest.fixture
-def tuned(tmp_path: Path) -> Path:
-    """The folder of a training whose conversations a user function formatted."""
-    stage, tokenizer = (
-        tmp_path / "store" / "sft" / "tiny--12",
-        tmp_path / "store" / "tokenizer" / "tiny--34" / "data",
-    )
-    (tmp_path / "chat.py").write_text(
-        "def write(messages):\n    for one in messages:\n        yield one['role'] + "
-        "': ', False\n"
-        "        yield one['content'] + '<|end|>', one['role'] == 'assistant'\n      "
-        "  yield '\\n', False\n"
-    )
-    formatter = OwnFormatter(use=take_code(OwnFunction("./chat.py:write"), tmp_path))
-    write_tokenizer(
-        train(TokenizerSample({"all": ["red blue one two sky " * 20]}, {}), 300),
-        tokenizer,
-        formatter,
-    )
-    shape = shape_of(Model(layers=1, width=32, heads=4, kv_heads=2), 300, 32)
-    with torch.device("meta"):
-        parameters = {
-            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
-        }
-    save_model(
-        stage / "data" / "model",
-        shape,
-        {name: drawn(shape, 0)(name, size) for name, size in parameters.items()},
-    )
-    write_json(
-        stage / "stage.json",
-        {"inputs": [{"stage": "tokenizer", "folder": str(tokenizer)}]},
-    )
-    return stage
-
-
-def test_export_warns_that_it_cannot_include_a_chat_function(
-    tuned: Path, tmp_path: Path
-) -> None:
-    events: list[dict[str, object]] = []
-    tokenizer = tuned.parent.parent / "tokenizer" / "tiny--34" / "data"
-    out = tmp_path / "exported"
-    export.run(
-        {"tokenizer": tokenizer, "sft": tuned / "data"},
-        {},
-        out,
-        Context(work=tmp_path, emit=events.append),
-    )
-    assert not (out / "chat_template.jinja").exists()
-    assert not list(out.glob("*formatter*"))
-    (warning,) = [
-        str(event["message"]) for event in events if event["event"] == "warning"
-    ]
-    assert "has no chat template: chat:write writes its conversations" in warning
-    card = (out / "README.md").read_text()
-    assert (
-        "system: Probe of the system.<|end|>\nuser: First probe of the "
-        "user.<|end|>\nassistant: First" in card
-    )
-    assert find_model(str(out), None).tokenizer == out
-
-
-def test_model_folder_with_code_is_rejected_without_a_manifest(
-    tuned: Path,
-) -> None:
-    with pytest.raises(
-        ModelNotFoundError,
-        match=r"chat:write\), and code runs only where a manifest names it",
-    ):
-        find_model(str(tuned), None)

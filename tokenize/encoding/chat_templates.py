@@ -324,38 +324,18 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
         raise TemplateRefusedError(
             f"it cannot be rendered: {type(error).__name__}: {error}"
         ) from error
-    refuse_untrainable(
-        segments,
-        prompt,
-        special_tokens,
-        "it does not mark what the assistant says, and changes what "
-        "stands before an answer when more follows: put each answer and the end of "
-        "its turn between "
-        "{% generation %} and {% endgeneration %}",
-    )
-
-
-def refuse_untrainable(
-    segments: Segments,
-    prompt: str,
-    special_tokens: Collection[str],
-    unmarked: str,
-) -> None:
-    """Raise TemplateRefusedError if the rendering of PROBE is unusable for training.
-
-    Args:
-        segments: of PROBE.
-        prompt: rendering of PROBE up to the generation prompt of its last answer.
-        special_tokens: those of the tokenizer.
-        unmarked: message if an answer is not marked.
-    """
     full_text = "".join(part for part, _ in segments)
     answers = [part for part, generated in segments if generated]
     if len(answers) != 2 or any(
         message["content"] not in answer
         for message, answer in zip(PROBE[2::2], answers, strict=True)
     ):
-        raise TemplateRefusedError(unmarked)
+        raise TemplateRefusedError(
+            "it does not mark what the assistant says, and changes what "
+            "stands before an answer when more follows: put each answer and the end of "
+            "its turn between "
+            "{% generation %} and {% endgeneration %}"
+        )
     if lost_roles := [
         message["role"] for message in PROBE if message["content"] not in full_text
     ]:

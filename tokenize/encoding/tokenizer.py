@@ -2,8 +2,7 @@
 tokenizer.json.
 
 Output: tokenizer.json, tokenizer_config.json, chat_template.jinja (the files of
-transformers' AutoTokenizer; with a user-defined formatter, chat_formatter.json with its
-code instead) and token_bytes.npy (uint16 per id: UTF-8 bytes of text per token, 0 for
+transformers' AutoTokenizer) and token_bytes.npy (uint16 per id: UTF-8 bytes of text per token, 0 for
 special tokens).
 """
 
@@ -28,8 +27,6 @@ from gristmill.core.files import (
 )
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.sections import tokenizer as sections
-from gristmill.mixtures.sections.tokenizer import OwnFormatter
-from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, check_formatter
 from gristmill.tokenize.encoding.chat_templates import (
     CHAT_TEMPLATE,
     END_OF_TEXT,
@@ -157,14 +154,14 @@ def run(
 
     section = sections.Tokenizer.model_validate(config["tokenizer"])
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.beam.workers))
-    own_chat = section.chat_formatter or read_template(section)
-    chat = own_chat or CHAT_TEMPLATE
+    own_template = read_template(section)
+    template = own_template or CHAT_TEMPLATE
     sample = TokenizerSample({}, {})
     if section.path is not None:
         tokenizer = read_external(
             as_path(section.path),
             section.special_tokens,
-            own_template=own_chat is not None,
+            own_template=own_template is not None,
             end_of_text=section.end_of_text,
         )
     else:
@@ -182,14 +179,14 @@ def run(
             section.pretokenizer,
             section.special_tokens,
         )
-    check(tokenizer, chat, section.end_of_text)
+    check(tokenizer, template, section.end_of_text)
     if section.path is None and tokenizer.get_vocab_size() < section.vocab_size:
         context.warn(
             f"the sample holds only {tokenizer.get_vocab_size()} of the "
             f"{section.vocab_size} tokens asked for; the vocabulary is smaller "
             "than tokenizer.vocab_size, which changes nothing else"
         )
-    write_tokenizer(tokenizer, out, chat, section.end_of_text)
+    write_tokenizer(tokenizer, out, template, section.end_of_text)
     loaded = load(out)
     bytes_per_token = dict[str, float | None]()
     for source, texts in sample.measure.items():
@@ -228,25 +225,17 @@ def read_template(section: sections.Tokenizer) -> str | None:
         ) from error
 
 
-def check(
-    tokenizer: Tokenizer, chat: str | OwnFormatter, end_of_text: str | None = None
-) -> None:
-    """Check that a template, or a user-defined formatter, can write conversations with
-    a tokenizer.
+def check(tokenizer: Tokenizer, template: str, end_of_text: str | None = None) -> None:
+    """Check that a template can write conversations with a tokenizer.
 
     Raises:
         TokenizerError: it cannot.
     """
-    special = special_ids(tokenizer)
-    key = "chat_formatter" if isinstance(chat, OwnFormatter) else "chat_template"
+    eos, pad = end_and_pad(tokenizer, end_of_text)
     try:
-        if isinstance(chat, OwnFormatter):
-            check_formatter(chat, special)
-        else:
-            eos, pad = end_and_pad(tokenizer, end_of_text)
-            check_template(chat, special, eos_token=eos, pad_token=pad)
+        check_template(template, special_ids(tokenizer), eos_token=eos, pad_token=pad)
     except TemplateRefusedError as error:
-        raise TokenizerError(f"tokenizer.{key}: {error}") from error
+        raise TokenizerError(f"tokenizer.chat_template: {error}") from error
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
@@ -271,7 +260,7 @@ def end_and_pad(
 def write_tokenizer(
     tokenizer: Tokenizer,
     out: Path,
-    chat: str | OwnFormatter = CHAT_TEMPLATE,
+    template: str = CHAT_TEMPLATE,
     end_of_text: str | None = None,
 ) -> None:
     """Write the four files of the stage.
@@ -279,7 +268,7 @@ def write_tokenizer(
     Args:
         tokenizer: the vocabulary.
         out: folder of the files.
-        chat: a template, or a user-defined formatter.
+        template: of conversations.
         end_of_text: the token that ends a text; by default the first of
             END_OF_TEXT_NAMES in the vocabulary.
     """
@@ -294,10 +283,7 @@ def write_tokenizer(
             "clean_up_tokenization_spaces": False,
         },
     )
-    if isinstance(chat, OwnFormatter):
-        write_json(out / FORMATTER_FILE, chat.model_dump(mode="json"))
-    else:
-        write_text(out / "chat_template.jinja", chat)
+    write_text(out / "chat_template.jinja", template)
     with atomic_write(out / "token_bytes.npy") as sink:
         sink.write(array_bytes(count_token_bytes(tokenizer)))
     write_text(out / TOKENIZER_FILE, tokenizer.to_str(pretty=True))

@@ -2,8 +2,7 @@
 truncation.
 
 The template is Jinja, as in transformers; `{% generation %}` marks enclose the
-assistant's turns. A user's function can replace it, and marks those turns itself
-(`chat_formatters.py`). Each segment between two marks is encoded separately, so that
+assistant's turns. Each segment between two marks is encoded separately, so that
 tokens never cross a mark, and a prompt has the same ids in training and in generation.
 """
 
@@ -28,8 +27,6 @@ from gristmill.core.files import (
     write_text,
 )
 from gristmill.dataprep.examples.conversations import Example, Message, Tool
-from gristmill.mixtures.user_code import OwnCodeError
-from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, read_formatter
 from gristmill.tokenize.encoding.chat_templates import (
     CLOSE,
     END_OF_TURN,
@@ -94,26 +91,22 @@ class Tokens:
 
 
 class Chat:
-    """A tokenizer with a chat template, or with a user's function that writes
-    conversations.
+    """A tokenizer with a chat template.
 
     Args:
         folder: output of the tokenizer stage.
         clock: source of the date for templates that write it.
 
     Raises:
-        ChatError: both are missing, or the function cannot be loaded.
+        ChatError: the template is missing.
     """
 
     def __init__(self, folder: Path, clock: Clock = fixed_clock) -> None:
         from tokenizers import Tokenizer
 
         self.folder = folder
-        try:
-            self._formatter = read_formatter(folder)
-        except OwnCodeError as error:
-            raise ChatError(f"tokenizer.chat_formatter: {error}") from error
-        if self._formatter is None and not (folder / TEMPLATE_FILE).exists():
+        self._file = folder / TEMPLATE_FILE
+        if not self._file.exists():
             raise ChatError(
                 f"{folder}: no {TEMPLATE_FILE}; a tokenizer without a chat template "
                 "cannot be tuned on "
@@ -123,26 +116,12 @@ class Chat:
             (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
         )
         self._config: Mapping[str, object] = read_json(folder / TOKENIZER_CONFIG_FILE)
-        self._file = folder / (
-            TEMPLATE_FILE if self._formatter is None else FORMATTER_FILE
-        )
-        self._template = (
-            None
-            if self._formatter
-            else compile_template(self._file.read_text(encoding="utf-8"), clock)
-        )
+        self._template = compile_template(self._file.read_text(encoding="utf-8"), clock)
 
     @property
     def digest(self) -> str:
-        """Hash of the template, or function, and the tokenizer."""
+        """Hash of the template and the tokenizer."""
         return sha256_file(self._file) + sha256_file(self.folder / TOKENIZER_FILE)
-
-    @property
-    def formatter(self) -> str | None:
-        """Name of the user's function that writes conversations; None with a
-        template.
-        """
-        return None if self._formatter is None else self._formatter.name
 
     @cached_property
     def pad(self) -> int:
@@ -191,27 +170,21 @@ class Chat:
         """
         if spelled := next(self._special_in([*messages, *tools]), None):
             raise ChatError(f"content holds {spelled!r}, which is a special token")
-        formatter = self._formatter
 
         def text(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-            """The conversation, possibly with marks."""
-            if formatter is None:
-                return self._render(render_text, messages, prompt, tools)
-            segments = formatter.segments(messages, prompt, tools)
-            return "".join(part for part, _ in segments)
+            """The conversation with marks."""
+            return self._render(render_text, messages, prompt, tools)
 
         try:
-            segments: list[tuple[str, bool]] = (
-                self._render(render_segments, messages, prompt, tools)
-                if formatter is None
-                else formatter.segments(messages, prompt, tools)
+            segments: list[tuple[str, bool]] = self._render(
+                render_segments, messages, prompt, tools
             )
         except TEMPLATE_ERRORS as error:
-            raise ChatError(f"{self.formatter or self._file}: {error}") from error
+            raise ChatError(f"{self._file}: {error}") from error
         left_out = part_left_out(text, messages, tools)
         if left_out is not None:
             raise ContentLeftOutError(
-                f"{self.formatter or self._file} does not write {left_out.label}, so "
+                f"{self._file} does not write {left_out.label}, so "
                 "that it would not be trained; give "
                 "a template that writes it, or remove it from the data"
             )
@@ -248,7 +221,6 @@ class Chat:
         tools: Sequence[Tool],
     ) -> T:
         """Call `render_segments` or `render_text` with the template."""
-        assert self._template is not None
         return render(
             self._template,
             messages,

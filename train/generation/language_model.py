@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 
 from gristmill.dataprep.examples.conversations import Message
-from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE
 from gristmill.train.data.conversation_tokens import (
     TEMPLATE_FILE,
     Chat,
@@ -87,9 +86,7 @@ def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
 
     model = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
     reader = open_reader(model, tokenizer)
-    has_chat = any(
-        (tokenizer / file).exists() for file in (TEMPLATE_FILE, FORMATTER_FILE)
-    )
+    has_chat = (tokenizer / TEMPLATE_FILE).exists()
     chat = Chat(tokenizer, datetime.now) if has_chat else None
     highest = max([reader.prefix, *(chat.stops if chat else ())])
     if highest >= model.shape.vocab_size:

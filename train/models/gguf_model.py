@@ -61,7 +61,7 @@ class Labels:
         vocabulary: its tokens.
         end_of_text, pad: ids.
         end_of_turn: id that ends an answer; None if only the end of the text does.
-        chat_template: Jinja; None without a template.
+        chat_template: Jinja.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Labels:
     end_of_text: int
     pad: int
     end_of_turn: int | None
-    chat_template: str | None
+    chat_template: str
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,7 @@ def write_gguf(
         writer.add_pad_token_id(labels.pad)
         if labels.end_of_turn is not None:
             writer.add_eot_token_id(labels.end_of_turn)
-        if labels.chat_template is not None:
-            writer.add_chat_template(labels.chat_template)
+        writer.add_chat_template(labels.chat_template)
         writer.add_file_type(
             gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"]
         )

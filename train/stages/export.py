@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
@@ -24,7 +23,7 @@ from torch import Tensor
 from gristmill.core.files import copy_file, write_json, write_text
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.sections.evaluation import Export
-from gristmill.tokenize.encoding.chat_templates import PROBE, as_plain_jinja
+from gristmill.tokenize.encoding.chat_templates import as_plain_jinja
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import llama_cpp_vocabulary
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
@@ -145,19 +144,12 @@ def run(
     tokenizer = inputs["tokenizer"]
     shape, parameters, size = write_folder(source, tokenizer, section, out)
     chat = Chat(tokenizer)
-    if chat.formatter is not None and shape.kind == "decoder":
-        context.warn(
-            f"the exported model has no chat template: {chat.formatter} writes its "
-            "conversations, and a folder for transformers cannot carry code; the model "
-            "card shows a conversation as it was trained"
-        )
     precision: str = section.dtype
     if section.int8:
         precision += ", matrices of layers in int8"
-    conversations = formatted(chat) if shape.kind == "decoder" else []
     write_text(
         out / "README.md",
-        model_card(lineage, stage, shape, parameters, precision, conversations),
+        model_card(lineage, stage, shape, parameters, precision),
     )
     sizes = write_gguf_files(
         source, shape, chat, section, out, lineage.get("name", stage), context
@@ -223,9 +215,9 @@ def write_folder(
             {"eos_token_id": eos, "pad_token_id": chat.pad, **start_ids},
         )
     size = write_model(out, groups, section.max_shard_bytes, metadata)
-    has_template = chat.formatter is None and shape.kind == "decoder"
-    for file in (TOKENIZER_FILE, TEMPLATE_FILE) if has_template else (TOKENIZER_FILE,):
-        copy_file(tokenizer / file, out / file)
+    copy_file(tokenizer / TOKENIZER_FILE, out / TOKENIZER_FILE)
+    if shape.kind == "decoder":
+        copy_file(tokenizer / TEMPLATE_FILE, out / TEMPLATE_FILE)
     tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
     mask = (
         {"mask_token": mask_token(load_tokenizer(tokenizer))} if shape.encoder else {}
@@ -257,18 +249,14 @@ def write_gguf_files(
     """
     if not section.gguf:
         return {}
-    template = (
-        None
-        if chat.formatter is not None
-        else as_plain_jinja((chat.folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
-    )
+    template = (chat.folder / TEMPLATE_FILE).read_text(encoding="utf-8")
     labels = Labels(
         name,
         llama_cpp_vocabulary(chat.tokenizer, shape.vocab_size),
         chat.end_of_text,
         chat.pad,
         next(iter(sorted(chat.stops - {chat.end_of_text})), None),
-        template,
+        as_plain_jinja(template),
     )
     context.work.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {
@@ -283,7 +271,7 @@ def write_gguf_files(
         for kind in section.gguf
     }
     go_chat_template = go_template(chat)
-    if template is not None and go_chat_template is None:
+    if go_chat_template is None:
         context.warn(
             "the Modelfile has no TEMPLATE: the chat template writes a message in a "
             "way that depends on those around it, which Ollama's templates cannot say "
@@ -393,37 +381,12 @@ def joined_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
-def formatted(chat: Chat) -> list[str]:
-    """Lines of the model card about conversations written by a user's function; empty
-    with a chat template.
-    """
-    if chat.formatter is None:
-        return []
-    conversation = chat.text(PROBE)
-    fence = "`" * max(
-        3, 1 + max((len(run) for run in re.findall("`+", conversation)), default=0)
-    )
-    return [
-        "## Conversations",
-        "",
-        "This folder has no chat template: the model was tuned on conversations that a "
-        f"Python function wrote (`{chat.formatter}`), which transformers cannot carry. "
-        "Write them in the same way before you encode them; this is one:",
-        "",
-        f"{fence}text",
-        conversation,
-        fence,
-        "",
-    ]
-
-
 def model_card(
     lineage: CardLineage,
     stage: str,
     shape: Shape,
     parameters: int,
     dtype: str,
-    conversations: Sequence[str],
 ) -> str:
     """README of the exported folder: description of the model, sources, loading and
     lineage.
@@ -470,7 +433,6 @@ def model_card(
             "```",
             "",
             *(PREFIX_NOTE if shape.prefix_lm else []),
-            *conversations,
             *sources,
             "## Lineage",
             "",
