@@ -25,7 +25,6 @@ from gristmill.tokenize.mixing.send_tokens import (
     wanted_of,
 )
 from gristmill.tokenize.mixing.streams import Segment
-from gristmill.tokenize.packing import write_shards
 from gristmill.tokenize.packing.array_files import ALIGNMENT, load_record, save
 from gristmill.tokenize.packing.write_shards import Contents, RowPlan, blocks_of
 
@@ -121,17 +120,8 @@ def rows_and_contents(
     return padded, Contents(*np.array(pieces, dtype=np.int64).T)
 
 
-@pytest.mark.parametrize(
-    ("remote", "many"), [(False, False), (True, False), (False, True)]
-)
-def test_blocks_of_any_size_have_the_tokens_of_the_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool, many: bool
-) -> None:
-    if many:
-        monkeypatch.setattr(write_shards, "MOST_PARTS", 1)
-    parts, places, texts = parts_and_documents(
-        "memory://parts" if remote else str(tmp_path)
-    )
+def test_blocks_of_any_size_have_the_tokens_of_the_pieces(tmp_path: Path) -> None:
+    parts, places, texts = parts_and_documents(str(tmp_path))
     expected, contents = rows_and_contents(
         texts, places, np.random.default_rng(2).integers(0, len(texts), 400)
     )
@@ -140,15 +130,12 @@ def test_blocks_of_any_size_have_the_tokens_of_the_pieces(
         blocks = [
             block.tolist() for block in blocks_of(plan, contents, ROWS, block_rows)
         ]
-        assert len(blocks) == (
-            1 if remote or many or block_rows is None else -(-ROWS // block_rows)
-        )
+        assert len(blocks) == (1 if block_rows is None else -(-ROWS // block_rows))
         assert [row for block in blocks for row in block] == expected
     no_pieces = Contents(
         *(column[:0] for column in vars(contents).values() if column is not None)
     )
     assert [block.shape for block in blocks_of(plan, no_pieces, 0)] == [(0, LENGTH)]
-    fsspec.filesystem("memory").rm("/", recursive=True)
 
 
 @pytest.mark.parametrize("form", ["files", "engine"])

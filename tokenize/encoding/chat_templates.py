@@ -70,12 +70,6 @@ are written in Hermes' form (Qwen2.5's template too), an answer as the user's tu
 
 ChatMessage = Mapping[str, object]
 """Message of a conversation: `role`, `content`, and whatever else templates read."""
-ToolDescription = Mapping[str, object]
-"""Description of a tool, as templates write it."""
-Segments = list[tuple[str, bool]]
-"""Parts of a rendered conversation in order, none empty: the text, and whether the
-assistant generates it.
-"""
 OPEN, CLOSE = "\x00<generation>\x00", "\x00</generation>\x00"
 """Text rendered for the marks; text that contains either is refused."""
 PROBE: tuple[Message, ...] = (
@@ -213,8 +207,9 @@ def render_segments(
     messages: Sequence[ChatMessage],
     prompt: bool = False,
     **names: Any,
-) -> Segments:
-    """Render a conversation.
+) -> list[tuple[str, bool]]:
+    """Render a conversation: its parts in order, none empty, each the text and whether
+    the assistant generates it.
 
     A template without marks, like those of most models, is rendered for every prefix of
     the conversation: the assistant generates the text that an answer adds to the

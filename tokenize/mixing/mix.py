@@ -92,6 +92,10 @@ from gristmill.tokenize.packing.write_shards import (
 
 SUMMARY_KEYS = ("packing_cost", "requested", "realised", "redistributed")
 """Parts of the summary that packed.json repeats."""
+MOST_PARTS = 2048
+"""Token parts that the writers of shards map; the tokens of more are sent. Linux allows
+a process 65,530 maps (vm.max_map_count), shared by all threads.
+"""
 SHARD_BYTES = 64_000_000
 """Bytes of tokens per shard if `shard_rows` is not set: large enough to stream, small
 enough to redo.
@@ -188,7 +192,7 @@ def run(
         layouts,
         shards,
         packing_of(section),
-        len(parts) if must_send(context) else 0,
+        len(parts) if must_send(context) or len(parts) > MOST_PARTS else 0,
         planning,
         rearranged,
     )

@@ -1,5 +1,5 @@
-"""Transfer of tokens to the shards of rows, on a cluster or with token parts in an
-object store.
+"""Transfer of tokens to the shards of rows: on a cluster, with token parts in an object
+store, or with more parts than a process can map.
 
 A shard of rows has pieces of nearly every token part. Opening the parts would cost one
 request per pair of shard and part, and the bytes of whole parts. Instead the job

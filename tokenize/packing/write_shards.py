@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numba import carray
 
-from gristmill.core.files import as_path, is_local
+from gristmill.core.files import as_path
 from gristmill.dataprep.runners.shuffle import Shuffled
 from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.dataprep.shuffle_format import columns_of
@@ -41,11 +38,6 @@ from gristmill.tokenize.packed_files import (
 )
 from gristmill.tokenize.packed_writing import write_blocks, write_rows
 from gristmill.tokenize.packing.best_fit import bin_begins, by_bin
-
-MOST_PARTS = 2048
-"""Token parts mapped at a time: Linux allows a process 65,530 maps (vm.max_map_count),
-shared by all threads.
-"""
 
 
 @dataclass(frozen=True)
@@ -248,21 +240,19 @@ def blocks_of(
     """
     dtype = DTYPES[plan.dtype]
     parts = (
-        TokenParts(list(map(as_path, plan.parts)), dtype)
+        [read_tokens(as_path(path), dtype) for path in plan.parts]
         if contents.sent is None
-        else TokenParts([], dtype, contents.sent)
+        else [contents.sent]
     )
+    begins = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    addresses = np.array([part.ctypes.data for part in parts], np.uint64)
     length = plan.sequence_length
     per_block = block_rows or max(1, BLOCK_BYTES // (length * dtype.itemsize))
-    if not parts.at_once:
-        # Parts that cannot be mapped all at once are read completely, one by one: a
-        # single block reads each only once.
-        per_block = rows
     per_block = max(1, min(per_block, rows))
     blocks = max(1, -(-rows // per_block))
-    origin = parts.begins[contents.part] + contents.first
+    origin = begins[contents.part] + contents.first
     target = contents.row * length + contents.start
-    order, _ = order_below(origin, int(parts.begins[-1]))
+    order, _ = order_below(origin, int(begins[-1]))
     block = (contents.row // per_block).astype(np.int32)
     bounds = np.searchsorted(block, np.arange(blocks + 1))
     order = order[by_bin(block[order], bounds)]  # sorted by origin within each block
@@ -274,84 +264,21 @@ def blocks_of(
     for number in range(blocks):
         first = number * per_block
         block_tokens = out[: min(per_block, rows - first)]
-        for opened, selection in parts.opened(
-            order[bounds[number] : bounds[number + 1]], origin
-        ):
-            gather(
-                opened,
-                parts.begins,
-                selection,
-                contents.part,
-                origin,
-                target,
-                contents.text,
-                contents.length,
-                first * length,
-                ends,
-                block_tokens.reshape(-1),
-            )
+        gather(
+            addresses,
+            begins,
+            order[bounds[number] : bounds[number + 1]],
+            contents.part,
+            origin,
+            target,
+            contents.text,
+            contents.length,
+            first * length,
+            ends,
+            block_tokens.reshape(-1),
+        )
         pad_rows(block_tokens, filled[first : first + len(block_tokens)], plan.pad)
         yield block_tokens
-
-
-class TokenParts:
-    """Token parts of a mixture, opened on first use.
-
-    Args:
-        paths: of the files, by number.
-        dtype: of the tokens.
-        sent: tokens in memory, as a single part in place of the files.
-
-    Attributes:
-        begins: int64 of shape (parts + 1,), tokens before each part.
-        at_once: all parts can be mapped at once: they are few and on a local disk.
-    """
-
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        dtype: np.dtype[Any],
-        sent: np.ndarray | None = None,
-    ) -> None:
-        self.dtype = dtype
-        self.at_once = len(paths) <= MOST_PARTS and all(map(is_local, paths))
-        sizes = [path.stat().st_size // dtype.itemsize for path in paths]
-        self._mapped = list[np.ndarray]()
-        if sent is not None:
-            sizes = [len(sent)]
-            self._mapped = [sent]
-        self.begins = np.cumsum([0, *sizes], dtype=np.int64)
-        self._paths = paths
-        self._addresses = np.zeros(len(sizes), np.uint64)
-
-    def opened(
-        self, chosen: np.ndarray, origin: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Load the parts of the pieces: all at once if they can be mapped, otherwise
-        one by one.
-
-        Args:
-            chosen: int64 of shape (k,), numbers of pieces, ordered by their origin.
-            origin: int64 of shape (n,), first token of every piece, counted through all
-                parts.
-
-        Yields:
-            addresses of the first token of each part (uint64 of shape (parts,); valid
-            until the next step), and the pieces of `chosen` in loaded parts.
-        """
-        if self.at_once:
-            if not self._mapped:
-                self._mapped = [read_tokens(path, self.dtype) for path in self._paths]
-            self._addresses[:] = [part.ctypes.data for part in self._mapped]
-            yield self._addresses, chosen
-            return
-        bounds = np.searchsorted(origin[chosen], self.begins[:-1]).tolist()
-        bounds.append(len(chosen))
-        for number, (first, last) in enumerate(pairwise(bounds)):
-            if first < last:
-                part = read_tokens(self._paths[number], self.dtype)
-                self._addresses[number] = part.ctypes.data
-                yield self._addresses, chosen[first:last]
 
 
 @kernel
@@ -373,7 +300,7 @@ def gather(
     Args:
         addresses: uint64 (parts,), address of each part's first token; the caller keeps
             the parts alive.
-        begins: see TokenParts.
+        begins: int64 of shape (parts + 1,), tokens before each part.
         chosen: int64 of shape (k,), numbers of the pieces.
         part, text, length: of the pieces, see `Contents`.
         origin: int64, first token of each piece, counted through all parts.
