@@ -8,10 +8,10 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
+from gristmill.tokenize.exporting.hashed_files import HashedSink
 from gristmill.tokenize.packed_files import TokenizerEntry
 
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1
@@ -31,18 +31,6 @@ MOST_LLMC_TOKENS = 2**31 - 1
 """The number of tokens is an int32 of the header."""
 
 
-class Sink(Protocol):
-    """Writer of a file; the bytes passed to it are not changed afterwards."""
-
-    def write(self, data: bytes | memoryview, /) -> int:
-        """Append some bytes."""
-        ...
-
-    def flush(self) -> None:
-        """Pass on the buffered bytes."""
-        ...
-
-
 def llmc_header(tokens: int, dtype: np.dtype) -> bytes:
     """256 int32 before the tokens: magic, version, number of tokens, zeros (llm.c,
     modded-nanogpt's train_gpt.py).
@@ -56,7 +44,7 @@ def llmc_header(tokens: int, dtype: np.dtype) -> bytes:
 
 
 def write_megatron_index(
-    sink: Sink, lengths: Callable[[], Iterator[np.ndarray]], dtype: np.dtype
+    sink: HashedSink, lengths: Callable[[], Iterator[np.ndarray]], dtype: np.dtype
 ) -> None:
     """Write the index beside a Megatron `.bin` file, in which every document piece is a
     document of one sequence.
@@ -93,7 +81,7 @@ def write_megatron_index(
     sink.write(np.array([count], "<i8").tobytes())
 
 
-def write_olmo_documents(sink: Sink, lengths: Iterable[np.ndarray]) -> None:
+def write_olmo_documents(sink: HashedSink, lengths: Iterable[np.ndarray]) -> None:
     """Write begin and end of every document piece, as `iter_document_indices` in
     OLMo-core's data/utils.py reads it.
     """

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -80,7 +80,7 @@ class ListedSource(TypedDict):
     (`mixtures.sources.TokenSource`).
     """
 
-    listing: NotRequired[list[ListedFile]]
+    listing: list[ListedFile]
 
 
 class ImportRecipe(TypedDict):
@@ -194,14 +194,13 @@ def run(
     for number, (name, section) in enumerate(config["sources"].items()):
         settings = {key: value for key, value in section.items() if key != "listing"}
         source = TokenSource.model_validate(settings)
-        planned = section.get("listing")
-        if planned is not None:
-            verify = any(file["stamp"].startswith("sha256:") for file in planned)
-            if planned != token_listing(name, source, verify):
-                raise ChangedInputError(
-                    f"source {name!r}: its files changed since the run was planned; "
-                    "run again"
-                )
+        planned = section["listing"]
+        verify = any(file["stamp"].startswith("sha256:") for file in planned)
+        if planned != token_listing(name, source, verify):
+            raise ChangedInputError(
+                f"source {name!r}: its files changed since the run was planned; "
+                "run again"
+            )
         end = tokenizer.eos if source.end_of_text is None else source.end_of_text
         if end >= tokenizer.vocab_size:
             raise TokenFileError(

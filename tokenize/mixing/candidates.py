@@ -45,8 +45,7 @@ from gristmill.tokenize.mixing.streams import (
     ENTRY_BYTES,
     Draws,
     partition_bits,
-    train_stream,
-    validation_stream,
+    stream_of,
 )
 from gristmill.tokenize.order import order_key
 from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging
@@ -232,9 +231,7 @@ def judge_shard(
     times = np.where(held_out, 1, np.where(trains, np.maximum(repeats, 0), 0))
     entry = np.repeat(np.arange(len(docs)), times)
     time = np.arange(len(entry)) - np.repeat(np.cumsum(times) - times, times)
-    stream = np.where(
-        held_out, validation_stream(source, len(sources)), train_stream(source)
-    )[entry]
+    stream = stream_of(source, held_out, len(sources))[entry]
     tokens = docs["tokens"].to_numpy()[entry]
     if rearranging is not None:
         training = np.flatnonzero(trains[entry])

@@ -38,8 +38,7 @@ from gristmill.tokenize.mixing.source_filters import UNKNOWN
 from gristmill.tokenize.mixing.streams import (
     Draws,
     Streams,
-    train_stream,
-    validation_stream,
+    stream_of,
 )
 from gristmill.tokenize.packed_files import (
     INDEX_GROUP_ROWS,
@@ -114,9 +113,7 @@ class Taken:
         """
         held_out = state == HELD_OUT
         times = np.where(held_out, 1, np.where(state == TRAINS, repeats, 0))
-        stream = np.where(
-            held_out, validation_stream(source, draws.sources), train_stream(source)
-        ).astype(np.int64)
+        stream = stream_of(source.astype(np.int64), held_out, draws.sources)
         used = self.complete[stream] & (times > 0)
         undecided = self.any[stream] & ~used
         for time in range(int(times[undecided].max(initial=0))):
@@ -240,9 +237,8 @@ def write_ledger(
         tables.
     """
     if used is not None:
-        trained = train_stream(np.arange(len(sources)))
-        last_entries.any[trained] = False
-        last_entries.complete[trained] = False
+        last_entries.any[: len(sources)] = False
+        last_entries.complete[: len(sources)] = False
     tables = -(-candidates.documents // FILE_DOCUMENTS)
     bits = min(max(0, tables - 1).bit_length(), candidates.ledger_bits)
     partitions_per_table = 1 << (candidates.ledger_bits - bits)

@@ -17,7 +17,6 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -63,19 +62,11 @@ few kilobytes.
 SEGMENTS = "segments"
 
 
-Number = TypeVar("Number", int, np.ndarray)
-
-
-def train_stream(source: Number) -> Number:
-    """Number of a source's training stream; training streams precede held-out
-    streams.
+def stream_of(source: np.ndarray, held_out: np.ndarray, sources: int) -> np.ndarray:
+    """Number of each document's stream; the training streams of all sources precede
+    their held-out streams.
     """
-    return source
-
-
-def validation_stream(source: Number, sources: int) -> Number:
-    """Number of a source's held-out stream."""
-    return source + sources
+    return np.where(held_out, source + sources, source)
 
 
 def partition_bits(rows: int, row_bytes: int) -> int:

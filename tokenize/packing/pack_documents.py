@@ -11,8 +11,7 @@ from typing import Literal
 import numpy as np
 
 from gristmill.tokenize.packed_files import PADDING
-from gristmill.tokenize.packing.best_fit import best_fit_decreasing
-from gristmill.tokenize.packing.packing import Pieces, cut
+from gristmill.tokenize.packing.packing import Packing, RowCounts, cut
 
 
 @dataclass(frozen=True)
@@ -69,30 +68,17 @@ def pack(
     """
     if sequence_length < 1:
         raise ValueError(f"sequence_length must be 1 or more, not {sequence_length}")
-    lengths = np.array([len(document) for document in documents], np.int64)
-    if method == "stream":
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        pieces = cut(starts, 0, int(starts[-1]), sequence_length)
-    elif method == "best_fit":
-        full_rows, remainders = np.divmod(lengths, sequence_length)
-        with_remainder = np.flatnonzero(remainders)
-        bins, _ = best_fit_decreasing(
-            remainders[with_remainder].astype(np.int32), sequence_length
-        )
-        number = np.arange(full_rows.sum()) - np.repeat(
-            np.cumsum(full_rows) - full_rows, full_rows
-        )
-        document = np.repeat(np.arange(len(lengths)), full_rows)
-        pieces = Pieces(
-            np.concatenate([np.arange(len(number)), len(number) + bins]),
-            np.concatenate([document, with_remainder]),
-            np.concatenate([number, full_rows[with_remainder]]) * sequence_length,
-            np.concatenate(
-                [np.full(len(number), sequence_length), remainders[with_remainder]]
-            ),
-        )
-    else:
+    if method not in ("best_fit", "stream"):
         raise ValueError(f"method must be best_fit or stream, not {method!r}")
+    starts = np.cumsum([0, *map(len, documents)], dtype=np.int64)
+    end = int(starts[-1])
+    places, dealing = None, None
+    if method == "best_fit":
+        counts = RowCounts([end], Packing(sequence_length, best_fit=True))
+        places = counts.places()
+        counts.add(starts)
+        (dealing,) = counts.dealings()
+    pieces = cut(starts, 0, end, sequence_length, places, dealing=dealing)
     shape = (int(pieces.row.max(initial=-1)) + 1, sequence_length)
     tokens = np.full(shape, pad, np.int64)
     positions = np.full(shape, PADDING)

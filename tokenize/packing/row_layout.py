@@ -35,7 +35,6 @@ from gristmill.tokenize.mixing.streams import (
     Streams,
     add_pass,
     segment_name,
-    train_stream,
 )
 from gristmill.tokenize.order import (
     order_key,
@@ -135,9 +134,9 @@ def find_ends(
             rows = (max(sum(rows), before.reach(number)),)
         ends.append((np.cumsum(rows) * section.sequence_length).tolist())
     while short_streams := [
-        train_stream(number)
-        for number, source_ends in enumerate(ends)
-        if source_ends[-1] > streams.tokens(train_stream(number))
+        stream
+        for stream, stream_ends in enumerate(ends)
+        if stream_ends[-1] > streams.tokens(stream)
     ]:
         streams = add_pass(streams, short_streams, context)
     return streams, ends
