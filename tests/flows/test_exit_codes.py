@@ -34,9 +34,6 @@ from gristmill.flows.orchestration.serving import (
 from gristmill.flows.running.missing_libraries import MissingLibraryError
 from gristmill.flows.running.run import StageFailedError
 from gristmill.tokenize.exporting.exported_files import ExportError
-from gristmill.tokenize.exporting.formats import (
-    MissingLibraryError as MissingFormatLibraryError,
-)
 from gristmill.tokenize.packed_files import PackedSetError
 
 EXIT_CODES: dict[type[Exception], int] = {
@@ -57,7 +54,6 @@ EXIT_CODES: dict[type[Exception], int] = {
     ExportError: 2,
     DocumentExportError: 2,
     MissingLibraryError: 2,
-    MissingFormatLibraryError: 2,
     NoSpacyError: 2,
     NoTokenizerError: 2,
     ExtractorError: 2,
