@@ -65,14 +65,19 @@ def poisoned(
     """
     packed, plan = PackedSet(inputs["mix"]), RowPlan(((0, 0, 4),))
     bad = {tuple(plan.rows(packed.order(11), step - 1)) for step in (21, 22, 23)}
-    original, read = step._gradients, []
+    one_step, accumulate_gradients = loop.one_step, step.accumulate_gradients
+    read: list[tuple[int, ...]] = []
 
-    def gradients(attempt: Any, batch: Any, number: int) -> Any:
-        sums, row_losses, noise = original(attempt, batch, number)
+    def recorded_step(attempt: Any, batch: Any, batches: Any) -> Any:
         read.append(tuple(batch.rows))
-        return sums * (math.nan if tuple(batch.rows) in bad else 1.0), row_losses, noise
+        return one_step(attempt, batch, batches)
 
-    monkeypatch.setattr(step, "_gradients", gradients)
+    def poisoned_gradients(*arguments: Any) -> Any:
+        sums, row_losses = accumulate_gradients(*arguments)
+        return sums * (math.nan if read[-1] in bad else 1.0), row_losses
+
+    monkeypatch.setattr(loop, "one_step", recorded_step)
+    monkeypatch.setattr(step, "accumulate_gradients", poisoned_gradients)
     return lambda: read
 
 
