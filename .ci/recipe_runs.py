@@ -168,15 +168,9 @@ def section(
     yield from filter(None, (generated(facts), mixture(facts), classifiers(facts)))
     if facts.training:
         yield table(
-            ("training", "steps", "first loss", "last loss", ""),
+            ("training", "steps", "first loss", "last loss"),
             [
-                (
-                    row.stage,
-                    f"{row.steps:,}",
-                    f"{row.first:.3f}",
-                    f"{row.last:.3f}",
-                    "; ".join(row.details.splitlines()),
-                )
+                (row.stage, f"{row.steps:,}", f"{row.first:.3f}", f"{row.last:.3f}")
                 for row in loss_rows(facts)
             ],
         )

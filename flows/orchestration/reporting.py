@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gristmill.core.secrets import mask_text
-from gristmill.flows.orchestration.cards import run_card
 from gristmill.flows.orchestration.parameters import (
     RefusedError,
     without_secrets,
 )
+from gristmill.flows.pages.markdown import markdown_page
+from gristmill.flows.report.report import render_report
 from gristmill.flows.report.server import report_link
 from gristmill.flows.running.events import RunEvent, RunRecorded
 from gristmill.flows.running.session import Session
@@ -81,22 +83,23 @@ def _is_not_of_failed_run(record: logging.LogRecord) -> bool:
 
 
 def publish_run(session: Session, event: RunEvent) -> None:
-    """Publish the summary of a recorded run, and a link to its report, in the UI."""
+    """Publish the report of a recorded run, and a link to its page, in the UI."""
     if not isinstance(event, RunRecorded) or event.report is None:
         return
     try:
         link = report_link(event.report)
-        publish_card(
-            "gristmill-run",
-            run_card(session, event.report, link),
-            f"summary of {session.manifest.name}",
-        )
+        card = render_report(session, None, partial(markdown_page, has_pictures=True))
+        place = f"`{event.report}`"
+        if link is not None:
+            place = f"[Open the report]({link}) ({place})"
+        name = session.manifest.name
+        publish_card("gristmill-run", f"{place}\n\n{card}", f"report of {name}")
         if link is not None:
             from prefect.artifacts import create_link_artifact
 
             create_link_artifact(
                 link,
-                link_text=f"Report of {session.manifest.name}",
+                link_text=f"Report of {name}",
                 key="gristmill-report",
                 description=mask_text(str(event.report)),
             )

@@ -1,15 +1,17 @@
-"""Pages as Markdown, for a pull request or a wiki: without pictures and without what
-only a server has.
+"""Pages as Markdown, for a pull request, a wiki or the Prefect UI: without what only a
+server has.
 """
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Sequence
 
 from gristmill.flows.pages.page_elements import (
     Details,
     Fields,
+    Figure,
     Heading,
     Inline,
     Listing,
@@ -25,25 +27,25 @@ from gristmill.flows.pages.page_elements import (
 SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 
-def markdown_page(page: Page) -> str:
-    """A page in GitHub's Markdown. Forges list the headings themselves."""
+def markdown_page(page: Page, has_pictures: bool = False) -> str:
+    """A page in GitHub's Markdown. Forges list the headings themselves, and show no
+    embedded pictures, whose numbers are in the tables beside them.
+    """
     blocks = [
         f"# {plain(page.title)}",
         plain(page.note),
         ", ".join(f"{plain(name)} **{plain(value)}**" for name, value in page.cards),
-        _blocks(page.parts),
+        _blocks(page.parts, has_pictures),
     ]
     for section in page.sections:
-        text = _blocks(section.parts)
+        text = _blocks(section.parts, has_pictures)
         if text:  # a section of pictures has none
             blocks += [f"## {plain(section.title)}", text]
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def markdown(part: Part) -> str:
-    """One part; empty for a picture, whose numbers are in the table beside it, and
-    for a table without rows.
-    """
+def _markdown(part: Part, has_pictures: bool) -> str:
+    """One part; empty for what only a server has, and for a table without rows."""
     match part:
         case Note():
             return plain(part.text)
@@ -57,6 +59,9 @@ def markdown(part: Part) -> str:
             lines = [list(map(plain, row)) for row in (header, *rows)]
             lines.insert(1, sides)
             return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        case Figure(svg, caption) if has_pictures:
+            data = base64.b64encode(svg.encode()).decode()
+            return f"![{plain(caption)}](data:image/svg+xml;base64,{data})"
         case Listing(title, entries) if entries:
             entries_text = [
                 f"- **{plain(entry.title)}**: {plain(entry.text)}" for entry in entries
@@ -69,10 +74,11 @@ def markdown(part: Part) -> str:
             return f"{fence}\n{text.rstrip()}\n{fence}"
         case Sides(columns):
             return "\n\n".join(
-                f"**{plain(title)}**\n\n{_blocks(parts)}" for title, parts in columns
+                f"**{plain(title)}**\n\n{_blocks(parts, has_pictures)}"
+                for title, parts in columns
             )
         case Details(summary, parts, long) if not long:
-            return f"**{plain(summary)}**\n\n{_blocks(parts)}".rstrip()
+            return f"**{plain(summary)}**\n\n{_blocks(parts, has_pictures)}".rstrip()
         case Fields(fields):
             return "\n".join(
                 f"- {plain(name)}: {plain(value)}" for name, value in fields
@@ -93,5 +99,6 @@ def plain(value: Inline) -> str:
     )
 
 
-def _blocks(parts: Sequence[Part]) -> str:
-    return "\n\n".join(filter(None, map(markdown, parts)))
+def _blocks(parts: Sequence[Part], has_pictures: bool) -> str:
+    blocks = (_markdown(part, has_pictures) for part in parts)
+    return "\n\n".join(filter(None, blocks))

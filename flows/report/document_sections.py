@@ -82,22 +82,6 @@ def funnel(facts: Facts) -> MaybeSection:
         for row in facts.funnel
     ]
     columns = {"read": ",", "kept": ",", "gone": ",", "MB kept": ".2f"}
-    estimate = (
-        "Tokens before the last stage are estimated from the bytes per token of each "
-        "source."
-    )
-    return section_of(
-        "Documents",
-        Figure(funnel_picture(facts), "Text kept after each stage."),
-        table({"stage": "", **columns, "tokens kept": ">"}, rows),
-        None if facts.funnel[0].tokens_kept is None else estimate,
-        [f"{sentence}." for sentence in eaten_sources(facts.funnel)],
-        by_source(facts),
-    )
-
-
-def funnel_picture(facts: Facts) -> str:
-    """Megabytes of text after each stage, by source."""
     bars = [
         (
             row.stage,
@@ -105,7 +89,19 @@ def funnel_picture(facts: Facts) -> str:
         )
         for row in facts.funnel
     ]
-    return pictures.stacked_bars(bars, "MB of text kept, by source")
+    picture = pictures.stacked_bars(bars, "MB of text kept, by source")
+    estimate = (
+        "Tokens before the last stage are estimated from the bytes per token of each "
+        "source."
+    )
+    return section_of(
+        "Documents",
+        Figure(picture, "Text kept after each stage."),
+        table({"stage": "", **columns, "tokens kept": ">"}, rows),
+        None if facts.funnel[0].tokens_kept is None else estimate,
+        [f"{sentence}." for sentence in eaten_sources(facts.funnel)],
+        by_source(facts),
+    )
 
 
 def by_source(facts: Facts) -> list[Part]:
@@ -161,21 +157,17 @@ def reasons(facts: Facts) -> MaybeSection:
         return None
     columns = {"documents": ",", "of those read": ".2%", "by it alone": ","}
     rules = table({"stage": "", "rule": "", **columns}, rows)
-    return section_of(
-        "Why documents were dropped",
-        Figure(reasons_picture(facts), "Documents by the first rule that they failed."),
-        Details(f"All {len(rows)} rules that dropped any", [rules]),
-    )
-
-
-def reasons_picture(facts: Facts) -> str:
-    """The rules that dropped most documents."""
     counts = {
         f"{row.stage}: {short_name(rule)}": count
         for row in facts.funnel
         for rule, count in top_reasons(row.dropped, row.quarantined, MOST_BARS)
     }
-    return count_bars(ranked(counts)[:MOST_BARS], "documents")
+    picture = count_bars(ranked(counts)[:MOST_BARS], "documents")
+    return section_of(
+        "Why documents were dropped",
+        Figure(picture, "Documents by the first rule that they failed."),
+        Details(f"All {len(rows)} rules that dropped any", [rules]),
+    )
 
 
 def count_bars(counts: Iterable[tuple[str, int]], label: str) -> str:
@@ -289,15 +281,10 @@ def languages(facts: Facts, name: str = "langid") -> MaybeSection:
     return section_of(
         "Languages",
         f"{number} language{'s' if number > 1 else ''}{suffix}",
-        Figure(languages_picture(summary), "Documents by their likeliest language."),
+        Figure(count_bars(most, "documents"), "Documents by their likeliest language."),
         None if kept is None else table(columns, _kept_rows(most, kept)),
         _histogram(summary, "language_score", "Confidence of the model."),
     )
-
-
-def languages_picture(summary: StepSummary) -> str:
-    """Documents by language, the most frequent ones."""
-    return count_bars(ranked(summary.languages)[:MOST_LANGUAGES], "documents")
 
 
 def quality(facts: Facts, name: str = "quality") -> MaybeSection:
@@ -311,12 +298,18 @@ def quality(facts: Facts, name: str = "quality") -> MaybeSection:
         if summary.length_auc is not None:
             auc += f"; by their length alone {summary.length_auc:.4f}"
         auc += "."
-    picture = quality_picture(summary)
+    bins = len(next(iter(summary.histogram.values()), []))
+    edges = [index / bins for index in range(bins + 1)] if bins else []
     parts = flatten(
         [
             auc,
             None if summary.distilled is None else agreement(summary.distilled),
-            Figure(picture, "Quality scores by source.") if picture else None,
+            Figure(
+                pictures.histogram(summary.histogram, edges, "quality score"),
+                "Quality scores by source.",
+            )
+            if bins
+            else None,
         ]
     )
     return Section("Quality", parts)
@@ -346,16 +339,6 @@ def agreement(distilled: Distilled) -> list[Part]:
         table({"": "", "classifier: good": ",", "otherwise": ","}, confusion),
         table({"score": "", **columns}, calibration),
     ]
-
-
-def quality_picture(summary: StepSummary) -> str:
-    """Quality scores by source; empty without any."""
-    series = summary.histogram or {}
-    bins = len(next(iter(series.values()), []))
-    if not bins:
-        return ""
-    edges = [index / bins for index in range(bins + 1)]
-    return pictures.histogram(series, edges, "quality score")
 
 
 def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:

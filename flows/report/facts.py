@@ -54,8 +54,6 @@ SHOWN_PAIRS = 5
 """Near duplicates that stand side by side in the report."""
 COMPARED_CHARACTERS = 20_000
 """Beginning of each of their texts that is compared."""
-NOTED_FILES, NOTED_KINDS = 3, 5
-"""Most damaged files, and kinds of skipped records, that a note names."""
 LEAST_KEPT, LEAST_READ = 0.1, 20
 """A stage that keeps less than that share of a source of so many documents most likely
 judges it by rules for another kind of text, such as source code by those for prose.
@@ -484,38 +482,6 @@ def top_reasons(
 def ranked(counts: ByName[int]) -> list[tuple[str, int]]:
     """Names with their counts, the largest first."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
-def reading_note(facts: Facts) -> str:
-    """A sentence about lost records of files that could not be read to their end; empty
-    without any.
-    """
-    ingested = facts.step(INGEST)
-    damaged = ingested.damaged
-    if not damaged:
-        return ""
-    files = ", ".join(
-        f"{file.file} (about {file.lost:,})" for file in damaged[:NOTED_FILES]
-    )
-    more = (
-        f" and {len(damaged) - NOTED_FILES} more" if len(damaged) > NOTED_FILES else ""
-    )
-    return (
-        "files that could not be read to their end lost about "
-        f"{ingested.lost:,} records: {files}{more}"
-    )
-
-
-def skipped_note(facts: Facts) -> str:
-    """Records of the sources that are not documents, by kind; empty without any."""
-    skipped = facts.step(INGEST).skipped
-    if not skipped:
-        return ""
-    kinds = ranked(skipped)
-    remainder = sum(count for _, count in kinds[NOTED_KINDS:])
-    kinds[NOTED_KINDS:] = [("others", remainder)] if remainder else []
-    counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds)
-    return f"ingest skipped {sum(skipped.values()):,} records: {counts}"
 
 
 def training(folder: StageFolder) -> list[MetricsLine]:

@@ -1,7 +1,7 @@
 """The report's sections about tokens: fit of the tokenizer, the mixture, the cost of
 packing.
 
-The terminal and Prefect's cards show the same tables.
+The terminal shows the same tables.
 """
 
 from __future__ import annotations
@@ -136,24 +136,20 @@ def mixture_section(facts: Facts, name: str = "mix") -> MaybeSection:
     if facts.packed is None:
         return None
     size = facts.packed.tokenizer.vocab_size
-    return section_of(
-        "Mixture",
-        f"Vocabulary of {size:,}. Rows of {facts.packed.sequence_length} tokens.",
-        Figure(mixture_picture(facts), "Shares of tokens, requested and realised."),
-        mixture_tables(facts, 3),
-        mixture_notes(facts),
-        packing(facts),
-    )
-
-
-def mixture_picture(facts: Facts) -> str:
-    """Requested and packed shares of tokens."""
     rows = mixture_rows(facts)
     bars = [
         ("requested", {row.source: row.requested for row in rows}),
         ("packed", {row.source: row.share for row in rows}),
     ]
-    return stacked_bars(bars, "share of tokens")
+    picture = stacked_bars(bars, "share of tokens")
+    return section_of(
+        "Mixture",
+        f"Vocabulary of {size:,}. Rows of {facts.packed.sequence_length} tokens.",
+        Figure(picture, "Shares of tokens, requested and realised."),
+        mixture_tables(facts, 3),
+        mixture_notes(facts),
+        packing(facts),
+    )
 
 
 def packing(facts: Facts) -> list[Part]:

@@ -30,9 +30,7 @@ def prerenderer(session: Session) -> Subscriber:
         if (node.stage.step or name == INGEST) and session.committed(name) is None
     }
     if remaining:
-        _start_later(
-            partial(importlib.import_module, "gristmill.flows.orchestration.cards")
-        )
+        _start_later(partial(importlib.import_module, "gristmill.flows.report.report"))
 
     def prerender() -> None:
         from gristmill.flows.report.report import prerender_report

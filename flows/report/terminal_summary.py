@@ -22,8 +22,7 @@ from gristmill.flows.report.facts import (
     Facts,
     eaten_sources,
     gather_facts,
-    reading_note,
-    skipped_note,
+    ranked,
     top_reasons,
 )
 from gristmill.flows.report.finetuning import prepared_table
@@ -47,6 +46,8 @@ from gristmill.mixtures.sections.sources import INGEST
 
 SAMPLE_CHARS = 240
 BAR_WIDTH = 40
+NOTED_FILES, NOTED_KINDS = 3, 5
+"""Most damaged files, and kinds of skipped records, that a note names."""
 QUESTIONS = 3
 TOKEN_COLUMNS = ("source", "tokens", "MB", "bytes/token", "tokens/word")
 """Columns of the tokenizer's table that fit a narrow terminal; the report has all."""
@@ -87,6 +88,38 @@ def print_funnel(facts: Facts, console: Console) -> None:
     draw_funnel(facts.funnel, console)
     _print_notes(console, [reading_note(facts), *eaten_sources(facts.funnel)], "yellow")
     _print_notes(console, [skipped_note(facts)])
+
+
+def reading_note(facts: Facts) -> str:
+    """A sentence about lost records of files that could not be read to their end; empty
+    without any.
+    """
+    ingested = facts.step(INGEST)
+    damaged = ingested.damaged
+    if not damaged:
+        return ""
+    files = ", ".join(
+        f"{file.file} (about {file.lost:,})" for file in damaged[:NOTED_FILES]
+    )
+    more = (
+        f" and {len(damaged) - NOTED_FILES} more" if len(damaged) > NOTED_FILES else ""
+    )
+    return (
+        "files that could not be read to their end lost about "
+        f"{ingested.lost:,} records: {files}{more}"
+    )
+
+
+def skipped_note(facts: Facts) -> str:
+    """Records of the sources that are not documents, by kind; empty without any."""
+    skipped = facts.step(INGEST).skipped
+    if not skipped:
+        return ""
+    kinds = ranked(skipped)
+    remainder = sum(count for _, count in kinds[NOTED_KINDS:])
+    kinds[NOTED_KINDS:] = [("others", remainder)] if remainder else []
+    counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds)
+    return f"ingest skipped {sum(skipped.values()):,} records: {counts}"
 
 
 def _print_notes(
@@ -149,7 +182,7 @@ def print_losses(facts: Facts, console: Console) -> None:
     measurements.
     """
     losses = [
-        [row.stage, row.steps, f"{row.first:.3f} -> {row.last:.3f}", row.details]
+        [row.stage, row.steps, f"{row.first:.3f} -> {row.last:.3f}", row.ended]
         for row in loss_rows(facts)
     ]
     columns = {"stage": "", "steps": "d", "loss": ">", "": ""}

@@ -31,8 +31,6 @@ from gristmill.flows.report.stage_summaries import (
     Record,
     TrainingSummary,
 )
-from gristmill.flows.stages.registry import STAGES
-from gristmill.flows.stages.stage import imported
 
 MOST_ATTRIBUTED = 5
 EXCERPT = 300
@@ -51,7 +49,6 @@ class LossRow:
         steps: trained.
         first, last: logged losses.
         ended: the callback that ended it, and its reason; empty at its end.
-        details: lines on what its stage measures besides.
     """
 
     stage: str
@@ -59,7 +56,6 @@ class LossRow:
     first: float
     last: float
     ended: str
-    details: str
 
 
 def training_section(facts: Facts) -> MaybeSection:
@@ -143,76 +139,13 @@ def loss_rows(facts: Facts) -> list[LossRow]:
             continue
         first, last = steps[0], steps[-1]
         stopped = facts.trained(name).stopped_by
-        ended, last_step, details = "", last["step"], ""
+        ended, last_step = "", last["step"]
         if stopped is not None:
             last_step = stopped.step
             ended = f"{stopped.callback} ended it after step {stopped.step}"
             ended += f": {stopped.reason}"
-        training = STAGES[name].training if name in STAGES else None
-        if training is not None and training.details is not None:
-            details = imported(training.details)(facts, steps)
-        lines = "\n".join(filter(None, (ended, details)))
-        rows.append(LossRow(name, last_step, first["loss"], last["loss"], ended, lines))
+        rows.append(LossRow(name, last_step, first["loss"], last["loss"], ended))
     return rows
-
-
-def reward_details(facts: Facts, steps: Record) -> str:
-    """Share of answers that are rewarded as they were judged, trained on and held
-    out.
-    """
-    summary = facts.trained("dpo")
-    is_kto, shares = summary.objective == "kto", shares_right(summary)
-    label = "answers rewarded right" if is_kto else "reward accuracy"
-    lines = [f"{label} {shares}"] if shares else []
-    decline = summary.chosen_decline
-    if decline.fell_chosen is not None:
-        alarm = decline.alarm_step
-        suffix = "" if alarm is None else f", alarm at step {alarm}"
-        lines.append(
-            "log-probability below the reference in the last batch: "
-            f"{decline.fell_chosen:.0%} of chosen, {decline.fell_rejected:.0%} of "
-            f"rejected{suffix}"
-        )
-    return "\n".join(lines)
-
-
-def teaching_details(facts: Facts, steps: Record) -> str:
-    """Divergence of a student from its teacher, and the loss on held-out
-    conversations.
-    """
-    divergences = [line["divergence"] for line in steps if "divergence" in line]
-    losses = [
-        line["held_out"]["loss"] for line in facts.training["sft"] if "held_out" in line
-    ]
-    lines = []
-    if divergences:
-        ends = f"{divergences[0]:.3f} -> {divergences[-1]:.3f}"
-        lines.append(f"divergence from the teacher {ends}")
-    lines += [f"held-out loss {losses[-1]:.4f}"] if losses else []
-    return "\n".join(lines)
-
-
-def ranking_details(facts: Facts, steps: Record) -> str:
-    """Share of held-out pairs that a reward model ranks as they were judged, with the
-    interval.
-    """
-    shares = shares_right(facts.trained("reward"))
-    return f"ranked right {shares}" if shares else ""
-
-
-def shares_right(summary: TrainingSummary) -> str:
-    """The shares of positive margins, as `95% of 22 trained, 80% of 5 held out (38% to
-    96%)` (`objectives/preference_report.py`).
-
-    Empty if none were measured.
-    """
-    right = {} if summary.margins is None else summary.margins.right
-    shares = []
-    for part, share in sorted(right.items(), reverse=True):
-        bounds = "" if part == "trained" else f" ({share.low:.0%} to {share.high:.0%})"
-        pairs = f"{share.units:,} {part.replace('_', ' ')}"
-        shares.append(f"{share.value:.0%} of {pairs}{bounds}")
-    return ", ".join(shares)
 
 
 def spikes(facts: Facts) -> MaybeSection:
@@ -392,19 +325,6 @@ def held_out_note(summary: TrainingSummary) -> str:
         f"held-out prompts: {rewards.reward_before:.3f} before, {rewards.reward:.3f} "
         f"after; a gain of {gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})."
     )
-
-
-def reinforcement_details(facts: Facts, steps: Record) -> str:
-    """Rewards at both ends, in training and on held-out prompts, for a line of the
-    summary.
-    """
-    rewards = [line["reward"] for line in steps if "reward" in line]
-    lines = [f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"] if rewards else [""]
-    held_out = facts.trained("rl").held_out
-    if held_out is not None:
-        before, after = held_out.reward_before, held_out.reward
-        lines.append(f"held out {before:.3f} -> {after:.3f}")
-    return "\n".join(lines)
 
 
 EFFECT_COLUMNS = {"stage": "", "held out": "", "before": ">", "after": ">", "": ""}

@@ -21,9 +21,7 @@ STAGE = torchrun_stage(
     6,
     whole("dpo"),
     needs,
-    training=TrainingStage(
-        Dpo, "examples", "gristmill.flows.report.training:reward_details"
-    ),
+    training=TrainingStage(Dpo, "examples"),
     output="model",
     display=Display(report=("gristmill.flows.report.finetuning:preference_effects",)),
 )

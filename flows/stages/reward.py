@@ -51,8 +51,6 @@ STAGE = torchrun_stage(
     4,
     configure,
     needs,
-    training=TrainingStage(
-        Reward, "examples", "gristmill.flows.report.training:ranking_details"
-    ),
+    training=TrainingStage(Reward, "examples"),
     display=Display(report=("gristmill.flows.report.finetuning:reward_model",)),
 )

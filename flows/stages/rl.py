@@ -104,9 +104,7 @@ STAGE = torchrun_stage(
     configure,
     needs,
     preflight=preflight,
-    training=TrainingStage(
-        Rl, "prompts", "gristmill.flows.report.training:reinforcement_details"
-    ),
+    training=TrainingStage(Rl, "prompts"),
     output="model",
     display=Display(report=("gristmill.flows.report.training:reinforcement",)),
 )

@@ -59,8 +59,6 @@ STAGE = torchrun_stage(
     6,
     configure,
     only("tokenizer", "mix", "sft_data", "model", "pretrain", "merge", "teacher"),
-    training=TrainingStage(
-        Tuning, "examples", "gristmill.flows.report.training:teaching_details"
-    ),
+    training=TrainingStage(Tuning, "examples"),
     output="model",
 )

@@ -85,13 +85,10 @@ class TrainingStage:
     Attributes:
         section: model of its recipe.
         row_kind: kind of things in the rows.
-        details: `module:function` of its summary besides the loss: (facts, steps) ->
-            lines.
     """
 
     section: type[Training]
     row_kind: Literal["documents", "examples", "prompts"]
-    details: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import io
 import pytest
 from rich.console import Console
 
-from gristmill.flows.orchestration.cards import mixture_lines
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.mixture import Waste, packing, packing_table, waste_of
 from gristmill.flows.report.stage_summaries import PackingCost
@@ -47,11 +46,6 @@ def test_packing_table_fits_a_narrow_terminal(facts: Facts) -> None:
         "best_fit",
     ]
     assert lines[3].split()[1:] == ["125", "5.00%", "20.00%"]
-
-
-def test_card_shows_the_packing(facts: Facts) -> None:
-    card = "\n".join(mixture_lines(facts))
-    assert "| best\\_fit | 125 |" in card
 
 
 def test_report_shows_packing_only_if_measured(

@@ -22,16 +22,15 @@ from gristmill.dataprep.documents import (
     document_id,
     write_table,
 )
-from gristmill.flows.orchestration.cards import document_lines, picture
 from gristmill.flows.pages.histogram import Binned
-from gristmill.flows.pages.page_elements import Note, Section
+from gristmill.flows.pages.markdown import markdown_page
+from gristmill.flows.pages.page_elements import Figure, Note, Page, Section
 from gristmill.flows.questions.find_documents import documents_of
 from gristmill.flows.questions.threshold_samples import Cut, CutSample
 from gristmill.flows.report.document_sections import (
     cuts,
     document_sections,
     duplicates,
-    funnel_picture,
     tokens_kept,
 )
 from gristmill.flows.report.evaluation import samples, some_samples
@@ -200,8 +199,9 @@ def test_funnel_is_shown_for_every_source() -> None:
         "≈ 4,750",
         "4,500",
     ]
-    assert labels(funnel_picture(facts)) >= {"ingest", "filter", "dedup"}
-    assert "read" not in labels(funnel_picture(facts)), (
+    (picture, *_) = re.findall("<svg.*?</svg>", html, re.DOTALL)
+    assert labels(picture) >= {"ingest", "filter", "dedup"}
+    assert "read" not in labels(picture), (
         "ingest lost nothing, so a bar for read would repeat it"
     )
     single_source_facts = facts_of(
@@ -246,12 +246,11 @@ def test_samples_are_grouped_by_the_stage_of_their_model() -> None:
     ]
 
 
-def test_card_contains_the_report_as_markdown_with_inline_pictures() -> None:
-    lines = "\n".join(document_lines(FACTS))
-    assert lines.count("data:image/svg+xml;base64,") == 2
-    assert "| filter | gopher_quality/min_words | 3 | 30.00% |" in lines
-    assert picture("<svg/>", "x") == "![x](data:image/svg+xml;base64,PHN2Zy8+)"
-    assert document_lines(Facts()) == []
+def test_markdown_contains_pictures_where_they_are_shown() -> None:
+    page = Page("x", parts=[Figure("<svg/>", "a_b")])
+    picture = r"![a\_b](data:image/svg+xml;base64,PHN2Zy8+)"
+    assert markdown_page(page, has_pictures=True) == f"# x\n\n{picture}\n"
+    assert markdown_page(page) == "# x\n"
 
 
 def test_duplicates_section_shows_drops_of_both_cluster_rules() -> None:
@@ -583,7 +582,7 @@ def test_time_and_cost_are_of_the_stages_that_are_made() -> None:
     assert costs(Facts()) is None
 
 
-def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() -> None:
+def test_files_that_ended_early_are_on_the_terminal_and_in_the_report() -> None:
     damaged = [
         {
             "source": "web",
@@ -602,12 +601,11 @@ def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() ->
     console = Console(file=io.StringIO(), width=200)
     print_funnel(facts, console)
     assert note in console.file.getvalue()  # type: ignore[attr-defined]
-    assert note in "\n".join(document_lines(facts))
     html = html_of(*sections_about(facts))
     assert "Files that could not be read to their end</h2>" in html
     assert "a.jsonl.gz</td>" in html
     assert '<td class="n">1,800</td>' in html
-    assert "to their end" not in "\n".join(document_lines(FACTS))
+    assert "to their end" not in html_of(*sections_about(FACTS))
 
 
 def test_skipped_records_are_printed_by_cause_below_the_funnel() -> None:
@@ -624,4 +622,3 @@ def test_skipped_records_are_printed_by_cause_below_the_funnel() -> None:
         "type image/b 2, content type image/c 2, content type image/d 2, others 5"
     )
     assert note in console.file.getvalue()  # type: ignore[attr-defined]
-    assert note in "\n".join(document_lines(facts))

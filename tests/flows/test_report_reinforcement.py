@@ -1,4 +1,4 @@
-"""Reinforcement learning in the report, the summary and a stage's card."""
+"""Reinforcement learning in the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.training import (
     REWARD,
     reinforcement,
-    reinforcement_details,
     reward_points,
 )
 from tests.flows.rendered import html_of
@@ -107,11 +106,3 @@ def test_one_reward_is_one_curve_and_several_are_drawn_beside_their_sum() -> Non
     assert set(reward_points(LINES)) == {"all", "exact", "format"}
     single_reward = [{"step": 1, "reward": 0.5, "rewards/exact": 0.5}]
     assert reward_points(single_reward) == {"reward": [(1, 0.5)]}
-
-
-def test_summary_shows_first_and_last_rewards() -> None:
-    assert (
-        reinforcement_details(FACTS, LINES)
-        == "reward 0.100 -> 1.000\nheld out 0.250 -> 0.750"
-    )
-    assert reinforcement_details(Facts(), LINES) == "reward 0.100 -> 1.000"

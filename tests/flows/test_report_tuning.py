@@ -86,8 +86,6 @@ def test_distillation_section_shows_kept_predictions_and_divergence() -> None:
         "student's loss on the labels, last 1.5000 divergence from the teacher, "
         "first 1.0000 divergence" in text
     )
-    (row,) = (row for row in loss_rows(distilled_facts) if row.stage == "sft")
-    assert row.details == "divergence from the teacher 1.000 -> 0.500"
     assert distillation(facts()) is None
 
 
@@ -207,53 +205,6 @@ def test_the_effects_of_preference_optimisation_are_split_by_answer(
     assert preference_effects(Facts()) is None
 
 
-def test_terminal_shows_reward_accuracy_and_declining_answers() -> None:
-    """Figures cover all of margins.parquet, not the last logged batch, with an interval
-    for few held-out pairs.
-    """
-    margins = {
-        "right": {
-            "held_out": share_with_interval(np.arange(5) > 0),
-            "trained": share_with_interval(np.arange(22) > 0),
-        }
-    }
-    rows = loss_rows(
-        facts(
-            reward={"held_out": HELD_OUT, "margins": margins},
-            dpo={
-                "margins": margins,
-                "chosen_decline": {
-                    "alarm_step": 2,
-                    "fell_chosen": 0.25,
-                    "fell_rejected": 0.9,
-                },
-            },
-        )
-    )
-    shares = "95% of 22 trained, 80% of 5 held out (38% to 96%)"
-    assert [row.details for row in rows] == [
-        f"ranked right {shares}",
-        f"reward accuracy {shares}\nlog-probability below the reference in the last "
-        "batch: 25% of chosen, 90% of rejected, alarm at step 2",
-    ]
-    partial_rows = loss_rows(
-        facts(
-            reward={"held_out": HELD_OUT},
-            dpo={
-                "objective": "kto",
-                "margins": {
-                    **margins,
-                    "right": {"trained": margins["right"]["trained"]},
-                },
-            },
-        )
-    )
-    assert [row.details for row in partial_rows] == [
-        "",
-        "answers rewarded right 95% of 22 trained",
-    ]
-
-
 def test_cost_of_rounding_is_shown_if_measured() -> None:
     cost = {
         "rows": 256,
@@ -319,7 +270,7 @@ def test_early_stopped_training_shows_step_and_reason() -> None:
         "reason": "no better for 3 validations",
     }
     (_, dpo) = loss_rows(facts(dpo={"stopped_by": stopped}))
-    assert (dpo.steps, dpo.details) == (
+    assert (dpo.steps, dpo.ended) == (
         7,
         "hooks:plateau ended it after step 7: no better for 3 validations",
     )

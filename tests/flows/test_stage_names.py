@@ -84,8 +84,6 @@ ALLOWED = {
     "summary it reads",
     "flows/report/finetuning.py": "each section of the page is about one stage, "
     "whose summary it reads",
-    "flows/orchestration/cards.py": "the pictures of the page's sections, in the "
-    "browser's card",
 }
 """Files that may name stages, with the reason."""
 
