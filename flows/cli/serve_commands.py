@@ -63,15 +63,6 @@ def up(
     limit: Annotated[
         int, Option(metavar="N", help="Number of concurrent flow runs.", min=1)
     ] = 1,
-    database: Annotated[
-        str | None,
-        Option(
-            metavar="URL",
-            help="PostgreSQL database of the server, postgresql://...  [default: a "
-            "file, SQLite]",
-            envvar="GRISTMILL_DATABASE",
-        ),
-    ] = None,
     store: StoreOption = None,
 ) -> None:
     """Start the Prefect server and its UI on this machine, and serve the deployments
@@ -85,7 +76,7 @@ def up(
     opened_store = store_at(store)
     if store is not None:  # runs started in Prefect's UI read it
         os.environ["GRISTMILL_STORE"] = store
-    up_and_serve(port, limit, opened_store, database, manifests or [])
+    up_and_serve(port, limit, opened_store, manifests or [])
 
 
 def require_prefect() -> None:

@@ -1,5 +1,4 @@
-"""Settings of Prefect's server as gristmill starts it: its database and its access
-control.
+"""Access control of Prefect's server as gristmill starts it.
 
 By default Prefect's API accepts all requests, including those of any web page open in a
 browser on this machine: a page could rewrite a deployment and start it. Servers of
@@ -8,155 +7,18 @@ gristmill require a password, and allow no other origin.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
-import re
 import secrets
 import sys
 import tempfile
 import tomllib
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
-
-DATABASE_VARIABLE = "GRISTMILL_DATABASE"
-"""Database of `gristmill up` if --database is absent."""
-CONNECTION_VARIABLE = "PREFECT_API_DATABASE_CONNECTION_URL"
-CONNECT_SECONDS = 10.0
-DRIVERS = {
-    "postgresql": "postgresql+asyncpg",
-    "postgres": "postgresql+asyncpg",
-    "postgresql+asyncpg": "postgresql+asyncpg",
-    "sqlite+aiosqlite": "sqlite+aiosqlite",
-}
-FORM = "postgresql://USER:PASSWORD@HOST:PORT/NAME"
-LEAST_VERSION = 14
-"""Oldest version of PostgreSQL (docs.prefect.io, self-hosted server: 14.9 or newer); 13
-has no security updates.
-"""
-_POSTGRESQL = re.compile(
-    r"(?:(?P<user>[^:/@?#\s]*)(?::(?:[^:/@?#\s%]|%[0-9a-fA-F]{2})*)?@)?"
-    r"(?P<place>(?:\[[0-9a-fA-F:]+\]|[^:/@?#\s]*)(?::\d+)?/[^/@?#\s]+)(?:\?[^@\s]*)?"
-)
-"""URL after the `//`. Text that does not match is never repeated: it may be a password
-with an @.
-"""
-
-
-class DatabaseError(ValueError):
-    """A database that Prefect's server cannot use; the message names its location,
-    never the password.
-    """
-
-
-def database_environment(url: str | None) -> dict[str, str]:
-    """Environment variables that set the database of Prefect's server.
-
-    Raises:
-        DatabaseError: the URL is malformed, or of a database that the server cannot
-            use.
-    """
-    if url is None:
-        return {}
-    scheme, separator, remainder = url.partition("://")
-    if not separator:
-        raise DatabaseError(f"--database: this is not a URL; write {FORM}")
-    if scheme not in DRIVERS:
-        raise DatabaseError(
-            f"--database: URLs beginning with {scheme}:// are not "
-            f"supported; write {FORM}"
-        )
-    if (
-        DRIVERS[scheme].startswith("postgresql")
-        and _POSTGRESQL.fullmatch(remainder) is None
-    ):
-        raise DatabaseError(
-            f"--database: the URL is not written as {FORM}; in a password, write each "
-            "of @ : / ? # % as a percent sign and its code: %40 %3A %2F %3F %23 %25"
-        )
-    return {CONNECTION_VARIABLE: f"{DRIVERS[scheme]}://{remainder}"}
-
-
-def check_database(url: str | None) -> str | None:
-    """Connect to a PostgreSQL database as the server will, before starting it.
-
-    Args:
-        url: see `database_environment`.
-
-    Returns:
-        a sentence with the database's location for the terminal; None for SQLite.
-
-    Raises:
-        DatabaseError: the database does not answer, rejects the user, is too old, or
-            does not allow creating tables.
-    """
-    connection = database_environment(url).get(CONNECTION_VARIABLE, "")
-    match = _POSTGRESQL.fullmatch(connection.partition("://")[2])
-    if not connection.startswith("postgresql") or match is None:
-        return None
-    user = match["user"] or "the default user"
-    location = f"PostgreSQL at {match['place']}"
-    if match["place"][0] == "/":
-        location = f"PostgreSQL, {match['place'][1:]}"
-    try:
-        # In a new thread, as the caller's may run an event loop.
-        with ThreadPoolExecutor(1) as thread:
-            version_query = asyncio.wait_for(_query_server(connection), CONNECT_SECONDS)
-            version, may_create = thread.submit(asyncio.run, version_query).result()
-    except TimeoutError as error:
-        raise DatabaseError(
-            f"{location} did not answer within {CONNECT_SECONDS:.0f} s; check the host "
-            "and port, and that this machine may connect"
-        ) from error
-    except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        reason = " ".join(str(cause).split()) or type(cause).__name__
-        password = connection.partition("://")[2].partition("@")[0].partition(":")[2]
-        if password and password in reason:  # some drivers repeat it
-            reason = type(cause).__name__
-        raise DatabaseError(
-            f"{location} cannot be used as {user}: {reason}; correct --database or "
-            f"{DATABASE_VARIABLE}"
-        ) from error
-    if version < LEAST_VERSION:
-        raise DatabaseError(
-            f"{location} is version {version}; Prefect's server "
-            f"requires {LEAST_VERSION} or newer"
-        )
-    if not may_create:
-        raise DatabaseError(
-            f"{location} does not allow {user} to create tables; as its administrator, "
-            "run: GRANT CREATE ON DATABASE ... and ON SCHEMA public TO ..."
-        )
-    return f"Prefect's records: {location}"
-
-
-async def _query_server(connection: str) -> tuple[int, bool]:
-    """The server's version, and True if its user may create extensions and tables."""
-    from sqlalchemy import text
-    from sqlalchemy.ext.asyncio import create_async_engine
-
-    engine: Any = create_async_engine(connection)
-    try:
-        async with engine.connect() as session:
-            query = text(
-                "select current_setting('server_version_num')::int / 10000, "
-                "has_database_privilege(current_database(), 'CREATE') and "
-                "has_schema_privilege('public', 'CREATE')"
-            )
-            row = (await session.execute(query)).one()
-    finally:
-        await engine.dispose()
-    return int(row[0]), bool(row[1])
-
 
 SERVER_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
 CLIENT_VARIABLE = "PREFECT_API_AUTH_STRING"

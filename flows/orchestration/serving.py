@@ -31,11 +31,8 @@ from gristmill.flows.orchestration.choose_prefect import (
 from gristmill.flows.orchestration.run_metrics import metrics_text
 from gristmill.flows.orchestration.server_settings import (
     CLIENT_VARIABLE,
-    DATABASE_VARIABLE,
     SERVER_VARIABLE,
     admits,
-    check_database,
-    database_environment,
     is_admitted,
     keep_private,
     server_environment,
@@ -51,6 +48,7 @@ from gristmill.flows.orchestration.sign_in import (
 )
 from gristmill.flows.report.server import VARIABLE, metrics_link, serve_reports
 
+DATABASE_VARIABLE = "PREFECT_API_DATABASE_CONNECTION_URL"
 SERVER_START_SECONDS = 120.0
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0
@@ -225,7 +223,6 @@ def up_and_serve(
     port: int,
     limit: int,
     store: Store,
-    database: str | None,
     manifests: Sequence[str],
 ) -> None:
     """Start a Prefect server on the loopback address, and serve deployments, reports
@@ -239,24 +236,20 @@ def up_and_serve(
         port: port of the server.
         limit: maximum number of concurrent flow runs.
         store: store of the runs in the metrics.
-        database: URL of a PostgreSQL database for the server; a file in Prefect's
-            folder (SQLite) if absent.
         manifests: see `serve_deployments`.
 
     Raises:
         PortTakenError: a port is in use.
         ServerFailedError: the server did not answer in time, or a child process kept
             ending.
-        DatabaseError: the database cannot be used.
     """
     apply_default_settings(quiet_console=False)
     api = f"http://127.0.0.1:{port}/api"
     password = server_password()
     reports = take_ports(port, password, partial(metrics_text, store))
-    records = check_database(database)
     # The flows' processes inherit this environment, and do not need the database's
     # password.
-    os.environ.pop(DATABASE_VARIABLE, None)
+    database = os.environ.pop(DATABASE_VARIABLE, None)
     os.environ.update(
         {
             "PREFECT_API_URL": api,
@@ -273,8 +266,9 @@ def up_and_serve(
             "PREFECT_UI_API_URL": "/api",
             PAGES_VARIABLE: str(pages_folder()),
             **server_environment(port, password),
-            **database_environment(database),
         }
+        if database is not None:
+            environment[DATABASE_VARIABLE] = database
         children.append(Supervised("server", port, environment, subprocess.DEVNULL))
         if not wait_for_answer(api, [child.process for child in children], stopping):
             return
@@ -284,10 +278,7 @@ def up_and_serve(
             "Metrics for Prometheus, of the runs in "
             f"{mask_text(str(store.root))}: {address}"
         )
-        lines = [*how_to_open(port, password), metrics]
-        if records:
-            lines.append(records)
-        print(*lines, sep="\n", flush=True)
+        print(*how_to_open(port, password), metrics, sep="\n", flush=True)
         links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
         children.append(Supervised("deployments", limit, links, None, manifests))
         while not stopping.wait(POLL_SECONDS):

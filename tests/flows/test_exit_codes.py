@@ -24,7 +24,6 @@ from gristmill.dataprep.runners.errors import KilledWorkerError, WorkerError
 from gristmill.dataprep.words.language_words import NoTokenizerError
 from gristmill.dataprep.words.spacy_words import NoSpacyError
 from gristmill.flows.cli.application import WholeSentences
-from gristmill.flows.orchestration.server_settings import DatabaseError
 from gristmill.flows.orchestration.serving import (
     NoServerError,
     OpenServerError,
@@ -50,7 +49,6 @@ EXIT_CODES: dict[type[Exception], int] = {
     NoServerError: 2,
     OpenServerError: 2,
     PortTakenError: 2,
-    DatabaseError: 2,
     ExportError: 2,
     DocumentExportError: 2,
     MissingLibraryError: 2,

@@ -326,7 +326,6 @@ ANSWERS = {
     "`mix:` and `pretrain:` sections",
     "serve --limit 0": "greater than or equal to 1",
     "up --port 70000": "less than or equal to 65534",
-    "up --database nosuch": "--database: this is not a URL",
     "bench nosuch": "no such area: nosuch; areas are dataprep, models",
     "bench dataprep --points 3": "--points belongs to the area chaos",
     "bench dataprep --markdown bare": "--markdown bare is a folder",
