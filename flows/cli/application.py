@@ -252,7 +252,7 @@ def why_refused(error: Exception) -> str | None:
         from gristmill.flows.running.missing_libraries import EXTRA_OF, sentence_of
 
         library = (error.name or "").partition(".")[0]
-        return sentence_of(library, "this command") if library in EXTRA_OF else None
+        return sentence_of(library, ["this command"]) if library in EXTRA_OF else None
     if isinstance(error, OSError) and error.strerror:
         from gristmill.core.files import TEMPORARY_MARK
 

@@ -84,7 +84,7 @@ def require_prefect() -> None:
     from gristmill.flows.running.missing_libraries import is_installed, sentence_of
 
     if not is_installed("prefect"):
-        fail(sentence_of("prefect", "this command"))
+        fail(sentence_of("prefect", ["this command"]))
 
 
 def check_manifests(manifests: list[str]) -> None:

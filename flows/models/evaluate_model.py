@@ -101,7 +101,7 @@ def evaluate_folder(
     for task in section.tasks:
         for library in task.libraries:
             if not is_installed(library):
-                raise EvaluationError(sentence_of(library, f"the task {task.name}"))
+                raise EvaluationError(sentence_of(library, [f"the task {task.name}"]))
     make_deterministic(1)
     folder = as_path(model)
     try:

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import ThreadingHTTPServer
@@ -60,9 +59,6 @@ RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Delays before a child that ended by itself is restarted; after the last one it is
 given up.
 """
-LISTENING = "0A"
-"""State of a listening socket in Linux's tables (include/net/tcp_states.h)."""
-COMMAND_CHARS = 200
 STEADY_SECONDS = 120.0
 """A child that ran for this long counts as working: the delays start over."""
 
@@ -82,7 +78,7 @@ class OpenServerError(ValueError):
 
 
 class PortTakenError(ValueError):
-    """A port of `up` is in use; the message names the process, if known."""
+    """A port of `up` is in use."""
 
 
 def serve_deployments(
@@ -307,63 +303,16 @@ def take_ports(
     Raises:
         PortTakenError: a port is in use.
     """
-    for number in (port + 1, port):  # the first one identifies another `up`
-        try:
-            socket.create_server(("127.0.0.1", number)).close()
-        except OSError as error:
-            raise PortTakenError(why_taken(number, port)) from error
+    number = port
     try:
-        return serve_reports(port + 1, password, metrics)
+        socket.create_server(("127.0.0.1", number)).close()
+        number = port + 1
+        return serve_reports(number, password, metrics)
     except OSError as error:
-        raise PortTakenError(why_taken(port + 1, port)) from error
-
-
-def why_taken(number: int, port: int) -> str:
-    """Message about a port in use that `up --port PORT` needs."""
-    holder = listener(number)
-    purpose = "the reports" if number > port else "Prefect's server"
-    if holder is None:
-        return (
-            f"port {number}, for {purpose}, is in use by another process; choose "
-            "another --port"
-        )
-    try:
-        command = (
-            Path(f"/proc/{holder}/cmdline")
-            .read_bytes()
-            .decode(errors="replace")
-            .rstrip("\0")
-            .split("\0")
-        )
-    except OSError:  # it has ended meanwhile
-        command = ["ended meanwhile"]
-    if "up" in command:
-        return (
-            f"gristmill up is already running, as process {holder}: open "
-            f"http://127.0.0.1:{port}, end it with "
-            f"kill {holder}, or choose another --port"
-        )
-    return (
-        f"port {number}, for {purpose}, is in use by process {holder} "
-        f"({shlex.join(command)[:COMMAND_CHARS]}); end it, or choose another --port"
-    )
-
-
-def listener(port: int) -> int | None:
-    """Number of the process that listens on a port, if visible to this user (Linux)."""
-    sockets = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                columns = line.split()
-                local_port = int(columns[1].rpartition(":")[2], 16)
-                if columns[3] == LISTENING and local_port == port:
-                    sockets.add(f"socket:[{columns[9]}]")
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if os.readlink(link) in sockets:
-                return int(link.parts[2])
-    return None
+        raise PortTakenError(
+            f"port {number} is in use, perhaps by another gristmill up: open "
+            f"http://127.0.0.1:{port}, or choose another --port"
+        ) from error
 
 
 def start_child(

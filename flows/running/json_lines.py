@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from datetime import UTC, datetime
-from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 from gristmill.core.secrets import mask_addresses
 from gristmill.flows.running.events import (
-    RunEnded,
     RunEvent,
-    RunNotice,
-    RunStarted,
     StageEvent,
     StageFailed,
     StageFinished,
+    StageOutput,
     StageProgress,
     StageStarted,
     StageStopping,
-    StageWaits,
     StageWarning,
 )
 from gristmill.flows.running.terminal import PLAIN_SECONDS
+
+LEVELS: dict[type[RunEvent], str] = {
+    StageFailed: "error",
+    StageWarning: "warning",
+    StageStopping: "warning",
+}
+"""Class of an event -> its level; `info` of all others."""
 
 
 class JsonLines:
@@ -70,9 +75,8 @@ class JsonHandler(logging.Handler):
 
 
 class JsonObserver:
-    """Observer that writes a run as JSON lines: `run_started`, `stage_started`,
-    `stage_waits`, `progress`, `warning`, `stopping`, `stage_finished`, `stage_failed`,
-    `run_finished`.
+    """Observer that writes a run as JSON lines: the class of each event as its name
+    (`stage_started`), its stage, and its fields.
     """
 
     def __init__(self, lines: JsonLines) -> None:
@@ -80,61 +84,29 @@ class JsonObserver:
         self._written: dict[str, float] = {}
 
     def __call__(self, event: RunEvent) -> None:
-        """Write an event."""
-        write = self._lines.log
+        """Write an event; progress now and then, and no lines that a stage prints."""
+        if isinstance(event, StageOutput):
+            return
+        if isinstance(event, StageProgress):
+            stage, now = event.node.name, time.monotonic()
+            is_due = now - self._written.get(stage, 0.0) >= PLAIN_SECONDS
+            if event.done < event.total and not is_due:
+                return
+            self._written[stage] = now
+        values = dict(vars(event))
         if isinstance(event, StageEvent):
-            write = partial(write, stage=event.node.name)
-        match event:
-            case RunStarted():
-                write(
-                    "run_started",
-                    manifest=event.manifest_file,
-                    name=event.name,
-                    stages=event.stages,
-                )
-            case RunNotice():
-                write("message", message=event.message)
-            case RunEnded() if event.folder is not None:
-                write(
-                    "run_finished",
-                    state=event.state,
-                    run=event.folder.name,
-                    folder=str(event.folder),
-                )
-            case RunEnded():
-                level = "error" if event.state == "failed" else "warning"
-                write("run_finished", level, state=event.state, message=event.message)
-            case StageStarted():
-                write(
-                    "stage_started",
-                    resuming=event.resuming,
-                    fingerprint=event.node.fingerprint[:16],
-                    folder=str(event.folder.path),
-                )
-            case StageWaits():
-                write("stage_waits", host=event.host, pid=event.pid)
-            case StageWarning():
-                write("warning", "warning", message=event.message)
-            case StageStopping():
-                write("stopping", "warning", seconds=event.seconds)
-            case StageProgress(node=node):
-                now = time.monotonic()
-                is_due = now - self._written.get(node.name, 0.0) >= PLAIN_SECONDS
-                if event.done >= event.total or is_due:
-                    self._written[node.name] = now
-                    values = {
-                        key: value
-                        for key, value in vars(event).items()
-                        if key != "node" and value not in ("", None)
-                    }
-                    write("progress", **values)
-            case StageFinished(outcome=outcome):
-                write(
-                    "stage_finished",
-                    how=outcome.how,
-                    seconds=round(outcome.seconds, 3),
-                    folder=str(outcome.folder.path),
-                    note=outcome.note,
-                )
-            case StageFailed():
-                write("stage_failed", "error", message=event.message)
+            values["stage"] = values.pop("node").name
+        if isinstance(event, StageFinished):
+            values |= vars(values.pop("outcome"))
+        if isinstance(event, StageStarted | StageFinished):
+            values["folder"] = values["folder"].path
+        kind = type(event)
+        self._lines.log(
+            re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(),
+            LEVELS.get(kind, "info"),
+            **{
+                key: str(value) if isinstance(value, Path) else value
+                for key, value in values.items()
+                if value not in ("", None)
+            },
+        )

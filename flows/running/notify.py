@@ -1,5 +1,5 @@
-"""Notification about the end of a run: JSON for a user's command or URL
-(`engine.notify`).
+"""Notification about the end of a run for a user's command or URL (`engine.notify`):
+JSON of its record without the manifest, and `text`, a sentence for chat services.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import shlex
 import socket
 import subprocess
 import urllib.request
-from pathlib import Path
 
 from gristmill.core.secrets import mask_known, mask_secrets
 from gristmill.flows.running.run_records import RunRecord
@@ -22,23 +21,31 @@ REQUEST_SECONDS = 10.0
 log = logging.getLogger("gristmill.notify")
 
 
-def notify(session: Session, record: RunRecord, report: Path | None = None) -> None:
+def notify(session: Session, record: RunRecord) -> None:
     """Send a notification about the end of a run to `engine.notify`. Failures are
     warnings and do not affect the run.
 
     Args:
         session: the run's.
         record: its finished record.
-        report: path of its report, if any.
     """
     target = session.manifest.engine.notify
     if target is None:
         return
+    content = record.content
+    seconds = content["finished"] - content["started"]
+    sentence = (
+        f"gristmill: {content['name']} {content['state']} after {seconds:,.0f} s on "
+        f"{socket.gethostname()}. {content['message']}"
+    )
+    message = {
+        key: value
+        for key, value in content.items()
+        if key not in ("manifest", "settings")
+    }
     try:
-        text = json.dumps(
-            mask_secrets(payload(session, record, report)), ensure_ascii=False
-        )
-        body = mask_known(text).encode()
+        payload = mask_secrets({"text": sentence.rstrip(), **message})
+        body = mask_known(json.dumps(payload, ensure_ascii=False)).encode()
         target = os.path.expandvars(target)
         if target.startswith(("http://", "https://")):
             headers = {"Content-Type": "application/json", "User-Agent": "gristmill"}
@@ -68,38 +75,3 @@ def notify(session: Session, record: RunRecord, report: Path | None = None) -> N
             "engine.notify did not work: %s",
             str(error).replace(target, "URL") or type(error).__name__,
         )
-
-
-def payload(
-    session: Session, record: RunRecord, report: Path | None
-) -> dict[str, object]:
-    """Notification with the run's result, and `text`, a sentence for chat services."""
-    content = record.content
-    seconds = round(content["finished"] - content["started"], 3)
-    sentence = (
-        f"gristmill: {content['name']} {content['state']} after "
-        f"{seconds:,.0f} s on {socket.gethostname()}"
-    )
-    first_line = content["message"].partition("\n")[0]
-    stages = {}
-    for name, entry in content["stages"].items():
-        stages[name] = {
-            key: value
-            for key, value in entry.items()
-            if key in ("how", "seconds", "rows", "error")
-        }
-    return {
-        "text": f"{sentence}: {first_line}" if first_line else sentence,
-        "run": content["run"],
-        "name": content["name"],
-        "manifest_file": content["manifest_file"],
-        "state": content["state"],
-        "message": content["message"],
-        "started": content["started"],
-        "finished": content["finished"],
-        "seconds": seconds,
-        "host": socket.gethostname(),
-        "store": str(session.store.root),
-        "report": None if report is None else str(report),
-        "stages": stages,
-    }

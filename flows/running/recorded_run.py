@@ -71,5 +71,5 @@ def run_recorded(
             kind = type(error).__name__
             log.warning("the report could not be finished: %s: %s", kind, error)
         emit(RunRecorded(record.folder, report))
-        notify(session, record, report)
+        notify(session, record)
     return record.folder

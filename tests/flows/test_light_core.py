@@ -245,26 +245,19 @@ def test_every_stage_that_imports_torch_declares_it(light: Path) -> None:
     [
         (
             "run light.yaml --no-ui",
-            "the stage pretrain needs torch, which is not installed; install it "
-            "with: pip",
+            "torch is not installed (needed by pretrain); install it with: pip",
         ),
         (
             "up",
-            "this command needs prefect, which is not installed; install it with: "
+            "prefect is not installed (needed by this command); install it with: "
             "pip install 'gristmill[ui]'",
         ),
-        ("serve", "this command needs prefect"),
-        ("browse light.yaml", "this command needs starlette"),
-        (
-            "run demo --no-ui",
-            "some stages need libraries that are not installed (fasttext, which needs "
-            "a C++ compiler: quality; torch: pretrain, sft, reference, dpo, evaluate "
-            "and export); install them with: pip install 'gristmill[fasttext,train]'",
-        ),
+        ("serve", "prefect is not installed (needed by this command)"),
+        ("browse light.yaml", "starlette is not installed (needed by this command)"),
         (
             "run trained.yaml --no-ui",
-            "the step quality needs fasttext, which is not installed; install it, "
-            "which needs a C++ compiler, with: pip install 'gristmill[fasttext]'",
+            "fasttext is not installed (needed by quality); install it, which needs a "
+            "C++ compiler, with: pip install 'gristmill[fasttext]'",
         ),
     ],
 )
@@ -302,45 +295,44 @@ def missing_for(
     [
         (
             "pretrain.optimizer.kind=adamw8bit",
-            "pretrain.optimizer.kind needs torchao, which is not installed; install it "
-            "with: pip install 'gristmill[quant]', or remove pretrain.optimizer.kind",
+            "torchao is not installed (needed by pretrain.optimizer.kind); install it "
+            "with: pip install 'gristmill[quant]'",
         ),
-        ("pretrain.float8=rowwise", "pretrain.float8 needs torchao"),
-        ("sft.lora.base=nf4", "sft.lora.base needs bitsandbytes"),
+        ("pretrain.float8=rowwise", "torchao is not installed (needed by pretrain.fl"),
+        ("sft.lora.base=nf4", "bitsandbytes is not installed (needed by sft.lora.base"),
         (
             "engine.wandb.project=mine",
-            "engine.wandb needs wandb, which is not installed; install it with: "
-            "pip install 'gristmill[wandb]', or remove engine.wandb",
+            "wandb is not installed (needed by engine.wandb); install it with: pip "
+            "install 'gristmill[wandb]'",
         ),
         (
             "prepare=[{filter: {rules: [{gopher_quality: {dialect: datatrove}}]}}]",
-            "the step filter needs spacy, which is not installed; install it with: "
-            "pip install 'gristmill[spacy]'",
+            "spacy is not installed (needed by filter); install it with: pip install "
+            "'gristmill[spacy]'",
         ),
         (
             "prepare=[{filter: {rules: [{fineweb: {words: language}}]}}]",
-            "the step filter needs datatrove",
+            "datatrove is not installed (needed by filter)",
         ),
         (
             "evaluate.tasks=[{name: said, path: said.jsonl, kind: generate, metrics: "
             "[f1, chrf, rouge1]}]",
-            "some stages need libraries that are not installed (sacrebleu: "
-            "evaluate.tasks.said.metrics; rouge_score: evaluate.tasks.said.metrics); "
-            "install them with: pip install 'gristmill[eval]'",
+            "sacrebleu is not installed (needed by evaluate.tasks.said.metrics); "
+            "install it with: pip install 'gristmill[eval]'\n"
+            "rouge_score is not installed (needed by evaluate.tasks.said.metrics)",
         ),
         (
             "prepare=[{quality: {perplexity: {kenlm: given.arpa}}}]",
-            "the step quality needs kenlm, which is not installed; install it, which "
-            "needs a C++ compiler and Python 3.12 or "
-            "older, with: pip install 'gristmill[kenlm]'",
+            "kenlm is not installed (needed by quality); install it, which needs a C++ "
+            "compiler and Python 3.12 or older, with: pip install 'gristmill[kenlm]'",
         ),
         (
             "examples.sums={data: [{path: sums.jsonl}], model: {model: m, endpoint: "
             "'http://127.0.0.1:1/v1', temperature: 1}, "
             "per_prompt: 2, rewards: [{kind: model, path: judge}]}",
-            "computing with a model (examples-sums, pretrain, sft, reference, dpo, "
-            "evaluate, export) needs torch, which is not installed; install it with: "
-            "pip install 'gristmill[train]'",
+            "torch is not installed (needed by examples-sums, pretrain, sft, "
+            "reference, dpo, evaluate, export); install it with: pip install "
+            "'gristmill[train]'",
         ),
     ],
 )
@@ -356,7 +348,7 @@ def test_libraries_required_by_settings_are_checked_before_any_work(
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    present = {"fasttext"} if "needs torch," in sentence else {"fasttext", "torch"}
+    present = {"fasttext"} if sentence.startswith("torch ") else {"fasttext", "torch"}
     assert sentence in missing_for([setting], present, monkeypatch, tmp_path)
 
 

@@ -153,17 +153,17 @@ def test_a_run_is_written_as_json_lines(toy_runner: Make) -> None:
     assert [
         (line["event"], line.get("stage"), line["level"])
         for line in lines
-        if line["event"] != "progress"
+        if line["event"] != "stage_progress"
     ] == [
         ("stage_started", "first", "info"),
         ("stage_finished", "first", "info"),
         ("stage_started", "second", "info"),
-        ("warning", "second", "warning"),
+        ("stage_warning", "second", "warning"),
         ("stage_finished", "second", "info"),
         ("stage_started", "failing", "info"),
         ("stage_failed", "failing", "error"),
     ]
-    last = [line for line in lines if line["event"] == "progress"][-1]
+    last = [line for line in lines if line["event"] == "stage_progress"][-1]
     assert (last["done"], last["total"], last["unit"]) == (2, 2, "shards")
 
 
@@ -171,7 +171,7 @@ def test_json_lines_mask_credentials() -> None:
     sink = io.StringIO()
     JsonObserver(JsonLines(sink))(RunNotice("s3://key:secret-secret@bucket"))
     line = json.loads(sink.getvalue())
-    assert (line["event"], line["message"]) == ("message", "s3://***@bucket")
+    assert (line["event"], line["message"]) == ("run_notice", "s3://***@bucket")
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_launched_run_with_json_lines_ends_with_its_state(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (lines[0]["event"], lines[-1]["event"], lines[-1]["state"]) == (
         "run_started",
-        "run_finished",
+        "run_ended",
         state,
     )
 
