@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 from urllib.parse import quote, urlencode
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from gristmill.flows.pages.page_elements import Inline, Link, Links
 
@@ -27,14 +27,13 @@ class BadAddressError(ValueError):
 
 def address(*parts: object, **parameters: object) -> str:
     """A link to a page of this server; parameters without a value, and the corpus that
-    is the default, are left out. A bound of 0.0 is a value.
+    is the default, are left out.
     """
     query = urlencode(
         {
             name: value
             for name, value in parameters.items()
-            if (value or isinstance(value, float))
-            and (name, value) != ("corpus", DOCUMENTS)
+            if value and (name, value) != ("corpus", DOCUMENTS)
         }
     )
     path = "/" + "/".join(quote(str(part), safe="") for part in parts)
@@ -62,10 +61,9 @@ def page_links(total: int, after: int, size: int, link: Callable[[int], str]) ->
 class Search(BaseModel):
     """Documents to list."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     corpus: Name = DOCUMENTS
-    words: Annotated[str, Field(max_length=1000)] | None = None
     source: Name | None = None
     language: Name | None = None
     outcome: Outcome | None = None
@@ -73,21 +71,8 @@ class Search(BaseModel):
     reason: Name | None = None
     where: LongText | None = None
     """SQL over the columns of a document, as `where` of a source."""
-    column: Name | None = None
-    least: float | None = None
-    most: float | None = None
     after: Annotated[str, Field(pattern=r"^\d{1,6}-\d{1,12}$")] | None = None
     """Number of the shard and row where the search continues."""
-
-    @model_validator(mode="after")
-    def _bounds_of_a_column(self) -> Self:
-        if self.column is None and (self.least is not None or self.most is not None):
-            raise ValueError("a range is that of a measured column: choose one")
-        if self.least is not None and self.most is not None and self.least > self.most:
-            raise ValueError(
-                f"no value is at least {self.least:g} and at most {self.most:g}"
-            )
-        return self
 
     def link(self, after: str | None = None) -> str:
         """The address of this search, continued after a place."""

@@ -1,14 +1,12 @@
 """The list of documents: those that meet a search, some on each page, read from the
 shards that hold them.
 
-Measured values are read shard by shard until a page is full. Texts are read of the
-listed documents, and in a search for words of up to SCANNED_BYTES of documents; the
-page then shows the progress of the search.
+Measured values are read shard by shard until a page is full, and texts of the listed
+documents alone.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -56,17 +54,10 @@ from gristmill.mixtures.sections.sources import INGEST
 from gristmill.tokenize.importing.token_sources import decoded_text
 
 ON_PAGE = 25
-SCANNED_BYTES = 64 << 20
-"""Bytes of text that a search for words reads for one page: about half a second.
-"""
-SCANNED_ROWS = 2000
-"""Texts that are read at a time."""
 MOST_COUNTED = 1_000_000
 """Documents of the largest corpus whose matches are counted."""
 JUDGED = ("source", "kept", "dropped_by", "reason")
 LANGUAGE = "language"
-WORDS = re.compile(r'"([^"]+)"|(\S+)')
-"""A text between quotes is searched as it is."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,6 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
     corpus = run.columns(query.corpus)
     columns = list(JUDGED)
     columns += [LANGUAGE] if query.language else []
-    columns += [query.column] if query.column else []
     if query.where is not None:
         columns += columns_in(query.where, corpus.schema.names)
     columns = list(dict.fromkeys(columns))
@@ -93,7 +83,7 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
                 f"no step has measured {name!r}; columns are "
                 f"{', '.join(corpus.measured) or 'none'}"
             )
-    hits, scanned, after = search(corpus, query, columns)
+    hits, after = search(corpus, query, columns)
     total = run.cached(
         ("documents", query.corpus),
         lambda: sum(
@@ -102,11 +92,8 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
     )
     following = query.link(after) if after else ""
     first_page = query.model_copy(update={"after": None})
-    count: list[Inline] = [f"of {total:,} documents"]
-    if query.words is not None:
-        count = [f"{len(hits)} found in {scanned:,} documents that were looked through"]
-        count += ["; ", Link("continue the search", following)] if following else []
-    elif total <= MOST_COUNTED:
+    count = f"of {total:,} documents"
+    if total <= MOST_COUNTED:
         matching = run.cached(
             ("count", first_page),
             lambda: sum(
@@ -114,10 +101,10 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
                 for shard in corpus.shards
             ),
         )
-        count.insert(0, f"{matching:,} ")
+        count = f"{matching:,} {count}"
     entries: list[Entry] = []
     for shard, hits_of_shard in groupby(hits, key=lambda hit: hit.shard):
-        entries += _entries(corpus.inputs, shard, list(hits_of_shard), query)
+        entries += _entries(corpus.inputs, shard, list(hits_of_shard))
     links: list[Inline] = (
         [Link("← the first ones", query.link())] if query.after else []
     )
@@ -126,54 +113,32 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
         "Documents" if query.corpus == DOCUMENTS else f"Examples of {query.corpus}",
         _form(run, corpus, query, total),
         Note(count),
-        listing_of(entries, f"None of them fits{' so far' if following else ''}."),
+        listing_of(entries, "None of them fits."),
         Links(links),
     )
 
 
 def search(
     corpus: Corpus, query: Search, columns: Sequence[str]
-) -> tuple[list[Hit], int, str | None]:
-    """Matching documents in the order of the corpus: as many as a page shows, or fewer
-    if words are rare; the number of texts that were looked through; and the place where
-    the search continues, None at its end.
+) -> tuple[list[Hit], str | None]:
+    """Matching documents in the order of the corpus, as many as a page shows, and the
+    place where the search continues, None at its end.
     """
     hits: list[Hit] = []
-    scanned, budget = 0, SCANNED_BYTES
     first_shard, first_row = map(int, (query.after or "0-0").split("-"))
     for number, shard in list(enumerate(corpus.shards))[first_shard:]:
         table = corpus.read(shard, columns, kept=None)
         rows = np.flatnonzero(matches(table, query))
         rows = rows[rows >= (first_row if number == first_shard else 0)]
-        for begin in range(0, len(rows), SCANNED_ROWS):
-            part = rows[begin : begin + SCANNED_ROWS]
-            if budget <= 0:
-                return hits, scanned, f"{number}-{part[0]}"
-            if query.words is not None:
-                if "text" not in column_names(corpus.inputs[INGEST] / shard):
-                    raise BadAddressError(
-                        "these documents have tokens and no text; words cannot be "
-                        "looked for in them"
-                    )
-                scanned += len(part)
-                texts = read_document_rows(
-                    corpus.inputs, shard, part.tolist(), ["text"]
-                )["text"]
-                budget -= int(pc.sum(pc.binary_length(texts)).as_py() or 0)
-                for word in words_of(query.words):
-                    is_hit = pc.match_substring(texts, word, ignore_case=True)
-                    part, texts = part[is_hit.to_numpy()], texts.filter(is_hit)
-            for row in part.tolist():
-                if len(hits) == ON_PAGE:
-                    return hits, scanned, f"{number}-{row}"
-                hits.append(Hit(shard, row, table.slice(row, 1).to_pylist()[0]))
-    return hits, scanned, None
+        for row in rows.tolist():
+            if len(hits) == ON_PAGE:
+                return hits, f"{number}-{row}"
+            hits.append(Hit(shard, row, table.slice(row, 1).to_pylist()[0]))
+    return hits, None
 
 
 def matches(table: pa.Table, query: Search) -> np.ndarray:
-    """Documents that match a search apart from its words: (n,) bool; a missing value
-    matches no bound.
-    """
+    """Documents that match a search: (n,) bool; a missing value matches nothing."""
     conditions = [
         pc.equal(table[name].cast(pa.string()), value)
         for name, value in (
@@ -194,17 +159,6 @@ def matches(table: pa.Table, query: Search) -> np.ndarray:
         "quarantined": is_quarantined,
     }
     conditions += [outcomes[query.outcome]] if query.outcome else []
-    if query.column is not None:
-        values = table[query.column]
-        if not _is_number(values.type):
-            raise BadAddressError(
-                f"{query.column} is not a number; ranges are of numbers"
-            )
-        conditions.append(values.is_valid())
-        if query.least is not None:
-            conditions.append(pc.greater_equal(values, query.least))
-        if query.most is not None:
-            conditions.append(pc.less_equal(values, query.most))
     mask = np.ones(len(table), bool)
     for condition in conditions:
         mask &= pc.fill_null(condition, False).to_numpy().astype(bool)
@@ -214,21 +168,8 @@ def matches(table: pa.Table, query: Search) -> np.ndarray:
     return mask
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    types = pa.types
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-
-
-def words_of(text: str) -> list[str]:
-    """The words of a search, and the texts between quotes in it."""
-    return [quoted or word for quoted, word in WORDS.findall(text)]
-
-
-def _entries(
-    inputs: ByName[Path], shard: str, hits: Sequence[Hit], query: Search
-) -> list[Entry]:
+def _entries(inputs: ByName[Path], shard: str, hits: Sequence[Hit]) -> list[Entry]:
     """Entries of the list for some documents of a shard."""
-    words = words_of(query.words or "")
     rows = [hit.row for hit in hits]
     has_text = "text" in column_names(inputs[INGEST] / shard)
     columns = ["id", "locator", "text"] if has_text else ["id", "locator"]
@@ -246,8 +187,8 @@ def _entries(
                 (kept, step, reason),
                 source,
                 len(text),
-                snippet(text, words),
-                words,
+                snippet(text, []),
+                [],
                 details,
             )
         )
@@ -256,7 +197,6 @@ def _entries(
 
 def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
     hint = "SQL over columns, such as language_score < 0.8 AND kept"
-    words_hint = 'in the text; "several between quotes"'
     choices = run.cached(
         ("form", query.corpus), lambda: _choices(run, corpus, query.corpus)
     )
@@ -266,10 +206,7 @@ def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
         if name != "after"
     }
     fields: list[Field | Choice] = [
-        Field("words", "words", placeholder=words_hint, most=1000, is_wide=True),
         *choices,
-        Field("least", "at least", is_number=True),
-        Field("most", "at most", is_number=True),
         Field("where", "where", placeholder=hint, most=2000, is_wide=True),
     ]
     is_filtered = bool(values.keys() - {"corpus"})
@@ -301,17 +238,11 @@ def _choices(run: BrowsedRun, corpus: Corpus, name: str) -> list[Choice]:
             languages |= summary.languages
     if LANGUAGE not in corpus.schema.names:
         languages = {}
-    numbers = [
-        column
-        for column in corpus.measured
-        if _is_number(corpus.schema.field(column).type)
-    ]
     choices = [
         Choice("source", "source", {"": sorted(sources)}),
         Choice("language", "language", {"": [name for name, _ in ranked(languages)]}),
         Choice("outcome", "outcome", {"": get_args(Outcome)}),
         Choice("step", "dropped by", {"": list(reasons)}),
         Choice("reason", "reason", reasons),
-        Choice("column", "measured", {"": numbers}),
     ]
     return [choice for choice in choices if any(choice.groups.values())]

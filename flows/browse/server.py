@@ -26,7 +26,6 @@ from gristmill.flows.browse.addresses import (
     DOCUMENTS,
     Address,
     BadAddressError,
-    Search,
     address,
 )
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
@@ -72,11 +71,6 @@ REFUSALS: dict[HTTPStatus, tuple[type[Exception], ...]] = {
     HTTPStatus.BAD_REQUEST: (BadAddressError, ExpressionError),
     HTTPStatus.NOT_FOUND: (*ABSENT, HTTPException),
     HTTPStatus.INTERNAL_SERVER_ERROR: (*DAMAGED, Exception),
-}
-ERROR_TITLES = {
-    HTTPStatus.BAD_REQUEST: "Not understood",
-    HTTPStatus.NOT_FOUND: "Not found",
-    HTTPStatus.INTERNAL_SERVER_ERROR: "Cannot be read",
 }
 
 
@@ -158,36 +152,24 @@ def _answer(run: BrowsedRun, check: Callable[..., Any], request: Request) -> Res
         request: of the page.
 
     Raises:
-        BadAddressError: a parameter is missing, unknown, repeated, or has a value that
-            is not allowed. Empty fields of a form count as absent.
+        BadAddressError: a parameter is missing, unknown, or has a value that is not
+            allowed. Empty fields of a form count as absent.
     """
-    query = request.query_params
-    for name in query:
-        if len(query.getlist(name)) > 1:
-            raise BadAddressError(f"{name} is there twice; give it once")
     parameters: dict[str, object] = {
         name: value
-        for name, value in {**query, **request.path_params}.items()
+        for name, value in {**request.query_params, **request.path_params}.items()
         if value != ""
     }
-    names = [*signature(check).parameters][1:]
-    is_search = names == ["query"]
-    if is_search:
-        names, parameters = [*Search.model_fields], {"query": parameters}
+    if "query" in signature(check).parameters:
+        parameters = {"query": parameters}
     try:
         make_page = check(run, **parameters)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"]][is_search:]
-        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            raise BadAddressError(
-                f"this page does not know {place[0]!r}; it takes "
-                f"{', '.join(names) or 'nothing'}"
-            ) from error
-        message = first["msg"].removeprefix("Value error, ")
-        is_given = place and first["type"] != "missing_argument"
-        got = f" (got {str(first['input'])[:100]!r})" if is_given else ""
-        raise BadAddressError(": ".join([*place, message]) + got) from error
+        sentences = (
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            for problem in error.errors()
+        )
+        raise BadAddressError("; ".join(sentences)) from error
     page = make_page()
     if isinstance(page, str):
         return RedirectResponse(page, HTTPStatus.SEE_OTHER)
@@ -202,16 +184,11 @@ def _refuse(
     """
     text = " ".join(str(error).split())
     if isinstance(error, HTTPException):
-        status = HTTPStatus(error.status_code)
-        if status is HTTPStatus.NOT_FOUND:
-            text = f"there is no page {request.url.path}"
-        elif status is HTTPStatus.METHOD_NOT_ALLOWED:
-            text = f"{request.method} is not answered here: pages are read with GET"
+        status, text = HTTPStatus(error.status_code), error.detail
     elif status is HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, DAMAGED):
         text = f"{type(error).__name__}: {text}"
-    title = ERROR_TITLES.get(status, "Refused")
     warning = Note([mask_text(text) or type(error).__name__], "warning")
-    return _respond(run, page_of(title, warning), status)
+    return _respond(run, page_of(status.phrase, warning), status)
 
 
 def _respond(

@@ -101,7 +101,7 @@ def test_nothing_of_a_text_runs_or_is_loaded_whatever_page_shows_it(
     page.on("dialog", lambda dialog: dialog.accept())
     page.on("request", lambda request: requested_urls.append(request.url))
     queue, visited = (
-        ["/", "/documents?words=%22onerror%22", "/documents?words=river"],
+        ["/", "/search?text=%22onerror%22&by=words", "/search?text=river&by=words"],
         set[str](),
     )
     while queue and len(visited) < 40:
