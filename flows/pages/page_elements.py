@@ -441,20 +441,3 @@ def inline_text(value: Inline) -> str:
     if isinstance(value, str | int | float):
         return str(value)
     return "".join(map(inline_text, value))
-
-
-def column_definitions(sections: Sequence[Section]) -> MaybeSection:
-    """A list of the columns of all tables with their meanings, for readers without a
-    pointer.
-    """
-    rows = set()
-    parts = [part for section in sections for part in section.parts]
-    for part in parts:
-        if isinstance(part, Details):
-            parts += part.parts
-        elif isinstance(part, Table) and part.rows:
-            rows |= {(name, part.meaning(name)) for name in part.header}
-    rows = {row for row in rows if row[1]}
-    definitions = Table(["column", "holds"], sorted(rows))
-    details = Details("All columns of these tables", [definitions])
-    return Section("What the columns hold", [details]) if rows else None

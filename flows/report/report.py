@@ -30,7 +30,6 @@ from gristmill.flows.pages.page_elements import (
     Section,
     Span,
     Text,
-    column_definitions,
     section_of,
     table,
 )
@@ -140,9 +139,6 @@ def render_report(
         lineage(facts, None if record is None else record["manifest"]),
     ]
     sections = [section for section in candidates if section is not None]
-    definitions = column_definitions(sections)
-    if definitions is not None:
-        sections.append(definitions)
     note = f"What the store had on {time.strftime(MINUTE)}"
     if record is not None:
         note = run_note(record)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from gristmill.flows.stages.trainings import prepares_examples
 
-STAGE = prepares_examples("dpo_prepare", 3, "dpo")
+STAGE = prepares_examples("dpo_prepare", 4, "dpo")

@@ -28,13 +28,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the whole section."""
     if manifest.pretrain is None:
         return None
-    recipe, arguments = recipe_of("pretrain", manifest.pretrain, manifest, verify)
-    if manifest.pretrain.model.init_from is not None:
-        # A model that was trained on longer rows keeps its context; earlier it got the
-        # length of these rows.
-        files = {"files": recipe["model"]["init_from"], "context": "kept"}
-        recipe["model"] = {**recipe["model"], "init_from": files}
-    return recipe, arguments
+    return recipe_of("pretrain", manifest.pretrain, manifest, verify)
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
@@ -139,7 +133,7 @@ def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
 
 STAGE = torchrun_stage(
     "pretrain",
-    2,
+    3,
     configure,
     only("tokenizer", "mix"),
     preflight=preflight,

@@ -24,19 +24,7 @@ from gristmill.mixtures.yaml_text import did_you_mean
 
 
 def recipe(section: Quality, settings: Recipe) -> Recipe:
-    """Return the settings, with marks for the scorer of an ARPA file and for how a
-    classifier sums its rows, since rounding differs between scorers and between sums.
-    """
-    if section.perplexity is not None and section.perplexity.kenlm is not None:
-        settings = {
-            **settings,
-            "perplexity": {**settings["perplexity"], "scored_by": "kenlm"},
-        }
-    if section.classifier is not None:
-        settings = {
-            **settings,
-            "classifier": {**settings["classifier"], "summed_by": "product"},
-        }
+    """Return the settings; those of a judge as `asked_recipe` does."""
     if section.judge is not None and section.judge.model is not None:
         settings = {**settings, "judge": asked_recipe(section.judge, settings["judge"])}
     return settings
@@ -93,7 +81,7 @@ def preload(section: Quality) -> Iterator[str]:
 
 STAGE = Stage(
     "quality",
-    4,
+    5,
     "gristmill.dataprep.quality.quality:run",
     preflight=preflight,
     step=PrepareStep(

@@ -1,7 +1,6 @@
 """The registry of all stages.
 
-A stage of a file in this folder is listed in `ORDER`; one from elsewhere is added with
-`register`. Other code asks `STAGES`, or a plan's nodes, for facts on stages.
+A stage of a file in this folder is listed in `ORDER`. Other code asks `STAGES`, or a plan's nodes, for facts on stages.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ from gristmill.flows.stages import (
 )
 from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.prepare import Step, register_step, unregister_step
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.sections.prepare import Step, register_step
 
 ORDER = (
     generate,
@@ -93,9 +91,11 @@ ORDER = (
 needs require another: steps of `prepare` run in the manifest's order, and a stage that
 needs a later one runs after it.
 """
-STAGES: dict[str, Stage] = {}
+STAGES: dict[str, Stage] = {module.STAGE.name: module.STAGE for module in ORDER}
 """Name -> stage."""
-
+for _stage in STAGES.values():
+    if _stage.step is not None:
+        register_step(_stage.name, _stage.step.section)
 
 LAST = export.STAGE.name
 """Name of the last stage."""
@@ -105,42 +105,6 @@ TOKENIZER, TOKENIZE, MIX, TEXT_INDEX, PRETRAIN = (
 """Names of stages that have whole pages: the tokenizer, the tokens of all documents,
 the packed set, its index, the training on it.
 """
-
-
-class StageNameError(ValueError):
-    """A stage was registered under an existing name, or after a stage that does not
-    exist.
-    """
-
-
-def register(stage: Stage, behind: str = INGEST) -> None:
-    """Add a stage, which can then be used in a manifest, run, and queried like those of
-    gristmill.
-
-    Args:
-        stage: a step of `prepare`, or a stage with its own `configure`.
-        behind: name of the stage after which it is listed.
-
-    Raises:
-        StageNameError: the name is taken, or the stage `behind` does not exist.
-    """
-    if stage.name in STAGES:
-        raise StageNameError(f"there is already a stage {stage.name!r}")
-    if behind not in STAGES:
-        raise StageNameError(
-            f"there is no stage {behind!r}; there are {', '.join(STAGES)}"
-        )
-    items = list(STAGES.items())
-    place = list(STAGES).index(behind) + 1
-    STAGES.clear()
-    STAGES.update([*items[:place], (stage.name, stage), *items[place:]])
-    _let_stand(stage)
-
-
-def unregister(name: str) -> None:
-    """Remove a registered stage."""
-    if STAGES.pop(name).step is not None:
-        unregister_step(name)
 
 
 def prepare_step(stage: str) -> PrepareStep:
@@ -166,13 +130,3 @@ def instances_of(manifest: Manifest) -> dict[str, Stage]:
         if stage.instances is not None:
             stages |= dict.fromkeys(stage.instances(manifest), stage)
     return stages
-
-
-def _let_stand(stage: Stage) -> None:
-    if stage.step is not None:
-        register_step(stage.name, stage.step.section)
-
-
-for _module in ORDER:
-    STAGES[_module.STAGE.name] = _module.STAGE
-    _let_stand(_module.STAGE)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from gristmill.flows.stages.trainings import prepares_examples
 
-STAGE = prepares_examples("sft_prepare", 3, "sft")
+STAGE = prepares_examples("sft_prepare", 4, "sft")

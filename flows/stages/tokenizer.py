@@ -61,7 +61,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
             "special_tokens",
             "chat_template",
             "chat_template_path",
-            *(["end_of_text"] if section.end_of_text is not None else []),
+            "end_of_text",
         )
         return (
             {"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
@@ -118,7 +118,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
 
 STAGE = Stage(
     "tokenizer",
-    3,
+    4,
     "gristmill.tokenize.encoding.tokenizer:run",
     configure,
     needs,

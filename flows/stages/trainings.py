@@ -37,9 +37,7 @@ from gristmill.mixtures.sections.engine import Trackers
 from gristmill.mixtures.sections.optimizers import OPTIMIZERS
 from gristmill.mixtures.sections.pretrain import Training
 from gristmill.mixtures.steps.examples import made_names, output_name
-from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
-from gristmill.mixtures.steps.langid import LanguageId
 
 COMPARES = Stage(
     "judge_pairs",
@@ -56,17 +54,6 @@ JUDGES = {
     COMPARES.name: COMPARES,
 }
 """Steps that can judge examples."""
-UNNAMED_VERSIONS = {
-    "filter": 2,
-    "dedup": 3,
-    "langid": 2,
-    "decontaminate": 2,
-    "annotate": 1,
-    "judge_pairs": 1,
-}
-"""Versions of those steps that recipes of prepared examples omit, since they did so
-before versions were added.
-"""
 
 
 def torchrun_stage(
@@ -231,9 +218,6 @@ def recipe_of(name: str, section: Any, manifest: Manifest, verify: bool) -> Conf
     # Settings of the computation are not in fingerprints: the recipe has their
     # defaults, whatever the manifest sets.
     recipe = {**recipe, **section.how}
-    if "data" in config and config["continue_from"] is None:
-        # Left out if absent, as in recipes from before tunings had it.
-        del recipe["continue_from"]
     return recipe, {
         key: value for key, value in config.items() if recipe.get(key) != value
     }
@@ -257,10 +241,8 @@ def prepares_examples(name: str, version: int, section: str) -> Stage:
         for step in getattr(manifest, section).prepare:
             stage = JUDGES[step.stage]
             settings, config = step_recipe(stage, step.config, manifest, verify)
-            entry = {step.stage: settings, "judge": step.judged}
-            if stage.version != UNNAMED_VERSIONS[step.stage]:
-                entry["version"] = stage.version
-            step_recipes.append(entry)
+            judged = {"judge": step.judged, "version": stage.version}
+            step_recipes.append({step.stage: settings, **judged})
             step_arguments.append({step.stage: config, "judge": step.judged})
         return (
             {"kind": section, "data": recipe, "prepare": step_recipes},
@@ -270,24 +252,18 @@ def prepares_examples(name: str, version: int, section: str) -> Stage:
     def preflight(
         manifest: Manifest, stage: str, measured: MeasuredColumns
     ) -> Problems:
-        """Yield languages that no example can have (see `langid` and `filter`), and
-        invalid questions about pairs.
-        """
+        """Yield invalid questions about pairs."""
         from gristmill.dataprep.llm.judge_pairs import read_question
         from gristmill.dataprep.llm.prompt_templates import TemplateProblemError
 
         steps = [step.config for step in getattr(manifest, section).prepare]
         for number, step in enumerate(steps):
-            place = (section, "prepare", number)
-            if isinstance(step, LanguageId):
-                yield from langid.unknown_languages(step, place)
             if isinstance(step, JudgePairs):
                 try:
                     read_question(step)
                 except TemplateProblemError as error:
-                    yield (*place, COMPARES.name, "template"), str(error)
-            if isinstance(step, Filter):
-                yield from filter.unknown_languages(steps[: number + 1], place)
+                    place = (section, "prepare", number, COMPARES.name, "template")
+                    yield place, str(error)
 
     return Stage(
         name,

@@ -104,9 +104,7 @@ class Step(Section):
 
 
 def register_step(stage: str, section: type[Judging]) -> None:
-    """Allow a stage in `prepare`, with this model of its settings. A later registration
-    replaces an earlier one.
-    """
+    """Allow a stage in `prepare`, with this model of its settings."""
     STEP_SECTIONS[stage] = section
     _ENTRIES[stage] = create_model(
         f"{section.__name__}Step",
@@ -123,11 +121,6 @@ def step_fields() -> dict[str, FieldInfo]:
         for stage, section in STEP_SECTIONS.items()
     }
     return {**sections, **Step.model_fields}
-
-
-def unregister_step(stage: str) -> None:
-    """Remove a stage from `prepare`."""
-    del STEP_SECTIONS[stage], _ENTRIES[stage]
 
 
 def take_bare_name(value: Any) -> Any:

@@ -12,19 +12,14 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gristmill.flows.stages.plan import Plan, make_plan
 from gristmill.flows.stages.registry import STAGES
-from gristmill.flows.stages.sections import step_recipe
-from gristmill.mixtures.base import Judging
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.sections.engine import Engine
 from gristmill.mixtures.sections.prepare import ExampleStep
-from gristmill.mixtures.steps.filter import Filter
-from gristmill.mixtures.steps.quality import Quality
 
 GOLDEN = Path(__file__).with_name("fingerprints.json")
 DEMO = Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml"
@@ -254,46 +249,6 @@ if __name__ == "__main__":
                 indent=1,
             )
         )
-
-
-def test_recipe_of_an_ngram_model_names_kenlm(
-    tmp_path: Path,
-) -> None:
-    """Scores of ARPA files differ in their last digits from those of earlier
-    versions.
-    """
-    (tmp_path / "m.arpa").write_text("\\data\\")
-    section = Quality.model_validate(
-        {"perplexity": {"kenlm": str(tmp_path / "m.arpa")}}
-    )
-    recipe, *_ = step_recipe(
-        STAGES["quality"], section, load_manifest(str(DEMO)), False
-    )
-    assert recipe["perplexity"]["scored_by"] == "kenlm"
-
-
-def test_recipe_of_a_classifier_names_its_summation(
-    tmp_path: Path,
-) -> None:
-    """Their scores differ in the last digits from those of earlier versions."""
-    (tmp_path / "m.bin").write_bytes(b"a model")
-    pretrained, manifest = {"model": str(tmp_path / "m.bin")}, load_manifest(str(DEMO))
-
-    def recipe(stage: str, section: Judging) -> dict[str, Any]:
-        return step_recipe(STAGES[stage], section, manifest, False)[0]
-
-    for classifier in (pretrained, {"positive": ["a"], "negative": ["b"]}):
-        section = Quality.model_validate({"classifier": classifier})
-        assert recipe("quality", section)["classifier"]["summed_by"] == "product"
-    toxic = {"toxicity": {**pretrained, "label": "__label__toxic"}}
-    rules = recipe(
-        "filter", Filter.model_validate({"rules": toxic, "by_language": {"de": {}}})
-    )
-    assert (
-        rules["rules"]["toxicity"]["summed_by"]
-        == rules["by_language"]["de"]["toxicity"]["summed_by"]
-        == "product"
-    )
 
 
 def test_recipe_of_prepared_examples_contains_raised_step_versions(

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages import registry
 from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.sections import prepare
 
 STAGE_FILE = '''
 import os, signal
@@ -89,15 +89,15 @@ def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "made_up_shouting.py").write_text(STAGE_FILE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry.register(
-        importlib.import_module("made_up_shouting").STAGE, behind="quality"
-    )
+    stage = importlib.import_module("made_up_shouting").STAGE
+    for register in (registry.STAGES, prepare.STEP_SECTIONS, prepare._ENTRIES):
+        monkeypatch.setitem(register, stage.name, stage)  # undone after the test
+    prepare.register_step(stage.name, stage.step.section)
     (tmp_path / "web.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
     )
     (tmp_path / "loud.yaml").write_text(MANIFEST)
     yield tmp_path / "loud.yaml"
-    registry.unregister("shouting")
     monkeypatch.delitem(sys.modules, "made_up_shouting")
 
 
@@ -114,7 +114,7 @@ def ran(session: Session) -> int:
 
 
 @pytest.mark.slow
-def test_registered_stage_is_run_listed_explained_replayed_and_reported(
+def test_stage_is_run_listed_explained_replayed_and_reported(
     loud: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = opened(loud)
@@ -163,7 +163,7 @@ def test_registered_stage_is_run_listed_explained_replayed_and_reported(
 
 
 @pytest.mark.slow
-def test_killed_registered_stage_is_resumed(
+def test_killed_stage_is_resumed(
     loud: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DIE_ONCE", "1")
@@ -173,7 +173,7 @@ def test_killed_registered_stage_is_resumed(
     assert "shouting Resumed" in capsys.readouterr().out
 
 
-def test_settings_of_a_registered_stage_are_validated(
+def test_settings_of_a_stage_are_validated(
     loud: Path,
 ) -> None:
     loud.write_text(MANIFEST.replace("max_capital_share", "max_capital_shares"))
@@ -189,16 +189,3 @@ def test_settings_of_a_registered_stage_are_validated(
         match=r"loud\.yaml:5: prepare\[0\]\.shoutin: unknown key, did you mean",
     ):
         opened(loud)
-
-
-def test_registration_rejects_duplicate_names_and_unknown_places(loud: Path) -> None:
-    with pytest.raises(
-        registry.StageNameError, match="there is already a stage 'shouting'"
-    ):
-        registry.register(registry.STAGES["shouting"])
-    with pytest.raises(
-        registry.StageNameError, match="there is no stage 'polish'; there are"
-    ):
-        registry.register(
-            replace(registry.STAGES["shouting"], name="x"), behind="polish"
-        )

@@ -14,13 +14,8 @@ from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_tab
 from gristmill.flows.pages.column_glossary import MEANINGS
 from gristmill.flows.pages.markdown import markdown_page
 from gristmill.flows.pages.page_elements import (
-    Details,
-    Note,
     Page,
-    Section,
     Span,
-    Table,
-    column_definitions,
 )
 from gristmill.flows.questions.document_samples import (
     DROPPED_SHOWN,
@@ -282,7 +277,7 @@ def numeric_columns(tree: ast.Module) -> set[str]:
 
 @pytest.mark.slow
 def test_every_numeric_column_has_a_definition() -> None:
-    """A column is defined in its tooltip, and in a list at the end of the report."""
+    """A column is defined in its tooltip."""
     column_names, constants = set(), set()
     for path in FLOWS.rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -297,18 +292,3 @@ def test_every_numeric_column_has_a_definition() -> None:
     assert set(MEANINGS) - constants == set(), (
         "every meaning belongs to a column of a table"
     )
-    inner = Table(["rule", "times"], [["x", 2]], {1}, {"times": "passages"})
-    definitions = column_definitions(
-        [
-            Section(
-                "a", [Table(["stage", "kept"], [["x", 2]], {1}), Table(["gone"], [])]
-            ),
-            Section("b", [Details("more", [inner])]),
-        ]
-    )
-    assert definitions is not None
-    assert re.findall(r"<td>(.*?)</td><td>(.*?)</td>", html_of(definitions)) == [
-        ("kept", MEANINGS["kept"]),
-        ("times", "passages"),
-    ]
-    assert column_definitions([Section("a", [Note("x")])]) is None
