@@ -24,11 +24,11 @@ from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.stage_summaries import (
     LearntTokenizer,
     Packed,
-    PackingCost,
-    TokenGroup,
     Tokenized,
 )
 from gristmill.flows.stages.registry import TOKENIZER
+from gristmill.tokenize.encoding.token_report import GroupTokens
+from gristmill.tokenize.packing.packing import PackingCost
 
 MOST_LANGUAGES = 20
 FAST_ENCODER = "gigatoken"
@@ -112,7 +112,7 @@ def encoder_note(encoder: str) -> str | None:
     return None if encoder in ("", FAST_ENCODER) else f"Encoded by {encoder}."
 
 
-def group_rows(groups: Mapping[str, TokenGroup]) -> list[Sequence[object]]:
+def group_rows(groups: Mapping[str, GroupTokens]) -> list[Sequence[object]]:
     """A row per group: its name, then the columns of GROUP_COLUMNS; groups with most
     tokens first.
     """

@@ -13,10 +13,15 @@ from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gristmill.dataprep.examples.kept_examples import PreparedSet
+from gristmill.dataprep.examples.make_examples import RewardSpread
 from gristmill.dataprep.examples.preferences import Audit
+from gristmill.dataprep.readers.document_shards import Loss
 from gristmill.flows.pages.dot_map import Domain
 from gristmill.flows.pages.histogram import Binned
 from gristmill.flows.pages.page_elements import ByName, Measure
+from gristmill.tokenize.encoding.token_report import GroupTokens
+from gristmill.tokenize.mixing.mix_summary import MixedPhase
+from gristmill.tokenize.packing.packing import PackingCost
 
 Kind = TypeVar("Kind")
 _adapters: dict[object, TypeAdapter[Any]] = {}
@@ -210,16 +215,6 @@ class GeneratedSource(Summary):
     asked: Row
 
 
-class DamagedFile(Summary):
-    """A file that could not be read to its end; `lost` is estimated."""
-
-    file: str
-    lost: int
-    source: str = ""
-    records: int = 0
-    error: str = ""
-
-
 class StepSummary(Summary):
     """Summary of `ingest` or of a step that judges documents.
 
@@ -272,21 +267,10 @@ class StepSummary(Summary):
     asked: Sequence[Row] = ()
     unusable: int = 0
     generated: ByName[GeneratedSource] = {}
-    damaged: Sequence[DamagedFile] = ()
+    damaged: Sequence[Loss] = ()
     lost: int = 0
     quarantined: Sequence[Row] = ()
     skipped: ByName[int] = {}
-
-
-class TokenGroup(Summary):
-    """Fit of a tokenizer to the documents of a source or a language."""
-
-    documents: int
-    bytes: int
-    tokens: int
-    bytes_per_token: float | None
-    characters_per_token: float | None
-    tokens_per_word: float | None
 
 
 class Tokenized(Summary):
@@ -294,8 +278,8 @@ class Tokenized(Summary):
 
     counts: StageCounts = StageCounts()
     tokens_per_source: ByName[int] = {}
-    sources: ByName[TokenGroup] = {}
-    languages: ByName[TokenGroup] | None = None
+    sources: ByName[GroupTokens] = {}
+    languages: ByName[GroupTokens] | None = None
     encoder: str = ""
 
 
@@ -325,26 +309,6 @@ class Realised(Summary):
     epochs: float
 
 
-class MixturePhase(Summary):
-    """Shares of sources up to a share of the training."""
-
-    until: float
-    tokens: int
-    requested: ByName[float]
-    realised: ByName[float]
-
-
-class PackingCost(Summary):
-    """Rows of a packing, and the tokens that they hold, cut and pad."""
-
-    rows: int
-    tokens: int
-    padding_tokens: int
-    documents: int
-    split_documents: int
-    split_tokens: int
-
-
 class PackedTokenizer(Summary):
     """The tokenizer of a packed set."""
 
@@ -362,17 +326,9 @@ class Packed(Summary):
     requested: ByName[Requested] = {}
     realised: ByName[Realised] = {}
     redistributed: ByName[int] = {}
-    shares: Sequence[MixturePhase] = ()
+    shares: Sequence[MixedPhase] = ()
     packing: str = ""
     packing_cost: PackingCost | None = None
-
-
-class RewardSpread(Summary):
-    """Rewards of answers: their mean, and percentiles 10, 50 and 90."""
-
-    answers: int
-    mean: float
-    percentiles: Sequence[float]
 
 
 class AnswerCounts(Summary):

@@ -33,12 +33,16 @@ PACKED: dict[str, Any] = {
     "shares": [
         {
             "until": 0.75,
+            "rows": 75,
+            "rows_per_source": [66, 9],
             "tokens": 1200,
             "requested": {"web": 0.8, "code": 0.2},
             "realised": {"web": 0.875, "code": 0.125},
         },
         {
             "until": 1.0,
+            "rows": 25,
+            "rows_per_source": [9, 16],
             "tokens": 400,
             "requested": {"web": 0.0, "code": 1.0},
             "realised": {"web": 0.375, "code": 0.625},
