@@ -9,8 +9,8 @@ from rich.console import Console
 
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.mixture import Waste, packing, packing_table, waste_of
-from gristmill.flows.report.stage_summaries import PackingCost
 from gristmill.flows.report.terminal_summary import print_packing
+from gristmill.tokenize.packing.packing import PackingCost
 from tests.flows.rendered import facts_of, html_of
 
 COST = {
