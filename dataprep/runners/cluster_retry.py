@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from gristmill.core.files import as_path, read_json, write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.runners import worker_bootstrap
 from gristmill.dataprep.runners.errors import (
     WorkerError,
@@ -91,9 +90,7 @@ def meet_workers(context: Context) -> None:
     _met.add(key)
 
 
-def answer_probe(
-    question: str, answer: str, group: Sequence[Element]
-) -> Iterator[Counts]:
+def answer_probe(question: str, answer: str, group: Sequence[Element]) -> tuple[()]:
     """Answer a probe on a worker if it can read the question."""
     for _, token in group:
         try:
@@ -101,7 +98,7 @@ def answer_probe(
                 write_json(as_path(answer), dict(token), durable=False)
         except (OSError, ValueError):
             continue
-    yield {}
+    return ()
 
 
 def run_on_cluster(

@@ -196,16 +196,11 @@ def claim_and_do(
     claimed: Mapping[str, int],
     name: str,
     payload: Payload,
-) -> Any:
-    """Claim and run a task; returns empty counts if another host has claimed it
-    meanwhile.
-    """
+) -> None:
+    """Claim and run a task, unless another host has claimed it meanwhile."""
     number = claimed.get(name, 0) + 1
-    if not create_exclusively(
-        as_path(claims) / f"{name}.claim-{number}", host.encode()
-    ):
-        return {}
-    return work(name, payload)
+    if create_exclusively(as_path(claims) / f"{name}.claim-{number}", host.encode()):
+        work(name, payload)
 
 
 def last_claims(claims: Path) -> dict[str, int]:

@@ -37,7 +37,7 @@ keys.
 Element = tuple[str, Payload]
 """Name and payload of a task."""
 Work = Callable[[str, Payload], Any]
-"""Function that runs a task, and returns its counts."""
+"""Function that runs a task."""
 Pool = Callable[[Work, Sequence[Element]], Iterator[Any]]
 """Function that runs all tasks and yields their results in any order."""
 

@@ -7,15 +7,17 @@ default runner tries to download a binary first. Any other runner gets one eleme
 task, or per several of many tasks, distributes them over its cluster, and groups the
 tasks' outputs by their numbers (`shuffle.py`).
 
-This module compensates for gaps of Beam's Dask runner, which returns before the work is
-done, never closes its connection, waits silently for workers, and does not count.
+Every pipeline is one linear chain: Beam's Dask runner computes only the last branch of a
+pipeline, sends all elements to every tagged output, and drops elements that a DoFn
+yields in `finish_bundle`, all without an error. It also returns before the work is done,
+never closes its connection and waits silently for workers; this module compensates.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,6 @@ from typing import Any
 
 from gristmill.core.processes import without_collection
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element, Pool, Work
 from gristmill.dataprep.runners.servers import answers
@@ -54,29 +55,19 @@ ENDED = ("DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED")
 """Terminal states of a Beam job."""
 POLL_SECONDS = 0.05
 """Interval between checks of a job with a time limit."""
-GroupWork = Callable[[Sequence[Element]], Iterator[Counts | tuple[int, bytes]]]
-"""Function that runs the tasks of an element and yields their counts and the data to
-shuffle.
-"""
+GroupWork = Callable[[Sequence[Element]], Iterable[tuple[int, bytes]]]
+"""Function that runs the tasks of an element and yields the data to shuffle."""
 Receive = Callable[[int, Iterable[bytes]], None]
 """Function that receives the data shuffled to one number."""
-RULE = "a job is one linear chain, because runners may silently lose anything else"
 
 
-class NotLinearError(ValueError):
-    """Error of a pipeline that is not one linear chain."""
-
-
-def run_here(
-    job: str, stage: str, pool: Pool, work: Work, elements: Sequence[Element]
-) -> Any:
-    """Run a job with the local runner; returns Beam's result, which has the counters.
+def run_here(job: str, pool: Pool, work: Work, elements: Sequence[Element]) -> None:
+    """Run a job with the local runner.
 
     Args:
         job: name of the job.
-        stage: namespace of its counters.
         pool: workers that share the elements.
-        work: runs one element and returns its counts.
+        work: runs one element.
         elements: all elements.
     """
     beam = import_beam()
@@ -85,10 +76,9 @@ def run_here(
     _ = (
         pipeline
         | beam.Impulse()
-        | f"{job}: process"
-        >> beam.FlatMap(partial(_do_all, stage, pool, work, elements))
+        | f"{job}: process" >> beam.FlatMap(partial(_do_all, pool, work, elements))
     )
-    return run_pipeline(pipeline)
+    run_pipeline(pipeline)
 
 
 def run_there(
@@ -98,29 +88,33 @@ def run_there(
     groups: Sequence[Sequence[Element]],
     receive: Receive | None = None,
     seconds: float | None = None,
-) -> Any:
+) -> None:
     """Run a job with another runner, which may retry each element.
 
     Args:
         job: name of the job.
-        context: the runner, its options, and the stage as the namespace of the
-            counters.
-        work: runs the tasks of one element. Each mapping that it yields is counted;
-            each pair of a number and bytes goes to `receive` after all elements are
-            done.
+        context: the runner and its options.
+        work: runs the tasks of one element. Each pair of a number and bytes that it
+            yields goes to `receive` after all elements are done.
         groups: all elements.
         receive: receives a number and all bytes yielded with it, in any order; may be
             retried too.
-        seconds: time limit of the job, or None.
+        seconds: time limit of the job, or None; of no effect on Spark and Dask.
 
     Raises:
         WorkerError: the cluster or the job server does not answer.
         TimeoutError: the job exceeded its time limit.
         MissingEngineError: the engine is not on this machine.
     """
-    beam = import_beam()
     engine = context.beam
     runner = engine.runner
+    receive_step = None if receive is None else partial(_receive, receive)
+    if runner == "spark":
+        from gristmill.dataprep.runners.spark import run_on_spark
+
+        run_on_spark(engine, work, groups, receive_step)
+        return
+    beam = import_beam()
     options: EngineOptions = engine.options
     if runner == "local":
         runner = LOCAL_OPTIONS["runner"]
@@ -144,30 +138,20 @@ def run_there(
 
         options = flink_options(engine.address, options)
     with loopback_only(options):
-        if runner == "spark":
-            from apache_beam import Pipeline
-
-            from gristmill.dataprep.runners.spark import ChainRunner
-
-            chain_runner = ChainRunner(
-                str(engine.address), engine.options, engine.worker_seconds
-            )
-            pipeline = without_folder(Pipeline(runner=chain_runner))
-        else:
-            name = BEAM_NAMES.get(runner, runner)
-            pipeline = make_pipeline({**options, "runner": name})
+        name = BEAM_NAMES.get(runner, runner)
+        pipeline = make_pipeline({**options, "runner": name})
         created = pipeline | f"{job}: shards" >> beam.Create(groups)
-        outputs = created | f"{job}: process" >> carry_step(
-            partial(_do_group, context.stage, work)
-        ).with_output_types(tuple[int, bytes])
-        if receive is not None:
+        outputs = created | f"{job}: process" >> carry_step(work).with_output_types(
+            tuple[int, bytes]
+        )
+        if receive_step is not None:
             grouped = outputs | f"{job}: shuffle" >> beam.GroupByKey()
-            _ = grouped | f"{job}: receive" >> carry_step(partial(_receive, receive))
-        return run_pipeline(pipeline, seconds)
+            _ = grouped | f"{job}: receive" >> carry_step(receive_step)
+        run_pipeline(pipeline, seconds)
 
 
 def _do_all(
-    stage: str, pool: Pool, work: Work, elements: Sequence[Element], _impulse: bytes
+    pool: Pool, work: Work, elements: Sequence[Element], _impulse: bytes
 ) -> Iterator[None]:
     from apache_beam.runners.worker import statesampler
 
@@ -175,37 +159,13 @@ def _do_all(
     # sample.
     if (sampler := statesampler.get_current_tracker()) is not None:
         sampler.stop_if_still_running()
-        statesampler.set_current_tracker(sampler)  # counters need it
-    for counts in pool(work, elements):
-        count(stage, counts)
+    for _ in pool(work, elements):
         yield None
-
-
-def _do_group(
-    stage: str, work: GroupWork, group: Sequence[Element]
-) -> Iterator[tuple[int, bytes]]:
-    for output in work(group):
-        if isinstance(output, Mapping):
-            count(stage, output)
-        else:
-            yield output
 
 
 def _receive(receive: Receive, grouped: tuple[int, Iterable[bytes]]) -> Iterator[None]:
     receive(*grouped)
     yield None
-
-
-def count(stage: str, counts: Counts) -> None:
-    """Add the decisions of a task to Beam counters: documents read, kept and
-    quarantined, and dropped by each rule.
-    """
-    from apache_beam.metrics import Metrics
-
-    for key in ("read", "kept", "quarantined"):
-        Metrics.counter(stage, key).inc(counts.get(key, 0))
-    for rule, number in counts.get("dropped", {}).items():
-        Metrics.counter(stage, rule).inc(number)
 
 
 def import_beam() -> Any:
@@ -245,86 +205,22 @@ def make_pipeline(options: EngineOptions) -> Any:
 
     # Beam knows a runner's options only after importing it; options from a dictionary
     # are parsed after that.
-    return without_folder(
-        Pipeline(options=PipelineOptions.from_dictionary(dict(options)))
-    )
-
-
-def without_folder(pipeline: Any) -> Any:
-    """Remove a pipeline's temporary folder for transforms in other languages, which a
-    killed run would leave behind.
-    """
+    pipeline = Pipeline(options=PipelineOptions.from_dictionary(dict(options)))
+    # The folder for transforms in other languages would outlive a killed run.
     Path(pipeline.local_tempdir).rmdir()
     return pipeline
 
 
-def run_pipeline(pipeline: Any, seconds: float | None = None) -> Any:
-    """Run a linear pipeline to its end; returns Beam's result.
+def run_pipeline(pipeline: Any, seconds: float | None = None) -> None:
+    """Run a linear pipeline to its end.
 
     Raises:
         TimeoutError: the pipeline did not end within `seconds`.
     """
-    check_linear(pipeline)
     result = pipeline.run()
     if seconds is not None:
         wait_no_longer(result, seconds)
     wait_for(result)
-    return result
-
-
-def check_linear(pipeline: Any) -> None:
-    """Raise NotLinearError unless every step of a Beam pipeline has one input, one
-    output and one consumer.
-
-    Beam's Dask runner, for example, computes only the last branch of a pipeline, sends
-    all elements to every tagged output, and drops elements that a DoFn yields in
-    `finish_bundle`, all without an error.
-
-    Raises:
-        NotLinearError: a second source, branch or sink; a tagged output; a side input;
-            a DoFn that finishes bundles.
-    """
-    from apache_beam import DoFn
-    from apache_beam.pipeline import PipelineVisitor
-
-    consumers: dict[Any, str] = {}
-    sources: list[str] = []
-
-    class Visitor(PipelineVisitor):
-        """Visitor of the primitive steps inside of composites."""
-
-        def visit_transform(self, step: Any) -> None:
-            inputs = [value for value in step.inputs if value.producer is not None]
-            shared = [value for value in inputs if value in consumers]
-            function: Any = getattr(step.transform, "fn", None)
-            kind = type(function)
-            problem = None
-            if len(step.inputs) > 1:
-                problem = f"has {len(step.inputs)} inputs"
-            elif set(step.outputs) - {None, "None"}:
-                outputs = ", ".join(sorted(map(str, step.outputs)))
-                problem = f"has tagged outputs ({outputs})"
-            elif step.side_inputs:
-                problem = "has side inputs"
-            elif (
-                isinstance(function, DoFn)
-                and kind.finish_bundle is not DoFn.finish_bundle
-            ):
-                problem = (
-                    f"has a DoFn that finishes bundles ({kind.__name__}.finish_bundle)"
-                )
-            elif shared:
-                problem = f"reads what {consumers[shared[0]]!r} reads too"
-            if problem is not None:
-                raise NotLinearError(f"the step {step.full_label!r} {problem}; {RULE}")
-            sources.extend([] if inputs else [step.full_label])
-            consumers.update(dict.fromkeys(inputs, step.full_label))
-
-    pipeline.visit(Visitor())
-    if len(sources) > 1:
-        raise NotLinearError(
-            f"the pipeline has {len(sources)} sources ({', '.join(sources)}); {RULE}"
-        )
 
 
 @contextmanager

@@ -43,7 +43,6 @@ import pyarrow as pa
 
 from gristmill.core.files import as_path, atomic_write, file_names, is_local
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.runners.cluster_retry import run_on_cluster
 from gristmill.dataprep.runners.errors import failure_path, note_failure
 from gristmill.dataprep.runners.pool import Element
@@ -404,7 +403,7 @@ def send_group(
     partitions: Mapping[str, int],
     missing: Mapping[str, Sequence[int]],
     group: Sequence[Element],
-) -> Iterator[tuple[int, bytes] | Counts]:
+) -> Iterator[tuple[int, bytes]]:
     """Run the tasks of an element on a cluster worker.
 
     A task's exception is noted and raised, so that the runner does not group incomplete
@@ -416,7 +415,7 @@ def send_group(
         missing: partitions by name that have not arrived.
 
     Yields:
-        a batch with the number of its name and partition; and the counts of a task.
+        a batch with the number of its name and partition.
     """
     folder = as_path(records)
     numbers = {name: number for number, name in enumerate(partitions)}
@@ -438,7 +437,6 @@ def send_group(
         except Exception as error:
             note_failure(folder, name, error)
             raise
-        yield done.result.get("counts", {})
 
 
 def _send(

@@ -1,8 +1,7 @@
 """Jobs on a Spark cluster by Spark's Python API, without Beam's job server.
 
-Spark distributes Python functions over machines, retries lost ones and shuffles; a job
-only has to be translated (`linear_pipeline.py`). Any version of Spark with a supported
-Python works, without a server in between. Beam's own runner for Spark, with its job
+Spark distributes Python functions over machines, retries lost ones and shuffles. Any
+version of Spark with a supported Python works, without a server in between. Beam's own runner for Spark, with its job
 server, is `runner: SparkRunner`.
 """
 
@@ -17,25 +16,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
-
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
-from gristmill.dataprep.runners.linear_pipeline import (
-    Chain,
-    Counts,
-    as_metrics,
-    do_steps,
-    read_chain,
-)
+from gristmill.dataprep.runners.pool import Element
 from gristmill.dataprep.runners.ship_files import carry
-from gristmill.mixtures.sections.engine import EngineOptions
+from gristmill.mixtures.sections.engine import BeamEngine, EngineOptions
 
 CONNECT_SECONDS = 15
 """Timeout for the answer of a master."""
@@ -50,89 +40,37 @@ DEFAULTS = {
 """Default settings of Spark: no user interface, and only errors in the log."""
 
 
-class ChainRunner(PipelineRunner):  # type: ignore[misc]
-    """Beam runner of linear pipelines on Spark.
+def run_on_spark(
+    engine: BeamEngine,
+    work: Callable[[Sequence[Element]], Iterable[tuple[int, bytes]]],
+    groups: Sequence[Sequence[Element]],
+    receive: Callable[[tuple[int, Iterable[bytes]]], Iterable[None]] | None,
+) -> None:
+    """Run a job; each element is its own task, in order.
 
     Args:
-        master: URL of the cluster: `spark://host:7077`, `local-cluster[2,1,1024]`,
-            `yarn`, ...
-        options: Spark's configuration, such as `spark.executor.memory`.
-        worker_seconds: timeout for the first executor.
+        engine: `address` is the URL of the cluster: `spark://host:7077`,
+            `local-cluster[2,1,1024]`, `yarn`, ...; `options` are Spark's configuration,
+            such as `spark.executor.memory`.
+        work: runs the tasks of an element and yields the data to shuffle.
+        groups: all elements.
+        receive: receives a number and all bytes yielded with it; None without a
+            shuffle.
+
+    Raises:
+        WorkerError: the cluster does not answer, has no executor, or gave up.
+        MissingEngineError: there is no Spark on this machine.
     """
-
-    def __init__(
-        self, master: str, options: EngineOptions, worker_seconds: float
-    ) -> None:
-        super().__init__()
-        self._master = master
-        self._options = options
-        self._worker_seconds = worker_seconds
-
-    def run_pipeline(self, pipeline: Any, options: Any) -> Result:
-        """Run a pipeline to its end.
-
-        Raises:
-            WorkerError: the cluster does not answer, has no executor, or gave up.
-        """
-        chain = read_chain(pipeline)
-        session = connect(self._master, self._options, self._worker_seconds)
-        return Result(run_chain(session, chain))
-
-
-class Result(PipelineResult):  # type: ignore[misc]
-    """Result of a finished job."""
-
-    def __init__(self, counts: Counts) -> None:
-        super().__init__(PipelineState.DONE)
-        self._counts = counts
-
-    def wait_until_finish(self, duration: int | None = None) -> str:
-        """Return the state immediately."""
-        return str(self.state)
-
-    def metrics(self) -> Any:
-        """Counters of Spark's accumulator."""
-        return as_metrics(self._counts)
-
-
-def run_chain(session: Any, chain: Chain) -> Counts:
-    """Run a chain of steps; returns its counters.
-
-    Each input value is its own task, in order. A task that runs again after the loss of
-    its worker is counted once; a task of a stage whose shuffled data were lost may be
-    counted again.
-    """
-    from pyspark.accumulators import AccumulatorParam
-
-    class Adding(AccumulatorParam[Any]):
-        """Accumulator of counters by name."""
-
-        def zero(self, value: Any) -> Counts:
-            """Empty counters."""
-            return {}
-
-        def addInPlace(self, total: Any, more: Any) -> Any:
-            """Add counters without this package, which a worker does not have while
-            unpickling.
-            """
-            return {
-                key: total.get(key, 0) + more.get(key, 0) for key in {**total, **more}
-            }
-
-    counts = session.accumulator({}, Adding())
-    size = max(len(chain.values), 1)
-    values = session.parallelize(chain.values, size)
-    for number, steps in enumerate(chain.stages):
-        if number:
-            values = values.groupByKey(size)
-        values = values.mapPartitions(partial(carry(do_steps), steps, counts))
+    session = connect(str(engine.address), engine.options, engine.worker_seconds)
+    outputs = session.parallelize(groups, len(groups)).flatMap(carry(work))
+    if receive is not None:
+        outputs = outputs.groupByKey(len(groups)).flatMap(carry(receive))
     try:
-        values.count()
+        outputs.count()
     except Exception as error:
         if not type(error).__module__.startswith(("py4j", "pyspark")):
             raise
         raise WorkerError(f"Spark gave up: {_reason(str(error))}") from error
-    return dict(counts.value)
 
 
 def _reason(text: str) -> str:

@@ -28,7 +28,6 @@ from gristmill.core.files import (
     write_json,
 )
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.runners.cluster_retry import run_on_cluster
 from gristmill.dataprep.runners.errors import (
@@ -318,29 +317,24 @@ def record_task(name: str, done: Done, records: Path) -> None:
     write_json(records / f"{name}.json", record, durable=False)
 
 
-def do_task(process: Process, records: str, name: str, payload: Payload) -> Counts:
-    """Run a task on a worker, from its name and payload, and return its counts.
+def do_task(process: Process, records: str, name: str, payload: Payload) -> None:
+    """Run a task on a worker, from its name and payload.
 
     An exception is noted and stops further tasks from starting; to the runner the task
     has empty output.
     """
     folder = as_path(records)
     if failure_path(folder).exists():
-        return {}
+        return
     try:
-        result = finish_task(Task(name, payload), process, folder)
+        finish_task(Task(name, payload), process, folder)
     except Exception as error:  # noqa: BLE001 - any exception ends the job
         note_failure(folder, name, error)
-        return {}
-    counts: Counts = result.get("counts", {})
-    return counts
 
 
-def do_group(
-    process: Process, records: str, group: Sequence[Element]
-) -> Iterator[Counts]:
+def do_group(process: Process, records: str, group: Sequence[Element]) -> tuple[()]:
     """Run the tasks of an element on a cluster worker, except those that an earlier
-    attempt has finished.
+    attempt has finished; there is nothing to shuffle.
     """
     folder = as_path(records)
     for name, payload in group:
@@ -348,11 +342,9 @@ def do_group(
         # only for an existing one.
         is_recorded = len(group) > 1 and _read_record(folder, name) is not None
         (recorded_result,) = read_records(folder, [name]) if is_recorded else [None]
-        yield (
+        if recorded_result is None:
             do_task(process, records, name, payload)
-            if recorded_result is None
-            else recorded_result.get("counts", {})
-        )
+    return ()
 
 
 def in_groups(tasks: Sequence[Task]) -> list[list[Element]]:
@@ -402,7 +394,7 @@ def _run_here(
     job: str, context: Context, mode: Mode, work: Work, elements: Sequence[Element]
 ) -> None:
     pool = _make_pool(mode, context.beam.workers, work, len(elements))
-    run_here(job, context.stage, pool, work, elements)
+    run_here(job, pool, work, elements)
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def write_name(folder: str, name: str, element: str) -> str:
 def test_beams_dask_runner_silently_loses_all_branches_but_the_last(
     tmp_path: Path, cluster: Cluster
 ) -> None:
-    """The reason for `check_linear`; this test fails once Beam has fixed its runner."""
+    """The reason for linear pipelines; this test fails once Beam has fixed its runner."""
     beam = import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 

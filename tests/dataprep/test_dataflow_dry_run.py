@@ -32,7 +32,7 @@ from gristmill.mixtures.sections.engine import BeamEngine
 from gristmill.dataprep.runners.runner import run_there
 
 def work(group):
-    yield {}
+    return ()
 
 context = Context(Path(sys.argv[3]).parent, "stage", BeamEngine(runner="dataflow", options=json.loads(sys.argv[2])))
 run_there("job", context, work, [[("a", {"n": 1})], [("b", {})]])

@@ -333,21 +333,14 @@ def test_many_tasks_are_grouped_and_a_retry_runs_only_missing_ones(
     (tmp_path / "t3.txt").unlink()
     (tmp_path / "work" / "job" / "t6.json").unlink()
     (tmp_path / "calls.log").unlink()
-    counted = list(
-        tasks.do_group(
-            partial(square, tmp_path), str(tmp_path / "work" / "job"), groups[0]
-        )
-    )
-    assert counted == [{"read": 1, "kept": 1}] * 3
+    tasks.do_group(partial(square, tmp_path), str(tmp_path / "work" / "job"), groups[0])
     assert calls(tmp_path) == ["t3", "t6"]
 
 
 def test_silently_lost_tasks_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def loses_the_last(
-        job: str, stage: str, pool: Any, work: Any, elements: Any
-    ) -> None:
+    def loses_the_last(job: str, pool: Any, work: Any, elements: Any) -> None:
         for element in elements[:-1]:
             work(*element)
 
@@ -445,27 +438,6 @@ def test_threads_run_tasks_concurrently(tmp_path: Path) -> None:
         "job", TASKS[:6], meet, context(tmp_path, workers=2, mode="threads")
     )
     assert len({result["thread"] for result in results}) == 2
-
-
-@pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
-def test_beam_counters_cover_all_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    pipeline_results: list[Any] = []
-    monkeypatch.setattr(runner, "wait_for", pipeline_results.append)
-    work = context(tmp_path / "work", workers=2, mode=mode, stage="toy")
-    run_tasks("job", TASKS, partial(square, tmp_path), work)
-    counters = {}
-    for result in pipeline_results:
-        for counter in result.metrics().query()["counters"]:
-            counters[counter.key.metric.namespace, counter.key.metric.name] = (
-                counter.result
-            )
-    assert counters == {
-        ("toy", "read"): 7,
-        ("toy", "kept"): 7,
-        ("toy", "quarantined"): 0,
-    }
 
 
 @pytest.mark.slow

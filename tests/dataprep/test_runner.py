@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import grpc
 import pytest
+from apache_beam.pipeline import PipelineVisitor
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import runner
 from gristmill.dataprep.runners.errors import WorkerError, shorten
-from gristmill.dataprep.runners.runner import NotLinearError, check_linear, import_beam
+from gristmill.dataprep.runners.pool import Element, in_turn
+from gristmill.dataprep.runners.runner import import_beam
+from gristmill.dataprep.runners.ship_files import through
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.sections.engine import BeamEngine
 
@@ -65,89 +68,52 @@ def test_log_of_the_portable_runner_is_suppressed(file: str, is_logged: bool) ->
     assert bool(logging.getLogger().filter(record)) == is_logged
 
 
-class Collects(beam.DoFn):
-    def process(self, element: int) -> Iterator[int]:  # type: ignore[override]
-        yield element
+class LinearVisitor(PipelineVisitor):  # type: ignore[misc]
+    """Visitor that asserts that every step inside of composites has at most one input,
+    one output and one consumer.
+    """
 
-    def finish_bundle(self) -> Iterator[int]:  # type: ignore[override]
-        yield 1
+    def __init__(self) -> None:
+        self.num_sources = 0
+        self.consumed: set[Any] = set()
 
-
-def numbers(pipeline: Any) -> Any:
-    return pipeline | "numbers" >> beam.Create([1, 2, 3])
-
-
-def two_sinks(pipeline: Any) -> None:
-    collection = numbers(pipeline)
-    _ = collection | "one" >> beam.Map(print)
-    _ = collection | "other" >> beam.Map(print)
-
-
-def two_sources(pipeline: Any) -> None:
-    numbers(pipeline)
-    _ = pipeline | "more" >> beam.Create([4])
-
-
-def flattened(pipeline: Any) -> None:
-    _ = (
-        numbers(pipeline),
-        pipeline | "more" >> beam.Create([4]),
-    ) | "both" >> beam.Flatten()
+    def visit_transform(self, step: Any) -> None:
+        inputs = {value for value in step.inputs if value.producer is not None}
+        assert len(step.inputs) <= 1
+        assert not step.side_inputs
+        assert set(step.outputs) <= {None, "None"}
+        assert not inputs & self.consumed
+        function = getattr(step.transform, "fn", None)
+        if isinstance(function, beam.DoFn):
+            assert type(function).finish_bundle is beam.DoFn.finish_bundle
+        self.num_sources += not inputs
+        self.consumed |= inputs
 
 
-def tagged(pipeline: Any) -> None:
-    _ = numbers(pipeline) | "split" >> beam.ParDo(lambda n: [n]).with_outputs(
-        "even", main="odd"
-    )
+def send_nothing(group: Sequence[Element]) -> Iterator[tuple[int, bytes]]:
+    yield 0, b""
 
 
-def side_input(pipeline: Any) -> None:
-    collection = numbers(pipeline)
-    _ = (
-        pipeline
-        | "more" >> beam.Create([4])
-        | "add" >> beam.Map(lambda n, others: n, beam.pvalue.AsList(collection))
-    )
-
-
-def finishing(pipeline: Any) -> None:
-    _ = numbers(pipeline) | "collect" >> beam.ParDo(Collects())
-
-
-def batching(pipeline: Any) -> None:
-    _ = numbers(pipeline) | "batch" >> beam.BatchElements()
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (two_sinks, "'other.*'one"),
-        (two_sources, "2 sources"),
-        (flattened, "'both' .*2 inputs"),
-        (tagged, r"'split.*tagged outputs \(.*even"),
-        (side_input, "'add.*side inputs"),
-        (finishing, r"'collect' .*Collects\.finish_bundle"),
-        (batching, "finish"),
-    ],
-)
-def test_nonlinear_pipeline_is_rejected(
-    build: Callable[[Any], None], message: str
+def test_every_pipeline_is_one_linear_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = beam.Pipeline()
-    build(pipeline)
-    with pytest.raises(NotLinearError, match=message):
-        check_linear(pipeline)
-
-
-def test_chain_with_a_shuffle_is_linear() -> None:
-    pipeline = beam.Pipeline()
-    _ = (
-        numbers(pipeline)
-        | beam.Map(lambda n: (n % 2, n))
-        | beam.GroupByKey()
-        | beam.Map(print)
+    """See `test_beams_dask_runner_silently_loses_all_branches_but_the_last`."""
+    pipelines: list[Any] = []
+    monkeypatch.setattr(
+        runner, "run_pipeline", lambda pipeline, *_: pipelines.append(pipeline)
     )
-    check_linear(pipeline)
+    context = Context(tmp_path, emit=lambda event: None)
+    elements: list[Element] = [("a", {})]
+    runner.run_here("job", in_turn, lambda name, payload: None, elements)
+    for receive in (None, lambda number, content: None):
+        runner.run_there("job", context, send_nothing, [elements], receive)
+        with through(tmp_path):
+            runner.run_there("job", context, send_nothing, [elements], receive)
+    assert len(pipelines) == 5
+    for pipeline in pipelines:
+        visitor = LinearVisitor()
+        pipeline.visit(visitor)
+        assert visitor.num_sources == 1
 
 
 def test_pipeline_creates_no_temporary_folder(
