@@ -71,12 +71,12 @@ def _start_job_server(address: str | None, options: EngineOptions) -> str:
     """Start Beam's job server for Flink, which submits jobs to the JobManager at
     `address`; returns its endpoint.
     """
-    jar = Path(options.get("flink_job_server_jar", ""))
-    if not jar.is_file():
+    jar = options.get("flink_job_server_jar")
+    if jar is None or not Path(jar).is_file():
         raise MissingEngineError(
             "engine.options.flink_job_server_jar must name the jar of Beam's job "
             "server for the cluster's version of Flink "
-            f"(org.apache.beam:beam-runners-flink-VERSION-job-server), not {str(jar)!r}"
+            f"(org.apache.beam:beam-runners-flink-VERSION-job-server), not {jar!r}"
         )
     java = shutil.which("java")
     if java is None:

@@ -8,8 +8,7 @@ and `explain` shows the changes.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
@@ -48,17 +47,9 @@ from gristmill.mixtures.steps.own_steps import Edit as EditStep
 EMPTY = "edit/empty"
 REMOVED, ADDED = "bytes_removed", "bytes_added"
 MOST_PAIRS = 1_000_000
-"""Maximum number of compared pairs of lines, or of words; a longer difference becomes
-one edit.
-"""
+"""Maximum number of compared pairs of lines; a longer difference becomes one edit."""
 MOST_GROWTH_CHARACTERS = 10_000_000
 """Maximum growth of a text by a function."""
-NEAR = 64
-"""Maximum distance to a word boundary in characters."""
-_WORDS = re.compile(r"\w+|\s+|[^\w\s]")
-_WORD_END, _WORD_BEGIN = re.compile(r"\s*\S*\Z"), re.compile(r"\A\S*\s*")
-Difference = tuple[int, int, str]
-"""Characters `begin` up to `end` of a text, and their replacement."""
 
 
 @dataclass(frozen=True)
@@ -270,138 +261,34 @@ def compare_texts(
 
 
 def derive_edits(before: str, after: str) -> Iterator[Edit]:
-    """Derive the edits, in bytes, from one text to another: by lines first, then by
-    words within lines.
+    """Derive the edits, in bytes, from one text to another: of whole lines, ascending
+    and separated by equal lines.
 
     Raises:
         UnicodeEncodeError: a text cannot be encoded as UTF-8.
     """
-    position, size = 0, 0
-    for begin, end, text in differences(before, after):
-        text.encode()
-        first = size + len(before[position:begin].encode())
-        position = end
-        size = first + len(before[begin:end].encode())
-        yield first, size, text
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Segmentation of texts into pieces to compare.
-
-    Attributes:
-        pieces: text -> its pieces in order.
-        head: common prefix of two texts -> length of its part that ends at a piece
-            boundary.
-        tail: common suffix -> number of characters to drop so that it starts at a piece
-            boundary.
-    """
-
-    pieces: Callable[[str], list[str]]
-    head: Callable[[str], int]
-    tail: Callable[[str], int]
-
-
-LINES = Cut(
-    lambda text: text.splitlines(keepends=True),
-    lambda head: head.rfind("\n") + 1,
-    lambda tail: tail.find("\n") + 1 or len(tail),
-)
-WORDS = Cut(
-    _WORDS.findall,
-    lambda head: max(0, len(head) - NEAR) + _edge(_WORD_END, head[-NEAR:]).start(),
-    lambda tail: _edge(_WORD_BEGIN, tail[:NEAR]).end(),
-)
-
-
-def _edge(pattern: re.Pattern[str], text: str) -> re.Match[str]:
-    match = pattern.search(text)
-    assert match is not None  # both patterns match an empty text
-    return match
-
-
-def differences(
-    before: str, after: str, cuts: Sequence[Cut] = (LINES, WORDS), at: int = 0
-) -> Iterator[Difference]:
-    """Differences between two texts, ascending and separated by equal text; `at` is the
-    offset of `before`.
-    """
-    prefix = common_prefix(before, after)
-    suffix = min(
-        common_prefix(before[::-1], after[::-1]), min(len(before), len(after)) - prefix
+    lines, new_lines = (
+        text.encode().splitlines(keepends=True) for text in (before, after)
     )
-    if prefix == len(before) == len(after):
-        return
-    if cuts:  # whole words are easier to read than parts of them
-        prefix = cuts[0].head(before[:prefix])
-        suffix -= cuts[0].tail(before[len(before) - suffix :])
-    elif max(len(before), len(after)) <= NEAR:
-        prefix = suffix = 0
-    before_part = before[prefix : len(before) - suffix]
-    after_part = after[prefix : len(after) - suffix]
-    at += prefix
-    pieces, after_pieces = (
-        cuts[0].pieces(text) if cuts else [text] for text in (before_part, after_part)
-    )
-    if (
-        not before_part
-        or not after_part
-        or not cuts
-        or len(pieces) * len(after_pieces) > MOST_PAIRS
-    ):
-        yield at, at + len(before_part), after_part
-        return
-    places = np.cumsum([0, *map(len, pieces)]).tolist()
-    for first, last, after_first, after_last in _unequal(pieces, after_pieces):
-        # With equal numbers of pieces, each is most likely the new form of its
-        # counterpart.
-        ranges = [(first, last, after_first, after_last)]
-        if last - first == after_last - after_first:
-            ranges = [
-                (place, place + 1, after_place, after_place + 1)
-                for place, after_place in zip(
-                    range(first, last), range(after_first, after_last), strict=True
-                )
-            ]
-        for begin, end, after_begin, after_end in ranges:
-            yield from differences(
-                before_part[places[begin] : places[end]],
-                "".join(after_pieces[after_begin:after_end]),
-                cuts[1:],
-                at + places[begin],
-            )
-
-
-def _unequal(
-    pieces: Sequence[str], after_pieces: Sequence[str]
-) -> Iterator[tuple[int, int, int, int]]:
-    """Ranges in which two lists of pieces differ: (first, last) of each list; equal
-    ends are cut off first.
-    """
-    least = min(len(pieces), len(after_pieces))
-    head = next((at for at in range(least) if pieces[at] != after_pieces[at]), least)
-    tail = next(
-        (at for at in range(least - head) if pieces[-1 - at] != after_pieces[-1 - at]),
-        least - head,
-    )
-    matcher = SequenceMatcher(
-        None,
-        pieces[head : len(pieces) - tail],
-        after_pieces[head : len(after_pieces) - tail],
-    )
-    for kind, first, last, after_first, after_last in matcher.get_opcodes():
+    head = _num_equal(lines, new_lines)
+    tail = _num_equal(lines[head:][::-1], new_lines[head:][::-1])
+    begin = sum(map(len, lines[:head]))
+    lines = lines[head : len(lines) - tail]
+    new_lines = new_lines[head : len(new_lines) - tail]
+    if len(lines) * len(new_lines) > MOST_PAIRS:
+        lines, new_lines = [b"".join(lines)], [b"".join(new_lines)]
+    places = np.cumsum([begin, *map(len, lines)]).tolist()
+    matcher = SequenceMatcher(None, lines, new_lines)
+    for kind, first, last, new_first, new_last in matcher.get_opcodes():
         if kind != "equal":
-            yield head + first, head + last, head + after_first, head + after_last
+            text = b"".join(new_lines[new_first:new_last]).decode()
+            yield places[first], places[last], text
 
 
-def common_prefix(one: str, other: str) -> int:
-    """Length of the common prefix of two texts."""
-    low = 0
-    high = min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _num_equal(lines: Sequence[bytes], new_lines: Sequence[bytes]) -> int:
+    """Number of equal lines at the beginning of two texts."""
+    pairs = enumerate(zip(lines, new_lines, strict=False))
+    return next(
+        (number for number, (line, new_line) in pairs if line != new_line),
+        min(len(lines), len(new_lines)),
+    )

@@ -8,7 +8,7 @@ from gristmill.mixtures.steps.own_steps import Edit
 
 STAGE = Stage(
     "edit",
-    1,
+    2,
     "gristmill.dataprep.user_code.edit:run",
     preflight=preflight,
     step=PrepareStep(

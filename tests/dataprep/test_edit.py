@@ -15,7 +15,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_documents
 from gristmill.dataprep.edits import apply_edits, edits_array
 from gristmill.dataprep.user_code import edit
-from gristmill.dataprep.user_code.edit import common_prefix, derive_edits
+from gristmill.dataprep.user_code.edit import derive_edits
 from gristmill.mixtures.user_code import OwnCodeError, OwnFunction, take_code
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 
@@ -29,28 +29,20 @@ def test_derived_edits_turn_the_old_text_into_the_new(before: str, after: str) -
     assert (edits == []) == (before == after)
 
 
-@given(TEXT, TEXT)
-def test_common_prefix_is_maximal(left: str, right: str) -> None:
-    size = common_prefix(left, right)
-    assert left[:size] == right[:size]
-    assert left[size : size + 1] != right[size : size + 1] or size == min(
-        len(left), len(right)
-    )
-
-
 @pytest.mark.parametrize(
     ("before", "after", "edits"),
     [
-        ("a colour here", "a color here", [(2, 8, "color")]),
-        ("a  colour here", "a color here", [(1, 3, " "), (3, 9, "color")]),
+        ("a colour\nhere", "a color\nhere", [(0, 9, "a color\n")]),
         ("one\ntwo\nthree\n", "one\nthree\n", [(4, 8, "")]),
-        ("one\nÄÖ two\nthree", "one\nÄÖ 2\nthree", [(9, 12, "2")]),
+        ("one\nÄÖ two\nthree", "one\nÄÖ 2\nthree", [(4, 13, "ÄÖ 2\n")]),
         ("same", "same", []),
         ("", "new", [(0, 0, "new")]),
-        ("x" * 300 + "y" + "z" * 300, "x" * 300 + "z" * 300, [(300, 301, "")]),
+        ("a\nb\nc\nd", "A\nb\nc\nD\ne", [(0, 2, "A\n"), (6, 7, "D\ne")]),
+        ("x\n" * 2000 + "y", "x\n" * 2000 + "z", [(4000, 4001, "z")]),
+        ("y\n" * 1001, "z\n" * 1000, [(0, 2002, "z\n" * 1000)]),
     ],
 )
-def test_edits_cover_lines_and_words_within_lines(
+def test_edits_cover_changed_lines(
     before: str, after: str, edits: list[tuple[int, int, str]]
 ) -> None:
     assert list(derive_edits(before, after)) == edits
@@ -87,10 +79,10 @@ def test_later_stages_read_the_texts_of_the_function(
         text.replace("xyzzy", "magic").replace("nothing here", " ") for text in TEXTS
     ]
     assert summary.counts["dropped"] == {"edit/empty": 2}
-    assert summary.edits["step"] == {"documents": 6, "times": 10, "bytes": 52}
+    assert summary.edits["step"] == {"documents": 6, "times": 6, "bytes": 114}
     rows = written(tmp_path / "edit")
-    assert [row["bytes_removed"] for row in rows[:2]] == [10, 11]
-    assert [row["bytes_added"] for row in rows[:2]] == [10, 0]
+    assert [row["bytes_removed"] for row in rows[:2]] == [31, 12]
+    assert [row["bytes_added"] for row in rows[:2]] == [31, 1]
 
 
 @pytest.mark.slow

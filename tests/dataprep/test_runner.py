@@ -68,7 +68,7 @@ def test_log_of_the_portable_runner_is_suppressed(file: str, is_logged: bool) ->
     assert bool(logging.getLogger().filter(record)) == is_logged
 
 
-class LinearVisitor(PipelineVisitor):  # type: ignore[misc]
+class LinearVisitor(PipelineVisitor):
     """Visitor that asserts that every step inside of composites has at most one input,
     one output and one consumer.
     """

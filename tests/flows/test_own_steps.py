@@ -120,9 +120,9 @@ def test_user_steps_are_planned_run_explained_replayed_and_reported(
     edited = history(session, "web.jsonl#1", with_text=True)
     edits = edited.stages[1].edits
     assert edits is not None
-    assert edits.first == [Edit("  ", " "), Edit("colour", "color")]
+    assert edits.first == [Edit(TEXTS[0], "a color that says xyzzy")]
     edited.show()
-    assert "a[-  -]{+ +}[-colour-]{+color+} that says xyzzy" in capsys.readouterr().out
+    assert "{+a color that says xyzzy+}" in capsys.readouterr().out
 
     (rule,) = thresholds(session)
     assert (rule.key, rule.bound, rule.seen, rule.failing) == (
