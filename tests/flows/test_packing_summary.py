@@ -30,7 +30,7 @@ def facts() -> Facts:
 
 
 def test_shares_are_of_documents_of_tokens_and_of_rows(facts: Facts) -> None:
-    waste = waste_of(PackingCost.model_validate(COST))
+    waste = waste_of(PackingCost(**COST))
     assert waste == Waste(split=0.05, in_split=0.02, padding=0.2)
     assert packing_table(facts).rows == [["best_fit", "125", "5.00%", "20.00%"]]
     assert packing_table(facts_of(packed={"sources": []})).rows == []
