@@ -14,10 +14,10 @@ from typing import Any
 from pydantic import ConfigDict, ValidationError, validate_call
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from gristmill.core.secrets import mask_text
+from gristmill.core.secrets import mask_known, mask_text
 from gristmill.core.store import CorruptError
 from gristmill.dataprep.documents import DamagedTableError, MisalignedError
 from gristmill.dataprep.edits import BadEditError
@@ -51,7 +51,8 @@ from gristmill.flows.pages.page_elements import (
     Page,
     page_of,
 )
-from gristmill.flows.pages.page_server import GuardedApp, page_app, page_response
+from gristmill.flows.pages.page_html import served_html
+from gristmill.flows.pages.page_server import GuardedApp
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.training_reads import TraceError
@@ -125,7 +126,7 @@ def make_app(run: BrowsedRun) -> GuardedApp:
         Route(path, partial(_answer, run, _checked(make)), methods=["GET"])
         for path, make in PAGES.items()
     ]
-    return page_app(routes, handlers)
+    return GuardedApp(routes, handlers)
 
 
 def _checked(make: Callable[..., Page | str]) -> Callable[..., Any]:
@@ -203,4 +204,4 @@ def _respond(
     )
     form = Form("/find", [lookup], "Find", layout="find")
     page = replace(page, header=[Links(links), form], site=run.name)
-    return page_response(page, status)
+    return HTMLResponse(mask_known(served_html(page)), status)

@@ -1,4 +1,4 @@
-"""The server of the pages of `gristmill browse` on the loopback address.
+"""A server of pages on the loopback address.
 
 Pages show untrusted texts. Templates escape every value, a policy restricts browsers to
 the style sheet of this server, and pages of other sites can neither frame nor read a
@@ -15,44 +15,18 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from gristmill.core.secrets import mask_known
 from gristmill.flows.pages.access_token import AccessToken, SignIn
-from gristmill.flows.pages.page_elements import Page
 from gristmill.flows.pages.page_html import (
     HEADERS,
     STYLE,
-    served_html,
     style_sheet,
 )
 
 LOOPBACK = "127.0.0.1"
 HOSTS = [LOOPBACK, "localhost"]
-
-
-def page_app(routes: Sequence[Route], handlers: Mapping[Any, Any]) -> GuardedApp:
-    """The application that answers `routes`.
-
-    Args:
-        routes: addresses with the functions that answer them.
-        handlers: class of an error -> its answer.
-    """
-    style = PlainTextResponse(style_sheet(), media_type="text/css")
-    app = Starlette(
-        routes=[*routes, Route(STYLE, lambda request: style, methods=["GET"])],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
-        exception_handlers=handlers,
-    )
-    # Outside of everything: Starlette answers unexpected errors before its own
-    # middleware.
-    return GuardedApp(app)
-
-
-def page_response(page: Page, status: HTTPStatus) -> Response:
-    """A page as an answer, known secrets masked."""
-    return HTMLResponse(mask_known(served_html(page)), status)
 
 
 class PortError(ValueError):
@@ -93,12 +67,23 @@ def serve(app: SignIn, listening: socket.socket) -> None:
 
 
 class GuardedApp:
-    """An application whose answers have `HEADERS`, and which refuses requests of other
-    sites' pages.
+    """The application that answers `routes`, whose answers have `HEADERS`, and which
+    refuses requests of other sites' pages.
+
+    Args:
+        routes: addresses with the functions that answer them.
+        handlers: class of an error -> its answer.
     """
 
-    def __init__(self, app: Starlette) -> None:
-        self._app = app
+    def __init__(self, routes: Sequence[Route], handlers: Mapping[Any, Any]) -> None:
+        style = PlainTextResponse(style_sheet(), media_type="text/css")
+        # Inside of this one: Starlette answers unexpected errors before its own
+        # middleware.
+        self._app = Starlette(
+            routes=[*routes, Route(STYLE, lambda request: style, methods=["GET"])],
+            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
+            exception_handlers=handlers,
+        )
         self._headers = [
             (name.encode(), value.encode()) for name, value in HEADERS.items()
         ]

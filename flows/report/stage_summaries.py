@@ -502,11 +502,9 @@ class Margins(Summary):
 
 
 class Decline(Summary):
-    """Shares of answers that became less likely, and the step of the alarm."""
+    """Alarm for chosen answers that keep becoming less likely."""
 
     alarm_step: int | None = None
-    fell_chosen: float | None = None
-    fell_rejected: float | None = None
 
 
 class DrawnSet(Summary):
