@@ -296,7 +296,7 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
             }
         },
     )
-    assert "dropped: gopher_quality/min_words | 1" in cards[0]["data"]
+    assert r"dropped: gopher\_quality/min\_words | 1" in cards[0]["data"]
 
 
 def test_run_without_server_starts_no_server_and_stores_no_credentials(
