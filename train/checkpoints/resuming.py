@@ -62,9 +62,10 @@ class Attempt:
         self.optimizers = make_optimizers(
             learner.model, section.optimizer, section.width_factor
         )
-        parts: dict[str, Part] = dict(learner.state)
+        parts: dict[str, Part] = {}
         if learner.average is not None:
             parts["average"] = learner.average
+        parts |= learner.state
         self.progress = LoopState(
             empty_window(device, section.spikes.window),
             torch.zeros(
