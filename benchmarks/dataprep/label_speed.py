@@ -31,7 +31,7 @@ from benchmarks.dataprep.texts import library_texts
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row, text_megabytes
 from benchmarks.public_data import language_model
-from gristmill.dataprep.fasttext.fasttext_backend import KernelPredictor, Predictor
+from gristmill.dataprep.fasttext.fasttext_backend import Predictor
 from gristmill.dataprep.fasttext.fasttext_files import read_model
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
 from gristmill.dataprep.langid.langid import identify_shard, measure, view
@@ -110,9 +110,7 @@ def language_rows(
     """
     array = pa.array(texts, pa.large_string())
     lines = [view(text, section.max_characters) for text in texts]
-    warm, *fresh = (
-        KernelPredictor(*read_model(Path(path))) for _ in range(REPEATS + 1)
-    )
+    warm, *fresh = (Predictor(*read_model(Path(path))) for _ in range(REPEATS + 1))
     unused = iter(fresh)
     look(warm, section, array)
     ours, cold, peer = fastest(
@@ -145,7 +143,7 @@ def thread_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
     """Measure two threads against one."""
     array, model = (
         pa.array(texts, pa.large_string()),
-        KernelPredictor(*read_model(Path(path))),
+        Predictor(*read_model(Path(path))),
     )
     parts = [array.slice(start, 500) for start in range(0, len(array), 500)] * 4
     with ThreadPoolExecutor(2) as threads:
@@ -178,7 +176,7 @@ def stage_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
             folder / "out",
             MODEL_SHA256,
         )
-        model = KernelPredictor(*read_model(Path(path)))
+        model = Predictor(*read_model(Path(path)))
         stage()
         look(model, section, array)
         ours, peer = fastest(REPEATS, stage, lambda: look(model, section, array))
@@ -229,7 +227,7 @@ def classifier_row(
 ) -> Row:
     """Measure a classifier."""
     model, fasttext_model = (
-        KernelPredictor(*read_model(path)),
+        Predictor(*read_model(path)),
         fasttext.load_model(str(path)),
     )
     lines, array = (

@@ -1,6 +1,4 @@
-"""Predictors with fastText models: our kernels, or fastText itself for models that the
-kernels do not support.
-"""
+"""Predictors with fastText models, by our kernels."""
 
 from __future__ import annotations
 
@@ -9,18 +7,11 @@ import threading
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
 from gristmill.core.files import as_path, is_local, sha256_file
-from gristmill.dataprep.fasttext.fasttext_files import (
-    DamagedModelError,
-    UnknownModelError,
-    Weights,
-    path_to,
-    read_model,
-)
+from gristmill.dataprep.fasttext.fasttext_files import Weights, path_to, read_model
 from gristmill.dataprep.fasttext.fasttext_predict import (
     find_shares,
     find_tops,
@@ -37,38 +28,22 @@ BATCH_LINES = 4096
 """Lines whose averaged rows are in memory at once."""
 
 
-class Predictor(Protocol):
-    """Supervised model that threads may share."""
-
-    labels: tuple[str, ...]
-    fallback: str
-    """Reason for predicting with fastText itself; empty for our kernels."""
-
-    def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
-        """Likeliest label's index, int32, and its probability, float64, for n lines; -1
-        and 0 if there is none.
-        """
-
-    def shares(self, lines: Lines, label: str) -> np.ndarray:
-        """Probability of one label for n lines: float64 of shape (n,)."""
-
-
-class KernelPredictor:
-    """Predictor with our kernels; every thread has a cache of at most
+class Predictor:
+    """Supervised model that threads may share; every thread has a cache of at most
     `fasttext_words.MOST_CACHE_BYTES`.
 
     `shares` is for classifiers, mostly of two labels: products with the outputs replace
     their rows (`multiply_rows`).
     """
 
-    fallback = ""
-
     def __init__(self, weights: Weights, labels: tuple[str, ...]) -> None:
         self.labels = labels
         self._rows = _Rows(weights)
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
-        """See Predictor."""
+        """Likeliest label's index, int32, and its probability, float64, for n lines; -1
+        and 0 if there is none.
+        """
         labels = np.empty(len(lines.begins), np.int32)
         shares = np.empty(len(lines.begins), np.float64)
         for batch, hidden, counts in self._rows.averages(lines):
@@ -76,7 +51,7 @@ class KernelPredictor:
         return labels, shares
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
-        """See Predictor."""
+        """Probability of one label for n lines: float64 of shape (n,)."""
         shares = np.empty(len(lines.begins), np.float64)
         number = self.labels.index(label)
         rows = self._outputs
@@ -118,43 +93,6 @@ class _Rows:
             yield batch_slice, hidden, counts
 
 
-class FastTextPredictor:
-    """Predictor with fastText, holding the GIL."""
-
-    def __init__(self, model: Any, fallback: str) -> None:
-        self.labels = tuple(model.get_labels())
-        self.fallback = fallback
-        self._model = model
-
-    def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
-        """See Predictor."""
-        labels, shares = (
-            np.full(len(lines.begins), -1, np.int32),
-            np.zeros(len(lines.begins)),
-        )
-        for line, (names, probabilities) in enumerate(self._predict(lines, 1)):
-            if names:
-                labels[line], shares[line] = (
-                    self.labels.index(names[0]),
-                    probabilities[0],
-                )
-        return labels, shares
-
-    def shares(self, lines: Lines, label: str) -> np.ndarray:
-        """See Predictor."""
-        predictions = self._predict(lines, len(self.labels))
-        shares = [dict(zip(*each, strict=True)).get(label, 0.0) for each in predictions]
-        return np.array(shares, np.float64)
-
-    def _predict(self, lines: Lines, k: int) -> list[tuple[Any, Any]]:
-        texts = [
-            lines.data[begin:end].tobytes().decode("utf-8").replace("\n", " ")
-            for begin, end in zip(lines.begins, lines.ends, strict=True)
-        ]
-        # with one string, 0.9.3 fails on NumPy 2
-        return list(zip(*self._model.predict(texts, k), strict=True))
-
-
 @lru_cache(maxsize=4)
 def load_model(path: str, sha256: str) -> Predictor:
     """Load a fastText model once per process; threads share it.
@@ -162,32 +100,17 @@ def load_model(path: str, sha256: str) -> Predictor:
     Args:
         path: of the file.
         sha256: of its content, so that the cache does not serve a replaced file.
+
+    Raises:
+        UnknownModelError: the kernels do not support the model, or it is damaged.
     """
     location = as_path(path)
     if is_local(location):
-        return _load(Path(str(location)))
+        return Predictor(*read_model(Path(str(location))))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "model.bin"
         copy.write_bytes(location.read_bytes())
-        return _load(copy)
-
-
-def _load(path: Path) -> Predictor:
-    try:
-        return KernelPredictor(*read_model(path))
-    except DamagedModelError:
-        raise
-    except UnknownModelError as error:
-        try:
-            import fasttext
-        except ImportError as missing:
-            raise UnknownModelError(
-                f"{error}; fastText itself may know it, which is not installed; "
-                "install it, with a "
-                "C++ compiler at hand, with: pip install 'gristmill[fasttext]'"
-            ) from missing
-
-        return FastTextPredictor(fasttext.load_model(str(path)), str(error))
+        return Predictor(*read_model(copy))
 
 
 @lru_cache(maxsize=8)

@@ -53,11 +53,9 @@ FNV_OFFSET, FNV_PRIME = np.uint32(2_166_136_261), np.uint32(16_777_619)
 
 
 class UnknownModelError(ValueError):
-    """The kernels do not support this model; the message says why."""
-
-
-class DamagedModelError(UnknownModelError):
-    """A model's file is truncated or damaged, which fastText itself does not detect."""
+    """The kernels do not support this model, or its file is damaged, which fastText
+    itself does not detect; the message says why.
+    """
 
 
 class Dictionary(NamedTuple):
@@ -186,17 +184,18 @@ def read_model(path: Path) -> Model:
     """Read a supervised model.
 
     Raises:
-        DamagedModelError: the file is truncated or damaged.
-        UnknownModelError: it is not a supervised model, or its dequantised rows would
-            take over MOST_ROW_BYTES.
+        UnknownModelError: the file is truncated or damaged, it is not a supervised
+            model, or its dequantised rows would take over MOST_ROW_BYTES.
     """
     try:
         return _read(_Reader(path))
     except UnknownModelError as error:
-        raise type(error)(f"{path.name}: {error}") from error
+        raise UnknownModelError(
+            f"{path.name} cannot be used: {error}; give another model"
+        ) from error
     except (struct.error, ValueError, IndexError) as error:
-        raise DamagedModelError(
-            f"{path.name}: the file is cut off or damaged"
+        raise UnknownModelError(
+            f"{path.name}: the file is cut off or damaged; give another one"
         ) from error
 
 
@@ -262,7 +261,7 @@ def _read(reader: _Reader) -> Model:
         reader.content[reader.at :], size
     )
     if dictionary_bytes < 0 or words + n != size or n < 1:
-        raise DamagedModelError("its dictionary is damaged")
+        raise UnknownModelError("its dictionary is damaged")
     content = reader.content[reader.at : reader.at + dictionary_bytes].copy()
     reader.at += dictionary_bytes
     if buckets < 1 and (longest > 0 or word_ngrams > 1):
@@ -294,7 +293,7 @@ def _read(reader: _Reader) -> Model:
         or output.shape != (n, d)
         or (pruned >= 0) > quantised
     ):
-        raise DamagedModelError("its matrices do not go with its dictionary")
+        raise UnknownModelError("its matrices do not go with its dictionary")
     if pruned >= 0:
         kept_indices = np.concatenate([np.arange(words), words + kept_rows])
         rows = np.take(
@@ -401,7 +400,7 @@ def _read_kept(
     pairs = reader.array("i4", pruned, 2)
     pairs = pairs[np.argsort(pairs[:, 0])]
     if pruned and not 0 <= pairs[0, 0] <= pairs[-1, 0] < buckets:
-        raise DamagedModelError("its list of kept n-grams is damaged")
+        raise UnknownModelError("its list of kept n-grams is damaged")
     kept = np.zeros(max(1, -(-buckets // WORD_BITS)), np.uint64)
     np.bitwise_or.at(
         kept,

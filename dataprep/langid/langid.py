@@ -85,8 +85,6 @@ class LanguageSummary:
         languages_kept: of these, the kept ones.
         parts: key of a mapping `keep` -> reason -> documents.
         histograms: of `language_score`.
-        fallback: the reason for predicting with fastText itself, which is slower, if it
-            was used.
     """
 
     counts: Counts
@@ -94,7 +92,6 @@ class LanguageSummary:
     languages_kept: Mapping[str, int]
     parts: Mapping[str, Mapping[str, int]]
     histograms: Histograms
-    fallback: str | None = None
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LanguageSummary:
@@ -134,20 +131,13 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> Language
         out=out,
         sha256=sha256,
     )
-    results = run_tasks(
-        "langid",
-        tasks,
-        process,
-        context,
-        holds_gil=bool(model.fallback),
-    )
+    results = run_tasks("langid", tasks, process, context)
     return LanguageSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["languages"] for result in results),
         add_counts(result["languages_kept"] for result in results),
         add_counts(result["parts"] for result in results),
         add_histograms(result["histograms"] for result in results),
-        fallback=model.fallback or None,
     )
 
 

@@ -6,12 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gristmill.flows.stages.stage import (
-    Display,
-    PrepareStep,
-    Requirements,
-    Stage,
-)
+from gristmill.flows.stages.stage import Display, PrepareStep, Stage
 from gristmill.mixtures.steps.langid import LanguageId
 
 
@@ -32,6 +27,5 @@ STAGE = Stage(
         pinned_files,
         rules="gristmill.dataprep.langid.langid:rules",
     ),
-    requirements=Requirements(preload=lambda settings: ["fasttext"]),
     display=Display(report=("gristmill.flows.report.document_sections:languages",)),
 )

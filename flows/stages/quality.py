@@ -72,9 +72,7 @@ def libraries(section: Quality) -> Iterator[Library]:
 
 
 def preload(section: Quality) -> Iterator[str]:
-    """Yield the libraries of a fastText classifier, and of a judge's requests."""
-    if section.classifier is not None:
-        yield "fasttext"
+    """Yield the library of a judge's requests."""
     if section.judge is not None and section.judge.model is not None:
         yield "httpx"
 

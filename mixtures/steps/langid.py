@@ -51,9 +51,8 @@ class LanguageId(Judging):
     Kernels of our own predict as fastText 0.9.3 does, but add up the rows of a word
     once and keep the sum: for up to 2,000 characters the labels are the same and the
     scores within 1e-5. A process holds the model's rows once (lid.176.ftz: 3.2 MB; a
-    .bin: its file), each thread sums of words in at most 33,554,432 bytes. For models
-    that they do not support, such as quantised rows of over 4 GiB, fastText itself
-    predicts; the stage's `fallback` gives the reason.
+    .bin: its file), each thread sums of words in at most 33,554,432 bytes. Models that
+    they do not support, such as quantised rows of over 4 GiB, are refused.
 
     lid.176.ftz is small and weak beyond the large languages: of lines of the Universal
     Declaration of Human Rights it identifies 1 % of the Bosnian ones correctly, none of

@@ -17,13 +17,10 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.fasttext.fasttext_backend import (
-    FastTextPredictor,
-    KernelPredictor,
     Predictor,
     load_model,
 )
 from gristmill.dataprep.fasttext.fasttext_files import (
-    DamagedModelError,
     UnknownModelError,
     read_model,
 )
@@ -193,7 +190,6 @@ def test_every_kind_of_model_predicts_like_fasttext(
     shape = Shape(**{**vars(SHAPES[name]), "loss": loss})
     path = write_model(tmp_path / "model", shape, WORDS, seed=len(name))
     predictor, model = load_model(str(path), f"{name}/{loss}"), reference(path)
-    assert not predictor.fallback
     assert list(predictor.labels) == model.get_labels()
     assert_same_top_labels(predictor, model, LINES)
     assert_same_top_labels(predictor, model, LINES)  # from the cache
@@ -207,7 +203,7 @@ def test_line_without_known_words_has_no_label(
     path = write_model(
         tmp_path / "model", Shape(minn=0, maxn=0, bucket=0), words, seed=1
     )
-    predictor = KernelPredictor(*read_model(path))
+    predictor = Predictor(*read_model(path))
     assert_same_top_labels(predictor, reference(path), LINES)
     assert predictor.tops(lines_of(["unheard of"]))[0].tolist() == [-1]
     assert predictor.shares(lines_of(["unheard of"]), "__label__0").tolist() == [0.0]
@@ -220,7 +216,7 @@ def test_long_words_and_lines_predict_like_fasttext(tmp_path: Path, loss: int) -
     path = write_model(
         tmp_path / "model", Shape(loss=loss, word_ngrams=2), WORDS, seed=3
     )
-    assert_same_top_labels(KernelPredictor(*read_model(path)), reference(path), LONG)
+    assert_same_top_labels(Predictor(*read_model(path)), reference(path), LONG)
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +353,7 @@ def test_trained_and_quantised_models_predict_like_fasttext(
     if quantise is not None:
         model.quantize(input=str(lines), **quantise)
     model.save_model(str(path))
-    predictor = KernelPredictor(*read_model(path))
+    predictor = Predictor(*read_model(path))
     texts = [
         *LINES,
         *(
@@ -390,7 +386,7 @@ def test_few_labels_use_precomputed_products(
     products = multiply_rows(weights)
     assert products.rows.shape[1] == width
     assert (products is weights) == (width == 20)
-    predictor = KernelPredictor(*read_model(path))
+    predictor = Predictor(*read_model(path))
     assert_same_shares(predictor, reference(path), LINES)
     labels_found, tops = predictor.tops(lines_of(LINES))
     shares = np.array(
@@ -408,7 +404,7 @@ def test_long_sums_are_as_good_as_fasttexts(tmp_path: Path, loss: int) -> None:
     lines have exactly.
     """
     path = write_model(tmp_path / "model", Shape(loss=loss), WORDS[1:], seed=3)
-    predictor, model = KernelPredictor(*read_model(path)), reference(path)
+    predictor, model = Predictor(*read_model(path)), reference(path)
     for phrase in ("ab ", "the house ", "Größe of 中文 "):
         _, exact = predictor.tops(lines_of([phrase * 10]))
         _, ours = predictor.tops(lines_of([phrase * 20_000]))
@@ -420,7 +416,7 @@ def test_long_sums_are_as_good_as_fasttexts(tmp_path: Path, loss: int) -> None:
 def test_cache_does_not_change_a_bit_of_the_scores(tmp_path: Path, name: str) -> None:
     path = write_model(tmp_path / "model", SHAPES[name], WORDS, seed=9)
     model = read_model(path)
-    warm = KernelPredictor(*model)
+    warm = Predictor(*model)
     rng = np.random.default_rng(11)  # varies the words, and which of them share a slot
     words = [
         f"{number:x}" * int(times)
@@ -432,10 +428,8 @@ def test_cache_does_not_change_a_bit_of_the_scores(tmp_path: Path, name: str) ->
     assert warm.tops(lines_of(lines[::-1]))[1].tolist() == together[::-1]
     weights, labels = model
     for line, share in list(zip(lines, together, strict=True))[:20]:
-        assert KernelPredictor(weights, labels).tops(lines_of([line]))[1].tolist() == [
-            share
-        ]
-    small = KernelPredictor(weights, labels)
+        assert Predictor(weights, labels).tops(lines_of([line]))[1].tolist() == [share]
+    small = Predictor(weights, labels)
     cache = make_cache(weights)
     small._rows._of_thread.cache = type(cache)(
         cache.table[:9].copy(), cache.sums[:9].copy()
@@ -448,7 +442,7 @@ def test_cache_is_bounded_and_evicts(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "model", Shape(minn=1, maxn=6, bucket=5000), WORDS, seed=2
     )
-    predictor = KernelPredictor(*read_model(path))
+    predictor = Predictor(*read_model(path))
     words = [f"{word}{'long' * (word % 5)}" for word in range(2 * MOST_SLOTS)]
     lines = [" ".join(words[at : at + 200]) for at in range(0, len(words), 197)]
     assert_same_top_labels(predictor, reference(path), lines[::100])
@@ -508,7 +502,7 @@ def test_threads_share_a_model(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "model", Shape(loss=HIERARCHICAL, labels=30), WORDS, seed=4
     )
-    predictor = KernelPredictor(*read_model(path))
+    predictor = Predictor(*read_model(path))
     lines = lines_of([f"{word} the house of {word * 7}" for word in range(3000)])
     labels, shares = predictor.tops(lines)
     predictions: list[tuple[np.ndarray, np.ndarray]] = []
@@ -526,17 +520,10 @@ def test_threads_share_a_model(tmp_path: Path) -> None:
         assert np.array_equal(prediction[1], shares)
 
 
-def test_fasttext_is_the_fallback_for_unsupported_models(tmp_path: Path) -> None:
+def test_too_large_numbers_are_rejected(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model", Shape(scale=3e15), WORDS, seed=6)
-    predictor = load_model(str(path), "too large")
-    assert isinstance(predictor, FastTextPredictor)
-    assert predictor.fallback.startswith("model: ")
-    assert_same_top_labels(predictor, reference(path), LINES)
-    assert_same_shares(predictor, reference(path), LINES)
-    assert (
-        predictor.tops(lines_of(["the\nhouse"]))[0]
-        == predictor.tops(lines_of(["the house"]))[0]
-    )
+    with pytest.raises(UnknownModelError, match=r"model .*too large"):
+        load_model(str(path), "too large")
 
 
 @pytest.mark.parametrize(
@@ -569,7 +556,7 @@ def test_truncated_model_file_is_rejected(tmp_path: Path, share: float) -> None:
     )
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(DamagedModelError):
+    with pytest.raises(UnknownModelError):
         read_model(path)
 
 

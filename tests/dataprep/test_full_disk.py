@@ -24,7 +24,7 @@ from gristmill.core.files import (
     reserve,
 )
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
-from gristmill.dataprep.fasttext.fasttext_files import DamagedModelError
+from gristmill.dataprep.fasttext.fasttext_files import UnknownModelError
 from gristmill.dataprep.quality import classifier
 from gristmill.dataprep.runners.worker_bootstrap import SUBPACKAGES
 from gristmill.dataprep.semantic.vector_jobs import CENTROIDS, write_centroids
@@ -76,7 +76,7 @@ def test_truncated_classifier_is_rejected_before_fasttext_reads_it(
     tmp_path: Path, model: bytes, share: float
 ) -> None:
     (tmp_path / "cut.bin").write_bytes(model[: int(share * len(model))])
-    with pytest.raises(DamagedModelError):
+    with pytest.raises(UnknownModelError):
         load_model(str(tmp_path / "cut.bin"), f"cut at {share}")
 
 

@@ -500,7 +500,6 @@ class NamedLabels:
     """Model whose labels are not codes."""
 
     labels = ("__label__English", "__label__zhs", "__label__deu_Latn")
-    fallback = ""
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(len(lines.begins), dtype=np.int32), np.full(

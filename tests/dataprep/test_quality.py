@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.fasttext.fasttext_backend import KernelPredictor, load_model
+from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
 from gristmill.dataprep.fasttext.fasttext_files import read_model
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.quality import classifier, quality, quality_models, scorers
@@ -135,7 +135,7 @@ def test_texts_that_the_kernel_skips_are_scored(tmp_path: Path) -> None:
         ["s", "label", "όσος", "a"],
         seed=1,
     )
-    predictor = KernelPredictor(*read_model(path))
+    predictor = Predictor(*read_model(path))
     predictor.labels = ("__label__positive", "__label__negative")
     content = ["a </s> b", "__label__a", "ΌΣΟΣ ΣΑΣ", "a b", "İstanbul"]
     scores = score_texts(predictor, pa.array(content), SETTINGS)
