@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -29,7 +30,6 @@ from gristmill.dataprep.dedup.shingles import (
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import Inputs, judged_rows, positions, read_shard
 from gristmill.dataprep.shuffle_format import open_batches
-from gristmill.dataprep.text.blake2b import digest_texts
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
@@ -151,6 +151,20 @@ def sketch_texts(
             band_keys(signature, section.bands, section.rows)
         )
     return columns
+
+
+def digest_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """BLAKE2b-128 of every text: uint64 of shape (n, 2), whose bytes are the digests.
+
+    Args:
+        data, offsets: as from `text_buffers`.
+    """
+    view = memoryview(data)
+    digests = b"".join(
+        hashlib.blake2b(view[begin:end], digest_size=DIGEST_BYTES).digest()
+        for begin, end in pairwise(offsets.tolist())
+    )
+    return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
 def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.Table:

@@ -20,7 +20,7 @@ from gristmill.dataprep.dedup.shingles import (
     shingle_sets,
     similarities,
 )
-from gristmill.dataprep.text.blake2b import BLOCK_BYTES, digest_texts
+from gristmill.dataprep.dedup.sketches import digest_texts
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES
 
@@ -206,13 +206,7 @@ def test_similarity_equals_that_of_the_sets(sets: list[set[int]]) -> None:
         assert similarities(shingles, np.array([b]), np.array([a])) == [similarity]
 
 
-@settings(deadline=None)
-@given(
-    st.lists(
-        st.one_of(any_text, st.integers(0, 3 * BLOCK_BYTES + 1).map("x".__mul__)),
-        max_size=6,
-    )
-)
+@given(st.lists(any_text, max_size=6))
 def test_digests_equal_hashlib(texts: list[str]) -> None:
     digests = digest_texts(
         *text_buffers(pa.array(["before", *texts], pa.large_string()).slice(1))
