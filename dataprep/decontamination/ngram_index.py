@@ -1,10 +1,9 @@
 """Index of the word n-grams of evaluation items, and their search in other texts.
 
-The distinct words of the items are numbered. A word of another text is looked up by its
-64-bit hash; the words of a matching n-gram are then compared code point by code point,
-so that there are no false hits. (Two words of the items that share a hash would hide
-each other: about V^2 / 2^65 pairs of V distinct words.) The index is built once,
-consists of plain arrays, and is shared by all tasks of a stage through one Arrow file.
+The distinct words of the items are numbered. A word is identified by its 64-bit hash:
+among V distinct words of the items and W of the texts about VW / 2^64 pairs share one
+by chance (a million and a billion: 5 in 100,000). The index is built once, consists of
+plain arrays, and is shared by all tasks of a stage through one Arrow file.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from gristmill.dataprep.filters.repetition import empty_table
 from gristmill.dataprep.shuffle_format import open_batches, write_rows
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import hashed_words, same_lower, same_run
+from gristmill.dataprep.text.spans import hashed_words, same_run
 from gristmill.dataprep.text.unicode_tables import (
-    NOTHING,
     code_point_flags,
-    decode,
     lower_case_seen,
 )
 
@@ -42,98 +39,42 @@ belongs to a template ("answer the following") and is not searched for.
 @kernel
 def number_words(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, lower: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Number the distinct words of all parts in order of appearance."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Number the distinct words of all parts in order of appearance; returns the first
+    arrays of `NgramIndex`.
+    """
     parts = len(offsets) - 1
     capacity = offsets[parts] - offsets[0]
     words = np.empty(capacity, np.int32)
     part_offsets = np.zeros(parts + 1, np.int64)
     table = empty_table(capacity)
     hashes = np.empty(capacity, np.uint64)
-    codes = np.empty(capacity, np.uint32)
-    code_offsets = np.zeros(capacity + 1, np.int64)
     total = 0
     distinct = 0
     for part in range(parts):
-        starts, ends, values = hashed_words(
+        _, _, values = hashed_words(
             data, offsets[part], offsets[part + 1], flags, lower
         )
-        for word in range(len(starts)):
-            value = values[word]
-            slot = _word_slot(
-                data,
-                starts[word],
-                ends[word],
-                lower,
-                value,
-                table,
-                hashes,
-                codes,
-                code_offsets,
-            )
+        for value in values:
+            slot = _word_slot(value, table, hashes)
             if table[slot] < 0:
                 table[slot] = distinct
                 hashes[distinct] = value
-                code_offsets[distinct + 1] = _append_codes(
-                    data, starts[word], ends[word], lower, codes, code_offsets[distinct]
-                )
                 distinct += 1
             words[total] = table[slot]
             total += 1
         part_offsets[part + 1] = total
-    used = code_offsets[distinct]
-    return (
-        table,
-        hashes[:distinct].copy(),
-        codes[:used].copy(),
-        code_offsets[: distinct + 1].copy(),
-        words[:total].copy(),
-        part_offsets,
-    )
+    return table, hashes[:distinct].copy(), words[:total].copy(), part_offsets
 
 
 @kernel
-def _append_codes(
-    data: np.ndarray,
-    begin: int,
-    end: int,
-    lower: np.ndarray,
-    codes: np.ndarray,
-    position: int,
-) -> int:
-    while begin < end:
-        code, width = decode(data, begin)
-        begin += width
-        if lower[code] != NOTHING:
-            codes[position] = lower[code]
-            position += 1
-    return position
-
-
-@kernel
-def _word_slot(
-    data: np.ndarray,
-    begin: int,
-    end: int,
-    lower: np.ndarray,
-    value: np.uint64,
-    table: np.ndarray,
-    hashes: np.ndarray,
-    codes: np.ndarray,
-    code_offsets: np.ndarray,
-) -> np.uint64:
-    """Slot of a word in the table, or the free slot for it."""
+def _word_slot(value: np.uint64, table: np.ndarray, hashes: np.ndarray) -> np.uint64:
+    """Slot of the word with a hash in the table, or the free slot for it."""
     mask = np.uint64(len(table) - 1)
     slot = value & mask
-    while True:
-        word = table[slot]
-        if word < 0:
-            return slot
-        if hashes[word] == value and same_lower(
-            data, begin, end, lower, codes[code_offsets[word] : code_offsets[word + 1]]
-        ):
-            return slot
+    while table[slot] >= 0 and hashes[table[slot]] != value:
         slot = (slot + np.uint64(1)) & mask
+    return slot
 
 
 @kernel
@@ -217,41 +158,11 @@ def _number_hashed(
     hashes: np.ndarray, word_table: np.ndarray, word_hashes: np.ndarray
 ) -> np.ndarray:
     """Number of the word with each hash, or -1 (int32)."""
-    mask = np.uint64(len(word_table) - 1)
     words = np.empty(len(hashes), np.int32)
     for position in range(len(hashes)):
-        slot = hashes[position] & mask
-        word = word_table[slot]
-        while word >= 0 and word_hashes[word] != hashes[position]:
-            slot = (slot + np.uint64(1)) & mask
-            word = word_table[slot]
-        words[position] = word
+        slot = _word_slot(hashes[position], word_table, word_hashes)
+        words[position] = word_table[slot]
     return words
-
-
-@kernel
-def _are_words(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    words: np.ndarray,
-    lower: np.ndarray,
-    word_codes: np.ndarray,
-    word_offsets: np.ndarray,
-) -> bool:
-    """Compare spans of a text with the words of some numbers, code point by code
-    point.
-    """
-    num_equal = 0
-    while num_equal < len(words) and same_lower(
-        data,
-        starts[num_equal],
-        ends[num_equal],
-        lower,
-        word_codes[word_offsets[words[num_equal]] : word_offsets[words[num_equal] + 1]],
-    ):
-        num_equal += 1
-    return num_equal == len(words)
 
 
 @kernel
@@ -263,8 +174,6 @@ def scan_texts(
     wanted: np.ndarray,
     word_table: np.ndarray,
     word_hashes: np.ndarray,
-    word_codes: np.ndarray,
-    word_offsets: np.ndarray,
     indexed: np.ndarray,
     table: np.ndarray,
     begins: np.ndarray,
@@ -319,16 +228,6 @@ def scan_texts(
                     or place_offsets[ngram + 1] - place_offsets[ngram] > MOST_PLACES
                 ):
                     continue
-                if not _are_words(
-                    data,
-                    starts[position : position + length],
-                    ends[position : position + length],
-                    words[position : position + length],
-                    lower,
-                    word_codes,
-                    word_offsets,
-                ):
-                    continue
                 if count == size:
                     grown = np.empty((5, 2 * size), np.int64)
                     grown[:, :size] = hits
@@ -346,9 +245,7 @@ class NgramIndex(NamedTuple):
 
     Attributes:
         word_table: int32, open addressing; the number of a word, or -1.
-        word_hashes: uint64 per word. word_codes: uint32, lower-cased code points of all
-            words;
-        word_offsets: int64, word i has word_codes[word_offsets[i]:word_offsets[i + 1]].
+        word_hashes: uint64 per word.
         words: int32, the words of all parts; part_offsets: int64 of shape (n + 1,).
         lengths: int64 per part, words per n-gram: the configured number, less in a
             shorter part, 0 in a part that is too short to search for or has no letter.
@@ -365,8 +262,6 @@ class NgramIndex(NamedTuple):
 
     word_table: np.ndarray
     word_hashes: np.ndarray
-    word_codes: np.ndarray
-    word_offsets: np.ndarray
     words: np.ndarray
     part_offsets: np.ndarray
     lengths: np.ndarray
@@ -495,8 +390,6 @@ def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
             lengths,
             index.word_table,
             index.word_hashes,
-            index.word_codes,
-            index.word_offsets,
             index.words,
             index.ngram_table,
             index.ngram_begins,

@@ -242,20 +242,3 @@ def same_run(
     while step < length and first[first_begin + step] == second[second_begin + step]:
         step += 1
     return step == length
-
-
-@kernel
-def same_lower(
-    data: np.ndarray, begin: int, end: int, lower: np.ndarray, codes: np.ndarray
-) -> bool:
-    """True if a word's lower-cased visible code points are `codes` (uint32)."""
-    num_equal = 0
-    while begin < end:
-        code, width = decode(data, begin)
-        begin += width
-        if lower[code] == NOTHING:
-            continue
-        if num_equal == len(codes) or lower[code] != codes[num_equal]:
-            return False
-        num_equal += 1
-    return num_equal == len(codes)

@@ -167,16 +167,6 @@ def test_items_without_letters_are_ignored() -> None:
     assert matches.part.tolist() == [1]
 
 
-def test_words_with_equal_hashes_are_distinguished() -> None:
-    text = pa.array(["one two three four"], pa.large_string())
-    index = build_index(text, 3, 2)
-    assert len(find_ngrams(text, index).ngram) == 2
-    codes = index.word_codes.copy()
-    # as if another word had the hash of "one"
-    codes[:3] = [ord(letter) for letter in "owe"]
-    assert find_ngrams(text, index._replace(word_codes=codes)).word.tolist() == [1]
-
-
 def test_text_of_every_item_is_a_template() -> None:
     template = "answer the following question with one word"
     parts = [
