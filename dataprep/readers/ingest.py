@@ -362,8 +362,6 @@ def plan(
 
 def reading_of(source: Source) -> Reading:
     """Settings for reading a source's records."""
-    split = source.split if source.format != "hf" else None
-    chapters: Any = split.paragraphs if isinstance(split, Paragraphs) else split
     return Reading(
         source.text_field,
         source.id_field,
@@ -371,7 +369,7 @@ def reading_of(source: Source) -> Reading:
         source.encoding,
         source.extract,
         source.encoding_errors,
-        chapters,
+        source.split.paragraphs if isinstance(source.split, Paragraphs) else None,
     )
 
 

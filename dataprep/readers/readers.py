@@ -41,7 +41,7 @@ from gristmill.dataprep.readers.records import (
 from gristmill.dataprep.readers.sources import FORMAT_OF, SourceFile
 from gristmill.dataprep.readers.tables import TableReader, read_table
 from gristmill.dataprep.readers.warc import read_warc
-from gristmill.dataprep.text.chapters import chapters, heading_of, paragraph_runs
+from gristmill.dataprep.text.paragraph_runs import paragraph_runs
 
 
 def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
@@ -149,15 +149,7 @@ def _read_document(item: Input, reading: Reading, html: bool) -> Iterator[Read]:
         chosen = chosen_metadata(metadata, reading)
         yield make_record(1, item.name, text, chosen, decoded.replaced)
         return
-    by_chapter = reading.split == "chapters"
-    parts = (
-        chapters(text)
-        if reading.split == "chapters"
-        else paragraph_runs(text, reading.split)
-    )
-    for number, part in enumerate(parts, start=1):
-        if by_chapter:
-            metadata["heading"] = heading_of(part) or ""
+    for number, part in enumerate(paragraph_runs(text, reading.split), start=1):
         yield make_record(
             number,
             f"{item.name}#{number}",

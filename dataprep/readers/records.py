@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -78,8 +78,8 @@ class Reading:
         encoding: name of a codec, `auto`, or None for the format's default.
         encoding_errors: handling of invalid bytes; see `decode`.
         extract: extractor of HTML, or None for the format's default.
-        split: split text files into `chapters`, or into paragraphs of so many
-            characters; None for no split.
+        split: split text files into paragraphs of so many characters; None for no
+            split.
     """
 
     text: str = "text"
@@ -88,7 +88,7 @@ class Reading:
     encoding: str | None = None
     extract: str | None = None
     encoding_errors: Errors = "replace"
-    split: Literal["chapters"] | int | None = None
+    split: int | None = None
 
     @cached_property
     def is_nested(self) -> bool:

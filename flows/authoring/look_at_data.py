@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import PurePosixPath
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.documents import open_table
@@ -33,7 +33,6 @@ from gristmill.dataprep.readers.sources import (
     find_files,
 )
 from gristmill.dataprep.readers.tables import table_rows
-from gristmill.dataprep.text.chapters import chapters
 from gristmill.flows.authoring.page_text import (
     is_html,
     text_per_stored_byte,
@@ -100,12 +99,8 @@ BOOK_BYTES = 500_000
 """Size above which a text file is most likely a book, or several documents (Gopher's
 rules keep at most 100,000 words).
 """
-BOOK_CHAPTERS = 3
-"""Chapters in its first SAMPLE_BYTES from which on a book is assumed to have
-headings.
-"""
 BOOK_PARAGRAPHS = 4000
-"""Characters of the documents cut from a text without headings: a few printed pages."""
+"""Characters of the documents cut from a book: a few printed pages."""
 Row = Mapping[str, Any]
 
 
@@ -125,8 +120,7 @@ class Look:
         is_code: True if most of the files, or rows, are programs.
         path_field: field with the path of each program; None if the locator is the
             path.
-        split: how to split long texts: `chapters`, or a number of characters per
-            document; None for no splitting.
+        split: characters per document of split long texts; None for no splitting.
         remarks: sentences about points to check.
         formats: (format with its compression, number of files, their bytes), the
             largest first.
@@ -143,7 +137,7 @@ class Look:
     extract: bool = False
     is_code: bool = False
     path_field: str | None = None
-    split: Literal["chapters"] | int | None = None
+    split: int | None = None
     remarks: tuple[str, ...] = ()
     formats: tuple[tuple[str, int, int], ...] = ()
     ignored: Mapping[str, int] = field(default_factory=dict)
@@ -316,24 +310,15 @@ def _look_at_texts(
         if file.format == "text"
         and file.size * (COMPRESSED_RATIO if file.compression else 1) > BOOK_BYTES
     ]
-    split: Literal["chapters"] | int | None = None
+    split: int | None = None
     remarks: tuple[str, ...] = ()
     if books and not is_code:
-        subject = f"it is longer than {size(BOOK_BYTES)}, and is cut into"
-        if len(files) > 1:
-            subject = (
-                f"{len(books)} of {len(files)} files are longer than "
-                f"{size(BOOK_BYTES)}, and are cut into"
-            )
-        text = _beginning(books[0])[0].decode("utf-8", "replace")
-        num_chapters = len(chapters(text))
         split = BOOK_PARAGRAPHS
-        remark = f"{subject} paragraphs: {books[0].name} has no headings of chapters"
-        if num_chapters >= BOOK_CHAPTERS:
-            split = "chapters"
+        remark = f"it is longer than {size(BOOK_BYTES)}, and is cut into paragraphs"
+        if len(files) > 1:
             remark = (
-                f"{subject} chapters: {books[0].name} has {num_chapters:,} in its "
-                f"first {size(len(text))}"
+                f"{len(books)} of {len(files)} files are longer than "
+                f"{size(BOOK_BYTES)}, and are cut into paragraphs"
             )
         remarks = (remark,)
     is_page = {file.format for file in chosen} <= {"html", "warc"}
@@ -349,13 +334,6 @@ def _look_at_texts(
         split=split,
         remarks=remarks,
     )
-
-
-def split_setting(
-    split: Literal["chapters"] | int | None,
-) -> str | dict[str, int] | None:
-    """Return the value of a source's `split`."""
-    return {"paragraphs": split} if isinstance(split, int) else split
 
 
 def sniff(entries: Sequence[Found]) -> str | None:

@@ -14,7 +14,6 @@ from gristmill.flows.authoring.look_at_data import (
     Look,
     mean_weight,
     size,
-    split_setting,
 )
 from gristmill.flows.authoring.manifest_text import flow_text
 from gristmill.mixtures.load import parse_manifest
@@ -181,7 +180,7 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
             "text_field": look.text_field,
             "id_field": look.id_field,
             "extract": "resiliparse" if look.extract else None,
-            "split": split_setting(look.split),
+            "split": {"paragraphs": look.split} if look.split else None,
             "max_epochs": MAX_EPOCHS,
         }
         lines += [

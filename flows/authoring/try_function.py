@@ -119,14 +119,14 @@ def take_sample(
         return
     name = on
     if source is None:
-        from gristmill.flows.authoring.look_at_data import look_at, split_setting
+        from gristmill.flows.authoring.look_at_data import look_at
 
         name = FILE
         look = look_at(FILE, on)
         settings = {
             "path": on,
             "format": look.format,
-            "split": split_setting(look.split),
+            "split": {"paragraphs": look.split} if look.split else None,
             "text_field": look.text_field or "text",
             "extract": DEFAULT_EXTRACTOR if look.extract else None,
         }

@@ -127,12 +127,10 @@ class DocumentFiles(Section):
     refused.
     """
     split: str | Paragraphs | None = None
-    """How text files that hold a book are split into documents: `chapters`, before
-    headings (`Chapter IV`, `BOOK THE FIRST`, `III.`, `Prologue`, `## Markdown`), or
-    `{paragraphs: 4000}`, into whole paragraphs of at least that many characters. A file
-    without headings stays whole. All of the text is kept, and a document's locator ends
-    with `#` and its number. If absent, a file is one document. For `format: hf`: the
-    split to read, `train` if absent.
+    """How text files that hold a book are split into documents: `{paragraphs: 4000}`
+    into whole paragraphs of at least that many characters. All of the text is kept, and
+    a document's locator ends with `#` and its number. If absent, a file is one
+    document. For `format: hf`: the split to read, `train` if absent.
     """
     text_field: str = "text"
     """Column or JSON key of the text (JSONL, Parquet, Arrow, CSV); `a.b` is the key `b`
@@ -208,14 +206,9 @@ class DocumentFiles(Section):
                 "`split` splits text files, or names a split of `format: hf`; "
                 f"format {self.format} supports neither"
             )
-        if (
-            self.format != "hf"
-            and isinstance(self.split, str)
-            and self.split != "chapters"
-        ):
+        if self.format != "hf" and isinstance(self.split, str):
             yield (
-                f"`split: {self.split}` is not a way to split a text; use `chapters` "
-                "or "
+                f"`split: {self.split}` is not a way to split a text; use "
                 "`{paragraphs: 4000}`, or set `format: hf`"
             )
         if self.format == "hf" and isinstance(self.split, Paragraphs):

@@ -11,7 +11,7 @@ from gristmill.mixtures.sections.sources import Ingest, Source
     [
         ({"encoding": "klingon"}, "'klingon' is not a text encoding.*`auto`"),
         ({"encoding": "base64"}, "'base64' is not a text encoding"),
-        ({"split": "test"}, "`split: test`.*`chapters`"),
+        ({"split": "test"}, "`split: test`.*`format: hf`"),
         (
             {"extract_options": {"favor": "precision"}},
             "only trafilatura can favor precision",
