@@ -77,12 +77,8 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
     if query.where is not None:
         columns += columns_in(query.where, corpus.schema.names)
     columns = list(dict.fromkeys(columns))
-    for name in columns:
-        if name not in corpus.schema.names:
-            raise BadAddressError(
-                f"no step has measured {name!r}; columns are "
-                f"{', '.join(corpus.measured) or 'none'}"
-            )
+    if query.language and LANGUAGE not in corpus.schema.names:
+        raise BadAddressError("no step has identified languages")
     hits, after = search(corpus, query, columns)
     total = run.cached(
         ("documents", query.corpus),
@@ -201,7 +197,7 @@ def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
         ("form", query.corpus), lambda: _choices(run, corpus, query.corpus)
     )
     values = {
-        name: f"{value:g}" if isinstance(value, float) else str(value)
+        name: str(value)
         for name, value in query.model_dump(exclude_defaults=True).items()
         if name != "after"
     }
