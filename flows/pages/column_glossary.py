@@ -81,7 +81,6 @@ TOKENS = {
     "at most": "epochs that the manifest allows",
     "rows": "of the sequence length, each trained on as one",
     "cut documents": "share of documents that the end of a row cuts",
-    "tokens in them": "share of tokens that belong to documents that are cut",
     "padding": "share of rows without text",
 }
 TRAINING = {

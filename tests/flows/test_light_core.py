@@ -174,7 +174,6 @@ def test_every_import_belongs_to_the_core_or_to_a_named_extra() -> None:
         "pyspark": "Spark's own",
         "gguf": "gguf",
         "pyiceberg": "iceberg",
-        "sqlalchemy": "Prefect's own",
     }
     core = required_by(PROJECT["dependencies"])
     assert {"numpy", "apache_beam", "lxml", "yaml"} <= core
