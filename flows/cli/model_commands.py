@@ -59,19 +59,6 @@ MostOption = Annotated[
     int, Option(metavar="N", help="Maximum tokens of an answer.", min=1)
 ]
 SeedOption = Annotated[int, Option(metavar="N", help="Seed of sampling.")]
-DraftOption = Annotated[
-    str | None,
-    Option(
-        metavar="MODEL",
-        help="A smaller model with the same tokenizer that proposes tokens "
-        "(speculative decoding): "
-        "the same distribution, in fewer passes of the large model.",
-    ),
-]
-DraftTokensOption = Annotated[
-    int,
-    Option(metavar="N", help="Tokens that the draft model proposes at a time.", min=1),
-]
 
 
 @app.command()
@@ -84,16 +71,12 @@ def chat(
     top_p: TopPOption = 0.95,
     max_new_tokens: MostOption = 512,
     seed: SeedOption = 0,
-    draft: DraftOption = None,
-    draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None,
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
     """Chat with a model; answers are streamed."""
-    language, scheduler = _load_model(
-        model, tokenizer, set_, store, draft, draft_tokens, 1
-    )
+    language, scheduler = _load_model(model, tokenizer, set_, store, 1)
     from gristmill.flows.models.chat import HELP, converse
     from gristmill.train.generation.sampling import Sampling
 
@@ -171,8 +154,6 @@ def generate(
     ] = None,
     batch: Annotated[int, Option(metavar="N", help="Prompts per batch.", min=1)] = 32,
     seed: SeedOption = 0,
-    draft: DraftOption = None,
-    draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -195,9 +176,7 @@ def generate(
         out_file("--out", out)
     prompt_lines = read_prompts(prompts)
     sampling = Sampling(temperature, top_p, seed)
-    language, scheduler = _load_model(
-        model, tokenizer, set_, store, draft, draft_tokens, batch
-    )
+    language, scheduler = _load_model(model, tokenizer, set_, store, batch)
     generated = generate_lines(
         language, scheduler, prompt_lines, sampling, max_new_tokens, stop or ()
     )
@@ -206,16 +185,8 @@ def generate(
         echo(text, nl=False)
     else:
         write_text(out, text)
-    speed = (
-        f"{generated.tokens} tokens, "
-        f"{generated.tokens / max(generated.seconds, 1e-9):.0f} per second"
-    )
-    if scheduler.proposed:
-        speed += (
-            f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft "
-            "tokens accepted"
-        )
-    echo(speed, err=True)
+    speed = generated.tokens / max(generated.seconds, 1e-9)
+    echo(f"{generated.tokens} tokens, {speed:.0f} per second", err=True)
     if generated.failed:
         number, reason = next(iter(generated.failed.items()))
         fail(
@@ -267,28 +238,16 @@ def _load_model(
     tokenizer: str | None,
     set_: list[str] | None,
     store: str | None,
-    draft: str | None,
-    draft_tokens: int,
     batch: int,
 ) -> tuple[LanguageModel, Scheduler]:
     """Load a model and create its scheduler, or exit with code 2."""
     folders = folders_or_exit(model, tokenizer, set_, store)
-    draft_folders = None
-    if draft is not None:
-        draft_folders = folders_or_exit(
-            draft, tokenizer or str(folders.tokenizer), set_, store
-        )
     from gristmill.train.generation.language_model import open_language_model
     from gristmill.train.generation.scheduler import Scheduler
 
     try:
         language = open_language_model(folders.weights, folders.tokenizer)
-        draft_model = None
-        if draft_folders is not None:
-            draft_model = open_language_model(
-                draft_folders.weights, draft_folders.tokenizer
-            ).model
-        return language, Scheduler(language.model, batch, draft_model, draft_tokens)
+        return language, Scheduler(language.model, batch)
     except (FileNotFoundError, ValueError) as error:
         fail(str(error))
 

@@ -113,7 +113,7 @@ def test_models_are_found_in_folders_of_stages_and_exports(
 
 
 @pytest.mark.slow
-def test_completions_depend_on_the_seed_but_not_on_folder_draft_or_batch(
+def test_completions_depend_on_the_seed_but_not_on_folder_or_batch(
     stage: Path, exported: Path, tmp_path: Path
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
@@ -150,7 +150,7 @@ def test_completions_depend_on_the_seed_but_not_on_folder_draft_or_batch(
         for line in greedy
     )
     assert lines(exported) == greedy
-    assert lines(stage, "--draft", str(exported), "--batch", "2") == greedy
+    assert lines(stage, "--batch", "2") == greedy
     sampled = lines(stage, "--temperature", "1.5", "--seed", "3")
     assert sampled != greedy
     assert (

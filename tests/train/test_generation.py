@@ -9,18 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.sections.model import Model
 from gristmill.train.generation.language_model import TextStream
 from gristmill.train.generation.sampling import (
     Sampling,
     SamplingError,
-    accept,
     draw,
     probabilities,
     random_numbers,
 )
 from gristmill.train.generation.scheduler import (
-    DraftError,
     PromptTooLongError,
     Request,
     Scheduler,
@@ -28,7 +25,7 @@ from gristmill.train.generation.scheduler import (
     generate,
 )
 from gristmill.train.models.decoder import Llama, empty_cache
-from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.model_config import Shape
 
 PROMPTS = [[7], [3, 1, 4, 1, 5], [9, 2, 6]]
 
@@ -140,85 +137,6 @@ def test_sampling_settings_out_of_range_are_rejected(
         Sampling(**values)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def draft(model: Llama, make_model: Callable[[Shape], Llama]) -> Llama:
-    """A smaller model with the embedding of the large one, which sometimes predicts the
-    same.
-    """
-    small = make_model(
-        shape_of(Model(layers=1, width=32, heads=2), vocab_size=100, sequence_length=24)
-    )
-    with torch.no_grad():
-        small.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight)
-    return small
-
-
-def test_speculation_keeps_greedy_ids_and_accepts_some_proposals(
-    model: Llama, draft: Llama
-) -> None:
-    scheduler = Scheduler(model, 3, draft, draft_tokens=3)
-    requests = [Request(tuple(prompt), 16, frozenset()) for prompt in PROMPTS]
-    assert complete(scheduler, requests) == [
-        without_cache(model, prompt, 16) for prompt in PROMPTS
-    ]
-    assert 0 < scheduler.accepted < scheduler.proposed
-    self_drafting = Scheduler(model, 3, model, draft_tokens=3)
-    assert complete(self_drafting, requests) == [
-        without_cache(model, prompt, 16) for prompt in PROMPTS
-    ]
-    # a model accepts all of its own proposals
-    assert self_drafting.accepted == self_drafting.proposed
-
-
-def test_accepted_proposals_follow_the_target_distribution() -> None:
-    target = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.6, 0.2, 0.2]])
-    small = np.array([[0.2, 0.2, 0.6], [0.3, 0.4, 0.3]])
-    generator = random_numbers(3, [1])
-    firsts, seconds = Counter(), Counter()
-    for _ in range(20_000):
-        accepted = accept(
-            [draw(row, generator) for row in small], small, target, generator
-        )
-        firsts[accepted[0]] += 1
-        if len(accepted) > 1:
-            seconds[accepted[1]] += 1
-    for counts, expected in ((firsts, target[0]), (seconds, target[1])):
-        shares = np.array([counts[k] for k in range(3)]) / counts.total()
-        assert np.abs(shares - expected).max() < 4 * np.sqrt(0.25 / counts.total())
-
-
-def test_speculative_samples_are_distributed_like_plain_ones(
-    model: Llama, draft: Llama
-) -> None:
-    """Total variation between samples of 2,000 second ids is about that of two plain
-    samples of this size.
-    """
-
-    def second_ids(scheduler: Scheduler, first: int) -> np.ndarray:
-        continuations = complete(
-            scheduler,
-            [
-                Request((7,), 2, frozenset(), Sampling(0.7, seed=first + k))
-                for k in range(2000)
-            ],
-        )
-        return np.bincount([ids[1] for ids in continuations], minlength=100) / 2000
-
-    plain, plain_again = (
-        second_ids(Scheduler(model, 500), 0),
-        second_ids(Scheduler(model, 500), 10_000),
-    )
-    speculative = second_ids(Scheduler(model, 500, draft, draft_tokens=2), 20_000)
-    assert (
-        np.abs(plain - speculative).sum() / 2
-        < 1.35 * np.abs(plain - plain_again).sum() / 2
-    )
-    assert (
-        np.abs(plain - np.full(100, 0.01)).sum() / 2
-        > 2 * np.abs(plain - plain_again).sum() / 2
-    )  # the distribution is not uniform
-
-
 def test_requests_are_independent_of_each_other(model: Llama) -> None:
     settings_ = (
         ([7], 3, 0.0),
@@ -262,16 +180,6 @@ def test_cancelling_a_request_leaves_the_others_unchanged(model: Llama) -> None:
         model, PROMPTS[1], 6
     )
     assert [piece.finish for piece in pieces] == [None] * 5 + ["length"]
-
-
-def test_draft_with_another_vocabulary_is_rejected(
-    model: Llama, make_model: Callable[[Shape], Llama]
-) -> None:
-    draft_ = make_model(
-        shape_of(Model(layers=1, width=16, heads=2), vocab_size=90, sequence_length=24)
-    )
-    with pytest.raises(DraftError, match=r"90 .*100"):
-        Scheduler(model, 1, draft_)
 
 
 def as_bytes(ids: Sequence[int]) -> str:

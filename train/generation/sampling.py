@@ -1,6 +1,4 @@
-"""Sampling of ids from logits: temperature, nucleus, random streams of requests, and
-speculative decoding.
-"""
+"""Sampling of ids from logits: temperature, nucleus, and random streams of requests."""
 
 from __future__ import annotations
 
@@ -78,39 +76,3 @@ def draw(weights: np.ndarray, generator: np.random.Generator) -> int:
     cumulative = weights.cumsum()
     place = cumulative.searchsorted(generator.random() * cumulative[-1], side="right")
     return min(int(place), len(weights) - 1)
-
-
-def accept(
-    proposed: Sequence[int],
-    draft: np.ndarray,
-    target: np.ndarray,
-    generator: np.random.Generator,
-) -> list[int]:
-    """Accept proposals of the draft model, and sample one more id of the large model
-    (algorithm 1); at least one id.
-
-    Args:
-        proposed: g ids, each drawn from its row of `draft`.
-        draft: (g, v) the small model's probabilities.
-        target: (g + 1, v) the large model's, each given the proposals before it.
-        generator: the request's random numbers.
-    """
-    for place, token in enumerate(proposed):
-        if generator.random() * draft[place, token] > target[place, token]:
-            # Sampling from the positive part of the difference makes the total
-            # distribution exact.
-            return [
-                *proposed[:place],
-                draw(np.maximum(target[place] - draft[place], 0.0), generator),
-            ]
-    return [*proposed, draw(target[-1], generator)]
-
-
-def accept_greedy(proposed: Sequence[int], likeliest: Sequence[int]) -> list[int]:
-    """`accept` at temperature 0: proposals while they are the large model's likeliest
-    ids, and its next one.
-    """
-    accepted = 0
-    while accepted < len(proposed) and proposed[accepted] == likeliest[accepted]:
-        accepted += 1
-    return [*proposed[:accepted], likeliest[accepted]]

@@ -1,9 +1,7 @@
 """Continuous batching: each round extends all running requests, removes the finished
 and admits the waiting.
 
-Rows share only forward passes (Yu et al. 2022, Orca). With a draft model a round
-proposes several ids and verifies them in one pass of the large model; without it a
-round proposes none.
+Rows share only forward passes (Yu et al. 2022, Orca).
 
 Positions of a row count from its start, so its cache stays valid wherever it is moved.
 
@@ -23,8 +21,6 @@ from torch import Tensor
 
 from gristmill.train.generation.sampling import (
     Sampling,
-    accept,
-    accept_greedy,
     draw,
     probabilities,
     random_numbers,
@@ -43,10 +39,6 @@ Finish = Literal["stop", "length"]
 
 class PromptTooLongError(ValueError):
     """A prompt that is empty, or leaves no room for a new token."""
-
-
-class DraftError(ValueError):
-    """A draft model with another vocabulary or without proposals."""
 
 
 @dataclass(frozen=True)
@@ -95,42 +87,15 @@ class Scheduler:
     Args:
         model: in one process, not sharded.
         most_rows: most requests that run together; the others wait in order.
-        draft: a smaller model with the same vocabulary, for speculative decoding.
-        draft_tokens: ids proposed per round.
-
-    Raises:
-        DraftError: the draft cannot propose for this model.
-
-    Attributes:
-        proposed, accepted: numbers of ids proposed by the draft, and of those accepted.
     """
 
-    def __init__(
-        self,
-        model: Llama,
-        most_rows: int,
-        draft: Llama | None = None,
-        draft_tokens: int = 4,
-    ) -> None:
-        if draft is not None and draft.shape.vocab_size != model.shape.vocab_size:
-            raise DraftError(
-                f"the draft model has {draft.shape.vocab_size} ids, the model "
-                f"{model.shape.vocab_size}; a draft needs the same tokenizer"
-            )
-        if draft_tokens < 1:
-            raise DraftError(
-                f"the draft model is to propose {draft_tokens} ids a round; it must "
-                "be at least 1"
-            )
+    def __init__(self, model: Llama, most_rows: int) -> None:
         self.model = model
         self.most_rows = most_rows
-        self.proposed = self.accepted = 0
-        self._models = [model] if draft is None else [model, draft]
-        self._ahead = 0 if draft is None else draft_tokens
         self._device = model.model.embed_tokens.weight.device
         self._waiting: deque[_Row] = deque()
         self._rows: list[_Row] = []
-        self._caches: list[Cache] = []
+        self._cache: Cache | None = None
         self._added = 0
 
     @property
@@ -180,38 +145,24 @@ class Scheduler:
 
     @torch.no_grad()
     def step(self) -> list[Progress]:
-        """Run one round: at least one new id for every running request, or its end."""
+        """Run one round: a new id for every running request, or its end."""
         self._admit()
-        if not self._rows:
+        if self._cache is None:
             return []
-        proposals, drafted = self._propose()
-        self._make_room(self._ahead + 1)
-        ids = torch.cat([self._last_ids(), proposals], dim=1)
-        logits = self.model(ids, cache=self._caches[0])
-        new_tokens = self._choose(logits, proposals.tolist(), drafted)
-        if self._ahead:
-            kept = torch.tensor(
-                [len(tokens) for tokens in new_tokens], device=self._device
-            )
-            for cache in self._caches:
-                take_back(cache, self._ahead + 1 - kept)
+        if self._cache.length == self._cache.layers[0].keys.shape[2]:
+            running = self._cache, range(len(self._rows))
+            self._cache = arranged(self.model, [running], ROOM + 1)
+        ids = torch.tensor([[row.last] for row in self._rows], device=self._device)
+        logits = self.model(ids, cache=self._cache)[:, -1]
         progress = []
-        for row, tokens in zip(self._rows, new_tokens, strict=True):
-            out: list[int] = []
-            finish: Finish | None = None
-            stop = None
-            for token in tokens:
-                if token in row.request.stops:
-                    finish = "stop"
-                    stop = token
-                    break
-                out.append(token)
-                row.last = token
-                row.remaining -= 1
-                if row.remaining == 0:
-                    finish = "length"
-                    break
-            progress.append(Progress(row.number, out, finish, stop))
+        for row, token in zip(self._rows, self._choose(logits), strict=True):
+            if token in row.request.stops:
+                progress.append(Progress(row.number, [], "stop", token))
+                continue
+            row.last = token
+            row.remaining -= 1
+            finish: Finish | None = None if row.remaining else "length"
+            progress.append(Progress(row.number, [token], finish))
         self._keep(
             [place for place, update in enumerate(progress) if update.finish is None]
         )
@@ -231,55 +182,15 @@ class Scheduler:
         if not entering:
             return
         prompts = [row.request.prompt[:-1] for row in entering]
-        caches = []
-        for place, model in enumerate(self._models):
-            parts = [(filled(model, prompts), range(len(entering)))]
-            if self._rows:
-                parts.insert(0, (self._caches[place], range(len(self._rows))))
-            caches.append(arranged(model, parts, ROOM))
-        self._caches = caches
+        parts = [(filled(self.model, prompts), range(len(entering)))]
+        if self._cache is not None:
+            parts.insert(0, (self._cache, range(len(self._rows))))
+        self._cache = arranged(self.model, parts, ROOM)
         self._rows += entering
 
-    def _make_room(self, positions: int) -> None:
-        for place, cache in enumerate(self._caches):
-            if cache.length + positions > cache.layers[0].keys.shape[2]:
-                self._caches[place] = arranged(
-                    self._models[place],
-                    [(cache, range(len(self._rows)))],
-                    ROOM + positions,
-                )
-
-    def _propose(self) -> tuple[Tensor, dict[int, np.ndarray]]:
-        """Ids proposed by the draft (n, g), and its probabilities (g, v) for each
-        sampled row.
-        """
-        step = self._last_ids()
-        if not self._ahead:
-            return step[:, :0], {}
-        columns: list[Tensor] = []
-        drafted: dict[int, list[np.ndarray]] = {}
-        for _ in range(self._ahead):
-            self._make_room(1)
-            logits = self._models[1](step, cache=self._caches[1])[:, -1]
-            chosen = logits.argmax(dim=-1).tolist()
-            for place, distribution in self._weights(logits).items():
-                drafted.setdefault(place, []).append(distribution)
-                chosen[place] = draw(distribution, self._rows[place].generator)
-            step = torch.tensor(chosen, device=self._device)[:, None]
-            columns.append(step)
-        # The last proposal is cached too, so both caches hold the same positions.
-        self._make_room(1)
-        self._models[1](step, head=lambda hidden, weight: None, cache=self._caches[1])
-        return torch.cat(columns, dim=1), {
-            place: np.stack(rows) for place, rows in drafted.items()
-        }
-
-    def _last_ids(self) -> Tensor:
-        """Newest id of each row, (n, 1)."""
-        return torch.tensor([[row.last] for row in self._rows], device=self._device)
-
-    def _weights(self, logits: Tensor) -> dict[int, np.ndarray]:
-        """Probabilities by row, for sampled rows; logits (n, ..., v)."""
+    def _choose(self, logits: Tensor) -> list[int]:
+        """New id of each row, from logits (n, v)."""
+        chosen: list[int] = logits.argmax(dim=-1).tolist()
         # Rows with equal parameters are computed together; the result is that of each
         # row alone.
         rows_by_parameters: dict[tuple[float, float], list[int]] = {}
@@ -288,45 +199,21 @@ class Scheduler:
             if sampling.temperature > 0.0:
                 parameters = (sampling.temperature, sampling.top_p)
                 rows_by_parameters.setdefault(parameters, []).append(place)
-        weights: dict[int, np.ndarray] = {}
-        for rows in rows_by_parameters.values():
-            sampling = self._rows[rows[0]].request.sampling
-            distributions = probabilities(logits[rows].cpu().numpy(), sampling)
-            weights |= zip(rows, distributions, strict=True)
-        return weights
-
-    def _choose(
-        self, logits: Tensor, proposals: list[list[int]], drafted: dict[int, np.ndarray]
-    ) -> list[list[int]]:
-        """Accepted ids of each row, from the large model's logits (n, g + 1, v)."""
-        likeliest = logits.argmax(dim=-1).tolist()
-        weights = self._weights(logits)
-        if not self._ahead:
-            for place, distribution in weights.items():
-                token = draw(distribution[0], self._rows[place].generator)
-                likeliest[place] = [token]
-            return [row[:1] for row in likeliest]
-        accepted = []
-        for place, (row, proposed) in enumerate(
-            zip(self._rows, proposals, strict=True)
-        ):
-            if place in weights:
-                tokens = accept(proposed, drafted[place], weights[place], row.generator)
-            else:
-                tokens = accept_greedy(proposed, likeliest[place])
-            accepted.append(tokens)
-        self.proposed += self._ahead * len(accepted)
-        self.accepted += sum(len(tokens) - 1 for tokens in accepted)
-        return accepted
+        for places in rows_by_parameters.values():
+            sampling = self._rows[places[0]].request.sampling
+            distributions = probabilities(logits[places].cpu().numpy(), sampling)
+            for place, distribution in zip(places, distributions, strict=True):
+                chosen[place] = draw(distribution, self._rows[place].generator)
+        return chosen
 
     def _keep(self, places: list[int]) -> None:
         if len(places) == len(self._rows):
             return
         self._rows = [self._rows[place] for place in places]
-        caches = zip(self._models, self._caches, strict=True) if places else ()
-        self._caches = [
-            arranged(model, [(cache, places)], ROOM) for model, cache in caches
-        ]
+        if self._cache is not None:
+            self._cache = (
+                arranged(self.model, [(self._cache, places)], ROOM) if places else None
+            )
 
 
 def arranged(
@@ -364,24 +251,6 @@ def arranged(
             new.values[into] = old.values[out_of]
         first += len(rows)
     return target
-
-
-def take_back(cache: Cache, dropped: Tensor) -> None:
-    """Drop the last `dropped` (n,) int64 positions of each row, and realign the ends of
-    the rows.
-    """
-    least = int(dropped.min())
-    shift = dropped - least
-    if int(shift.max()):
-        columns = (
-            torch.arange(cache.length, device=shift.device) - shift[:, None]
-        ).clamp(min=0)[:, None, :, None]
-        for layer in cache.layers:
-            for tensor in (layer.keys, layer.values):
-                kept = tensor[:, :, : cache.length]
-                tensor[:, :, : cache.length] = kept.gather(2, columns.expand_as(kept))
-        cache.starts = cache.starts + shift
-    cache.length -= least
 
 
 @torch.no_grad()
