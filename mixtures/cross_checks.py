@@ -339,19 +339,11 @@ def _encoder_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
 
 
 def _prefix_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
-    """Yield keys that do not support prefixes read in both directions, or further
-    tokens, if pre-training has them.
+    """Yield keys that do not support prefixes read in both directions, if pre-training
+    has them.
     """
-    split_keys = _split_keys(raw)
     pretrain = inside(raw, "pretrain")
-    if pretrain.get("multi_token") is not None:
-        for location in split_keys:
-            yield (
-                location,
-                "does not support the heads of pretrain.multi_token; use shard, or "
-                "remove them",
-            )
-    conflicts = [location for location in split_keys if location[-1] != "context"]
+    conflicts = [location for location in _split_keys(raw) if location[-1] != "context"]
     if inside(raw, "export").get("gguf") and not _given(raw) & {*NEED_A_WRITER}:
         conflicts.append(("export", "gguf"))
     for reader in ("prefix_lm", "ul2", "blank_infilling"):

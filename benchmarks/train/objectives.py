@@ -1,6 +1,5 @@
 """`gristmill bench objectives`: a step of each objective beside the same in
-transformers, with the same draws; with further tokens, which transformers does not
-train, beside ours without them.
+transformers, with the same draws.
 """
 
 from __future__ import annotations
@@ -66,21 +65,6 @@ def rows() -> Iterator[Row]:
                 peer_step(model_shape, layout(read, 0), world),
             )
             yield row(name, ours, peer, "tokens/s")
-        further = replace(shape, multi_token=1)
-        ours, peer = per_second(
-            ROWS * LENGTH,
-            world,
-            our_step(further, packed, None, world, ROWS),
-            our_step(shape, packed, None, world, ROWS),
-        )
-        arithmetic = shape.flops_per_token(LENGTH) / further.flops_per_token(LENGTH)
-        yield row(
-            "step with a further token, vs without",
-            ours,
-            peer,
-            "tokens/s",
-            f"arithmetic: {arithmetic:.2f}",
-        )
 
 
 def comparisons(shape: Shape) -> dict[str, Comparison]:

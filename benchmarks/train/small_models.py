@@ -64,7 +64,7 @@ def next_token(
 ) -> NextToken:
     """Return the objective of pre-training, with tokens of four bytes each."""
     token_bytes = torch.full((shape.vocab_size,), 4.0, device=device)
-    return NextToken(packed, 0, token_bytes, shape, layout=layout, further_weight=0.3)
+    return NextToken(packed, 0, token_bytes, shape, layout=layout)
 
 
 def drawn_decoder(shape: Shape, seed: int = 0) -> Llama:

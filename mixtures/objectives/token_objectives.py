@@ -10,8 +10,6 @@ from typing import Any, Literal
 from gristmill.mixtures.base import (
     Fraction,
     InnerFraction,
-    Positive,
-    PositiveFloat,
     Section,
     Share,
 )
@@ -105,21 +103,6 @@ class PrefixLm(Section):
             )
 
 
-class MultiToken(Section):
-    """Multi-token prediction: further tokens are predicted at each position, by heads
-    that are dropped at the end.
-    """
-
-    heads: Positive = 1
-    """Number of further tokens, each predicted by its own block after the previous one
-    (DeepSeek-V3, section 2.2: 1).
-    """
-    weight: PositiveFloat = 0.3
-    """Factor of the mean of their losses, which is added to the loss (DeepSeek-V3,
-    section 4.2: 0.3, and 0.1 in the last third).
-    """
-
-
 NOT_OF_AN_ENCODER = ("use", "kv_heads", "head_width", "moe", "rope_scaling", "qk_norm")
 """Keys of `pretrain.model` that an encoder does not have."""
 
@@ -151,10 +134,6 @@ class Objectives(Section):
     """Train an encoder-decoder, or a decoder, with a mixture of denoisers."""
     blank_infilling: BlankInfilling | None = None
     """Train a decoder of GLM-4's shape that fills in blanks one after the other."""
-    multi_token: MultiToken | None = None
-    """Predict further tokens besides the next one, with heads that are dropped when the
-    training ends.
-    """
 
     @property
     def kind(self) -> Kind:
@@ -228,17 +207,6 @@ def objective_problems(pretrain: Any) -> Iterator[str]:
             yield (
                 "blank_infilling rotates half of a head's channels in pairs: "
                 f"{channels} must be a multiple of 4"
-            )
-    if pretrain.multi_token is not None:
-        keys = [
-            f"model.{key}"
-            for key in ("use", "moe", "mup_base_width")
-            if getattr(model, key) is not None
-        ]
-        for conflict in (*objectives, *keys):
-            yield (
-                "multi_token needs a dense decoder that predicts the next token; "
-                f"remove it, or {conflict}"
             )
     if pretrain.kind == "decoder":
         return

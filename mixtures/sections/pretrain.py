@@ -380,7 +380,6 @@ class Pretrain(Objectives, Training):
         "phases",
         "masked",
         "prefix_lm",
-        "multi_token",
         "span_corruption",
         "ul2",
         "blank_infilling",

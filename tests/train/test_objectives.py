@@ -18,7 +18,6 @@ from gristmill.train.loop.batch_plan import RowPlan
 from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prefix_rows import PrefixCut, PrefixLm
-from tests.train.conftest import TINY_MODEL
 from tests.train.jsonl import read_metrics
 from tests.train.test_masked_rows import ENCODER, make_inputs
 from tests.train.test_parallel import assert_same, train_on
@@ -37,10 +36,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "masked": {"shape": "bert", "rate": 0.4},
         "model": ENCODER,
         "length_ramp": SHORT_FIRST,
-    },
-    "multi_token": {
-        "multi_token": {"heads": 2},
-        "model": {**TINY_MODEL, "document_mask": True},
     },
 }
 

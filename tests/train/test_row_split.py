@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -160,20 +159,11 @@ def test_mask_of_split_queries_takes_linear_memory() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"encoder": True}, "context is 2.* encoder"),
-        ({"multi_token": 1}, "context is 2.* further tokens"),
-    ],
-)
-def test_model_that_cannot_be_row_split_is_rejected(
-    changes: dict[str, Any], message: str, tiny_shape: Shape
-) -> None:
+def test_encoder_cannot_be_row_split(tiny_shape: Shape) -> None:
     with torch.device("meta"):
         model = Llama(tiny_shape)
-    model.shape = replace(tiny_shape, **changes)
-    with pytest.raises(RowSplitError, match=message):
+    model.shape = replace(tiny_shape, encoder=True)
+    with pytest.raises(RowSplitError, match=r"context is 2.* encoder"):
         split_rows(model, split(0, 2))
 
 

@@ -38,7 +38,6 @@ def resolve_compile(
         compiles = (
             section.kind == "decoder"
             and not section.reads_prefixes
-            and section.multi_token is None
             and section.model.own is None
             and section.model.moe is None
             and section.model.init_from is None

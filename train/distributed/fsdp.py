@@ -103,7 +103,7 @@ def sharded_model(
         dealt = deal_experts(model, world, compute) if world.deals_experts else set()
         # FSDP hooks around layers would break the graph of a compiled model.
         layers = model.model.layers.children() if compute.compile != "model" else ()
-        for layer in (*layers, *getattr(model, "further_layers", ())):
+        for layer in layers:
             fully_shard(
                 layer, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt
             )
@@ -136,18 +136,13 @@ def split_rows(model: Any, split: RowSplit) -> None:
     """Split the tokens of each row over the processes, for a decoder.
 
     Raises:
-        RowSplitError: the model is not a decoder, or predicts further tokens.
+        RowSplitError: the model is not a decoder.
     """
     shape: Shape = model.shape
-    if shape.encoder or shape.encoder_decoder or shape.multi_token:
-        kind = (
-            "a decoder that predicts further tokens"
-            if shape.multi_token
-            else "an encoder"
-        )
+    if shape.encoder or shape.encoder_decoder:
         raise RowSplitError(
-            f"engine.parallel.context is {split.size}, but {kind} reads whole rows; "
-            "use shard"
+            f"engine.parallel.context is {split.size}, but an encoder reads whole "
+            "rows; use shard"
         )
     model.row_split = split
     for module in model.modules():

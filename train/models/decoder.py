@@ -429,10 +429,7 @@ def configure(model: Any, compute: Compute) -> None:
 
     Only computation is compiled: FSDP hooks around a layer are not.
     """
-    layers: list[Any] = [
-        *model.model.layers.children(),
-        *(further.block for further in getattr(model, "further_layers", ())),
-    ]
+    layers: list[Any] = list(model.model.layers.children())
     if compute.activation_checkpointing in ("full", "selective"):
         for layer in layers[
             compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block
@@ -447,7 +444,7 @@ def configure(model: Any, compute: Compute) -> None:
 
         compiler.activation_memory_budget = compute.memory_budget
     model.is_compiled = True
-    parts: list[Any] = [model.model] if compute.compile == "model" else [*layers]
+    parts = [model.model] if compute.compile == "model" else layers
     for part in parts:
         # Routing stores the load of experts, a side effect that breaks the graph.
         part.run = torch.compile(part.run, fullgraph=not model.shape.experts)

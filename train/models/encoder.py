@@ -27,7 +27,6 @@ from gristmill.train.models.decoder import (
 )
 from gristmill.train.models.encoder_decoder import EncoderDecoder
 from gristmill.train.models.model_config import Shape
-from gristmill.train.models.multi_token import MultiTokenLlama
 from gristmill.train.models.rotary import Rotary, rotary_table, rotate
 
 
@@ -202,4 +201,4 @@ def model_of(shape: Shape) -> Llama | Encoder | Bert | EncoderDecoder:
         return Bert(shape) if shape.bert else Encoder(shape)
     if shape.encoder_decoder:
         return EncoderDecoder(shape)
-    return MultiTokenLlama(shape) if shape.multi_token else Llama(shape)
+    return Llama(shape)

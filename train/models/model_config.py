@@ -105,8 +105,6 @@ class Shape:
         bert: true if an encoder is BERT's (see models.bert), not ModernBERT's.
         encoder_decoder: true if a decoder beside an encoder, with `layers` each,
             predicts hidden spans (see models.encoder_decoder).
-        multi_token: number of further tokens predicted at each place in training (see
-            models.multi_token).
         prefix_lm: true if tokens of a prompt attend to each other in both directions
             (see objectives.prefix_rows).
         published: settings of a model that was trained elsewhere.
@@ -134,7 +132,6 @@ class Shape:
     load_balancing: float = 0.0
     encoder: bool = False
     prefix_lm: bool = False
-    multi_token: int = 0
     encoder_decoder: bool = False
     bert: bool = False
     norm_topk_prob: bool = True
@@ -175,10 +172,7 @@ class Shape:
                 + DECODED
                 * (self._stack(decoder=True) + self.padded_vocab_size * self.width)
             )
-        return (
-            self._matrices(self.experts_per_token)
-            + self.multi_token * self.padded_vocab_size * self.width
-        )
+        return self._matrices(self.experts_per_token)
 
     @property
     def parameters(self) -> int:
@@ -211,8 +205,7 @@ class Shape:
         # An encoder has norms in its embeddings and prediction head, and one norm less
         # in its first layer.
         norms = self.width * (2 if self.encoder else 1)
-        norms += 3 * self.width * self.multi_token
-        return self._matrices(self.experts) + lookup + self.blocks * vectors + norms
+        return self._matrices(self.experts) + lookup + self.layers * vectors + norms
 
     def flops_per_token(self, length: int) -> int:
         """FLOPs of forward and backward pass per token, including attention (PaLM,
@@ -226,7 +219,7 @@ class Shape:
             )
         return (
             6 * self.matrix_parameters
-            + 12 * self.blocks * self.attention_width * length
+            + 12 * self.layers * self.attention_width * length
         )
 
     @property
@@ -243,16 +236,9 @@ class Shape:
         )
 
     @property
-    def blocks(self) -> int:
-        """Number of layers, including those of further tokens."""
-        return self.layers + self.multi_token
-
-    @property
     def is_plain_decoder(self) -> bool:
         """True if tensor parallelism supports its forward pass."""
-        return not (
-            self.encoder or self.encoder_decoder or self.prefix_lm or self.multi_token
-        )
+        return not (self.encoder or self.encoder_decoder or self.prefix_lm)
 
     def _stack(self, decoder: bool) -> int:
         """Weights of all matrices in the layers of one side of an encoder-decoder."""
@@ -270,9 +256,9 @@ class Shape:
         feed_forward = (
             matrices * self.width * self.ffn_width + self.width * self.experts
         )
-        prediction = self.width**2 * (self.encoder + 2 * self.multi_token)
+        prediction = self.width**2 * self.encoder
         return (
-            self.blocks * (attention + feed_forward)
+            self.layers * (attention + feed_forward)
             + prediction
             + self.padded_vocab_size * self.width
         )
@@ -304,7 +290,6 @@ class OwnShape:
     kind: ClassVar[Kind] = "decoder"
     encoder: ClassVar[bool] = False
     prefix_lm: ClassVar[bool] = False
-    multi_token: ClassVar[int] = 0
     encoder_decoder: ClassVar[bool] = False
 
     def flops_per_token(self, length: int) -> int:
@@ -359,14 +344,7 @@ def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> 
         return replace(shape, encoder_decoder=True, tied_embeddings=False)
     if section.blank_infilling is not None:
         shape = replace(shape, qkv_bias=True, rotary_share=0.5)
-    return replace(
-        shape, prefix_lm=section.reads_prefixes, multi_token=further_heads(section)
-    )
-
-
-def further_heads(section: Pretrain) -> int:
-    """Number of further tokens predicted at each place."""
-    return 0 if section.multi_token is None else section.multi_token.heads
+    return replace(shape, prefix_lm=section.reads_prefixes)
 
 
 def shape_to_json(shape: Shape) -> dict[str, object]:

@@ -33,10 +33,8 @@ from gristmill.train.loop.objective import (
     read_pieces,
 )
 from gristmill.train.loop.prefetch import TensorBatch, pinned, read_pinned
-from gristmill.train.models.decoder import Head
 from gristmill.train.models.experts import expert_loads, report_loads
 from gristmill.train.models.model_config import OwnShape, Shape
-from gristmill.train.models.multi_token import further_targets
 from gristmill.train.objectives.losses import (
     IGNORED,
     next_tokens,
@@ -93,8 +91,6 @@ class NextToken:
         shape: of the model.
         z_loss: see losses.weighted_nll.
         layout: defines the targets; next tokens if absent.
-        further_weight: factor of the mean loss of further tokens, if the model predicts
-            some.
     """
 
     def __init__(
@@ -105,7 +101,6 @@ class NextToken:
         shape: Shape | OwnShape,
         z_loss: float = 0.0,
         layout: Layout | None = None,
-        further_weight: float = 0.0,
     ) -> None:
         self.packed = packed
         self._layout = layout
@@ -113,9 +108,7 @@ class NextToken:
         self.fingerprint = packed.fingerprint
         self.sequence_length = packed.sequence_length
         self._source_sums = 1 + SUMS_PER_SOURCE * len(packed.sources)
-        self._of_further = self._source_sums + shape.layers * shape.experts
-        self.sums_length = self._of_further + 2 * shape.multi_token
-        self._further_weight = further_weight
+        self.sums_length = self._source_sums + shape.layers * shape.experts
         self.flops_per_token: float = shape.flops_per_token(packed.sequence_length)
         self._shape = shape
         self._z_loss = z_loss
@@ -193,7 +186,7 @@ class NextToken:
         """See objective.Objective.
 
         The sums are the total loss; loss, tokens and bytes of each source; tokens of
-        each expert, layer by layer; loss and tokens of each further prediction.
+        each expert, layer by layer.
         """
         device = self._token_bytes.device
         real = float(batch.real)
@@ -213,52 +206,22 @@ class NextToken:
         # If most tokens are targets, selecting them costs more than it saves.
         if batch.targets is not None:
             head = partial(targets_only, head)
-
-        def head_of(targets: Tensor, weights: Tensor) -> Head:
-            return TokenHead(head, {"targets": targets, "weights": weights})
-
-        model_arguments: dict[str, object] = {
-            name: part.to(device, non_blocking=True)
-            for name, part in batch.beside.items()
-        }
-        further = further_targets(targets, batch.positions, self._shape.multi_token)
-        if further:
-            share = self._further_weight / len(further)
-            model_arguments["further"] = [
-                head_of(
-                    depth_targets,
-                    (depth_targets != IGNORED).float() * (real * share) * scale,
-                )
-                for depth_targets in further
-            ]
-        output = model(
+        loss, nll = model(
             ids,
-            head_of(targets, weights),
+            TokenHead(head, {"targets": targets, "weights": weights}),
             positions=batch.positions,
             trained=weights.sum(dim=1),
-            **model_arguments,
+            **{
+                name: part.to(device, non_blocking=True)
+                for name, part in batch.beside.items()
+            },
         )
-        (loss, nll), *further_losses = output if further else [output]
-        if further_losses:
-            loss = (
-                loss
-                + torch.stack([depth_loss for depth_loss, _ in further_losses]).sum()
-            )
         loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]
         source_sums = sums_by_source(
             nll, counted, num_bytes, batch.sources, len(self.packed.sources)
         )
-        further_sums = [
-            torch.stack(
-                (depth_nll.double().sum(), (depth_targets != IGNORED).double().sum())
-            )
-            * real
-            for (_, depth_nll), depth_targets in zip(
-                further_losses, further, strict=True
-            )
-        ]
-        sums = torch.cat((source_sums, *loads, *further_sums))
+        sums = torch.cat((source_sums, *loads))
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
         if batch.places is not None:
             length = self.sequence_length // batch.cuts
@@ -275,18 +238,9 @@ class NextToken:
         """Loss over all sources; loss, bits per byte and tokens of each source with
         data; expert loads.
         """
-        further_sums = sums[self._of_further :]
-        losses = {
-            f"ahead_{depth + 2}": further_sums[2 * depth] / further_sums[2 * depth + 1]
-            for depth in range(self._shape.multi_token)
-            if further_sums[2 * depth + 1]
-        }
         return {
             **report_by_source(self.packed.sources, sums, weight),
-            **report_loads(
-                sums[self._source_sums : self._of_further], self._shape.experts
-            ),
-            **({"multi_token": losses} if losses else {}),
+            **report_loads(sums[self._source_sums :], self._shape.experts),
         }
 
     def describe(self, rows: np.ndarray) -> Mapping[str, object]:

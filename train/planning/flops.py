@@ -46,7 +46,7 @@ def flops_per_token(shape: Shape, length: int) -> Flops:
     padding = (
         (shape.padded_vocab_size - shape.vocab_size)
         * shape.width
-        * (DECODED if shape.encoder_decoder else 1 + shape.multi_token)
+        * (DECODED if shape.encoder_decoder else 1)
     )
     matrices = 6 * (shape.matrix_parameters - padding)
     attention = shape.flops_per_token(length) - 6 * shape.matrix_parameters

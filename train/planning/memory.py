@@ -101,7 +101,7 @@ class Memory:
     activations: float
     loss: float
     """A chunk of logits, and the gradients of the output matrix and of the last hidden
-    states, once for each predicted token of a position.
+    states.
     """
     overhead: float
 
@@ -113,10 +113,7 @@ class Memory:
 
 def block_parameters(shape: Shape) -> float:
     """Weights of one layer."""
-    further = shape.multi_token * _beside_further_block(shape)
-    return (
-        shape.parameters - shape.width - _embeddings(shape) - further
-    ) / shape.blocks
+    return (shape.parameters - shape.width - _embeddings(shape)) / shape.layers
 
 
 def expert_parameters(shape: Shape) -> float:
@@ -132,13 +129,6 @@ def gathered_parameters(shape: Shape, form: Form) -> float:
     ) / form.tensor
 
 
-def _beside_further_block(shape: Shape) -> float:
-    """Weights of a multi-token module besides its block: a projection and three
-    norms.
-    """
-    return 2 * shape.width**2 + 3 * shape.width
-
-
 def _embeddings(shape: Shape) -> float:
     of_places = (shape.sequence_length + TOKEN_TYPES) * shape.width * shape.bert
     return (
@@ -149,7 +139,7 @@ def _embeddings(shape: Shape) -> float:
 
 def optimizer_bytes(shape: Shape, kind: str) -> float:
     """Bytes of an optimizer's state."""
-    layers = shape.blocks * block_parameters(shape)
+    layers = shape.layers * block_parameters(shape)
     root = _root_parameters(shape)
     facts = OPTIMIZERS[kind]
     outside = OPTIMIZERS["adamw"] if facts.on_matrices else facts
@@ -195,7 +185,7 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
 
     block = block_parameters(shape) / form.tensor
     root = _root_parameters(shape) / form.tensor
-    rank_parameters = shape.blocks * block + root
+    rank_parameters = shape.layers * block + root
     tokens = load.micro_rows * load.length / form.context
     in_block = block_activation_bytes(shape, load.compute_bytes)
     # keys and values of the other ranks' tokens of the same rows
@@ -203,7 +193,7 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     in_block += narrow * load.compute_bytes * (form.context - 1)
     # With checkpointing, a layer keeps its input, and one at a time is recomputed.
     of_layer = shape.width * load.compute_bytes if load.checkpointing else in_block
-    kept = of_layer * tokens * shape.blocks / form.tensor
+    kept = of_layer * tokens * shape.layers / form.tensor
     if load.checkpointing:
         kept += in_block * tokens / form.tensor
     # The current block and the prefetched one, and parameters outside blocks.
@@ -221,9 +211,7 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     loss = (
         4 * shape.padded_vocab_size * shape.width / form.tensor
         + tokens * shape.width * load.compute_bytes
-    ) * (1 + shape.multi_token) + 3 * 4 * min(
-        GPU_CHUNK_LOGITS, tokens * shape.vocab_size
-    )
+    ) + 3 * 4 * min(GPU_CHUNK_LOGITS, tokens * shape.vocab_size)
     counted = Memory(
         parameters=MASTER_BYTES * rank_parameters / form.weights,
         gradients=MASTER_BYTES * rank_parameters / form.weights,
@@ -241,5 +229,4 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
 
 def _root_parameters(shape: Shape) -> float:
     """Parameters outside the blocks."""
-    further = shape.multi_token * _beside_further_block(shape)
-    return _embeddings(shape) + shape.width + further
+    return _embeddings(shape) + shape.width

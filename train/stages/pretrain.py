@@ -32,10 +32,8 @@ from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.models.model_config import (
     OwnShape,
     Shape,
-    further_heads,
     shape_to_train,
 )
-from gristmill.train.models.multi_token import FURTHER
 from gristmill.train.models.weights import (
     TensorOf,
     WeightsError,
@@ -114,7 +112,6 @@ def run(
                 shape,
                 section.z_loss,
                 layout,
-                0.0 if section.multi_token is None else section.multi_token.weight,
             )
             validation = Validation(
                 section.validate_every,
@@ -159,24 +156,13 @@ def run(
             record, summary = train(replace(job, observers=observers))
             set_positions(model, shape, job, summary["steps"] - 1)
             shape = cast(Shape | OwnShape, model.shape)
-            tensors = {
-                folder: {
-                    name: tensor
-                    for name, tensor in weights.items()
-                    if not name.startswith(FURTHER)
-                }
-                for folder, weights in all_tensors(model, average).items()
-            }
-            published = (
-                replace(shape, multi_token=0) if isinstance(shape, Shape) else shape
-            )
+            tensors = all_tensors(model, average)
             if record is not None:
-                publish(out, published, tensors, record)
+                publish(out, shape, tensors, record)
     return {
         **summary,
         **final_measurements(record),
-        **describe_model(published, length),
-        "flops_per_token": shape.flops_per_token(length),
+        **describe_model(shape, length),
         "dtype": str(dtype).removeprefix("torch."),
         "world_size": world.size,
     }
@@ -245,13 +231,8 @@ def starting_model(
         sequence_length=length,
         document_mask=model.document_mask,
         prefix_lm=section.reads_prefixes,
-        multi_token=further_heads(section),
     )
-    new = drawn(tuned, seed)
-    old = stored(folder)
-    return tuned, lambda name, size: (new if name.startswith(FURTHER) else old)(
-        name, size
-    )
+    return tuned, stored(folder)
 
 
 def set_positions(model: Any, shape: Shape | OwnShape, job: Job, step: int) -> None:
