@@ -83,12 +83,6 @@ class Manifest(Section):
         if "pretrain" in sections:
             length = inside(sections, "mix").get("sequence_length") or ROW_LENGTH
             sections["pretrain"] = take_dial(sections["pretrain"], length)
-        engine = sections.get("engine") or {}
-        # vLLM draws answers in one process
-        if inside(sections, "rl").get("rollouts") == "vllm" and isinstance(
-            engine, dict
-        ):
-            sections["engine"] = {"ranks": 1, **engine}
         return sections
 
     def _problems(self) -> Iterator[str]:

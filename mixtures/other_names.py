@@ -76,8 +76,6 @@ mask_truncated_completions | mask_truncated | - | rl
 reward_funcs | rewards | a list of `{use: ./rewards.py:function}` | rl
 reward_weights | rewards.weight | beside each reward | rl
 max_tool_calling_iterations | turns | - | rl
-use_vllm | rollouts | `vllm` | rl
-vllm_gpu_memory_utilization | vllm_memory | - | rl
 gamma | critic.discount | - | rl
 lam | critic.gae_lambda | - | rl
 gradient_checkpointing | compute.activation_checkpointing | - | engine

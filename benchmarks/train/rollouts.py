@@ -32,7 +32,7 @@ from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.weights import stored
 from gristmill.train.rl.multi_turn import Asked, Dialogue
 from gristmill.train.rl.rollouts import Generated
-from gristmill.train.rl.sampler import OwnEngine, Sampler, sampling_of
+from gristmill.train.rl.sampler import Engine, Sampler, sampling_of
 from gristmill.train.rl.tools.call_format import Call
 from gristmill.train.rl.tools.tool_call import Used
 
@@ -56,7 +56,7 @@ def rows() -> Iterator[Row]:
         sampler = Sampler(
             sharded_model(shape, stored(folder), world, torch.float32),
             None,
-            OwnEngine(shape, torch.float32, PROMPTS * GROUP, world.device),
+            Engine(shape, torch.float32, PROMPTS * GROUP, world.device),
             world,
         )
         model = peer(folder).eval() if find_spec("transformers") is not None else None

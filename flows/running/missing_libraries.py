@@ -29,7 +29,6 @@ EXTRA_OF = {
             "pandas",
             "polars",
             "spacy",
-            "vllm",
             "wandb",
         )
     },

@@ -91,8 +91,6 @@ def torchrun_stage(
             yield Library("torchao", f"{name}.float8")
         if lora is not None and lora.base == "nf4":
             yield Library("bitsandbytes", f"{name}.lora.base")
-        if getattr(section, "rollouts", None) == "vllm":
-            yield Library("vllm", f"{name}.rollouts")
         for client in Trackers.model_fields:
             if getattr(manifest.engine, client) is not None:
                 yield Library(client, f"engine.{client}")

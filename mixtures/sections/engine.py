@@ -429,7 +429,7 @@ class Engine(TrainingEngine, BeamEngine):
     ranks: Positive | Literal["auto"] = "auto"
     """Number of training processes, on all nodes together; with GPUs, one for each GPU
     to use. `auto`: one for each NVIDIA GPU of this machine that CUDA_VISIBLE_DEVICES
-    allows, times `nodes`; one if there is none, and if `rl.rollouts` is `vllm`.
+    allows, times `nodes`; one if there is none.
     """
     network: Network = Network()
     notify: str | None = None

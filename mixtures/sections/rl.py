@@ -466,9 +466,6 @@ class Rl(TrainingInEpochs):
         "turns",
         "tool_answer_tokens",
         "curriculum",
-        "rollouts",
-        "rollouts_agree",
-        "vllm_memory",
     )
 
     algorithm: Literal["grpo", "ppo", "distill"] = "grpo"
@@ -528,19 +525,6 @@ class Rl(TrainingInEpochs):
     """
     generation_rows: Positive = 64
     """Largest number of answers that are generated at the same time on one rank."""
-    rollouts: Literal["own", "vllm"] = "own"
-    """Engine that draws answers: the built-in one, or vLLM if it is installed, in one
-    process (`engine.ranks: 1`). vLLM's log-probabilities of the drawn tokens are
-    compared with ours in every batch. Not tested with vLLM itself yet.
-    """
-    rollouts_agree: PositiveFloat = 0.02
-    """Largest mean difference of these log-probabilities; beyond it the training fails.
-    bf16 rounds a logit of 5 by up to 0.01.
-    """
-    vllm_memory: InnerFraction = 0.3
-    """Share of the device's memory that vLLM may take (its `gpu_memory_utilization`;
-    TRL's colocated mode: 0.3).
-    """
     sequence_length: RowLength | None = None
     """Largest number of tokens of prompt and answer; the context of the starting model
     if absent. A larger number becomes the new context. Prompts that leave less than

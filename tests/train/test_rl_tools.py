@@ -20,7 +20,7 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import load_model, save_model
 from gristmill.train.rl.policy import opinion_of
 from gristmill.train.rl.rollouts import Generated, Rollouts
-from gristmill.train.rl.sampler import OwnEngine
+from gristmill.train.rl.sampler import Engine
 from gristmill.train.rl.tools.tool_call import Used
 from tests.needs_sandbox import skip_without_sandbox
 from tests.train.jsonl import write_jsonl
@@ -97,9 +97,9 @@ def config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Any]:
     """The same settings, with a patched model that ends its turns with a call."""
-    chat, draw = Chat(start["tokenizer"]), OwnEngine.draw
+    chat, draw = Chat(start["tokenizer"]), Engine.draw
 
-    def calling(engine: OwnEngine, requests: Sequence[Request]) -> list[Generated]:
+    def calling(engine: Engine, requests: Sequence[Request]) -> list[Generated]:
         call = spoken(
             chat,
             '<tool_call>{"name": "tool", "arguments": {"path": "'
@@ -118,7 +118,7 @@ def config(
             for generated, request in zip(drawn, requests, strict=True)
         ]
 
-    monkeypatch.setattr(OwnEngine, "draw", calling)
+    monkeypatch.setattr(Engine, "draw", calling)
     return plain
 
 

@@ -39,7 +39,6 @@ class _Open:
     asked: Asked
     tokens: list[int] = field(default_factory=list)
     drawn: list[bool] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
     used: list[Used] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     ended: bool = False
@@ -56,13 +55,10 @@ class _Open:
             request, prompt=(*request.prompt, *self.tokens), max_new_tokens=self.left
         )
 
-    def add(
-        self, tokens: Sequence[int], drawn: bool, logps: Sequence[float] | None = None
-    ) -> None:
+    def add(self, tokens: Sequence[int], drawn: bool) -> None:
         """Append tokens."""
         self.tokens += tokens
         self.drawn += [drawn] * len(tokens)
-        self.logps += [0.0] * len(tokens) if logps is None else logps
 
 
 @dataclass(frozen=True)
@@ -92,12 +88,10 @@ class Dialogue:
         """
         everyone = [_Open(answer) for answer in asked]
         running = everyone
-        by_engine = False
         for turn in range(1, self.turns + 1):
             turns = draw([answer.next_turn() for answer in running])
             for answer, drawn in zip(running, turns, strict=True):
-                by_engine = by_engine or drawn.logps is not None
-                answer.add(drawn.tokens, True, drawn.logps)
+                answer.add(drawn.tokens, True)
                 text = self.chat.decode(
                     drawn.tokens[:-1] if drawn.ended else drawn.tokens, special=True
                 )
@@ -142,7 +136,6 @@ class Dialogue:
                 answer.ended,
                 tuple(answer.drawn),
                 tuple(answer.used),
-                tuple(answer.logps) if by_engine else None,
             )
             for answer in everyone
         ]

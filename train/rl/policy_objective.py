@@ -230,7 +230,6 @@ class Reinforcement:
         }
         if self._section.needs_reference:
             line["kl"] = divergence / tokens
-        line |= self._actor.agreement
         if self._section.tools:
             line |= {
                 "completions/mean_turns": turns / weight,

@@ -43,7 +43,6 @@ from gristmill.train.rl.rollout_tables import (
 from gristmill.train.rl.rollouts import Generated, Rollouts
 from gristmill.train.rl.sampler import Sampler, sampling_of
 from gristmill.train.rl.tools.tool_call import Used
-from gristmill.train.rl.vllm_engine import check_agreement
 
 
 @dataclass
@@ -66,8 +65,6 @@ class Actor:
         world: the processes.
         folder: folder of saved batches of answers.
         drawn_tokens, seconds: tokens of all answers so far, and their sampling time.
-        agreement: difference between the log-probabilities of an external engine and of
-            the model, of the last batch.
     """
 
     section: Rl
@@ -83,7 +80,6 @@ class Actor:
     folder: Path
     choice: PromptChoice | None = None
     drawn_tokens: int = field(default=0, init=False)
-    agreement: dict[str, float] = field(default_factory=dict, init=False)
     seconds: float = field(default=0.0, init=False)
 
     def before_step(self, step: int) -> None:
@@ -140,9 +136,6 @@ class Actor:
                 self.rollouts.reference.copy_(
                     self._opinions(self.reference or self.model)[0]
                 )
-        self.agreement = check_agreement(
-            answers, rollouts.old, rollouts.mask, section.rollouts_agree
-        )
         learn_from(rollouts, section)
         rollouts.batch.fill_(batch)
         if self.world.is_first:

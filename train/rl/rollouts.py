@@ -43,15 +43,12 @@ class Generated:
         drawn: True for sampled ids; the others are answers of tools and the template's
             text around them. All are sampled if absent.
         used: calls of tools with their answers, in order.
-        logps: log-probabilities of the ids by an external engine; 0 for ids not
-            sampled.
     """
 
     tokens: list[int]
     ended: bool
     drawn: tuple[bool, ...] | None = None
     used: tuple[Used, ...] = ()
-    logps: tuple[float, ...] | None = None
 
     @property
     def turns(self) -> list[list[int]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,18 +31,8 @@ LAYER_PARTS = 3
 """Parts of a parameter's name up to its layer: `model.layers.0`."""
 
 
-class Engine(Protocol):
-    """Interface of engines, which sample from a copy of the policy."""
-
-    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Load the policy's current weights, by name."""
-
-    def draw(self, requests: Sequence[Request]) -> list[Generated]:
-        """Answer each request."""
-
-
-class OwnEngine:
-    """Gristmill's scheduler, on the training device.
+class Engine:
+    """Gristmill's scheduler on a copy of the policy, on the training device.
 
     Args:
         shape: of the model.
@@ -62,13 +51,13 @@ class OwnEngine:
 
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """See `Engine.load`."""
+        """Load the policy's current weights, by name."""
         parameters = dict(self._copy.named_parameters())
         for name, tensor in weights:
             parameters[name].copy_(tensor)
 
     def draw(self, requests: Sequence[Request]) -> list[Generated]:
-        """See `Engine.draw`."""
+        """Answer each request."""
         return drawn_by(Scheduler(self._copy, self._rows), requests)
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
-import torch
 
 from gristmill.core.files import as_path, write_json, write_text
 from gristmill.core.stage_context import Context
@@ -27,7 +26,6 @@ from gristmill.tokenize.order import Order
 from gristmill.train.checkpoints.resuming import measured_once
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.distributed.fsdp import sharded_model
-from gristmill.train.distributed.process_groups import World
 from gristmill.train.evaluation.intervals import Estimate, paired_difference
 from gristmill.train.loop.loop_state import Part
 from gristmill.train.loop.metrics_log import METRICS, read_lines
@@ -53,10 +51,9 @@ from gristmill.train.rl.rollout_tables import (
     read_batch,
 )
 from gristmill.train.rl.rollouts import Rollouts, take_earlier_batches
-from gristmill.train.rl.sampler import Engine, OwnEngine, Sampler
+from gristmill.train.rl.sampler import Engine, Sampler
 from gristmill.train.rl.tools.call_format import CallFormat
 from gristmill.train.rl.tools.toolbox import Toolbox
-from gristmill.train.rl.vllm_engine import RolloutEngineError, VllmEngine
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 from gristmill.train.stages.teacher import model_folder, read_teacher
 from gristmill.train.stages.trained_models import (
@@ -229,7 +226,7 @@ def run(
             Sampler(
                 model,
                 section.lora,
-                engine_of(section, setup.shape, dtype, chat, world, context),
+                Engine(setup.shape, dtype, section.generation_rows, world.device),
                 world,
                 None
                 if tools is None
@@ -329,37 +326,6 @@ def run(
         "first_rewards": rewarded[0] if rewarded else {},
         "last_rewards": rewarded[-1] if rewarded else {},
     }
-
-
-def engine_of(
-    section: Rl,
-    shape: Shape,
-    dtype: torch.dtype,
-    chat: Chat,
-    world: World,
-    context: Context,
-) -> Engine:
-    """Engine that samples answers on this rank.
-
-    Raises:
-        gristmill.train.rl.vllm_engine.RolloutEngineError: `rollouts` is
-            vllm, which cannot run here.
-    """
-    if section.rollouts == "own":
-        return OwnEngine(shape, dtype, section.generation_rows, world.device)
-    if world.size > 1:
-        raise RolloutEngineError(
-            "rl.rollouts is vllm, which draws in one process, but there are "
-            f"{world.size}: set engine.ranks to 1, or remove the key"
-        )
-    return VllmEngine(
-        shape,
-        dtype,
-        context.work / "vllm",
-        sorted(chat.stops),
-        chat.pad,
-        section.vllm_memory,
-    )
 
 
 def batches_of(section: Rl) -> int:
