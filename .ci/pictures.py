@@ -112,7 +112,7 @@ def chain() -> str:
         ("tokenise", "b", ["a BPE,", "or your own", "tokenizer.json"]),
         ("mix", "b", ["exact shares,", "packed rows,", "one order"]),
         ("pre-train", "c", ["FSDP, TP, CP,", "resumes to", "the same bits"]),
-        ("fine-tune", "c", ["SFT, LoRA,", "DPO, rewards,", "GRPO, PPO"]),
+        ("fine-tune", "c", ["SFT, LoRA,", "DPO, rewards,", "GRPO"]),
         ("evaluate", "d", ["and export:", "safetensors that", "others load"]),
     ]
     parts, wide = [], 110

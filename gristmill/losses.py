@@ -27,12 +27,10 @@ from gristmill.train.objectives.preference_losses import (
 )
 from gristmill.train.objectives.reward_pairs import reward_loss
 from gristmill.train.rl.policy_gradient import (
-    generalised_advantages,
     group_advantages,
     kl_estimate,
     surrogate_loss,
     token_weights,
-    value_loss,
 )
 
 __all__ = [
@@ -40,7 +38,6 @@ __all__ = [
     "baseline_of",
     "cross_entropy",
     "dpo_loss",
-    "generalised_advantages",
     "group_advantages",
     "hinge_loss",
     "ipo_loss",
@@ -56,6 +53,5 @@ __all__ = [
     "simpo_loss",
     "surrogate_loss",
     "token_weights",
-    "value_loss",
     "weighted_nll",
 ]

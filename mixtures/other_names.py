@@ -76,8 +76,6 @@ mask_truncated_completions | mask_truncated | - | rl
 reward_funcs | rewards | a list of `{use: ./rewards.py:function}` | rl
 reward_weights | rewards.weight | beside each reward | rl
 max_tool_calling_iterations | turns | - | rl
-gamma | critic.discount | - | rl
-lam | critic.gae_lambda | - | rl
 gradient_checkpointing | compute.activation_checkpointing | - | engine
 torch_compile | compute.compile | - | engine
 save_steps, saves_per_epoch | checkpoint_every | in steps | engine

@@ -26,7 +26,6 @@ from gristmill.mixtures.base import (
     PositiveFloat,
     RowLength,
     Section,
-    Share,
     Text,
     repeated,
 )
@@ -379,25 +378,6 @@ class Prompts(Examples):
     """
 
 
-class Critic(Section):
-    """PPO's estimate of future reward, a linear layer on the policy's last hidden
-    states, and its use.
-    """
-
-    discount: Share = 1.0
-    """Gamma: value of a reward one token earlier (Stiennon et al. 2020: 1)."""
-    gae_lambda: Fraction = 0.95
-    """Lambda of generalised advantage estimation (Schulman et al. 2016, equation 16;
-    their robots: 0.92 to 0.99).
-    """
-    loss_weight: PositiveFloat = 0.1
-    """Weight of the critic's loss relative to the policy's (TRL's PPOTrainer: 0.1)."""
-    clip: PositiveFloat | None = 0.2
-    """Largest change of an estimate from the one before the update that still lowers
-    the loss; not limited if null.
-    """
-
-
 class RlOptimizer(TuningOptimizer):
     """The update rule of `rl`."""
 
@@ -451,7 +431,7 @@ class Curriculum(Section):
 
 
 class Rl(TrainingInEpochs):
-    """Reinforcement learning from rewards of the model's own answers, GRPO or PPO, or
+    """Reinforcement learning from rewards of the model's own answers, GRPO, or
     distillation on these answers.
 
     The current model answers a batch of prompts, `group_size` times each; the answers
@@ -468,13 +448,12 @@ class Rl(TrainingInEpochs):
         "curriculum",
     )
 
-    algorithm: Literal["grpo", "ppo", "distill"] = "grpo"
+    algorithm: Literal["grpo", "distill"] = "grpo"
     """`grpo`: an answer's advantage is its reward relative to those of the same prompt
-    (Shao et al. 2024, section 4.1); `ppo`: a critic estimates the expected reward at
-    each token (Schulman et al. 2017; Ouyang et al. 2022). `distill`: on-policy
-    distillation, which learns from `teacher` alone: the loss is KL(policy || teacher)
-    at the tokens of the answers (Agarwal et al. 2024, "GKD", with lambda 1 and the
-    reverse KL), of which each drawn token is a sample; rewards are only measured.
+    (Shao et al. 2024, section 4.1). `distill`: on-policy distillation, which learns
+    from `teacher` alone: the loss is KL(policy || teacher) at the tokens of the answers
+    (Agarwal et al. 2024, "GKD", with lambda 1 and the reverse KL), of which each drawn
+    token is a sample; rewards are only measured.
     """
     teacher: OutsidePath | None = None
     """For `distill`: the folder of a model of the same vocabulary, such as one that
@@ -542,10 +521,9 @@ class Rl(TrainingInEpochs):
     """Strength of the tie to the starting model (Shao et al. 2024: 0.04); 0 needs no
     reference in memory.
     """
-    kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
-    """Estimator of the divergence from drawn tokens (Schulman 2020). `grpo` adds it to
-    the loss, where `auto` is k3; `ppo` subtracts it from the reward of each token,
-    where `auto` is k1.
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the divergence from drawn tokens (Schulman 2020), which `grpo` adds
+    to the loss.
     """
     kl_correction: bool = True
     """Multiply `grpo`'s estimate by the ratio of new to old probability, so that its
@@ -567,8 +545,6 @@ class Rl(TrainingInEpochs):
     """Exclude cut answers from the loss (DAPO's overlong filtering); they still count
     as answers of their group.
     """
-    critic: Critic = Critic()
-    """The critic of `ppo`."""
     holdout: PartialShare = 0.1
     """Share of prompts, chosen by hash, that are never trained on: their greedy answers
     are rewarded before and after.
@@ -610,13 +586,6 @@ class Rl(TrainingInEpochs):
         return math.ceil(epochs * rows / prompts_per_batch) * self.updates_per_batch
 
     @property
-    def kl_kind(self) -> Literal["k1", "k2", "k3"]:
-        """The estimator in effect."""
-        if self.kl_estimator != "auto":
-            return self.kl_estimator
-        return "k3" if self.algorithm == "grpo" else "k1"
-
-    @property
     def needs_reference(self) -> bool:
         """True if answers are compared with the starting model, or with a teacher."""
         return self.algorithm == "distill" or self.kl_weight > 0.0
@@ -632,7 +601,7 @@ class Rl(TrainingInEpochs):
         if self.algorithm == "grpo" and self.group_size < 2:
             yield (
                 "rl.group_size is 1, but grpo compares the answers to a prompt with "
-                "one another; give at least 2 (8 is usual), or choose algorithm: ppo"
+                "one another; give at least 2 (8 is usual)"
             )
         if self.global_batch_size % self.group_size:
             yield (

@@ -25,12 +25,6 @@ pretrain: {steps: 2}
 """
 
 
-def test_kl_estimator_defaults_by_algorithm() -> None:
-    assert Rl.model_validate(MINIMAL).kl_kind == "k3"
-    assert Rl.model_validate({**MINIMAL, "algorithm": "ppo"}).kl_kind == "k1"
-    assert Rl.model_validate({**MINIMAL, "kl_estimator": "k2"}).kl_kind == "k2"
-
-
 def test_batch_of_answers_is_split_into_steps_and_repeated_by_epochs() -> None:
     section = Rl.model_validate(
         {
@@ -57,7 +51,12 @@ def test_batch_of_answers_is_split_into_steps_and_repeated_by_epochs() -> None:
             "rl.tools: two are called calculator",
         ),
         (
-            {"curriculum": {}, "algorithm": "ppo", "group_size": 1},
+            {
+                "curriculum": {},
+                "algorithm": "distill",
+                "teacher": "teacher",
+                "group_size": 1,
+            },
             "needs a group_size of 2 or more",
         ),
         ({"curriculum": {"between": [0.5, 0.5]}}, "between"),

@@ -247,7 +247,7 @@ def test_losses_and_weights_equal_those_of_trl(
             section.clip_high,
         )
         loss = loss + BETA * kl_loss(
-            opinion.logps, old, before, section.kl_kind, section.kl_correction
+            opinion.logps, old, before, section.kl_estimator, section.kl_correction
         )
         total = (
             loss * token_weights(part.mask, section.normalisation, MAX_TOKENS)

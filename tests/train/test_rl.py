@@ -230,8 +230,7 @@ def test_policy_learns_the_reward_and_records_its_answers(
     assert list(evaluation["models"]) == ["pretrain", "rl"]
 
 
-PPO = {
-    "algorithm": "ppo",
+BATCHES = {
     "steps_per_batch": 2,
     "epochs_per_batch": 2,
     "steps": 24,
@@ -241,14 +240,14 @@ PPO = {
 
 
 @pytest.mark.slow
-def test_ppo_learns_and_resumes_within_a_batch(
+def test_training_learns_and_resumes_within_a_batch(
     run_stage: Any,
     start: dict[str, Path],
     rl_config: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = {**rl_config, **PPO}
+    config = {**rl_config, **BATCHES}
     run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
     lines = metrics(tmp_path / "whole")
     assert mean_reward(lines[-4:]) > mean_reward(lines[:4]) + 0.3
@@ -256,9 +255,6 @@ def test_ppo_learns_and_resumes_within_a_batch(
     # answers.
     assert lines[0]["reward"] == lines[2]["reward"] != lines[4]["reward"]
     assert any(line["clip_ratio"] > 0.0 for line in lines)
-    assert lines[0]["loss/critic"] > min(line["loss/critic"] for line in lines)
-    weights = load_file(tmp_path / "whole" / "data" / "model" / "model.safetensors")
-    assert not any("value_head" in name for name in weights)
     with killed_in(11, monkeypatch):
         run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
     steps = sorted(

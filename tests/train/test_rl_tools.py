@@ -123,15 +123,13 @@ def config(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_tool_responses_are_recorded_and_not_trained_on(
-    algorithm: str,
     run_stage: Any,
     start: dict[str, Path],
     config: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    run_stage("rl", start, {**config, "algorithm": algorithm}, tmp_path / "rl")
+    run_stage("rl", start, config, tmp_path / "rl")
     chat, model = Chat(start["tokenizer"]), load_model(start["pretrain"] / "model")
     answers = (
         pq.ParquetFile(tmp_path / "rl" / "data" / "answers.parquet")

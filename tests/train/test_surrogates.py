@@ -14,16 +14,12 @@ from torch import Tensor
 
 from gristmill.train.rl.algorithms import teacher_advantages
 from gristmill.train.rl.policy_gradient import (
-    generalised_advantages,
     group_advantages,
     groups_without_variance,
     kl_estimate,
     kl_loss,
     surrogate_loss,
-    token_rewards,
     token_weights,
-    value_loss,
-    whitened,
 )
 
 
@@ -73,19 +69,6 @@ def test_clipped_token_has_no_gradient_and_on_policy_token_that_of_reinforce() -
     loss.sum().backward()
     assert logps.grad is not None
     torch.testing.assert_close(logps.grad, tensor(-3.0, 0.0))
-
-
-def test_critic_loss_is_the_larger_of_plain_and_clipped_error() -> None:
-    """v = 1.0, old 0.5, target 2: plain 1^2 / 2 = 0.5, clipped to 0.7: 1.3^2 / 2 =
-    0.845; and the reverse.
-    """
-    values, old, returns = tensor(1.0, 1.0), tensor(0.5, 0.9), tensor(2.0, 0.0)
-    torch.testing.assert_close(
-        value_loss(values, old, returns, clip=0.2), tensor(0.845, 0.5)
-    )
-    torch.testing.assert_close(
-        value_loss(values, old, returns, clip=None), tensor(0.5, 0.5)
-    )
 
 
 def test_kl_estimators_of_two_known_distributions() -> None:
@@ -204,95 +187,3 @@ def test_group_advantages_sum_to_zero_and_ignore_shifted_rewards(
             torch.testing.assert_close(
                 group_advantages(rewards + shift, 3, scale), advantages
             )
-
-
-def test_token_rewards_are_penalties_plus_the_final_reward() -> None:
-    mask = torch.tensor([[True, True, True], [True, False, False]])
-    rewards = token_rewards(
-        tensor(5.0, 7.0), tensor([1.0, 2.0, 3.0], [4.0, 9.0, 9.0]), 0.1, mask
-    )
-    torch.testing.assert_close(rewards, tensor([-0.1, -0.2, 4.7], [6.6, 0.0, 0.0]))
-
-
-def test_generalised_advantages_by_hand() -> None:
-    """r = (0, 1), V = (0.5, 0.25), gamma 0.9, lambda 0.8: d1 = 0.75, d0 = 0.9 * 0.25 -
-    0.5 = -0.275, A1 = 0.75, A0 = -0.275 + 0.72 * 0.75 = 0.265; the second answer is a
-    token shorter.
-    """
-    rewards, values = tensor([0.0, 1.0], [1.0, 99.0]), tensor([0.5, 0.25], [0.4, 99.0])
-    mask = torch.tensor([[True, True], [True, False]])
-    advantages, returns = generalised_advantages(rewards, values, mask, 0.9, 0.8)
-    torch.testing.assert_close(advantages, tensor([0.265, 0.75], [0.6, 0.0]))
-    torch.testing.assert_close(returns, tensor([0.765, 1.0], [1.0, 0.0]))
-
-
-@given(
-    st.integers(1, 5), st.floats(0.5, 1.0), st.floats(0.0, 1.0), st.integers(0, 1000)
-)
-@settings(deadline=None)
-def test_generalised_advantages_equal_the_sum_of_the_paper(
-    length: int, discount: float, gae_lambda: float, seed: int
-) -> None:
-    numbers = torch.Generator().manual_seed(seed)
-    rewards, values = (
-        torch.randn(1, length, dtype=torch.float64, generator=numbers) for _ in range(2)
-    )
-    advantages, _ = generalised_advantages(
-        rewards, values, torch.ones(1, length, dtype=torch.bool), discount, gae_lambda
-    )
-    r, v = rewards[0].tolist(), [*values[0].tolist(), 0.0]
-    expected = [
-        sum(
-            (discount * gae_lambda) ** k
-            * (r[t + k] + discount * v[t + k + 1] - v[t + k])
-            for k in range(length - t)
-        )
-        for t in range(length)
-    ]
-    assert advantages[0].tolist() == pytest.approx(expected, abs=1e-9)
-
-
-def test_returns_with_lambda_and_gamma_one_are_the_rewards_to_come() -> None:
-    values = tensor([0.3, -0.2, 0.9])
-    _, returns = generalised_advantages(
-        tensor([1.0, 2.0, 4.0]), values, torch.ones(1, 3, dtype=torch.bool), 1.0, 1.0
-    )
-    torch.testing.assert_close(returns, tensor([7.0, 6.0, 4.0]))
-
-
-def test_whitened_advantages_have_mean_0_and_variance_1_over_the_mask() -> None:
-    mask = torch.tensor([[True, True, False], [True, False, False]])
-    advantages = whitened(tensor([1.0, 2.0, 77.0], [6.0, 88.0, 99.0]), mask)
-    torch.testing.assert_close(
-        advantages[mask], (tensor(1.0, 2.0, 6.0) - 3.0) / math.sqrt(7.0)
-    )
-    assert advantages[~mask].eq(0.0).all()
-    assert whitened(tensor([5.0]), torch.tensor([[True]])).tolist() == [[0.0]]
-
-
-@given(st.integers(0, 2**31), st.floats(0.5, 1.0), st.floats(0.0, 1.0))
-@settings(max_examples=30, deadline=None)
-def test_tool_responses_do_not_affect_rewards_and_advantages(
-    seed: int, discount: float, gae_lambda: float
-) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    mask = torch.tensor([[True, True, False, False, True, False, True, True, False]])
-    random_values = [
-        torch.randn(1, 9, generator=draw, dtype=torch.float64) for _ in range(2)
-    ]
-    divergence, values = (advantages * mask for advantages in random_values)
-    reward = torch.tensor([2.0], dtype=torch.float64)
-    rewards = token_rewards(reward, divergence, 0.1, mask)
-    short_rewards = token_rewards(
-        reward, divergence[mask][None], 0.1, torch.ones(1, 5, dtype=torch.bool)
-    )
-    torch.testing.assert_close(rewards[mask], short_rewards[0])
-    assert not rewards[~mask].any()
-    estimates = generalised_advantages(rewards, values, mask, discount, gae_lambda)
-    short_mask = torch.ones(1, 5, dtype=torch.bool)
-    expected = generalised_advantages(
-        short_rewards, values[mask][None], short_mask, discount, gae_lambda
-    )
-    for advantages, expected_advantages in zip(estimates, expected, strict=True):
-        torch.testing.assert_close(advantages[mask], expected_advantages[0])
-        assert not advantages[~mask].any()

@@ -294,8 +294,7 @@ def tuned_model(
             weights.
         seed: of the adapters.
         world, dtype, context: processes, compute dtype and settings.
-        extend: modifies the model again before sharding; layers that it adds start at
-            zero.
+        extend: modifies the model again before sharding.
         build: see `sharded_model`.
 
     Raises:
@@ -311,24 +310,16 @@ def tuned_model(
     base = None if lora is None else lora.base
     if base is not None:
         check_rounding(base, context.training.compute.compiles)
-    tensor_of_adapted = adapted_tensors(tensor_of, lora, seed)
-    added: set[str] = set()
 
     def change(model: nn.Module) -> None:
         if lora is not None:
             adapt(model, lora)
-        base_names = {name for name, _ in model.named_parameters()}
         if extend is not None:
             extend(model)
-        added.update(
-            name for name, _ in model.named_parameters() if name not in base_names
-        )
 
     model = sharded_model(
         shape,
-        lambda name, size: (
-            torch.zeros(size) if name in added else tensor_of_adapted(name, size)
-        ),
+        adapted_tensors(tensor_of, lora, seed),
         world,
         dtype,
         context.training.compute,

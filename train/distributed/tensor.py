@@ -59,11 +59,8 @@ def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
         ),
         "model.norm": SequenceParallel(use_local_output=False),
         "lm_head": ColwiseParallel(),
-        # The single output row of a reward model or critic is split along its inputs.
-        **{
-            name: RowwiseParallel(input_layouts=Replicate())
-            for name in ("score", "value_head")
-        },
+        # The single output row of a reward model is split along its inputs.
+        "score": RowwiseParallel(input_layouts=Replicate()),
     }
     present = {name for name, _ in model.named_modules()}
     parallelize_module(

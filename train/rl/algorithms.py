@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import assert_never
 
 from torch import Tensor
 
 from gristmill.mixtures.sections.rl import Rl
 from gristmill.train.rl.policy_gradient import (
-    generalised_advantages,
     group_advantages,
     groups_without_variance,
     kl_estimate,
-    token_rewards,
     token_weights,
-    whitened,
 )
 from gristmill.train.rl.rollouts import Rollouts
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """Parts of the updates in which algorithms differ."""
-
-    has_critic: bool = False
-    """True if a critic estimates rewards."""
-    has_kl_loss: bool = True
-    """True if the divergence from the reference is a part of the loss."""
 
 
 def teacher_advantages(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
@@ -47,15 +33,8 @@ def teacher_advantages(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor
     return (divergence[mask].mean() - divergence) * mask
 
 
-ALGORITHMS = {
-    "grpo": Algorithm(),
-    "ppo": Algorithm(has_critic=True, has_kl_loss=False),
-    "distill": Algorithm(has_kl_loss=False),
-}
-
-
 def learn_from(rollouts: Rollouts, section: Rl) -> None:
-    """Compute advantages, returns and weights from rewards and opinions."""
+    """Compute advantages and weights from rewards and log-probabilities."""
     mask = rollouts.mask
     rollouts.flat.copy_(groups_without_variance(rollouts.totals, section.group_size))
     match section.algorithm:
@@ -64,17 +43,6 @@ def learn_from(rollouts: Rollouts, section: Rl) -> None:
                 rollouts.totals, section.group_size, section.advantage_scale
             )
             rollouts.advantages.copy_(advantages[:, None] * mask)
-        case "ppo":
-            divergence = kl_estimate(rollouts.old, rollouts.reference, section.kl_kind)
-            advantages, returns = generalised_advantages(
-                token_rewards(rollouts.totals, divergence, section.kl_weight, mask),
-                rollouts.values,
-                mask,
-                section.critic.discount,
-                section.critic.gae_lambda,
-            )
-            rollouts.returns.copy_(returns)
-            rollouts.advantages.copy_(whitened(advantages, mask))
         case "distill":
             rollouts.advantages.copy_(
                 teacher_advantages(rollouts.old, rollouts.reference, mask)

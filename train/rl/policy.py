@@ -1,4 +1,4 @@
-"""Policy outputs for answers: log-probabilities, entropy, and the critic's values.
+"""Policy outputs for answers: log-probabilities and entropy.
 
 Probabilities are those at the sampling temperature. All log-probabilities that are
 compared come from this forward pass, also those of the sampling policy: the sampling
@@ -20,32 +20,14 @@ from gristmill.train.loop.batch_plan import slices
 from gristmill.train.objectives.losses import chunk_rows
 from gristmill.train.rl.rollouts import Part
 
-VALUE_HEAD = "value_head"
-
 
 class Opinion(NamedTuple):
-    """Policy outputs for n answers of r tokens: log-probabilities and values with
-    gradients, entropy without; (n, r) float32.
-
-    `values` is None without a critic. Entries without a token are 0.
+    """Policy outputs for n answers of r tokens: log-probabilities with gradients,
+    entropy without; (n, r) float32. Entries without a token are 0.
     """
 
     logps: Tensor
     entropies: Tensor
-    values: Tensor | None
-
-
-def add_critic(model: nn.Module) -> None:
-    """Add a critic to a policy: a zero-initialised linear layer from the last hidden
-    state to one number.
-    """
-    width = model.shape.width  # type: ignore[union-attr]
-    setattr(model, VALUE_HEAD, nn.Linear(width, 1))  # type: ignore[arg-type]
-
-
-def is_critic(name: str) -> bool:
-    """True for the critic's parameters."""
-    return name.startswith(f"{VALUE_HEAD}.")
 
 
 def opinion_of(model: nn.Module, part: Part, temperature: float) -> Opinion:
@@ -59,19 +41,13 @@ def opinion_of(model: nn.Module, part: Part, temperature: float) -> Opinion:
         logps, entropies = token_logps(
             chosen, matrix, part.tokens[part.mask], temperature
         )
-        critic = getattr(model, VALUE_HEAD, None)
-        values = None if critic is None else critic(chosen).squeeze(1).float()
 
         def on_answers(values: Tensor) -> Tensor:
             return torch.zeros(part.mask.shape, device=hidden.device).masked_scatter(
                 part.mask, values
             )
 
-        return Opinion(
-            on_answers(logps),
-            on_answers(entropies),
-            None if values is None else on_answers(values),
-        )
+        return Opinion(on_answers(logps), on_answers(entropies))
 
     return model(part.ids, head)
 

@@ -1,5 +1,5 @@
-"""Advantages of tokens, and the losses of policies and critics, as pure functions of
-numbers and masks.
+"""Advantages of answers, and the losses of policies, as pure functions of numbers and
+masks.
 
 Notation: n answers, g per prompt and adjacent, r tokens of the longest; arrays are (n,
 r) unless stated otherwise. Position j is the answer's j-th token; tokens outside the
@@ -15,8 +15,6 @@ from torch import Tensor
 
 STD_FLOOR = 1e-4
 """Added to the divisor of advantages, a standard deviation (TRL's GRPOTrainer)."""
-WHITENING_FLOOR = 1e-8
-"""Added to the variance that divides PPO's advantages (TRL's masked_whiten)."""
 Scale = Literal["group", "batch", "none"]
 KlEstimator = Literal["k1", "k2", "k3"]
 Normalisation = Literal["sequence", "token", "constant"]
@@ -55,84 +53,6 @@ def groups_without_variance(rewards: Tensor, group_size: int) -> Tensor:
     return (groups == groups[:, :1]).all(dim=1).repeat_interleave(group_size)
 
 
-def token_rewards(
-    rewards: Tensor, divergence: Tensor, kl_weight: float, mask: Tensor
-) -> Tensor:
-    """Rewards of tokens in PPO, (n, r): minus the weighted divergence, plus the
-    answer's reward at its last token.
-
-    Ouyang et al. 2022, equation 2, as a penalty per token (Stiennon et al. 2020,
-    section 3.4).
-
-    Args:
-        rewards: (n,) of the answers.
-        divergence: (n, r) per token, from the reference.
-        kl_weight: beta.
-        mask: (n, r) bool, at least one in each row; tokens between two sampled runs are
-            skipped.
-    """
-    penalties = -kl_weight * divergence * mask
-    places = torch.arange(mask.shape[1], device=mask.device)
-    last = (places * mask).max(dim=1, keepdim=True).values
-    return penalties.scatter_add(1, last, rewards[:, None].to(penalties.dtype))
-
-
-def generalised_advantages(
-    rewards: Tensor, values: Tensor, mask: Tensor, discount: float, gae_lambda: float
-) -> tuple[Tensor, Tensor]:
-    """GAE(lambda) of Schulman et al. 2016, equation 16: advantages and returns, (n, r)
-    each.
-
-    A truncated answer ends like a complete one: nothing follows its last token. Tokens
-    between two sampled runs, such as a tool's answer, are skipped: the successor of a
-    token is the next sampled one.
-
-    Args:
-        rewards: of each token.
-        values: the critic's estimates before each token.
-        mask: bool, the sampled tokens.
-        discount: gamma.
-        gae_lambda: lambda.
-
-    Returns:
-        A_t = sum over k of (gamma lambda)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), and
-        A_t + V_t, the critic's targets; 0 outside the mask.
-
-    >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]])
-    >>> advantages, returns = generalised_advantages(rewards, values, torch.tensor([[True, True]]), 1.0, 1.0)
-    >>> advantages.tolist(), returns.tolist()
-    ([[0.5, 0.75]], [[1.0, 1.0]])
-    """
-    real = mask.to(values.dtype)
-    rewards = rewards * real
-    values = values * real
-    advantages = torch.zeros_like(values)
-    following = torch.zeros_like(values[:, 0])
-    after = torch.zeros_like(values[:, 0])
-    for t in reversed(range(values.shape[1])):
-        surprise = rewards[:, t] + discount * after - values[:, t]
-        is_sampled = mask[:, t]
-        following = torch.where(
-            is_sampled, surprise + discount * gae_lambda * following, following
-        )
-        advantages[:, t] = following * real[:, t]
-        after = torch.where(is_sampled, values[:, t], after)
-    return advantages, (advantages + values) * real
-
-
-def whitened(values: Tensor, mask: Tensor) -> Tensor:
-    """Values with mean 0 and variance 1 over the mask, 0 elsewhere; the variance is the
-    unbiased one.
-    """
-    chosen = values[mask]
-    variance = (
-        chosen.var()
-        if len(chosen) > 1
-        else torch.zeros((), dtype=values.dtype, device=values.device)
-    )
-    return (values - chosen.mean()) * torch.rsqrt(variance + WHITENING_FLOOR) * mask
-
-
 def surrogate_loss(
     logps: Tensor,
     old: Tensor,
@@ -168,29 +88,6 @@ def surrogate_loss(
         * advantages
     )
     return -torch.minimum(plain, clipped), clipped < plain
-
-
-def value_loss(
-    values: Tensor, old: Tensor, returns: Tensor, clip: float | None
-) -> Tensor:
-    """The critic's loss per token: half the squared error, or that of the clipped
-    estimate where it is larger.
-
-    Args:
-        values, old: the critic's estimates, and those from before the update.
-        returns: their targets.
-        clip: how far an estimate may move from the old one and still lower the loss
-            (OpenAI baselines, ppo2); not limited if None.
-
-    >>> value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([3.0]), clip=0.5).item()  # (0.5 - 3)^2 / 2
-    3.125
-    """
-    error = (values - returns).square()
-    if clip is not None:
-        error = torch.maximum(
-            error, (old + (values - old).clamp(-clip, clip) - returns).square()
-        )
-    return 0.5 * error
 
 
 def kl_estimate(logps: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:

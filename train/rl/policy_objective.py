@@ -1,5 +1,4 @@
-"""Objective of reinforcement learning: a clipped surrogate over answers, with a KL term
-or a critic.
+"""Objective of reinforcement learning: a clipped surrogate over answers, with a KL term.
 
 A row is a position in the stream of answers: each step's rows follow those of the
 previous step, so every row is read once. The step determines its answers: a batch's
@@ -20,21 +19,19 @@ from gristmill.core.files import canonical_json
 from gristmill.mixtures.sections.rl import Curriculum, Rl
 from gristmill.mixtures.user_code import name_of
 from gristmill.train.loop.objective import Measured, ReadDocument
-from gristmill.train.rl.algorithms import ALGORITHMS
-from gristmill.train.rl.policy import Opinion, opinion_of
+from gristmill.train.rl.policy import opinion_of
 from gristmill.train.rl.policy_gradient import (
     kl_estimate,
     kl_loss,
     surrogate_loss,
-    value_loss,
 )
 from gristmill.train.rl.rollout_phase import Actor
 
 OF_TOKENS = 4
 """Sums over tokens, after the loss: tokens, entropy, divergence, clipped."""
-OF_ANSWERS = 10
-"""Sums over answers, after those: policy's loss, critic's loss, reward, its square,
-truncated, in groups with equal rewards, passed, turns, calls of tools, failed calls.
+OF_ANSWERS = 8
+"""Sums over answers, after those: reward, its square, truncated, in groups with equal
+rewards, passed, turns, calls of tools, failed calls.
 """
 
 
@@ -70,7 +67,6 @@ class Reinforcement:
         self._section = actor.section
         self._actor = actor
         self._rollouts = actor.rollouts
-        self._algorithm = ALGORITHMS[self._section.algorithm]
         self._device = actor.world.device
         self._names = [name_of(reward) for reward in self._section.rewards]
         self.sums_length = 1 + OF_TOKENS + OF_ANSWERS + len(self._names)
@@ -109,21 +105,18 @@ class Reinforcement:
         old, reference, advantages, weights = self._rollouts.of(
             places, width, self._device, "old", "reference", "advantages", "weights"
         )
-        of_policy, clipped = surrogate_loss(
+        losses, clipped = surrogate_loss(
             opinion.logps, old, advantages, self._section.clip, self._section.clip_high
         )
-        losses = of_policy
-        if self._algorithm.has_kl_loss and self._section.kl_weight:
+        if self._section.algorithm == "grpo" and self._section.kl_weight:
             losses = losses + self._section.kl_weight * kl_loss(
                 opinion.logps,
                 old,
                 reference,
-                self._section.kl_kind,
+                self._section.kl_estimator,
                 self._section.kl_correction,
             )
-        of_critic = self._critic_losses(opinion, places, width)
-        total = losses + self._section.critic.loss_weight * of_critic
-        row_losses = (total * weights).sum(dim=1)
+        row_losses = (losses * weights).sum(dim=1)
         divergence = kl_estimate(opinion.logps.detach(), reference, "k3") * part.mask
         rollouts = self._rollouts
         chosen = torch.from_numpy(places)
@@ -140,8 +133,6 @@ class Reinforcement:
                                 opinion.entropies,
                                 divergence,
                                 clipped & part.mask,
-                                of_policy * weights,
-                                of_critic * weights,
                             )
                         ]
                     ),
@@ -174,16 +165,6 @@ class Reinforcement:
             row_losses.sum() * (scale * real), sums, row_losses.detach().abs()[:, None]
         )
 
-    def _critic_losses(
-        self, opinion: Opinion, places: np.ndarray, width: int
-    ) -> Tensor:
-        if opinion.values is None:
-            return torch.zeros_like(opinion.logps)
-        before, returns = self._rollouts.of(
-            places, width, self._device, "values", "returns"
-        )
-        return value_loss(opinion.values, before, returns, self._section.critic.clip)
-
     def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
         """Means under the names of TRL's GRPOTrainer.
 
@@ -200,8 +181,6 @@ class Reinforcement:
             entropy,
             divergence,
             clipped,
-            policy,
-            critic,
             reward,
             square,
             cut,
@@ -238,8 +217,6 @@ class Reinforcement:
             }
         if self._actor.choice is not None:
             line |= {"pass_rate": passed / weight, **self._actor.choice.report()}
-        if self._algorithm.has_critic:
-            line |= {"loss/policy": policy / weight, "loss/critic": critic / weight}
         if seconds:
             line["rollout_tokens_per_second"] = self._actor.drawn_tokens / seconds
         return line

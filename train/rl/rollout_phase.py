@@ -29,7 +29,7 @@ from gristmill.train.distributed.process_groups import World, on_first, sum_over
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.loop.batch_plan import micro_batches
-from gristmill.train.rl.algorithms import ALGORITHMS, learn_from
+from gristmill.train.rl.algorithms import learn_from
 from gristmill.train.rl.curriculum import PromptChoice
 from gristmill.train.rl.multi_turn import Asked
 from gristmill.train.rl.policy import opinion_of
@@ -123,19 +123,14 @@ class Actor:
             self.choice.learn(
                 prompts[:: section.group_size].tolist(), passed.float().mean(dim=1)
             )
-        opinions = self._opinions(self.model)
-        self.rollouts.old.copy_(opinions[0])
-        if opinions[1] is not None:
-            self.rollouts.values.copy_(opinions[1])
+        self.rollouts.old.copy_(self._logps(self.model))
         if self.section.needs_reference:
             with (
                 nullcontext()
                 if self.reference is not None
                 else without_adapters(self.model)
             ):
-                self.rollouts.reference.copy_(
-                    self._opinions(self.reference or self.model)[0]
-                )
+                self.rollouts.reference.copy_(self._logps(self.reference or self.model))
         learn_from(rollouts, section)
         rollouts.batch.fill_(batch)
         if self.world.is_first:
@@ -243,14 +238,10 @@ class Actor:
         )
         return self.shown(prompts, answers, rewards, totals)
 
-    def _opinions(self, model: nn.Module) -> tuple[Tensor, Tensor | None]:
+    def _logps(self, model: nn.Module) -> Tensor:
         section = self.section
         world = self.world
-        shape = self.rollouts.old.shape
-        logps, values = (
-            torch.zeros(shape, dtype=torch.float32, device=world.device)
-            for _ in range(2)
-        )
+        logps = torch.zeros_like(self.rollouts.old, device=world.device)
         with evaluating(model):
             for first in range(0, len(logps), section.global_batch_size):
                 rows = np.arange(first, first + section.global_batch_size)
@@ -265,16 +256,8 @@ class Actor:
                         self.rollouts.part(rows_or_first).to(world.device),
                         section.temperature,
                     )
-                    if not len(batch):
-                        continue
-                    index = (
-                        torch.from_numpy(batch).to(world.device),
-                        slice(opinion.logps.shape[1]),
-                    )
-                    logps[index[0], index[1]] = opinion.logps
-                    if opinion.values is not None:
-                        values[index[0], index[1]] = opinion.values
-        total_logps = sum_over_ranks(logps, world).cpu()
-        algorithm = ALGORITHMS[section.algorithm]
-        has_critic = algorithm.has_critic and model is self.model
-        return total_logps, sum_over_ranks(values, world).cpu() if has_critic else None
+                    if len(batch):
+                        answers = torch.from_numpy(batch).to(world.device)
+                        width = opinion.logps.shape[1]
+                        logps[answers, :width] = opinion.logps
+        return sum_over_ranks(logps, world).cpu()

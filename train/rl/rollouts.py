@@ -107,10 +107,9 @@ class Rollouts:
             tokens.
         used: (N, 3) int64, turns, calls of tools and failed calls of each answer; None
             without tools.
-        old, reference, values: (N, R) float32, log-probabilities of the tokens under
-            the sampling policy and under the reference, and the critic's estimates
-            before each token.
-        advantages, returns: (N, R) float32.
+        old, reference: (N, R) float32, log-probabilities of the tokens under the
+            sampling policy and under the reference.
+        advantages: (N, R) float32.
         weights: (N, R) float32, see `policy_gradient.token_weights`.
         flat: (N,) bool, True if the group has equal rewards.
     """
@@ -131,14 +130,9 @@ class Rollouts:
             torch.zeros(count, max_tokens, dtype=torch.bool) if section.tools else None
         )
         self.used = torch.zeros(count, 3, dtype=torch.int64) if section.tools else None
-        (
-            self.old,
-            self.reference,
-            self.values,
-            self.advantages,
-            self.returns,
-            self.weights,
-        ) = (torch.zeros(count, max_tokens) for _ in range(6))
+        self.old, self.reference, self.advantages, self.weights = (
+            torch.zeros(count, max_tokens) for _ in range(4)
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """State for a checkpoint, loaded in place."""

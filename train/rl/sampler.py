@@ -24,7 +24,6 @@ from gristmill.train.generation.scheduler import Request, Scheduler
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
 from gristmill.train.rl.multi_turn import Asked, Dialogue
-from gristmill.train.rl.policy import is_critic
 from gristmill.train.rl.rollouts import Generated
 
 LAYER_PARTS = 3
@@ -112,9 +111,7 @@ class Sampler:
 
 
 def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Weights of a policy without its critic, gathered one by one; rounded ones precede
-    their adapters.
-    """
+    """Weights of a policy, gathered one by one; rounded ones precede their adapters."""
     rounded = rounded_weights(model)
     for name, parameter in model.named_parameters():
         if (
@@ -122,8 +119,7 @@ def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             and (weight := rounded.get(f"{name.removesuffix(DOWN)}weight")) is not None
         ):
             yield f"{name.removesuffix(DOWN)}weight", weight.whole(torch.float32)
-        if not is_critic(name):
-            yield name, gathered(parameter)
+        yield name, gathered(parameter)
 
 
 def drawn_by(scheduler: Scheduler, requests: Sequence[Request]) -> list[Generated]:

@@ -1,12 +1,11 @@
-"""Stage `rl`: reinforcement learning from rewards of sampled answers, by GRPO or PPO,
-or from a teacher's opinion of them.
+"""Stage `rl`: reinforcement learning from rewards of sampled answers, by GRPO, or
+from a teacher's opinion of them.
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training;
 `prompts.txt`, the ids of the training prompts; `answers.parquet`, all answers used for
-training (see reinforcement/rollouts.py); `rollouts.json`: answers of some batches, and
+training (see rl/rollout_tables.py); `rollouts.json`: answers of some batches, and
 greedy answers to held-out prompts before and after; with `lora` also `adapter/`, which
-PEFT loads, and `model/` is the model with the adapters merged. PPO's critic is not part
-of the model.
+PEFT loads, and `model/` is the model with the adapters merged.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ from gristmill.train.loop.metrics_log import METRICS, read_lines
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.rl.algorithms import ALGORITHMS
 from gristmill.train.rl.curriculum import PromptChoice
 from gristmill.train.rl.multi_turn import Dialogue
-from gristmill.train.rl.policy import add_critic, is_critic
 from gristmill.train.rl.policy_objective import Reinforcement
 from gristmill.train.rl.prompts import (
     OfferedTools,
@@ -200,9 +197,7 @@ def run(
                     as_path(section.continue_from),
                     section.updates_per_batch,
                 )
-        model = setup.model(
-            add_critic if ALGORITHMS[section.algorithm].has_critic else None
-        )
+        model = setup.model()
         order = Order([len(training)], section.key_seed)
         choice = (
             None
@@ -264,7 +259,6 @@ def run(
             setup,
             Learner(objective, model, averaged(model, section), state=state),
             Observers(before_step=lambda step, rows: actor.before_step(step)),
-            is_extra=is_critic,
         )
         after = actor.measure(held_out)
         rewarded = []

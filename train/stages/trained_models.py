@@ -206,7 +206,7 @@ class Setup:
         """Model FLOPs of the training."""
         return adapted_flops_per_token(self.shape, self.length, self.section.lora)
 
-    def model(self, extend: Callable[[nn.Module], None] | None = None) -> nn.Module:
+    def model(self) -> nn.Module:
         """Model before its first step (see lora.tuned_model)."""
         return tuned_model(
             self.shape,
@@ -216,7 +216,6 @@ class Setup:
             self.world,
             self.dtype,
             self.context,
-            extend,
         )
 
 
@@ -245,7 +244,6 @@ def tune(
     learner: Learner,
     observers: Observers = UNOBSERVED,
     threads: int = READING_THREADS,
-    is_extra: Callable[[str], bool] = lambda name: False,
 ) -> tuple[Record | None, TunedSummary]:
     """Train from the weights of an existing model and publish the result.
 
@@ -254,7 +252,6 @@ def tune(
         learner: objective, model and running mean.
         observers: of the steps.
         threads: number of steps that are read concurrently.
-        is_extra: tells the tensors that are not published, by name.
 
     Returns:
         the record (on the first rank), and a summary.
@@ -285,10 +282,7 @@ def tune(
             ),
         )
     )
-    tensors = {
-        folder: {name: tensor for name, tensor in weights.items() if not is_extra(name)}
-        for folder, weights in all_tensors(learner.model, learner.average).items()
-    }
+    tensors = all_tensors(learner.model, learner.average)
     rounding = describe_rounding(learner.model, section.lora)
     if record is not None:
         weights = settle_adapters(setup.out, tensors, section.lora, setup.start)
