@@ -34,7 +34,7 @@ NEED_THE_DECODER = ("sft", "reward", "dpo", "rl", "export")
 NEED_A_WRITER = ("sft", "reward", "dpo", "rl")
 """Sections that need a model that writes text."""
 WRITERS_KEYS = {
-    "evaluate": ("prompts", "tasks", "suites", "memorisation", "contamination"),
+    "evaluate": ("prompts", "tasks", "suites", "contamination"),
     "export": ("int8", "gguf"),
 }
 """Keys that need such a model, by section."""
@@ -164,7 +164,6 @@ def _absent_inputs(raw: RawSection) -> Iterator[tuple[Location, str]]:
         ("sft", "replay"): sft.get("replay"),
         ("sft", "distill", "teacher"): inside(sft, "distill").get("teacher")
         == "pretrain",
-        ("evaluate", "memorisation"): evaluate.get("memorisation") is not None,
         ("evaluate", "contamination"): evaluate.get("contamination") is not None,
         ("rl", "start_from"): rl.get("start_from") == "pretrain",
     }

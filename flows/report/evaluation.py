@@ -1,5 +1,5 @@
 """The report's sections about a run's models: held-out text, tasks, calibration,
-memory, leaks, samples.
+leaks, samples.
 """
 
 from __future__ import annotations
@@ -218,18 +218,6 @@ def suite_parts(models: Sequence[tuple[str, ModelMeasures]]) -> list[Heading | T
             table({"task": "", "shots": "d", "model": "", **columns}, rows),
         ]
     return parts
-
-
-def memorisation(facts: Facts, name: str = "evaluate") -> MaybeSection:
-    """Documents that a model continues word for word, by copies in the training set."""
-    rows = [
-        [model, copies, group.documents, group.memorised, group.mean_right_tokens]
-        for model, measured in evaluated_models(facts)
-        for copies, group in measured.memorisation.items()
-    ]
-    shares = {"continued exactly": ".1%", "right tokens, mean": ".1f"}
-    columns = {"model": "", "in the training set": "", "documents": "d", **shares}
-    return section_of("Memorisation", table(columns, rows))
 
 
 def leaks(facts: Facts, name: str = "evaluate") -> MaybeSection:

@@ -665,14 +665,6 @@ class SuiteResult(Summary):
     references: Sequence[SuiteReference]
 
 
-class MemorisedGroup(Summary):
-    """Documents that were read equally often, and how a model continues them."""
-
-    documents: int
-    memorised: Interval
-    mean_right_tokens: float
-
-
 class ModelMeasures(Summary):
     """Measurements of a model; `tasks` are counts and metrics by name."""
 
@@ -680,7 +672,6 @@ class ModelMeasures(Summary):
     samples: Sequence[Sample] = ()
     tasks: ByName[ByName[object]] = {}
     suites: ByName[SuiteResult] = {}
-    memorisation: ByName[MemorisedGroup] = {}
     reward_accuracy_interval: Interval | None = None
 
 

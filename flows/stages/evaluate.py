@@ -30,11 +30,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     if section is None:
         return None
     beta = {} if manifest.dpo is None else {"beta": manifest.dpo.beta}
-    reads = (
-        reads_of(manifest)
-        if section.memorisation is not None or section.contamination is not None
-        else {}
-    )
+    reads = reads_of(manifest) if section.contamination is not None else {}
     recipe = {**dump(section), "seed": seed_of(section, manifest), **beta, **reads}
     named_recipe = name_outside_files(recipe, section, verify)
     arguments: Recipe = {
@@ -63,7 +59,6 @@ STAGE = Stage(
             "gristmill.flows.report.evaluation:held_out",
             "gristmill.flows.report.evaluation:tasks",
             "gristmill.flows.report.evaluation:suites",
-            "gristmill.flows.report.evaluation:memorisation",
             "gristmill.flows.report.evaluation:leaks",
             "gristmill.flows.report.evaluation:samples",
         ),

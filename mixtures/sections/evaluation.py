@@ -181,23 +181,6 @@ class Suite(Section):
     """
 
 
-class Memorisation(Section):
-    """A test whether the model has memorised training documents (Carlini et al.
-    2022).
-    """
-
-    documents: Positive = 200
-    """Documents to test per number of copies, chosen by hash from those that
-    pre-training has read. The same number of held-out documents serves as control.
-    """
-    prefix_tokens: Positive = 32
-    """Tokens of a document that the model is given as prompt."""
-    suffix_tokens: Positive = 32
-    """Tokens that greedy decoding must reproduce for the document to count as
-    memorised.
-    """
-
-
 class Contamination(Section):
     """A search for items of the tasks in the training text, and a comparison of scores
     with and without them.
@@ -236,8 +219,6 @@ class Evaluate(Seeded):
     """
     bootstrap_samples: Positive = 1000
     """Bootstrap samples for every confidence interval."""
-    memorisation: Memorisation | None = None
-    """Test of memorisation; not run if absent."""
     contamination: Contamination | None = None
     """Search for tasks in the training text; not run if absent."""
     seed: int | None = None

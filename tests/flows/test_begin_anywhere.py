@@ -412,8 +412,8 @@ MODEL = "name: a\nmodel: {path: m}\n"
             "section `pretrain:`, or remove it",
         ),
         (
-            MODEL + "evaluate: {memorisation: {}}\n",
-            "m.yaml:3: evaluate.memorisation: refers to a pre-training",
+            MODEL + "evaluate: {contamination: {}}\n",
+            "m.yaml:3: evaluate.contamination: refers to a pre-training",
         ),
         (
             MODEL + "dpo: {data: [{path: d}], validate_every: 5}\n",

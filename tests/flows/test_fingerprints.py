@@ -81,7 +81,7 @@ rl:
   data: [{path: prompts.jsonl}]
   rewards: [{kind: model}, {kind: length, target_tokens: 9}]
   steps: 2
-evaluate: {prompts: [a], memorisation: {}, contamination: {}}
+evaluate: {prompts: [a], contamination: {}}
 export: {int8: true}
 engine: {workers: 3}
 """

@@ -610,7 +610,6 @@ def test_all_stages_are_evaluated_and_exported(
         "tasks": [{"name": "words", "path": str(questions), "kind": "multiple_choice"}],
         "bootstrap_samples": 50,
         "contamination": {"ngram": 3},
-        "memorisation": {"documents": 4, "prefix_tokens": 4, "suffix_tokens": 2},
         "reads": {"steps": 4, "global_batch_size": 6, "batch_ramp": [], "seed": 11},
     }
     for name in ("first", "second"):

@@ -87,9 +87,6 @@ def test_rows_read_equal_those_of_the_steps(
     if not rollbacks or end_position <= read.order.total:
         assert drawn.tolist() == sorted(in_order)
         assert read.first(read.count + 2).tolist() == [*in_order, *(2 * in_order)[:2]]
-    assert read.holds(np.arange(mix.rows)).tolist() == [
-        row in set(drawn.tolist()) for row in range(mix.rows)
-    ]
     sample = read.drawn(3, seed)
     assert len(sample) == min(3, read.count)
     assert set(sample.tolist()) <= set(drawn.tolist())
@@ -119,7 +116,6 @@ evaluate: {prompts: [a]}
     ("stage", "setting"),
     [
         ("sft_data", "sft.replay=0.1"),
-        ("evaluate", "evaluate.memorisation={}"),
         ("evaluate", "evaluate.contamination={}"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gristmill.core.files import read_json, write_json
-from gristmill.mixtures.sections.evaluation import Contamination, Memorisation, Task
+from gristmill.mixtures.sections.evaluation import Contamination, Task
 from gristmill.mixtures.sections.model import Model
 from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
@@ -34,7 +34,6 @@ from gristmill.train.evaluation.likelihood import (
     score_requests,
     windows,
 )
-from gristmill.train.evaluation.memorisation import HELD_OUT, probe_memorisation
 from gristmill.train.evaluation.metrics import choice_metrics, generation_metrics
 from gristmill.train.evaluation.tasks import Item, TaskError, read_task
 from gristmill.train.loop.rows_read import RowsRead, rows_read
@@ -298,83 +297,6 @@ def test_generation_without_room_for_a_prompt_is_rejected(
     section = task(questions, kind="generate", answer="question", max_new_tokens=32)
     with pytest.raises(ValueError, match=r"max_new_tokens 32\b.* 32 tokens"):
         answer_task(reader, section, read_task(section), 0, 10)
-
-
-def patch_parrot(
-    reader: Reader, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Patch generation to continue every known row, and to write zeros elsewhere."""
-    known_rows = [row.tolist() for row in rows]
-
-    def generate(
-        model: Llama, prompts: list[list[int]], max_new_tokens: int, stops: object
-    ) -> list[list[int]]:
-        texts = []
-        for prompt in prompts:
-            text = prompt[1:]
-            row = next(
-                (
-                    row
-                    for row in known_rows
-                    for start in range(len(row))
-                    if row[start : start + len(text)] == text
-                ),
-                None,
-            )
-            start = (
-                -1
-                if row is None
-                else next(k for k in range(len(row)) if row[k : k + len(text)] == text)
-            )
-            texts.append(
-                [0] * max_new_tokens
-                if row is None
-                else row[start + len(text) : start + len(text) + max_new_tokens]
-            )
-        return texts
-
-    monkeypatch.setattr("gristmill.train.evaluation.memorisation.generate", generate)
-
-
-@pytest.mark.slow
-def test_memorised_documents_are_distinguished_from_unseen_ones(
-    packed_documents: PackedSet, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed = packed_documents
-    patch_parrot(reader, packed.read(np.arange(packed.rows)), monkeypatch)
-    section = Memorisation(documents=5, prefix_tokens=6, suffix_tokens=4)
-    groups = probe_memorisation(reader, rows_after(packed, 10), section, 0, 50)
-    assert groups["1 copy"].memorised["value"] == 1.0
-    assert groups["1 copy"].mean_right_tokens == 4.0
-    assert groups["2 to 3 copies"].documents >= 1
-    assert groups[HELD_OUT].memorised["value"] == 0.0
-
-
-@pytest.mark.parametrize("steps", range(1, 10))
-def test_unread_documents_are_not_probed_as_trained_ones(
-    packed_documents: PackedSet,
-    reader: Reader,
-    monkeypatch: pytest.MonkeyPatch,
-    steps: int,
-) -> None:
-    """Exactly the rows read are memorised; a second copy counts once it is read."""
-    packed, trained = packed_documents, rows_after(packed_documents, steps)
-    rows = packed.order(5).rows(np.arange(steps))
-    patch_parrot(reader, packed.read(rows), monkeypatch)
-    groups = probe_memorisation(
-        reader,
-        trained,
-        Memorisation(documents=10, prefix_tokens=6, suffix_tokens=4),
-        0,
-        50,
-    )
-    documents = [int(row) % 8 if row >= 8 else int(row) for row in rows]
-    for group, copies in (("1 copy", 1), ("2 to 3 copies", 2)):
-        expected = sum(
-            documents.count(document) == copies for document in set(documents)
-        )
-        assert (groups[group].documents if group in groups else 0) == expected
-        assert not expected or groups[group].memorised["value"] == 1.0
 
 
 @pytest.mark.slow

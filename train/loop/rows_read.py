@@ -1,4 +1,5 @@
-"""Rows that a pre-training has read, for probes and for replay in fine-tuning.
+"""Rows that a pre-training has read, for the search for leaked items and for replay in
+fine-tuning.
 
 Less than one epoch and early stopping leave rows unread, and rollbacks skip rows.
 """
@@ -55,18 +56,6 @@ class RowsRead:
         return np.sort(
             self._rows(permute(indices, self.count, order_key(seed, "rows read")))
         )
-
-    def holds(self, rows: np.ndarray) -> np.ndarray:
-        """Mask of the rows (int64, shape (n,)) that have been read: bool of shape
-        (n,).
-        """
-        is_read = ~np.isin(rows, self.packed.withheld)
-        positions = self.order.positions(rows[is_read])
-        span = np.searchsorted(self.spans[:, 0], positions, side="right") - 1
-        is_read[is_read] = (span >= 0) & (
-            positions < self.spans[np.maximum(span, 0), 1]
-        )
-        return is_read
 
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
         ends = np.cumsum(self.spans[:, 1] - self.spans[:, 0])

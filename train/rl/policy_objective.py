@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gristmill.core.files import canonical_json
 from gristmill.mixtures.sections.rl import Curriculum, Rl

@@ -2,9 +2,8 @@
 preferences, tasks and prompts.
 
 Output: `evaluation.json`: per model its metrics per source, per task and per suite,
-memorisation, reward accuracy on held-out pairs (only of the stage `dpo`), and samples;
-paired differences per task between models; and task items that occur in the training
-set.
+reward accuracy on held-out pairs (only of the stage `dpo`), and samples; paired
+differences per task between models; and task items that occur in the training set.
 """
 
 from __future__ import annotations
@@ -55,12 +54,11 @@ from gristmill.train.evaluation.intervals import (
 )
 from gristmill.train.evaluation.leaked_items import effect, item_coverage
 from gristmill.train.evaluation.masked_tokens import masked_metrics, span_metrics
-from gristmill.train.evaluation.memorisation import probe_memorisation
 from gristmill.train.evaluation.suites import answer_suite, read_suite
 from gristmill.train.evaluation.tasks import Record, read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.batch_plan import slices
-from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
+from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import sequence_logps
@@ -76,7 +74,6 @@ class ModelEvaluation(TypedDict, total=False):
     Attributes:
         sources: of held-out rows.
         tasks, suites: metrics of each task and suite.
-        memorisation: see memorisation.probe_memorisation.
         samples: completions of the section's prompts.
         reward_accuracy, reward_accuracy_interval: on the held-out pairs of preference
             optimisation; None without pairs.
@@ -85,7 +82,6 @@ class ModelEvaluation(TypedDict, total=False):
     sources: Required[Sources]
     tasks: Required[Mapping[str, Mapping[str, object]]]
     suites: Mapping[str, Mapping[str, object]]
-    memorisation: Mapping[str, object]
     samples: list[dict[str, str]]
     reward_accuracy: float | None
     reward_accuracy_interval: Estimate | None
@@ -151,7 +147,6 @@ def run(
                 answered[name],
                 suites,
                 packed,
-                trained,
                 inputs,
                 section,
             )
@@ -190,7 +185,6 @@ def evaluate_decoder(
     answered: Mapping[str, Result],
     suites: Mapping[str, dict[str, list[Record]]],
     packed: PackedSet | None,
-    trained: RowsRead | None,
     inputs: Inputs,
     section: Evaluate,
 ) -> ModelEvaluation:
@@ -202,7 +196,6 @@ def evaluate_decoder(
         answered: its results of tasks.
         suites: items of the section's suites.
         packed: the mixture.
-        trained: rows of the mixture that the pre-training has read.
         inputs: of the stage.
         section: what is measured.
     """
@@ -231,17 +224,6 @@ def evaluate_decoder(
     evaluation["samples"] = sample(
         model, tokenizer, section, asked=name not in CONTINUING
     )
-    if section.memorisation is not None and trained is not None:
-        groups = probe_memorisation(
-            reader,
-            trained,
-            section.memorisation,
-            section.key_seed,
-            section.bootstrap_samples,
-        )
-        evaluation["memorisation"] = {
-            group_name: asdict(group) for group_name, group in groups.items()
-        }
     return evaluation
 
 
