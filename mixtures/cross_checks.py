@@ -35,7 +35,7 @@ NEED_A_WRITER = ("sft", "reward", "dpo", "rl")
 """Sections that need a model that writes text."""
 WRITERS_KEYS = {
     "evaluate": ("prompts", "tasks", "suites", "contamination"),
-    "export": ("int8", "gguf"),
+    "export": ("gguf",),
 }
 """Keys that need such a model, by section."""
 ENCODERS = {

@@ -15,7 +15,6 @@ from gristmill.flows.pages.page_elements import (
     MaybeSection,
     Note,
     Part,
-    Section,
     Span,
     Table,
     Text,
@@ -28,7 +27,6 @@ from gristmill.flows.report.document_sections import leaked_items
 from gristmill.flows.report.facts import Facts, top_reasons
 from gristmill.flows.report.llm_sections import requests_table
 from gristmill.flows.report.stage_summaries import (
-    Exported,
     HeldOut,
     LeakedItem,
     Margins,
@@ -469,18 +467,3 @@ def answers_of(pair: WorstMargin) -> list[str]:
         return [pair.chosen_text, pair.rejected_text]
     is_preferred = pair.rejected is None
     return [pair.completion_text, ""] if is_preferred else ["", pair.completion_text]
-
-
-def rounding(facts: Facts, name: str = "export") -> MaybeSection:
-    """Loss of quality by rounding the exported matrices to 8 bits."""
-    cost = facts.summary(name, Exported).int8
-    if cost is None:
-        return None
-    title = "Export in 8 bits"
-    if cost.growth is None:
-        text = "The mixture holds no rows out, so what rounding costs is not measured."
-        return Section(title, [Note(text)])
-    perplexities = dict.fromkeys(("perplexity before", "perplexity rounded"), ".4f")
-    columns = {"held-out rows": ",", **perplexities, "growth": "+.3%"}
-    row = [cost.rows, cost.perplexity_before, cost.perplexity, cost.growth]
-    return section_of(title, table(columns, [row]))

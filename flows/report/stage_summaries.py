@@ -579,21 +579,6 @@ class TeacherSummary(Summary):
     loss: float
 
 
-class RoundingCost(Summary):
-    """Perplexity on held-out rows before and after rounding, None without such rows."""
-
-    rows: int
-    perplexity_before: float | None = None
-    perplexity: float | None = None
-    growth: float | None = None
-
-
-class Exported(Summary):
-    """Summary of `export`."""
-
-    int8: RoundingCost | None = None
-
-
 class SourceMeasures(Summary):
     """Measures of a model on held-out text of a source, by its kind: of next tokens, of
     masked tokens, of hidden spans.

@@ -35,7 +35,6 @@ from gristmill.flows.report.mixture import (
     packing_table,
 )
 from gristmill.flows.report.stage_summaries import (
-    Exported,
     StageCounts,
     Tokenized,
 )
@@ -203,12 +202,6 @@ def print_next(session: Session, facts: Facts, run: Path, console: Console) -> N
         "files": facts.exported_documents,
         "model": facts.export,
     }
-    cost = facts.summary("export", Exported).int8
-    if cost is not None and cost.perplexity is not None:
-        lines["int8"] = (
-            f"perplexity {cost.perplexity_before:.3f} -> {cost.perplexity:.3f} "
-            f"({cost.growth:+.2%}) on {cost.rows} held-out rows"
-        )
     for label, line in lines.items():
         if line:
             console.print(f"{label}:".ljust(9) + line, soft_wrap=True)

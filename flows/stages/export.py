@@ -39,11 +39,8 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """Return the last model that the manifest trains, and held-out text if the loss by
-    rounding is measured.
-    """
-    measured = ["mix"] if manifest.export is not None and manifest.export.int8 else []
-    return ["tokenizer", *measured, model_before(STAGE.name, manifest)]
+    """Return the last model that the manifest trains, and its tokenizer."""
+    return ["tokenizer", model_before(STAGE.name, manifest)]
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
@@ -90,8 +87,5 @@ STAGE = Stage(
     needs,
     preflight=preflight,
     requirements=Requirements(torch=True),
-    display=Display(
-        facts="gristmill.flows.report.facts:exported",
-        report=("gristmill.flows.report.finetuning:rounding",),
-    ),
+    display=Display(facts="gristmill.flows.report.facts:exported"),
 )

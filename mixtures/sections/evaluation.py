@@ -238,12 +238,6 @@ class Export(Section):
 
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type of the exported weights."""
-    int8: bool = False
-    """Round the layers' matrices to 8 bits with a scale per row: about a quarter of
-    fp32's size, half of bf16's. transformers loads the folder if torchao is installed;
-    the summary gives the cost in perplexity on the mixture's held-out rows. Not
-    available for a mixture of experts.
-    """
     max_shard_bytes: Positive = 5_000_000_000
     """Largest file of weights in bytes; a larger model becomes several files with
     `model.safetensors.index.json` (transformers: max_shard_size, 5 GB).

@@ -82,7 +82,7 @@ rl:
   rewards: [{kind: model}, {kind: length, target_tokens: 9}]
   steps: 2
 evaluate: {prompts: [a], contamination: {}}
-export: {int8: true}
+export: {}
 engine: {workers: 3}
 """
 OTHERS = """

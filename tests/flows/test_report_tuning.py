@@ -16,7 +16,6 @@ from gristmill.flows.report.finetuning import (
     masks,
     preference_effects,
     reward_model,
-    rounding,
     unlearned,
 )
 from gristmill.flows.report.stage_summaries import Margins, WorstMargin, read_as
@@ -203,28 +202,6 @@ def test_the_effects_of_preference_optimisation_are_split_by_answer(
         "and is the likelier one in 60.0% [44.6%, 73.7%], 50.0% before." in text
     )
     assert preference_effects(Facts()) is None
-
-
-def test_cost_of_rounding_is_shown_if_measured() -> None:
-    cost = {
-        "rows": 256,
-        "perplexity_before": 12.5,
-        "perplexity": 12.625,
-        "growth": 0.01,
-    }
-    assert "256 12.5000 12.6250 +1.000%" in text_of(
-        rounding(facts(export={"int8": cost}))
-    )
-    unmeasured = {
-        "rows": 0,
-        "perplexity_before": None,
-        "perplexity": None,
-        "growth": None,
-    }
-    assert "what rounding costs is not measured" in text_of(
-        rounding(facts(export={"int8": unmeasured}))
-    )
-    assert rounding(facts(export={})) is None
 
 
 def test_held_out_examples_are_reported_with_their_loss() -> None:

@@ -334,40 +334,6 @@ def test_exported_glm_has_equal_logits_in_transformers(
     )
 
 
-@pytest.mark.slow
-def test_int8_export_rounds_the_matrices(
-    run_stage: Any,
-    inputs: dict[str, Path],
-    pretrain_config: dict[str, Any],
-    tmp_path: Path,
-) -> None:
-    run_stage(
-        "pretrain",
-        inputs,
-        {**pretrain_config, "steps": 2, "blank_infilling": {}},
-        tmp_path / "run",
-    )
-    run_stage(
-        "export",
-        {"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "run" / "data"},
-        {"int8": True},
-        tmp_path / "out",
-    )
-    unrounded, rounded = (
-        load_model(tmp_path / "run" / "data" / "model"),
-        load_model(tmp_path / "out" / "data"),
-    )
-    for name, tensor in unrounded.state_dict().items():
-        rounded_tensor = rounded.state_dict()[name][: len(tensor)]
-        assert torch.allclose(
-            rounded_tensor,
-            tensor[: len(rounded_tensor)],
-            atol=float(tensor.abs().max()) / 100,
-        ), name
-    gate = "model.layers.0.mlp.gate_proj.weight"
-    assert not torch.equal(rounded.state_dict()[gate], unrounded.state_dict()[gate])
-
-
 def test_lora_rejects_a_glm(tiny_shape: Shape) -> None:
     from gristmill.mixtures.sections.posttraining import Lora
     from gristmill.train.adapters.lora import LoraError, tuned_model

@@ -424,7 +424,7 @@ def test_pseudo_perplexity_and_masked_accuracy_equal_their_definitions(
     [
         ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "next token"),
         ({"evaluate": {"prompts": ["The"]}}, "next token"),
-        ({"export": {"int8": True}}, "next token"),
+        ({"export": {"gguf": ["f16"]}}, "next token"),
         ({"tokenizer": {"vocab_size": 300}}, "tokenizer.special_tokens"),
         (
             {"pretrain": {"steps": 2, "masked": {}, "model": {"qk_norm": True}}},

@@ -711,40 +711,6 @@ def test_bf16_export_has_bf16_tensors(
     )
 
 
-def test_int8_export_reports_its_cost_and_loads_in_transformers(
-    run_stage: Any, pretrained: dict[str, Path], tmp_path: Path
-) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("torchao")
-    from gristmill.train.models.weights import load_model
-
-    summary = run_stage(
-        "export",
-        {name: pretrained[name] for name in ("tokenizer", "mix", "pretrain")},
-        {"int8": True},
-        tmp_path / "export",
-    )
-    cost, folder = summary["int8"], tmp_path / "export" / "data"
-    assert cost["rows"] > 0
-    assert 0 < abs(cost["growth"]) < 0.02
-    assert cost["perplexity"] == pytest.approx(
-        cost["perplexity_before"] * (1 + cost["growth"])
-    )
-    assert summary["bytes"] == (folder / "model.safetensors").stat().st_size
-    ours, plain = load_model(folder), load_model(pretrained["pretrain"] / "model")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32
-    )
-    ids = torch.arange(20)[None]
-    torch.testing.assert_close(theirs(ids).logits, ours(ids), atol=1e-4, rtol=1e-4)
-    weight, rounded = (
-        model.model.layers[0].mlp.up_proj.weight for model in (plain, ours)
-    )
-    step = weight.abs().amax(dim=1, keepdim=True) / 127
-    assert ((weight - rounded).abs() <= step / 2 * 1.001).all()
-    assert not torch.equal(weight, rounded)
-
-
 @pytest.mark.parametrize("stage", ["sft", pytest.param("dpo", marks=pytest.mark.slow)])
 def test_tuning_is_extended_with_the_same_bits(
     run_stage: Any,

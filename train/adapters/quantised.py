@@ -19,7 +19,9 @@ from torch import Tensor
 
 from gristmill.mixtures.sections.posttraining import RoundedBase
 from gristmill.train.distributed.context_parallel import all_gather_single
-from gristmill.train.models.int8 import dequantised, quantised
+
+LARGEST = 127
+"""Largest value of a symmetric int8 matrix."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ def _all_of(tensor: Tensor | SharedBytes) -> Tensor:
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A matrix as int8 (out, in) with one float32 scale per row (out, 1); see
-    models.int8.
+    """A matrix as int8 (out, in) with one float32 scale per row (out, 1), rounded to
+    nearest; the scale of a zero row is 1.
     """
 
     values: Tensor | SharedBytes
@@ -72,7 +74,7 @@ class Int8Weight:
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """Dequantise the matrix, (out, in); a collective if it is sharded."""
-        return dequantised(_all_of(self.values), self.scales).to(dtype)
+        return (_all_of(self.values).float() * self.scales).to(dtype)
 
     def among(self, group: dist.ProcessGroup) -> Int8Weight:
         """Shard its integers over the processes of a group."""
@@ -138,7 +140,10 @@ def rounded(weight: Tensor, kind: RoundedBase) -> RoundedWeight:
     """Quantise a float32 matrix (out, in) to 4 or 8 bits, on its device."""
     match kind:
         case "int8":
-            return Int8Weight(*quantised(weight))
+            largest = weight.abs().amax(dim=1, keepdim=True)
+            scales = torch.where(largest > 0, largest / LARGEST, 1.0)
+            values = (weight / scales).round().clamp(-LARGEST, LARGEST)
+            return Int8Weight(values.to(torch.int8), scales)
         case "nf4":
             from bitsandbytes.functional import quantize_4bit
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -24,8 +24,6 @@ from gristmill.core.files import atomic_write, write_json
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-FRAMEWORK = {"format": "pt"}
-"""Metadata that older readers require."""
 NAMES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -122,9 +120,7 @@ def _bytes_of(tensor: Tensor) -> np.ndarray:
     )
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Planned], metadata: Mapping[str, str] = FRAMEWORK
-) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Planned]) -> None:
     """Write a file atomically.
 
     Raises:
@@ -135,7 +131,7 @@ def write_tensors(
     ends = list(accumulate(tensors[name].size for name in ordered))
     header = json.dumps(
         {
-            "__metadata__": dict(metadata),
+            "__metadata__": {"format": "pt"},  # required by older readers
             **{
                 name: {
                     "dtype": NAMES[tensors[name].dtype],
@@ -163,32 +159,29 @@ def write_tensors(
 
 def write_model(
     folder: Path,
-    groups: Sequence[Mapping[str, Planned]],
+    tensors: Mapping[str, Planned],
     most_bytes: int,
-    metadata: Mapping[str, str] = FRAMEWORK,
 ) -> int:
     """Write a model as one file, or as several and an index if it is larger than
     `most_bytes`.
 
     Args:
         folder: destination.
-        groups: tensors that must be in the same file, in the model's order.
-        most_bytes: maximum bytes of a file's tensors; a larger group gets a file of its
-            own.
-        metadata: of every file.
+        tensors: by name, in the model's order.
+        most_bytes: maximum bytes of a file's tensors; a larger tensor gets a file of
+            its own.
 
     Returns:
         bytes of all files.
     """
     shards: list[dict[str, Planned]] = [{}]
     shard_bytes = 0
-    for group in groups:
-        size = sum(tensor.size for tensor in group.values())
-        if shard_bytes and size and shard_bytes + size > most_bytes:
+    for name, tensor in tensors.items():
+        if shard_bytes and tensor.size and shard_bytes + tensor.size > most_bytes:
             shards.append({})
             shard_bytes = 0
-        shards[-1].update(group)
-        shard_bytes += size
+        shards[-1][name] = tensor
+        shard_bytes += tensor.size
     names = (
         [WEIGHTS_FILE]
         if len(shards) == 1
@@ -198,15 +191,13 @@ def write_model(
         ]
     )
     for name, shard in zip(names, shards, strict=True):
-        write_tensors(folder / name, shard, metadata)
+        write_tensors(folder / name, shard)
     if len(shards) > 1:
         write_json(
             folder / INDEX_FILE,
             {
                 "metadata": {
-                    "total_size": sum(
-                        tensor.size for shard in shards for tensor in shard.values()
-                    )
+                    "total_size": sum(tensor.size for tensor in tensors.values())
                 },
                 "weight_map": {
                     tensor: name

@@ -26,7 +26,6 @@ from gristmill.train.models.hf_configs import (
     tensors_behind,
 )
 from gristmill.train.models.initialisation import initial_tensor
-from gristmill.train.models.int8 import dequantised, stored_name
 from gristmill.train.models.model_config import (
     OWN,
     ConfigJson,
@@ -71,15 +70,17 @@ def stored(folder: Path) -> TensorOf:
     """Source of the tensors of a saved model, ours or of transformers, in one file or
     several.
 
-    Int8 matrices (see int8) are dequantised to float32.
-
     Raises:
         WeightsError: when called: a tensor is missing or has the wrong shape.
     """
     config = _read_config(folder / SHAPE_FILE)
     shape = read_shape(folder)
     family = config.get("model_type", "gristmill")
-    find = _finder(folder)
+    file_of = _files(folder)
+
+    def find(name: str) -> Tensor:
+        tensor: Tensor = file_of(name).get_tensor(name)
+        return tensor
 
     def tensor_of(name: str, size: torch.Size) -> Tensor:
         parts = [
@@ -106,26 +107,8 @@ def stored(folder: Path) -> TensorOf:
     return tensor_of
 
 
-def _finder(folder: Path) -> Callable[[str], Tensor]:
-    """Function that reads a tensor from the file of a folder that holds it."""
-    holder = _holder(folder)
-
-    def find(name: str) -> Tensor:
-        file, names = holder(name)
-        values = stored_name(name, "qdata")
-        scale = stored_name(name, "scale")
-        if values in names and scale in names:
-            return dequantised(file.get_tensor(values), file.get_tensor(scale))
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
-
-    return find
-
-
-def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
-    """Function that opens the file of a tensor, plain or int8, and returns it with the
-    names in that file.
-    """
+def _files(folder: Path) -> Callable[[str], Any]:
+    """Function that opens the file of a tensor, by the tensor's name."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / INDEX_FILE
@@ -154,21 +137,16 @@ def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
                 ) from error
         return tensors, set(tensors.keys())
 
-    def holder(name: str) -> tuple[Any, set[str]]:
-        rounded = stored_name(name, "qdata")
-        file = (
-            WEIGHTS_FILE
-            if weight_map is None
-            else weight_map.get(name) or weight_map.get(rounded)
-        )
-        if file is None or opened(file)[1].isdisjoint({name, rounded}):
+    def file_of(name: str) -> Any:
+        file = WEIGHTS_FILE if weight_map is None else weight_map.get(name)
+        if file is None or name not in opened(file)[1]:
             raise WeightsError(
                 f"{folder / (file or INDEX_FILE)} has no tensor {name}, which "
                 f"{SHAPE_FILE} asks for"
             )
-        return opened(file)
+        return opened(file)[0]
 
-    return holder
+    return file_of
 
 
 @contextmanager
@@ -266,13 +244,13 @@ def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
             f"{folder} is a reward model, which scores texts and cannot write any"
         )
     check_kind(folder, shape, kind)
-    holder = _holder(folder)
+    file_of = _files(folder)
     with torch.device("meta"):
         model = model_of(shape)
     for name, _ in model.named_parameters():
         for names in tensors_behind(name, shape, config.get("model_type", "gristmill")):
             for inner in names:
-                holder(inner)
+                file_of(inner)
     return shape
 
 
@@ -344,11 +322,17 @@ def load_model(
 
     config = _read_config(folder / SHAPE_FILE)
     if runs_own_code and OWN in config:
-        find = _finder(folder)
+        file_of = _files(folder)
+
+        def stored_tensor(name: str, size: torch.Size) -> Tensor:
+            inner = name.removeprefix(INNER)
+            tensor: Tensor = file_of(inner).get_tensor(inner)
+            return tensor
+
         own_model = build_own(
             OwnShape(**{**config, OWN: Own.model_validate(config[OWN])})
         )
-        fill_from(own_model, lambda name, size: find(name.removeprefix(INNER)), device)
+        fill_from(own_model, stored_tensor, device)
         return cast("Llama", own_model.to(device))
     if is_scorer(config):
         raise WeightsError(

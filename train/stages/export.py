@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,36 +24,29 @@ from gristmill.mixtures.sections.evaluation import Export
 from gristmill.tokenize.encoding.chat_templates import as_plain_jinja
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import llama_cpp_vocabulary
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
-from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     Chat,
 )
-from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.gguf_model import Labels, write_gguf
 from gristmill.train.models.hf_configs import family_of, hf_config, split_for_hf
 from gristmill.train.models.initialisation import VOCABULARY_TENSORS
-from gristmill.train.models.int8 import QUANTIZATION_CONFIG, in_int8
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.ollama import go_template, modelfile
 from gristmill.train.models.tensor_files import (
-    FRAMEWORK,
     WEIGHTS_FILE,
     Planned,
     TensorFile,
     write_model,
 )
-from gristmill.train.models.weights import load_model, read_shape
+from gristmill.train.models.weights import read_shape
 from gristmill.train.objectives.masked_rows import mask_token
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 from gristmill.train.stages.trained_models import MODEL_AVERAGE
 
 DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
-COST_ROWS = 256
-"""Most held-out rows on which the cost of rounding is measured."""
 MODELFILE = "Modelfile"
 PREFIX_NOTE = [
     "## Prefixes",
@@ -95,17 +86,6 @@ class CardLineage(TypedDict, total=False):
     mix: dict[str, object]
 
 
-class RoundingCost(TypedDict):
-    """Perplexity on the mixture's held-out rows before and after rounding, and its
-    relative growth; all three are None without held-out rows.
-    """
-
-    perplexity_before: float | None
-    perplexity: float | None
-    growth: float | None
-    rows: int
-
-
 class ExportSummary(TypedDict):
     """Summary of the stage.
 
@@ -116,7 +96,6 @@ class ExportSummary(TypedDict):
         vocab_size: number of ids.
         bytes: size of the files with weights.
         gguf: size of each GGUF file, by name.
-        int8: cost of rounding.
     """
 
     model: str
@@ -125,7 +104,6 @@ class ExportSummary(TypedDict):
     vocab_size: int
     bytes: int
     gguf: NotRequired[dict[str, int]]
-    int8: NotRequired[RoundingCost]
 
 
 def run(
@@ -144,12 +122,9 @@ def run(
     tokenizer = inputs["tokenizer"]
     shape, parameters, size = write_folder(source, tokenizer, section, out)
     chat = Chat(tokenizer)
-    precision: str = section.dtype
-    if section.int8:
-        precision += ", matrices of layers in int8"
     write_text(
         out / "README.md",
-        model_card(lineage, stage, shape, parameters, precision),
+        model_card(lineage, stage, shape, parameters, section.dtype),
     )
     sizes = write_gguf_files(
         source, shape, chat, section, out, lineage.get("name", stage), context
@@ -163,8 +138,6 @@ def run(
     }
     if sizes:
         summary["gguf"] = sizes
-    if section.int8:
-        summary["int8"] = int8_cost(source, out, inputs.get("mix"))
     return summary
 
 
@@ -176,7 +149,7 @@ def write_folder(
     Args:
         source: folder of a trained model.
         tokenizer: folder of its tokenizer.
-        section: dtype, rounding and size of shards.
+        section: dtype and size of shards.
         out: target folder.
 
     Returns:
@@ -189,23 +162,7 @@ def write_folder(
     eos = sorted(chat.stops.union(published_eos))
     tensors = exported_tensors(source, shape, dtype)
     parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    config = hf_config(shape, name, eos, chat.pad)
-    groups = [{inner: tensor} for inner, tensor in tensors.items()]
-    metadata = FRAMEWORK
-    if section.int8:
-        if shape.kind != "decoder":
-            raise ValueError(
-                "export.int8 rounds the layers of a decoder, but this model is an "
-                f"{shape.kind.replace('_', '-')}; remove it"
-            )
-        if shape.experts:
-            raise ValueError(
-                "export.int8 rounds the matrices of dense layers, but this model has "
-                "experts; remove it"
-            )
-        groups, metadata = in_int8(tensors, name)
-        config["quantization_config"] = QUANTIZATION_CONFIG
-    write_json(out / "config.json", config)
+    write_json(out / "config.json", hf_config(shape, name, eos, chat.pad))
     if not shape.encoder:
         start_ids = (
             {"decoder_start_token_id": chat.pad} if shape.encoder_decoder else {}
@@ -214,7 +171,7 @@ def write_folder(
             out / "generation_config.json",
             {"eos_token_id": eos, "pad_token_id": chat.pad, **start_ids},
         )
-    size = write_model(out, groups, section.max_shard_bytes, metadata)
+    size = write_model(out, tensors, section.max_shard_bytes)
     copy_file(tokenizer / TOKENIZER_FILE, out / TOKENIZER_FILE)
     if shape.kind == "decoder":
         copy_file(tokenizer / TEMPLATE_FILE, out / TEMPLATE_FILE)
@@ -287,41 +244,6 @@ def write_gguf_files(
         ),
     )
     return sizes
-
-
-def int8_cost(source: Path, exported: Path, mix: Path | None) -> RoundingCost:
-    """Measure the cost of rounding."""
-    rows = None
-    if mix is not None:
-        with closing(PackedSet(mix)) as packed:
-            parts = [packed.validation(source) for source in packed.sources]
-            if any(map(len, parts)):
-                rows = np.concatenate(parts)[:COST_ROWS]
-    if rows is None:
-        return RoundingCost(
-            perplexity_before=None, perplexity=None, growth=None, rows=0
-        )
-    ids = torch.from_numpy(rows.astype(np.int64))
-    before, after = (
-        perplexity(load_model(folder), ids) for folder in (source, exported)
-    )
-    return {
-        "perplexity_before": before,
-        "perplexity": after,
-        "growth": after / before - 1.0,
-        "rows": len(rows),
-    }
-
-
-def perplexity(model: Llama, ids: Tensor) -> float:
-    """Perplexity of rows of tokens (n, t), on the CPU, with causal attention within a
-    row.
-    """
-    no_bytes = torch.zeros(model.shape.padded_vocab_size)
-    sums = sum(
-        score_rows(model, batch, no_bytes) for batch in ids.split(ROWS_PER_FORWARD)
-    )
-    return metrics_of(torch.as_tensor(sums).tolist())["perplexity"]
 
 
 def weights_folder(training: Path, stage: str, section: Export) -> Path:
