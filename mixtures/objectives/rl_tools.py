@@ -27,15 +27,6 @@ class Tool(Section):
     """
 
 
-class CalculatorTool(Tool):
-    """Evaluates an `expression`: numbers, `+ - * / // % **`, parentheses, sqrt, abs,
-    round, min, max.
-    """
-
-    kind: Literal["calculator"]
-    """Selects this tool."""
-
-
 class PythonTool(Tool):
     """Runs `code` in a bubblewrap sandbox without network, other processes, or files
     except the standard library's, and returns its output. Needs bubblewrap 0.8 and
@@ -97,7 +88,7 @@ class OwnTool(Tool, OwnCall):
             )
 
 
-KINDS = ("calculator", "python", "search")
+KINDS = ("python", "search")
 
 
 def written_tool(value: Any) -> Any:
@@ -119,8 +110,6 @@ def written_tool(value: Any) -> Any:
 
 
 AnyTool = Annotated[
-    Annotated[
-        CalculatorTool | PythonTool | SearchTool | OwnTool, Field(discriminator="kind")
-    ],
+    Annotated[PythonTool | SearchTool | OwnTool, Field(discriminator="kind")],
     BeforeValidator(written_tool),
 ]

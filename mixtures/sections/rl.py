@@ -468,7 +468,7 @@ class Rl(TrainingInEpochs):
     rewards: NonEmpty[AnyReward]
     """Rewards of an answer."""
     tools: tuple[AnyTool, ...] = ()
-    """Tools that the model may call while it answers: `calculator`, `{python: {...}}`,
+    """Tools that the model may call while it answers: `{python: {...}}`,
     `{search: {...}}`, `{use: ...}`. A tool's answers have no loss, and an error is an
     answer too. See docs/how-to/training/tools-in-rl.md.
     """

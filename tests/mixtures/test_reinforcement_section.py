@@ -47,8 +47,8 @@ def test_batch_of_answers_is_split_into_steps_and_repeated_by_epochs() -> None:
         ({"kl_estimator": "k1", "kl_correction": False}, "kl_correction"),
         ({"spikes": {"rollback_after": 2}}, "rollback_after"),
         (
-            {"tools": ["calculator", {"python": {}, "name": "calculator"}]},
-            "rl.tools: two are called calculator",
+            {"tools": ["search", {"python": {}, "name": "search"}]},
+            "rl.tools: two are called search",
         ),
         (
             {

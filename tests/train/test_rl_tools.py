@@ -26,7 +26,7 @@ from tests.needs_sandbox import skip_without_sandbox
 from tests.train.jsonl import write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 from tests.train.test_rl import WORDS, killed_in, metrics, shape, tensors_of  # noqa: F401 - a fixture
-from tests.train.test_tools import own_tool, spoken
+from tests.train.test_tools import own_tool, spoken, total
 
 LENGTH = 1200
 COUNTING = '''
@@ -186,12 +186,12 @@ def test_only_drawn_tokens_are_scored(start: dict[str, Path]) -> None:
             "group_size": 2,
             "global_batch_size": 2,
             "max_new_tokens": 6,
-            "tools": ["calculator"],
+            "tools": ["search"],
         }
     )
     rollouts = Rollouts(section, 12, 0)
     drawn = (True, True, False, False, True, True)
-    used = (Used(1, "calculator", "{}", "error: x", True),)
+    used = (Used(1, "search", "{}", "error: x", True),)
     rollouts.put(
         torch.arange(2).numpy(),
         [[5, 6, 7]] * 2,
@@ -248,8 +248,7 @@ def test_prompt_offers_the_tools_of_its_record(
 ) -> None:
     path = tmp_path / "described.jsonl"
     tools = [
-        {"type": "function", "function": {"name": name}}
-        for name in ("calculator", "quern")
+        {"type": "function", "function": {"name": name}} for name in ("total", "quern")
     ]
     write_jsonl(
         path,
@@ -266,7 +265,7 @@ def test_prompt_offers_the_tools_of_its_record(
             **config,
             "data": [{"path": str(path)}],
             "steps": 1,
-            "tools": [*config["tools"], "calculator"],
+            "tools": [*config["tools"], total()],
         },
         tmp_path / "rl",
     )
@@ -290,7 +289,7 @@ def test_two_ranks_answer_like_one(
     config = {
         **plain,
         "steps": 2,
-        "tools": ["calculator", {"python": {"seconds": 1}}],
+        "tools": [total(), {"python": {"seconds": 1}}],
         "curriculum": {},
     }
     run_stage("rl", start, config, tmp_path / "one")

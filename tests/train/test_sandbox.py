@@ -512,7 +512,7 @@ def test_machine_without_sandbox_is_rejected_in_preflight(
             "rl": {
                 "data": [{"path": "x.jsonl"}],
                 "rewards": [{"kind": "number"}],
-                "tools": ["calculator", "python"],
+                "tools": [{"search": {"path": "x.jsonl"}}, "python"],
                 "steps": 1,
             },
         }

@@ -21,7 +21,6 @@ from gristmill.dataprep.user_functions import call_own, load_function
 from gristmill.dataprep.words.bm25_index import WordIndex
 from gristmill.dataprep.words.snippets import snippet
 from gristmill.mixtures.objectives.rl_tools import (
-    CalculatorTool,
     OwnTool,
     PythonTool,
     SearchTool,
@@ -29,7 +28,6 @@ from gristmill.mixtures.objectives.rl_tools import (
 )
 from gristmill.mixtures.sections.sources import INGEST
 from gristmill.mixtures.user_code import OwnCodeError, name_of
-from gristmill.train.rl.tools.calculator import CalculatorError, calculate
 from gristmill.train.rl.tools.call_format import Call
 from gristmill.train.rl.tools.sandbox import check_sandbox, run_python
 from gristmill.train.rl.tools.tool_call import Used
@@ -80,15 +78,6 @@ class Toolbox:
         for tool in tools:
             name = name_of(tool)
             match tool:
-                case CalculatorTool():
-                    ready = _Ready(
-                        _described(
-                            name,
-                            "Works out an arithmetic expression.",
-                            {"expression": ("string", "Such as 12 * (3 + 4)")},
-                        ),
-                        lambda expression: calculate(_text(expression)),
-                    )
                 case PythonTool():
                     check_sandbox()
                     ready = _Ready(
@@ -174,7 +163,7 @@ class Toolbox:
                     )
                 )
             return tool.answer(**call.arguments), False
-        except (ToolError, CalculatorError) as error:
+        except ToolError as error:
             return f"{ERROR}{error}", True
 
 
