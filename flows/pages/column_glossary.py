@@ -107,9 +107,6 @@ TRAINING = {
     "shots": "solved examples before the question",
     "chance": "accuracy of guessing",
     "centred": "(accuracy - chance) / (1 - chance)",
-    "continued exactly": "share of documents of which the model writes the rest as "
-    "it is",
-    "right tokens, mean": "tokens that are right before the first wrong one",
     "items found": "items that the training documents hold",
     "on these": "the metric on items that the training documents hold",
     "on the others": "the metric on all other items",
@@ -150,10 +147,6 @@ TUNING = {
     "margin not positive": "share of pairs that are not learnt",
     "median margin": "half of the margins are below",
     "margin": "reward of the preferred answer less that of the other",
-    "held-out rows": "rows on which both models are measured",
-    "perplexity before": "e to the mean loss per token",
-    "perplexity rounded": "the same, with the weights as they are written",
-    "growth": "rounded by before, less 1",
 }
 COSTS = {
     "CPU seconds": "of all processes of the stage",

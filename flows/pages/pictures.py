@@ -187,21 +187,3 @@ def histogram(
         shares = np.array(counts) / (sum(counts) or 1)
         axes.stairs(shares, edges, label=name, linewidth=1.6)
     axes.set(xlabel=x_label, ylabel="share of documents")
-
-
-@picture
-def reliability(axes: Any, bins: Sequence[tuple[float, float, int]]) -> None:
-    """Accuracy over confidence, and the line of perfect calibration.
-
-    Args:
-        bins: confidence, accuracy and number of items, which is the area of a point.
-    """
-    # As wide as every picture: a narrower one would be drawn larger, its letters too.
-    axes.set_box_aspect(1)
-    axes.figure.set_figheight(HEIGHT_INCHES * 1.2)
-    confidences, accuracies, items = np.array(bins, np.float64).reshape(-1, 3).T
-    sizes = 20 + 400 * items / (items.sum() or 1)
-    axes.plot([0, 1], [0, 1], color=EDGE, linewidth=1.0, linestyle="--")
-    dots = {"color": COLOURS[0], "alpha": 0.75, "linewidths": 0, "clip_on": False}
-    axes.scatter(confidences, accuracies, sizes, **dots)
-    axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02), xlabel="confidence", ylabel="accuracy")

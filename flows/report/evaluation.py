@@ -1,5 +1,5 @@
-"""The report's sections about a run's models: held-out text, tasks, calibration,
-leaks, samples.
+"""The report's sections about a run's models: held-out text, tasks, leaks,
+samples.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gristmill.flows.pages.page_elements import (
-    Figure,
     Heading,
     MaybeSection,
     Measure,
@@ -18,10 +17,8 @@ from gristmill.flows.pages.page_elements import (
     section_of,
     table,
 )
-from gristmill.flows.pages.pictures import reliability
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.stage_summaries import (
-    Calibration,
     Interval,
     ModelMeasures,
     Sample,
@@ -119,24 +116,7 @@ def merged(facts: Facts, name: str) -> MaybeSection:
 
 
 def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
-    """Every task's metrics for every model, differences between models, and reliability
-    plots.
-    """
-    plots = []
-    for model, measured in evaluated_models(facts):
-        for task, summary in measured.tasks.items():
-            if summary.get("calibration"):
-                calibration = read_as(Calibration, summary["calibration"])
-                caption = (
-                    f"{task}, {model}: accuracy against confidence; expected "
-                    f"calibration error {calibration.ece_equal_width:.3f} (bins of "
-                    f"equal width), {calibration.ece_equal_mass:.3f} (of equal mass)"
-                )
-                bins = [
-                    (bin_.confidence, bin_.accuracy, bin_.items)
-                    for bin_ in calibration.reliability
-                ]
-                plots.append(Figure(reliability(bins), caption))
+    """Every task's metrics for every model, and differences between models."""
     metrics = task_table(evaluated_models(facts))
     if not metrics.rows:
         return None
@@ -156,7 +136,6 @@ def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
         metrics,
         Heading("From model to model, on the same items") if changes else None,
         table({"task": "", "metric": "", **differences}, changes),
-        plots,
     )
 
 

@@ -606,22 +606,6 @@ class Sample(Summary):
     completion: str
 
 
-class ReliabilityBin(Summary):
-    """Answers of about the same confidence, and their accuracy."""
-
-    confidence: float
-    accuracy: float
-    items: int
-
-
-class Calibration(Summary):
-    """Accuracy against confidence; `ece` are expected calibration errors."""
-
-    ece_equal_width: float
-    ece_equal_mass: float
-    reliability: Sequence[ReliabilityBin]
-
-
 class SuiteTask(Summary):
     """Accuracy of a model in a task of a suite, and the same with chance at 0."""
 

@@ -237,7 +237,7 @@ def test_scores_equal_those_of_single_sequences(reader: Reader) -> None:
 def test_choices_by_hand() -> None:
     item = Item(1, "q", ("ab", "abcd"), 1, "q")
     scores = [Score(-2.0, True, 1), Score(-3.0, False, 3)]
-    measures, confidence = choice_metrics([item], [scores])
+    measures = choice_metrics([item], [scores])
     # -2 > -3, but per character -1 < -0.75
     assert measures["acc"].tolist() == [0.0]
     assert (
@@ -247,7 +247,6 @@ def test_choices_by_hand() -> None:
         == [1.0]
     )
     share = 1 / (1 + math.exp(-1.0))
-    assert confidence.tolist() == [pytest.approx(share)]
     assert measures["brier"].tolist() == [
         pytest.approx(share**2 + (1 - share - 1) ** 2)
     ]

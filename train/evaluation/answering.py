@@ -29,10 +29,8 @@ from gristmill.train.evaluation.likelihood import (
     windows,
 )
 from gristmill.train.evaluation.metrics import (
-    Calibration,
     PerItem,
     bits_per_byte,
-    calibration,
     choice_metrics,
     corpus_metrics,
     generation_metrics,
@@ -105,7 +103,6 @@ class Result:
         metrics: by name.
         per_item: values for paired comparisons.
         tokens: of all texts, for `rolling`.
-        calibration: for `multiple_choice`.
         samples: first answers, for `generate`.
     """
 
@@ -113,7 +110,6 @@ class Result:
     metrics: Mapping[str, Estimate]
     per_item: PerItem
     tokens: int | None = None
-    calibration: Calibration | None = None
     samples: Sequence[AnswerSample] | None = None
 
     @property
@@ -122,8 +118,6 @@ class Result:
         summary: dict[str, object] = {"items": self.items, **self.metrics}
         if self.tokens is not None:
             summary["tokens"] = self.tokens
-        if self.calibration is not None:
-            summary["calibration"] = asdict(self.calibration)
         if self.samples is not None:
             summary["samples"] = [asdict(sample) for sample in self.samples]
         return summary
@@ -154,13 +148,8 @@ def answer_task(
     if is_choice:
         remaining = iter(scores)
         answered = [[next(remaining) for _ in item.answers] for item in items]
-        per_item, confidence = choice_metrics(items, answered)
-        return Result(
-            len(items),
-            _means(per_item, seed, bootstrap_samples),
-            per_item,
-            calibration=calibration(confidence, per_item["acc"] > 0),
-        )
+        per_item = choice_metrics(items, answered)
+        return Result(len(items), _means(per_item, seed, bootstrap_samples), per_item)
     logp = np.array([score.logp for score in scores])
     greedy = np.array([float(score.greedy) for score in scores])
     perplexity: Estimate = {

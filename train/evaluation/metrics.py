@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,27 +20,19 @@ from gristmill.train.evaluation.tasks import Item
 
 PerItem = dict[str, np.ndarray]
 CORPUS = ("bleu", "chrf")
-BINS = 15
-"""Guo et al. 2017."""
 
 
-def choice_metrics(
-    items: Sequence[Item], scores: Sequence[Sequence[Score]]
-) -> tuple[PerItem, np.ndarray]:
+def choice_metrics(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> PerItem:
     """acc (largest sum), acc_norm (per character), acc_bytes (per UTF-8 byte),
     acc_token (per token), brier.
 
     Ties go to the first choice. Brier is the sum over the choices of (share - right)^2,
     between 0 and 2; a choice's share is the softmax of the sums (all choices of an item
     together are 1).
-
-    Returns:
-        the metrics, and (n,) the share of each item's chosen answer.
     """
     values_by_metric: dict[str, list[float]] = {
         name: [] for name in ("acc", "acc_norm", "acc_bytes", "acc_token", "brier")
     }
-    confidence = []
     for item, answered in zip(items, scores, strict=True):
         sums = np.array([score.logp for score in answered])
         lengths = {
@@ -59,10 +50,7 @@ def choice_metrics(
         values_by_metric["brier"].append(
             float(((shares - np.eye(len(sums))[item.right]) ** 2).sum())
         )
-        confidence.append(float(shares.max()))
-    return {
-        name: np.array(values) for name, values in values_by_metric.items()
-    }, np.array(confidence)
+    return {name: np.array(values) for name, values in values_by_metric.items()}
 
 
 def bits_per_byte(sums: np.ndarray) -> np.ndarray:
@@ -165,73 +153,3 @@ def _agreement(name: str, answer: str, reference: str, rouge: Any) -> float:
     theirs = reference.lower().split()
     common = sum(min(ours.count(word), theirs.count(word)) for word in set(ours))
     return 2 * common / (len(ours) + len(theirs)) if common else 0.0
-
-
-@dataclass(frozen=True)
-class ReliabilityBin:
-    """Items of similar confidence: their number, mean confidence and accuracy."""
-
-    items: int
-    confidence: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Expected calibration error (Guo et al. 2017, equation 3) with both common ways of
-    binning.
-
-    Attributes:
-        ece_equal_width: with bins of equal width on (0, 1].
-        ece_equal_mass: with bins of equally many items.
-        bins: largest number of bins.
-        reliability: the bins of equal width that have items.
-    """
-
-    ece_equal_width: float
-    ece_equal_mass: float
-    bins: int
-    reliability: list[ReliabilityBin]
-
-
-def calibration(
-    confidence: np.ndarray, correct: np.ndarray, bins: int = BINS
-) -> Calibration:
-    """Measure the calibration of a model.
-
-    Args:
-        confidence: (n,) in (0, 1]: the chosen answer's share of the likelihood of all
-            choices.
-        correct: (n,) bool.
-        bins: largest number of bins.
-    """
-    width = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
-    # Items of equal confidence share a bin, whatever their order.
-    rank = np.searchsorted(np.sort(confidence), confidence, side="left")
-    mass = np.minimum(rank * bins // max(len(confidence), 1), bins - 1)
-    by_width = _bins(width, confidence, correct)
-    return Calibration(
-        _error(by_width), _error(_bins(mass, confidence, correct)), bins, by_width
-    )
-
-
-def _bins(
-    bin_of_item: np.ndarray, confidence: np.ndarray, correct: np.ndarray
-) -> list[ReliabilityBin]:
-    masks = [bin_of_item == number for number in np.unique(bin_of_item)]
-    return [
-        ReliabilityBin(
-            int(mask.sum()), float(confidence[mask].mean()), float(correct[mask].mean())
-        )
-        for mask in masks
-    ]
-
-
-def _error(bins: list[ReliabilityBin]) -> float:
-    total = sum(entry.items for entry in bins)
-    return float(
-        sum(
-            entry.items / total * abs(entry.accuracy - entry.confidence)
-            for entry in bins
-        )
-    )
