@@ -64,18 +64,17 @@ def held_out_tables(facts: Facts) -> list[Table]:
     next_tokens, masked, spans = [], [], []
     for row in held_out_rows(facts):
         place = row.model, row.source
-        bits, perplexity = _bits_and_perplexity(row)
         if row.perplexity is not None:
-            accuracy = row.token_accuracy
-            next_tokens.append([*place, bits, perplexity, accuracy, row.documents])
-        if row.pseudo_perplexity is not None:
+            shares = row.token_accuracy, row.documents
+            next_tokens.append([*place, *_bits_and_perplexity(row), *shares])
+        if row.masked_loss is not None:
             shares = _measure(row, "masked_accuracy"), row.documents
-            masked.append([*place, perplexity, *shares])
+            masked.append([*place, row.masked_loss, *shares])
         if row.span_loss is not None:
             shares = _measure(row, "span_accuracy"), row.documents
             spans.append([*place, row.span_loss, *shares])
     texts = {"bits per byte": ".4f", "perplexity": ".2f", "token accuracy": ".2%"}
-    masks = {"pseudo-perplexity": ".2f", "masked accuracy": ".2%"}
+    masks = {"loss of masked tokens": ".4f", "masked accuracy": ".2%"}
     losses = {"loss of hidden spans": ".4f", "accuracy": ".2%"}
     return [
         table({**MODEL, **columns, "documents": ","}, rows)
@@ -92,26 +91,30 @@ def _measure(measures: SourceMeasures, name: str) -> Measure | None:
 
 
 def _bits_and_perplexity(values: SourceMeasures) -> list[Measure | None]:
-    """Bits per byte, and the perplexity: of masked tokens if it is an encoder's."""
-    is_encoder = values.perplexity is None
-    perplexity = "pseudo_perplexity" if is_encoder else "perplexity"
-    return [_measure(values, "bits_per_byte"), _measure(values, perplexity)]
+    """Bits per byte, and the perplexity."""
+    return [_measure(values, "bits_per_byte"), _measure(values, "perplexity")]
 
 
 def merged(facts: Facts, name: str) -> MaybeSection:
     """Held-out measurements of merged checkpoints, of each of them, and of the end of
     the training.
     """
-    rows = [
-        [model.model, model.share, source, *_bits_and_perplexity(values)]
-        for model in facts.merged.models
-        for source, values in model.sources.items()
-    ]
-    columns = {"source": "", "bits per byte": ".4f", "perplexity": ".2f"}
+    next_tokens, hidden = [], []
+    for model in facts.merged.models:
+        for source, values in model.sources.items():
+            place = model.model, model.share, source
+            if values.perplexity is not None:
+                next_tokens.append([*place, *_bits_and_perplexity(values)])
+            else:
+                is_masked = values.span_loss is None
+                loss = values.masked_loss if is_masked else values.span_loss
+                hidden.append([*place, loss])
+    names = {"model": "", "share": ".1%", "source": ""}
     return section_of(
         "Merged checkpoints",
-        table({"model": "", "share": ".1%", **columns}, rows),
-        f"{BOOTSTRAP_NOTE} Of an encoder the perplexity is of masked tokens.",
+        table({**names, "bits per byte": ".4f", "perplexity": ".2f"}, next_tokens),
+        table({**names, "loss of hidden tokens": ".4f"}, hidden),
+        BOOTSTRAP_NOTE if next_tokens else None,
     )
 
 

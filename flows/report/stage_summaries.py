@@ -590,8 +590,7 @@ class SourceMeasures(Summary):
     perplexity: float | None = None
     perplexity_interval: ByName[float] | None = None
     token_accuracy: float | None = None
-    pseudo_perplexity: float | None = None
-    pseudo_perplexity_interval: ByName[float] | None = None
+    masked_loss: float | None = None
     masked_accuracy: float | None = None
     masked_accuracy_interval: ByName[float] | None = None
     span_loss: float | None = None

@@ -169,8 +169,8 @@ def score_documents(
         ids = rows[part].astype(np.int64)
         targets = np.full_like(ids, IGNORED)
         targets[:, :-1] = ids[:, 1:]
-        numbers = np.arange(part.start, part.stop)
-        scored = token_columns(model, numbers, ids, targets, positions, bytes_of_id)
+        places = None if positions is None else positions[part]
+        scored = token_columns(model, ids, targets, places, bytes_of_id)
         values[part, 1:] = scored[:, :-1]
     return by_document(packed, source, values)
 
@@ -178,7 +178,6 @@ def score_documents(
 @torch.no_grad()
 def token_columns(
     model: Llama,
-    numbers: np.ndarray,
     inputs: np.ndarray,
     targets: np.ndarray,
     positions: np.ndarray | None,
@@ -187,8 +186,7 @@ def token_columns(
 ) -> np.ndarray:
     """Scores of a model on rows: (n, t, COLUMNS) float64, zeros without a target.
 
-    `numbers` are the row numbers in `positions`; `beside` holds further arguments of
-    the model.
+    `beside` holds further arguments of the model.
     """
     device = next(model.parameters()).device
     values = np.zeros((*targets.shape, COLUMNS))
@@ -198,9 +196,7 @@ def token_columns(
             for array in (inputs, targets)
         )
         places = (
-            None
-            if positions is None
-            else torch.from_numpy(positions[numbers[part]]).to(device)
+            None if positions is None else torch.from_numpy(positions[part]).to(device)
         )
         more = {
             name: torch.from_numpy(array[part]).to(device)

@@ -1,11 +1,8 @@
 """Metrics of encoders on masked tokens of held-out documents, and of encoder-decoders
 on hidden spans.
 
-Pseudo-perplexity (Salazar et al. 2020, section 2.2): the exponential of the mean loss
-of tokens, each masked alone in its own copy of the row and predicted from all others.
-Up to PLACES_PER_ROW tokens of a row are sampled, which estimates the mean over all.
-Masked accuracy: the share of tokens predicted correctly if 15 % of a row are masked
-together, for comparability independent of the model's training.
+15 % of a row are masked together, for comparability independent of the model's
+training.
 """
 
 from __future__ import annotations
@@ -23,26 +20,19 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import (
     COLUMNS,
     HELD_OUT_STEP,
-    ROWS_PER_FORWARD,
     by_document,
     held_out_positions,
     held_out_rows,
-    perplexity_of,
     read_token_bytes,
     token_columns,
 )
 from gristmill.train.evaluation.intervals import Estimate, interval
-from gristmill.train.loop.batch_plan import slices
 from gristmill.train.models.decoder import Llama
-from gristmill.train.objectives.losses import IGNORED
-from gristmill.train.objectives.masked_rows import Masking, masking_of
-from gristmill.train.objectives.prediction_targets import Read, draws
+from gristmill.train.objectives.masked_rows import masking_of
 from gristmill.train.objectives.span_rows import corruption_of
 
 MEASURED = Masked(rate=0.15, mask_share=1.0, random_share=0.0)
 """Devlin et al. 2019, section 3.1, with the mask token for every chosen token."""
-PLACES_PER_ROW = 64
-"""Most forward passes per held-out row for its pseudo-perplexity."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +40,16 @@ class MaskedMetrics:
     """Metrics of an encoder on the held-out documents of a source.
 
     Attributes:
-        pseudo_perplexity, pseudo_perplexity_interval: of sampled tokens.
-        tokens, documents: numbers of sampled tokens and of their documents.
         masked_loss: nats per masked token.
-        masked_accuracy, masked_accuracy_interval: share of them predicted correctly.
-        masked_tokens: number of masked tokens.
+        masked_accuracy, masked_accuracy_interval: share of these predicted correctly.
+        masked_tokens, documents: numbers of these and of their documents.
     """
 
-    pseudo_perplexity: float
-    pseudo_perplexity_interval: Estimate
-    tokens: int
-    documents: int
     masked_loss: float
     masked_accuracy: float
     masked_accuracy_interval: Estimate
     masked_tokens: int
+    documents: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +77,7 @@ def masked_metrics(
     seed: int,
     bootstrap_samples: int,
 ) -> MaskedMetrics:
-    """Pseudo-perplexity and masked accuracy over a source's held-out documents, with
+    """Loss and accuracy on masked tokens of a source's held-out documents, with
     intervals.
 
     Args:
@@ -106,38 +91,18 @@ def masked_metrics(
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
     read = held_out_rows(packed, source, model.shape)
     positions = held_out_positions(packed, source, model.shape)
-    rows = read.tokens
     laid = masking(read, HELD_OUT_STEP)
-    together = token_columns(
-        model, np.arange(len(rows)), laid.inputs, laid.targets, positions, token_bytes
-    )
-    single = one_by_one(masking, read)
-    numbers, places = np.nonzero(single)
-    alone = np.zeros_like(together)
-    for part in slices(len(numbers), ROWS_PER_FORWARD):
-        row = numbers[part]
-        place = places[part]
-        copies = np.arange(len(row))
-        inputs = rows[row].astype(np.int64)
-        targets = np.full(inputs.shape, IGNORED)
-        targets[copies, place] = inputs[copies, place]
-        inputs[copies, place] = masking.mask
-        alone[row, place] = token_columns(
-            model, row, inputs, targets, positions, token_bytes
-        )[copies, place]
-    documents = by_document(packed, source, alone)
-    masked = by_document(packed, source, together)
+    scored = token_columns(model, laid.inputs, laid.targets, positions, token_bytes)
+    documents = by_document(packed, source, scored)
+    nats, tokens = documents.sum(axis=0)[:2]
     return MaskedMetrics(
-        pseudo_perplexity=float(perplexity_of(documents.sum(axis=0))),
-        pseudo_perplexity_interval=interval(
-            documents, perplexity_of, seed, bootstrap_samples
+        masked_loss=float(nats / tokens),
+        masked_accuracy=float(_accuracy(documents.sum(axis=0))),
+        masked_accuracy_interval=interval(
+            documents, _accuracy, seed, bootstrap_samples
         ),
-        tokens=int(documents[:, 1].sum()),
+        masked_tokens=int(tokens),
         documents=len(documents),
-        masked_loss=float(masked[:, 0].sum() / masked[:, 1].sum()),
-        masked_accuracy=float(_accuracy(masked.sum(axis=0))),
-        masked_accuracy_interval=interval(masked, _accuracy, seed, bootstrap_samples),
-        masked_tokens=int(masked[:, 1].sum()),
     )
 
 
@@ -161,7 +126,6 @@ def span_metrics(
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
     scored = token_columns(
         model,
-        np.arange(len(read.rows)),
         laid.inputs,
         laid.targets,
         laid.positions,
@@ -181,25 +145,6 @@ def span_metrics(
         tokens=int(tokens),
         documents=len(documents),
     )
-
-
-def one_by_one(masking: Masking, read: Read) -> np.ndarray:
-    """Mask of tokens (n, t) to measure alone: a random sample of each row, without
-    special tokens and padding.
-    """
-    rows = read.tokens
-    may = masking.may_be_masked(read.tokens, read.positions)
-    numbers, places = (
-        np.broadcast_to(index, rows.shape)
-        for index in (np.arange(len(rows))[:, None], np.arange(rows.shape[1]))
-    )
-    drawn = np.where(
-        may, draws(masking.key("alone", HELD_OUT_STEP), numbers, places), 2.0
-    )
-    order = np.argsort(drawn, axis=1, kind="stable")[:, :PLACES_PER_ROW]
-    chosen = np.zeros(rows.shape, dtype=bool)
-    np.put_along_axis(chosen, order, True, axis=1)
-    return chosen & may
 
 
 def _accuracy(sums: np.ndarray) -> np.ndarray:

@@ -51,7 +51,7 @@ class Masking:
     def __call__(self, read: Read, step: int) -> Laid:
         """Inputs and targets of rows in a step; see `Layout`."""
         ids = read.tokens.astype(np.int64)
-        is_candidate = self.may_be_masked(ids, read.positions)
+        is_candidate: np.ndarray = ~self.special[ids] & (read.positions >= 0)
         places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
         if self.edges is not None:
             begins, ends = self.edges
@@ -79,13 +79,6 @@ class Masking:
             np.where(kind < to_mask + self.section.random_share, drawn, original_ids),
         )
         return Laid(inputs, np.where(is_selected, ids, IGNORED))
-
-    def may_be_masked(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Mask of the tokens (n, t) that may be selected: all except special tokens and
-        padding (negative positions).
-        """
-        is_candidate: np.ndarray = ~self.special[ids] & (positions >= 0)
-        return is_candidate
 
     def key(self, name: str, step: int) -> int:
         """64-bit key of the named draws in a step."""
