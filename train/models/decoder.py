@@ -338,27 +338,34 @@ class Llama(nn.Module):
                 treats all tokens that fill an empty cache as the prefix.
         """
         t = ids.shape[1]
-        ids, rotary, visible = self.laid_out(ids, cache, positions, prefix)
+        ids, rotary, visible = self._laid_out(ids, cache, positions, prefix)
         hidden = self.model(ids, rotary, visible, trained, cache)
         if cache is not None:
             cache.length += t
-        hidden, matrix = self.gathered(hidden)
+        output = self.output_matrix()
+        if self.tensor_mesh is not None:
+            hidden = whole(hidden)
+            output = whole(output)
+        matrix = output[: self.shape.vocab_size]
         if self.row_split is not None and cache is None:
             return self.row_split.answered(head, hidden, matrix, t)
         return head(hidden[:, :t], matrix)
 
-    def laid_out(
+    def _laid_out(
         self,
         ids: Tensor,
         cache: Cache | None,
         positions: Tensor | None,
-        prefix: Tensor | None = None,
+        prefix: Tensor | None,
     ) -> tuple[Tensor, Rotary, Visible]:
         """Local ids (padded to be divisible among processes), their rotary table, and
         their mask.
         """
         split = self.row_split if cache is None else None
-        if (multiple := self.length_multiple(cache)) > 1:
+        multiple = 1 if split is None else split.multiple
+        if self.tensor_mesh is not None:
+            multiple *= self.tensor_mesh.size()
+        if multiple > 1:
             missing = padded_length(ids.shape[1], multiple) - ids.shape[1]
             if missing and self.shape.experts and torch.is_grad_enabled():
                 raise RowSplitError(
@@ -391,25 +398,6 @@ class Llama(nn.Module):
             shape.rotary_share,
         )
         return ids, rotary, visible
-
-    def length_multiple(self, cache: Cache | None = None) -> int:
-        """Required divisor of the row length if processes split rows."""
-        split = (
-            1
-            if self.row_split is None or cache is not None
-            else self.row_split.multiple
-        )
-        return split * (1 if self.tensor_mesh is None else self.tensor_mesh.size())
-
-    def gathered(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states and output matrix (v, d) for a head, gathered if they are
-        split.
-        """
-        output = self.output_matrix()
-        if self.tensor_mesh is not None:
-            hidden = whole(hidden)
-            output = whole(output)
-        return hidden, output[: self.shape.vocab_size]
 
     def output_matrix(self) -> Tensor:
         """Matrix argument of heads, (padded v, d): the token prediction matrix."""
