@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.train.models.model_config import DECODED, ENCODED
-from gristmill.train.models.multi_token import further_targets
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 
 
@@ -60,15 +59,9 @@ def _forward(model: nn.Module, ids: Tensor) -> Tensor:
         ids = ids[:, : max(1, round(ids.shape[1] * ENCODED))]
         beside = {"decoder_ids": targets}
     weights = torch.full(targets.shape, 1.0 / targets.numel(), device=ids.device)
-    all_targets = [targets, *further_targets(targets, None, model.shape.multi_token)]  # type: ignore[union-attr, arg-type]
-    head, *further = (
-        partial(weighted_nll, targets=targets_at, weights=weights)
-        for targets_at in all_targets
-    )
-    outputs = (
-        model(ids, head, further=further) if further else [model(ids, head, **beside)]
-    )
-    return torch.stack([targets_at[0] for targets_at in outputs]).sum()
+    head = partial(weighted_nll, targets=targets, weights=weights)
+    loss: Tensor = model(ids, head, **beside)[0]
+    return loss
 
 
 def _uncounted() -> dict[Any, Any]:
