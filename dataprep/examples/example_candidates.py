@@ -57,17 +57,22 @@ class Asked:
     Attributes:
         id: id from `read_set`.
         messages: the conversation so far.
-        parents: ids that it was generated from.
+        record: id of its record, if that is another one.
         example: further fields of its record: `answer`, the reference answer, and
             `columns`.
-        licences: of its record, and of its parents.
+        licence: of its record, if given.
     """
 
     id: str
     messages: Sequence[Message]
-    parents: tuple[str, ...] = ()
+    record: str | None = None
     example: Example = field(default_factory=Example)
-    licences: tuple[str, ...] = ()
+    licence: str | None = None
+
+    @property
+    def parents(self) -> list[str]:
+        """Ids of an example's parents: the prompt, and its record."""
+        return [self.id] if self.record is None else [self.id, self.record]
 
     @property
     def text(self) -> str:
@@ -80,10 +85,8 @@ class Asked:
 
     @property
     def about(self) -> str:
-        """Ids of the prompt and its parents; forgetting one of them forgets the
-        answers.
-        """
-        return " ".join((self.id, *self.parents))
+        """Its `parents` as a text; forgetting one of them forgets the answers."""
+        return " ".join(self.parents)
 
 
 @dataclass

@@ -313,17 +313,15 @@ class _SetWriter:
                 "it has tools, which are not sent to a model that writes examples"
             )
             return
-        parents = []
-        if origin.record is not None and origin.record != example["id"]:
-            parents.append(origin.record)
-            self.links.append((origin.record, example["id"]))
+        record = None if origin.record == example["id"] else origin.record
+        if record is not None:
+            self.links.append((record, example["id"]))
         messages: list[Message] = [
             {"role": message["role"], "content": message["content"]}
             for message in example["prompt"]
         ]
-        licences = () if origin.licence is None else (origin.licence,)
         prompts[example["id"]] = Asked(
-            example["id"], messages, tuple(parents), example, licences
+            example["id"], messages, record, example, origin.licence
         )
 
     def choose(self, drafts: Sequence[Draft], refused: Mapping[str, str]) -> _Made:
@@ -445,14 +443,14 @@ class _SetWriter:
         generation: dict[str, object] = {
             "kind": GENERATED,
             "model": self.section.model.called,
-            "parents": [prompt.id, *prompt.parents],
+            "parents": prompt.parents,
         }
         if self.section.rewards:
             generation["rewards"] = [draft.rewards for draft in drafts]
         if drafts[0].principles:
             generation["principles"] = drafts[0].principles
-        if prompt.licences:
-            generation["licence"] = " and ".join(prompt.licences)
+        if prompt.licence is not None:
+            generation["licence"] = prompt.licence
         outcome.records[id_] = {"id": id_, **content, **generation}
         self.links.append((prompt.id, id_))
         return True
@@ -517,7 +515,11 @@ class _SetWriter:
             rewards=rewards,
             principles=dict(principles),
             licences=sorted(
-                {licence for draft in made.kept for licence in draft.prompt.licences}
+                {
+                    draft.prompt.licence
+                    for draft in made.kept
+                    if draft.prompt.licence is not None
+                }
             ),
         )
 

@@ -85,6 +85,7 @@ class Biases(TypedDict):
     """Position and length bias of a judge; a share of nothing is None.
 
     Attributes:
+        model: name of the judge.
         confirmed: share of decided pairs in which the chosen answer is preferred.
         decided: share of pairs with the same verdict in both orders.
         first_taken: share of verdicts for the first position; 0.5 is no position bias.
@@ -94,18 +95,13 @@ class Biases(TypedDict):
             is a length bias.
     """
 
+    model: str
     pairs: int
     confirmed: float | None
     decided: float | None
     first_taken: float | None
     longer_taken: float | None
     longer_chosen: float | None
-
-
-class JudgeBiases(Biases):
-    """Biases of a judge, with its name."""
-
-    model: str
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ class JudgePairsSummary:
     counts: Counts
     asked: Sequence[RequestCounts]
     unusable: int
-    biases: JudgeBiases
+    biases: Biases
 
 
 class ComparedShard(Counted):
@@ -161,9 +157,8 @@ def run(
         context,
         lambda shards: 2 * count_judged(inputs, section.sources, shards),
     )
-    biases = JudgeBiases(
-        model=section.model.called,
-        **biases_of(add_counts(result["biases"] for result in results)),
+    biases = biases_of(
+        section.model.called, add_counts(result["biases"] for result in results)
     )
     return JudgePairsSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
@@ -319,7 +314,7 @@ def count_biases(
     }
 
 
-def biases_of(counts: Mapping[str, int]) -> Biases:
+def biases_of(model: str, counts: Mapping[str, int]) -> Biases:
     """Position and length bias of a judge, from the counts of `count_biases`."""
 
     def share(part: str, *total_keys: str) -> float | None:
@@ -329,6 +324,7 @@ def biases_of(counts: Mapping[str, int]) -> Biases:
     pairs = counts.get("pairs", 0)
     decided = counts.get("confirmed", 0) + counts.get("rejected", 0)
     return {
+        "model": model,
         "pairs": pairs,
         "confirmed": share("confirmed", "confirmed", "rejected"),
         "decided": decided / pairs if pairs else None,

@@ -186,7 +186,7 @@ def test_answer_must_win_in_both_orders(verdicts: tuple[str, str], score: int) -
 
 
 def test_biases_without_pairs_are_zero_or_none() -> None:
-    assert set(biases_of({}).values()) == {0, None}
+    assert set(biases_of("one", {}).values()) == {"one", 0, None}
 
 
 def test_judge_pairs_rejects_conversations_and_invalid_templates(
