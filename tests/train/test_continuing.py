@@ -169,7 +169,7 @@ def test_finished_training_is_extended_with_the_same_bits(
     assert all(
         torch.equal(uninterrupted[name], continued[name]) for name in uninterrupted
     )
-    with pytest.raises(ContinueError, match=r"8 steps .* 6 "):
+    with pytest.raises(ContinueError, match=r"8 steps .* 6;"):
         run_stage(
             "pretrain",
             inputs,
