@@ -19,7 +19,7 @@ from gristmill.dataprep.filters.repetition import empty_table
 from gristmill.dataprep.shuffle_format import open_batches, write_rows
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import hashed_words, same_run
+from gristmill.dataprep.text.spans import hashed_words
 from gristmill.dataprep.text.unicode_tables import (
     code_point_flags,
     lower_case_seen,
@@ -100,10 +100,14 @@ def _ngram_slot(
         ngram = table[slot]
         if ngram < 0:
             return slot
-        if lengths[ngram] == length and same_run(
-            words, begin, indexed, begins[ngram], length
-        ):
-            return slot
+        if lengths[ngram] == length:
+            step = 0
+            while step < length and (
+                words[begin + step] == indexed[begins[ngram] + step]
+            ):
+                step += 1
+            if step == length:
+                return slot
         slot = (slot + np.uint64(1)) & mask
 
 

@@ -1,9 +1,10 @@
-"""Hashed windows of n words of a text, and their copies, compared byte by byte. Numba
-kernels over UTF-8 bytes.
+"""Hashed windows of n words of a text, and their copies. Numba kernels over UTF-8
+bytes.
 
 A window is the text from the first byte of a word to the last byte of the (n-1)-th word
-after it, so that equal windows are equal bytes. Winnowing (Schleimer, Wilkerson and
-Aiken 2003) selects the window with the smallest hash (the last of equal hashes) among
+after it, so that equal windows are equal bytes; they are identified by a hash of 128
+bits. Winnowing (Schleimer, Wilkerson and
+Aiken 2003) selects the window with the smallest upper half (the last of equal ones) among
 any s consecutive windows: if two passages share s consecutive windows, the same one is
 selected in both. Selected windows are `anchors`, about 2 of s + 1 windows.
 """
@@ -17,10 +18,11 @@ import pyarrow as pa
 
 from gristmill.dataprep.text.hashing import fmix64, hash_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import same_run, word_spans
+from gristmill.dataprep.text.spans import word_spans
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
+_OTHER_ODD = np.uint64(0xC2B2AE3D27D4EB4F)  # xxHash's second 64-bit prime (Collet, BSD)
 
 SINGLE_SPACE = np.uint8(0x20)
 
@@ -31,12 +33,13 @@ class Windows(NamedTuple):
     Attributes:
         offsets: int64 of shape (n + 1,); text i has the windows from offsets[i] up to
             offsets[i + 1].
-        hashes: uint64. begins, ends: int64, bytes of the text.
+        high, low: uint64, halves of the hash. begins, ends: int64, bytes of the text.
         words: int64 of shape (n,), number of words of each text.
     """
 
     offsets: np.ndarray
-    hashes: np.ndarray
+    high: np.ndarray
+    low: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
     words: np.ndarray
@@ -60,55 +63,73 @@ def find_windows(texts: pa.Array | pa.ChunkedArray, length: int) -> Windows:
 @kernel
 def _find_windows(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, length: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
     texts = len(offsets) - 1
     capacity = (offsets[texts] - offsets[0]) // 2 + texts
-    hashes = np.empty(capacity, np.uint64)
+    highs = np.empty(capacity, np.uint64)
+    lows = np.empty(capacity, np.uint64)
     begins = np.empty(capacity, np.int64)
     ends = np.empty(capacity, np.int64)
     window_offsets = np.zeros(texts + 1, np.int64)
     words = np.empty(texts, np.int64)
-    oldest = np.uint64(1)
+    oldest_high = np.uint64(1)
+    oldest_low = np.uint64(1)
     for _ in range(length - 1):
-        oldest *= _ODD
+        oldest_high *= _ODD
+        oldest_low *= _OTHER_ODD
     count = 0
     for text in range(texts):
         begin = offsets[text]
         firsts, lasts = word_spans(data, begin, offsets[text + 1], flags)
         words[text] = len(firsts)
-        # Hash of each word with the gap after it; a single space, the most frequent
+        # Hashes of each word with the gap after it; a single space, the most frequent
         # gap, adds 0.
-        steps = np.zeros(len(firsts), np.uint64)
-        value = np.uint64(0)
+        high_steps = np.zeros(len(firsts), np.uint64)
+        low_steps = np.zeros(len(firsts), np.uint64)
+        high = np.uint64(0)
+        low = np.uint64(0)
         for word in range(len(firsts)):
-            word_hash = hash_bytes(data, firsts[word], lasts[word])
+            word_high = hash_bytes(data, firsts[word], lasts[word])
+            word_low = _other_hash(data, firsts[word], lasts[word])
             first = word - length + 1
             if first >= 0:
-                hashes[count] = fmix64(value * _ODD + fmix64(word_hash))
+                highs[count] = fmix64(high * _ODD + fmix64(word_high))
+                lows[count] = fmix64(low * _OTHER_ODD + fmix64(word_low))
                 begins[count], ends[count] = firsts[first] - begin, lasts[word] - begin
                 count += 1
             if word + 1 < len(firsts):
-                single = (
-                    firsts[word + 1] - lasts[word] == 1
-                    and data[lasts[word]] == SINGLE_SPACE
-                )
-                gap = (
-                    np.uint64(0)
-                    if single
-                    else hash_bytes(data, lasts[word], firsts[word + 1])
-                )
-                steps[word] = word_hash + gap
-            value = value * _ODD + steps[word]
+                gap_begin = lasts[word]
+                gap_end = firsts[word + 1]
+                if gap_end - gap_begin > 1 or data[gap_begin] != SINGLE_SPACE:
+                    word_high += hash_bytes(data, gap_begin, gap_end)
+                    word_low += _other_hash(data, gap_begin, gap_end)
+                high_steps[word], low_steps[word] = word_high, word_low
+            high = high * _ODD + high_steps[word]
+            low = low * _OTHER_ODD + low_steps[word]
             if first >= 0:
-                value -= oldest * steps[first]
+                high -= oldest_high * high_steps[first]
+                low -= oldest_low * low_steps[first]
         window_offsets[text + 1] = count
     return (
         window_offsets,
-        hashes[:count].copy(),
+        highs[:count].copy(),
+        lows[:count].copy(),
         begins[:count].copy(),
         ends[:count].copy(),
         words,
     )
+
+
+@kernel
+def _other_hash(data: np.ndarray, begin: int, end: int) -> np.uint64:
+    """Hash of bytes that is independent of `hash_bytes`, as the lower half of the key
+    in `lines.py`.
+    """
+    value = np.uint64(0)
+    for position in range(begin, end):
+        value = (value + np.uint64(data[position])) * _OTHER_ODD
+        value ^= value >> np.uint64(29)
+    return fmix64(value ^ np.uint64(end - begin))
 
 
 @kernel
@@ -117,7 +138,8 @@ def find_anchors(hashes: np.ndarray, offsets: np.ndarray, spread: int) -> np.nda
     of a text with fewer.
 
     Args:
-        hashes, offsets: as in `Windows`.
+        hashes: uint64, upper halves of the windows' hashes.
+        offsets: as in `Windows`.
     """
     anchors = np.zeros(len(hashes), np.bool_)
     for text in range(len(offsets) - 1):
@@ -175,35 +197,6 @@ class Cuts(NamedTuple):
     words: np.ndarray
 
 
-def are_copies(
-    texts: pa.Array,
-    text: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    lent: pa.Array,
-    lender: np.ndarray,
-    lent_begins: np.ndarray,
-) -> np.ndarray:
-    """Mask of spans with the bytes of their first copies.
-
-    Time is linear in the bytes that the spans cover if they are sorted by `text` and
-    `begins`: bytes that a span shares with its predecessor are not compared again.
-
-    Args:
-        texts: the texts of the spans; text, begins, ends: int64 of shape (n,).
-        lent: the texts of the first copies; lender, lent_begins: int64 of shape (n,),
-            text and start of each.
-
-    Returns:
-        bool of shape (n,).
-    """
-    data, offsets = text_buffers(texts)
-    lent_data, lent_offsets = text_buffers(lent)
-    return _are_copies(
-        data, offsets, text, begins, ends, lent_data, lent_offsets, lender, lent_begins
-    )
-
-
 def cut_copies(
     texts: pa.Array,
     text: np.ndarray,
@@ -224,46 +217,6 @@ def cut_copies(
     return Cuts(
         *_cut_copies(data, offsets, code_point_flags(), text, begins, ends, copy)
     )
-
-
-@kernel
-def _are_copies(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    text: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    lent_data: np.ndarray,
-    lent_offsets: np.ndarray,
-    lender: np.ndarray,
-    lent_begins: np.ndarray,
-) -> np.ndarray:
-    copies = np.zeros(len(text), np.bool_)
-    for span in range(len(text)):
-        begin = begins[span]
-        end = ends[span]
-        shift = lent_begins[span] - begin
-        if end + shift > lent_offsets[lender[span] + 1] - lent_offsets[lender[span]]:
-            continue
-        compared = begin
-        if (
-            span > 0
-            and copies[span - 1]
-            and text[span] == text[span - 1]
-            and lender[span] == lender[span - 1]
-        ):
-            continues = (
-                lent_begins[span - 1] - begins[span - 1] == shift
-                and begins[span - 1] <= begin
-            )
-            if continues and ends[span - 1] > begin:
-                compared = ends[span - 1]
-        position = offsets[text[span]] + compared
-        lent_position = lent_offsets[lender[span]] + compared + shift
-        copies[span] = same_run(
-            data, position, lent_data, lent_position, end - compared
-        )
-    return copies
 
 
 @kernel

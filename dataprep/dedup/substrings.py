@@ -11,18 +11,15 @@ of copies, so that a text on a million pages costs no more than any other.
    the shard, by partition.
 4. repeated_windows: per partition, the repeated windows, with the first copy of each,
    by shard.
-5. lend: per shard, the texts with first copies.
-6. apply: per shard, copies are compared with their first copies byte by byte, cut and
-   recorded.
+5. apply: per shard, the edits and the annotation table.
 
-Guarantees, with n = `min_words` and c = `certain_words`:
+Windows are identified by a hash of 128 bits; among m distinct windows about m^2 / 2^129
+pairs share one by chance (10^10 windows: 10^-19). Guarantees, with n = `min_words` and c = `certain_words`:
 
-- A cut word lies in a passage of at least n words whose bytes also occur elsewhere, in
-  a first copy of which no word is cut.
+- A cut word lies in a passage of at least n words that also occurs elsewhere, in a
+  first copy of which no word is cut.
 - A passage of at least c words that occurs twice in the corpus is found: any c - n + 1
-  consecutive windows of it contain an anchor, the same in both places. Two different
-  windows that share a hash of 64 bits could hide each other: about m^2 / 2^65 pairs
-  among m windows. A shared hash never cuts a word.
+  consecutive windows of it contain an anchor, the same in both places.
 - The result depends only on the documents, not on shards, partitions, workers or order.
 """
 
@@ -46,7 +43,6 @@ from gristmill.dataprep.annotate_batches import (
 from gristmill.dataprep.conservation import Counted, Counts, balance
 from gristmill.dataprep.dedup.ngram_windows import (
     Windows,
-    are_copies,
     cut_copies,
     find_anchors,
     find_windows,
@@ -76,15 +72,13 @@ from gristmill.dataprep.runners.tasks import (
 from gristmill.dataprep.shuffle_format import (
     columns_of,
     count_partitions,
+    find_pairs,
     group_starts,
     group_sums,
     hash_partitions,
-    open_batches,
     sort_rows,
     sorted_columns,
     spread_groups,
-    task_file,
-    write_rows,
 )
 from gristmill.dataprep.thresholds import first_failures
 from gristmill.mixtures.base import Recipe
@@ -99,7 +93,6 @@ class SubstringsPlan:
     section: DedupSubstrings
     numbering: Numbering
     num_partitions: int
-    work: Path
     out: Path
 
     @property
@@ -113,19 +106,6 @@ class SubstringsPlan:
         """Read the texts of a shard, and the document number of each."""
         texts = read_judged(self.inputs, task.name, self.section.sources)
         return texts, self.numbering.starts[task.payload["shard"]] + texts.good
-
-
-def find_hashes(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Positions of hashes in sorted distinct hashes: int64, -1 for a missing hash."""
-    if not len(sorted_hashes):
-        return np.full(len(wanted), -1, np.int64)
-    places = np.minimum(np.searchsorted(sorted_hashes, wanted), len(sorted_hashes) - 1)
-    return np.where(sorted_hashes[places] == wanted, places, -1)
-
-
-def _by_hash(replies: Shuffled, shard: int) -> dict[str, np.ndarray]:
-    """Replies of all partitions to a shard, sorted by hash."""
-    return sorted_columns(columns_of(replies.read(shard)), ["hash"])
 
 
 ANCHORS, REPEATED_ANCHORS, WINDOWS, REPEATED_WINDOWS = (
@@ -207,12 +187,6 @@ def run_jobs(
         partial(find_repeated_windows, plan=plan, windows=sent_windows),
         len(shards),
     )
-    run_tasks(
-        "lend",
-        shards,
-        partial(lend, plan=plan, repeated=first_copies),
-        context,
-    )
     cut_repeats = partial(apply, plan=plan, anchors=near_repeats, repeated=first_copies)
     applied = run_tasks("apply", shards, cut_repeats, context)
     return anchors, windows, repeated, applied
@@ -223,13 +197,13 @@ def send_anchors(task: ShardTask, plan: SubstringsPlan) -> Sending[Numbers]:
     texts, _ = plan.read(task)
     windows = find_windows(texts.texts, plan.section.min_words)
     anchors, copies = np.unique(
-        windows.hashes[find_anchors(windows.hashes, windows.offsets, plan.spread)],
+        windows.high[find_anchors(windows.high, windows.offsets, plan.spread)],
         return_counts=True,
     )
     shard = np.full(len(anchors), task.payload["shard"])
     rows = pa.table({"hash": anchors, "copies": copies, "shard": shard})
     yield Sent(ANCHORS, rows, hash_partitions(anchors, plan.num_partitions))
-    return Done([], {"windows": len(windows.hashes), "sent": len(anchors)})
+    return Done([], {"windows": len(windows.high), "sent": len(anchors)})
 
 
 def find_repeated_anchors(task: PartitionTask, anchors: Shuffled) -> Sending:
@@ -255,18 +229,19 @@ def send_windows(
     text = windows.text[chosen]
     high, low = texts.ids()
     rows = {
-        "hash": windows.hashes[chosen],
+        "high": windows.high[chosen],
+        "low": windows.low[chosen],
         "id_high": high[text],
         "id_low": low[text],
         "document": numbers[text],
         "begin": windows.begins[chosen],
     }
     rows = sorted_columns(rows, rows)
-    starts = group_starts(rows["hash"])
+    starts = group_starts(rows["high"], rows["low"])
     table = {name: values[starts] for name, values in rows.items()}
     table["copies"] = np.diff(np.append(starts, len(chosen)))
     yield Sent(
-        WINDOWS, pa.table(table), hash_partitions(table["hash"], plan.num_partitions)
+        WINDOWS, pa.table(table), hash_partitions(table["high"], plan.num_partitions)
     )
     return Done([], {"sent": len(starts)})
 
@@ -281,10 +256,9 @@ def windows_near_repeats(
         repeated: repeated anchors by shard.
     """
     windows = find_windows(texts, plan.section.min_words)
-    anchors = np.flatnonzero(find_anchors(windows.hashes, windows.offsets, plan.spread))
-    repeated_hashes = _by_hash(repeated, task.payload["shard"])["hash"]
-    marked = np.zeros(len(windows.hashes), bool)
-    marked[anchors[find_hashes(repeated_hashes, windows.hashes[anchors]) >= 0]] = True
+    anchors = find_anchors(windows.high, windows.offsets, plan.spread)
+    hashes = columns_of(repeated.read(task.payload["shard"]))["hash"]
+    marked = anchors & np.isin(windows.high, hashes)
     return windows, np.flatnonzero(near(windows.offsets, marked, plan.spread - 1))
 
 
@@ -295,33 +269,18 @@ def find_repeated_windows(
     copy.
     """
     rows = columns_of(windows.read(task.payload["partition"]))
-    rows = sorted_columns(rows, ("hash", *CLAIM))
-    starts = group_starts(rows["hash"])
+    rows = sorted_columns(rows, ("high", "low", *CLAIM))
+    starts = group_starts(rows["high"], rows["low"])
     copies = group_sums(rows["copies"], starts)
-    group = spread_groups(starts, len(rows["hash"]))
+    group = spread_groups(starts, len(rows["high"]))
     chosen = np.flatnonzero((copies >= 2)[group])
     first = starts[group[chosen]]
-    reply = {"hash": rows["hash"][chosen], "copies": copies[group[chosen]]}
+    reply = {name: rows[name][chosen] for name in ("high", "low")}
+    reply["copies"] = copies[group[chosen]]
     reply |= {f"first_{name}": rows[name][first] for name in CLAIM}
     shards = plan.numbering.shards_of(rows["document"][chosen])
     yield Sent(REPEATED_WINDOWS, pa.table(reply), shards)
     return Done([], {"repeated": int((copies >= 2).sum())})
-
-
-def lend(task: ShardTask, plan: SubstringsPlan, repeated: Shuffled) -> Done:
-    """Write the texts of a shard that contain first copies of repeated windows, for
-    shards with later copies.
-    """
-    texts, numbers = plan.read(task)
-    first = _by_hash(repeated, task.payload["shard"])["first_document"]
-    lenders = np.flatnonzero(np.isin(numbers, first))
-    lent = {
-        "document": numbers[lenders],
-        "text": texts.texts.take(lenders),
-    }
-    path = task_file(plan.work, "lent", task.name)
-    write_rows(path, pa.table(lent))
-    return Done([path])
 
 
 EMPTY = "dedup_substrings/empty"
@@ -399,7 +358,6 @@ def run(
         section,
         numbering,
         num_partitions,
-        context.work,
         out,
     )
     anchors, windows, repeated, results = run_jobs(plan, context)
@@ -431,22 +389,19 @@ def apply(
     """Write the annotations of one shard."""
     texts, numbers = plan.read(task)
     windows, chosen = windows_near_repeats(texts.texts, task, plan, anchors)
-    reply = _by_hash(repeated, task.payload["shard"])
-    places = find_hashes(reply["hash"], windows.hashes[chosen])
+    reply = columns_of(repeated.read(task.payload["shard"]))
+    reply = sorted_columns(reply, ("high", "low"))
+    places = find_pairs(
+        reply["high"], reply["low"], windows.high[chosen], windows.low[chosen]
+    )
     chosen = chosen[places >= 0]
     places = places[places >= 0]
     text = windows.text[chosen]
     begins = windows.begins[chosen]
     ends = windows.ends[chosen]
     first = {name: values[places] for name, values in reply.items()}
-    is_first = (first["first_document"] == numbers[text]) & (
-        first["first_begin"] == begins
-    )
-    copy = verify(plan, texts.texts, text, begins, ends, first, is_first)
-    verified = copy | is_first  # other windows only share a hash
-    cuts = cut_copies(
-        texts.texts, text[verified], begins[verified], ends[verified], copy[verified]
-    )
+    copy = (first["first_document"] != numbers[text]) | (first["first_begin"] != begins)
+    cuts = cut_copies(texts.texts, text, begins, ends, copy)
     ratio = cuts.words / np.maximum(windows.words, 1)
     cutting = plan.section.action == "cut"
     limit = plan.section.max_duplicated_substring_ratio
@@ -472,40 +427,6 @@ def apply(
             "repeats": _repeats(plan, texts, copied),
         },
     )
-
-
-def verify(
-    plan: SubstringsPlan,
-    texts: pa.Array,
-    text: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    first: Mapping[str, np.ndarray],
-    is_first: np.ndarray,
-) -> np.ndarray:
-    """Mask of windows with the bytes of their first copy, first copies excluded (bool);
-    the texts of first copies are read from the files of `lend`.
-    """
-    shard_of = plan.numbering.shards_of(first["first_document"])
-    copies = np.zeros(len(text), bool)
-    for shard in np.unique(shard_of[~is_first]).tolist():
-        rows = np.flatnonzero(~is_first & (shard_of == shard))
-        file = task_file(plan.work, "lent", plan.numbering.shards[shard])
-        lent = open_batches(file).get_batch(0)
-        documents, text_of_row = np.unique(
-            first["first_document"][rows], return_inverse=True
-        )
-        lenders = np.searchsorted(lent["document"].to_numpy(), documents)
-        copies[rows] = are_copies(
-            texts,
-            text[rows],
-            begins[rows],
-            ends[rows],
-            lent["text"].take(lenders),
-            text_of_row,
-            first["first_begin"][rows],
-        )
-    return copies
 
 
 def _repeats(

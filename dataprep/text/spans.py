@@ -227,18 +227,3 @@ def hashed_words(
         ends[count], hashes[count] = end, fmix64(value + length)
         count += 1
     return starts[:count], ends[:count], hashes[:count]
-
-
-@kernel
-def same_run(
-    first: np.ndarray,
-    first_begin: int,
-    second: np.ndarray,
-    second_begin: int,
-    length: int,
-) -> bool:
-    """True if two runs of this length are equal."""
-    step = 0
-    while step < length and first[first_begin + step] == second[second_begin + step]:
-        step += 1
-    return step == length

@@ -21,7 +21,6 @@ from pydantic import ValidationError
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import check_conservation
-from gristmill.dataprep.dedup import ngram_windows as copies
 from gristmill.dataprep.dedup import substrings as dedup_substrings
 from gristmill.dataprep.dedup.ngram_windows import find_anchors, find_windows, near
 from gristmill.dataprep.documents import document_id, write_table
@@ -205,7 +204,7 @@ def test_certain_passages_are_found_and_only_repeated_words_are_cut(
     assert all(cut[identity] <= repeated_words[identity] for identity in cut)
     known_hashes: set[int] = set()
     for path in (folder / "work" / "repeated_windows").glob("*.arrow"):
-        known_hashes.update(open_batches(path).read_all()["hash"].to_pylist())
+        known_hashes.update(open_batches(path).read_all()["high"].to_pylist())
     for places in windows_in_plain_python(documents, length + more).values():
         for identity, begin, at in places:
             text = next(
@@ -216,7 +215,7 @@ def test_certain_passages_are_found_and_only_repeated_words_are_cut(
             passage = text.encode()[
                 begin : spans(text)[at + length + more - 1][1]
             ].decode()
-            hashes = find_windows(pa.array([passage], pa.large_string()), length).hashes
+            hashes = find_windows(pa.array([passage], pa.large_string()), length).high
             assert len(hashes) == more + 1
             assert set(hashes.tolist()) <= known_hashes
 
@@ -401,28 +400,6 @@ def test_line_repeated_a_hundred_thousand_times_is_shuffled_once_per_shard(
     assert kept["duplicated_substring_words"] == 500 - 59
 
 
-def test_hash_collisions_are_never_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documents = [("web", str(row), prose(row)) for row in range(4)] + [
-        ("web", "copy", prose(0) + " end")
-    ]
-    original = find_windows
-
-    def colliding(texts: pa.Array, length: int) -> Any:
-        windows = original(texts, length)
-        return windows._replace(hashes=windows.hashes % np.uint64(16))
-
-    monkeypatch.setattr("gristmill.dataprep.dedup.substrings.find_windows", colliding)
-    inputs = run_in_this_process(
-        tmp_path, [documents[:2], documents[2:]], {"certain_words": 50}
-    )
-    texts = texts_by_locator(inputs)
-    assert [texts[str(row)] for row in range(1, 4)] == [
-        prose(row) for row in range(1, 4)
-    ]
-
-
 def test_only_kept_documents_of_the_sources_are_compared(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
@@ -503,7 +480,7 @@ def test_anchors_are_the_last_minimum_of_every_row_of_windows(
     flat = np.array([value for text in texts for value in text], np.uint64)
     offsets = np.cumsum([0, *map(len, texts)])
     windows = find_windows(pa.array([], pa.large_string()), 2)._replace(
-        hashes=flat, offsets=offsets
+        high=flat, offsets=offsets
     )
     expected = set()
     for text, offset in zip(texts, offsets.tolist()):
@@ -514,7 +491,7 @@ def test_anchors_are_the_last_minimum_of_every_row_of_windows(
                 + at
                 + max(place for place, value in enumerate(row) if value == min(row))
             )
-    anchors = find_anchors(windows.hashes, windows.offsets, spread)
+    anchors = find_anchors(windows.high, windows.offsets, spread)
     assert set(np.flatnonzero(anchors).tolist()) == expected
 
 
@@ -555,21 +532,5 @@ def test_windows_are_passages_of_n_words_with_unique_hashes(
         for text, begin, end in zip(windows.text, windows.begins, windows.ends)
     ]
     assert window_texts == passages
-    assert (
-        len(set(zip(passages, windows.hashes.tolist())))
-        == len(set(passages))
-        == len(set(windows.hashes.tolist()))
-    )
-
-
-def test_copies_are_compared_by_their_bytes() -> None:
-    texts, source_texts = (
-        pa.array(["xx abc abd"], pa.large_string()),
-        pa.array(["abc abc", "-abd"], pa.large_string()),
-    )
-    begins, ends = np.array([3, 3, 7, 7, 7]), np.array([6, 10, 10, 10, 10])
-    sources, source_begins = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 4, 1, 2])
-    copy_mask = copies.are_copies(
-        texts, np.zeros(5, np.int64), begins, ends, source_texts, sources, source_begins
-    )
-    assert copy_mask.tolist() == [True, False, False, True, False]
+    for hashes in (windows.high.tolist(), windows.low.tolist()):
+        assert len(set(zip(passages, hashes))) == len(set(passages)) == len(set(hashes))
