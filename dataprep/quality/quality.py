@@ -482,7 +482,7 @@ def _rank(
             yield ranked["source"].to_pylist(), values[is_known], ranked[TIE].to_numpy()
 
     return rank_documents(
-        read, score, SCORES[score].higher_is_better, share, section.per_source
+        read(), score, SCORES[score].higher_is_better, share, section.per_source
     )
 
 

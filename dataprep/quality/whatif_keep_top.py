@@ -73,7 +73,7 @@ def keep_top_rule(
             yield columns["source"].tolist(), columns[score], _ties(columns, seed)
 
     cuts = rank_documents(
-        read,
+        read(),
         score,
         SCORES[score].higher_is_better,
         section.keep_top,

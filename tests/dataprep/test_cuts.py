@@ -7,36 +7,20 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.quality import ranking as cuts
 from gristmill.dataprep.quality.ranking import (
-    Cut,
     DescribedCut,
-    Ranked,
-    find_cuts,
     kept_by_rank,
     number_kept,
     rank_documents,
-    rank_keys,
-    score_of_key,
 )
 
-SCORES = st.floats(allow_nan=False)
-WORDS = st.one_of(
+SCORES = st.one_of(st.sampled_from([-1.0, -0.0, 0.0, 0.5]), st.floats(allow_nan=False))
+TIES = st.one_of(
     st.integers(0, 3), st.integers(0, 2**64 - 1), st.integers(2**64 - 3, 2**64 - 1)
 )
-
-
-@given(SCORES, SCORES)
-def test_rank_keys_have_the_order_of_scores(first: float, second: float) -> None:
-    low, high = rank_keys(np.array([first, second]), higher_is_better=False).tolist()
-    assert (low < high, low == high) == (first < second, first == second)
-    best, worst = rank_keys(np.array([first, second]), higher_is_better=True).tolist()
-    assert (best < worst, best == worst) == (first > second, first == second)
-    assert score_of_key(low, higher_is_better=False) == first
-    assert score_of_key(best, higher_is_better=True) == first
 
 
 @pytest.mark.parametrize(
@@ -49,43 +33,48 @@ def test_kept_share_is_rounded_up_despite_binary_fractions(
     assert number_kept(share, documents) == kept
 
 
-@pytest.mark.slow
+@settings(deadline=None, max_examples=30)
 @given(
-    st.lists(st.tuples(st.integers(0, 2), WORDS, WORDS), min_size=1, max_size=40),
+    st.lists(st.tuples(st.sampled_from("abc"), SCORES, TIES), min_size=1, max_size=40),
     st.integers(0, 39),
-    st.sampled_from([0, 1, 1 << 20]),
-    st.data(),
+    st.floats(0.01, 1.0),
+    st.booleans(),
+    st.booleans(),
 )
-def test_cut_is_the_document_of_the_rank(
-    documents: list[tuple[int, int, int]], border: int, few: int, data: st.DataObject
+def test_kept_documents_are_the_first_of_a_full_sort(
+    documents: list[tuple[str, float, int]],
+    border: int,
+    share: float,
+    higher_is_better: bool,
+    per_source: bool,
 ) -> None:
-    groups, keys, ties = (
-        np.array(column, kind)
-        for column, kind in zip(
-            zip(*documents, strict=True), (np.int64, np.uint64, np.uint64), strict=True
+    sources = [source for source, _, _ in documents]
+    scores = np.array([score for _, score, _ in documents], np.float64)
+    ties = np.array([tie for _, _, tie in documents], np.uint64)
+    shards = [
+        (sources[part], scores[part], ties[part])
+        for part in (slice(0, border), slice(border, None))
+    ]
+    ranking = rank_documents(shards, "quality", higher_is_better, share, per_source)
+    assert set(ranking.by_group) == (set(sources) if per_source else {"all"})
+    kept = kept_by_rank(ranking, sources, scores, ties)
+    sign = -1 if higher_is_better else 1
+    for name, described in ranking.by_group.items():
+        members = [
+            (sign * score, tie)
+            for source, score, tie in documents
+            if not per_source or source == name
+        ]
+        worst = sorted(members)[number_kept(share, len(members)) - 1]
+        assert (sign * described.score, int(described.tie, 16)) == worst
+    assert kept.tolist() == [
+        (sign * score, tie)
+        <= (
+            sign * ranking.by_group[source if per_source else "all"].score,
+            int(ranking.by_group[source if per_source else "all"].tie, 16),
         )
-    )
-
-    def read() -> Iterator[Ranked]:
-        for part in (slice(0, border), slice(border, None)):
-            yield Ranked(groups[part], keys[part], ties[part])
-
-    present = sorted(set(groups.tolist()))
-    groups_with_ranks = data.draw(st.sets(st.sampled_from(present), min_size=1))
-    ranks = {
-        group: data.draw(st.integers(1, int((groups == group).sum())))
-        for group in sorted(groups_with_ranks)
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuts, "FEW", few)  # 0: down to the last bit, by counting alone
-        cut_of_group = find_cuts(read, ranks)
-    for group, rank in ranks.items():
-        key, tie = sorted(
-            (key, tie)
-            for document_group, key, tie in documents
-            if document_group == group
-        )[rank - 1]
-        assert cut_of_group[group] == Cut(key, tie)
+        for source, score, tie in documents
+    ]
 
 
 def test_nan_scores_are_never_kept_and_sources_are_ranked_alone() -> None:
@@ -97,7 +86,7 @@ def test_nan_scores_are_never_kept_and_sources_are_ranked_alone() -> None:
         yield sources[:2], scores[:2], ties[:2]
         yield sources[2:], scores[2:], ties[2:]
 
-    ranking = rank_documents(read, "perplexity", False, 0.5, per_source=True)
+    ranking = rank_documents(read(), "perplexity", False, 0.5, per_source=True)
     assert {
         name: (cut.score, cut.kept, cut.of) for name, cut in ranking.by_group.items()
     } == {
@@ -114,7 +103,7 @@ def test_nan_scores_are_never_kept_and_sources_are_ranked_alone() -> None:
     assert kept_by_rank(ranking, ["a"], np.array([math.nan]), ties[:1]).tolist() == [
         False
     ]
-    together = rank_documents(read, "quality", True, 0.4, per_source=False)
+    together = rank_documents(read(), "quality", True, 0.4, per_source=False)
     assert together.by_group == {
         "all": DescribedCut(
             by="quality", score=4.0, kept=2, of=5, tie="0000000000000004"
