@@ -30,7 +30,6 @@ from gristmill.dataprep.fasttext.fasttext_files import (
 )
 from gristmill.dataprep.fasttext.float_rows import (
     FLOAT_BYTES,
-    add_floats,
     add_rows,
     fetch_floats,
     set_floats,
@@ -314,7 +313,8 @@ def _average_rows(
             add_rows(total, sources, pending, d)
         if not ended:  # fastText gets every line with a line break
             if 0 <= last < weights.words:
-                add_floats(total, rows_at + row_bytes * last, d)
+                sources[0] = rows_at + row_bytes * last
+                add_rows(total, sources, single, d)
                 count += 1
             if bigrams:
                 hashes[number] = END_OF_LINE_HASH
@@ -544,8 +544,9 @@ def add_up(
     number = np.uint64(0)
     first_at = rows_at + FLOAT_BYTES * d * ngrams.words
     if row >= 0:
-        add_floats(total, rows_at + FLOAT_BYTES * d * row, d)
         count = np.uint64(1)
+        buckets[0] = rows_at + FLOAT_BYTES * d * row
+        add_rows(total, buckets, count, d)
     shortest = ngrams.shortest
     longest = ngrams.longest
     is_ascii = high < 0x80

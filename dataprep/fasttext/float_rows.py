@@ -23,29 +23,8 @@ FLOAT_BYTES = 4
 
 
 @inlined_kernel
-def add_floats(target: int, source: int, size: int) -> None:
-    """Add `size` numbers at `source` to those at `target`."""
-    while size >= 16:
-        _add_16(target, source)
-        target = target + 64
-        source = source + 64
-        size = size - 16
-    while size >= 4:
-        _add_4(target, source)
-        target = target + 16
-        source = source + 16
-        size = size - 4
-    while size > 0:
-        _add_1(target, source)
-        target = target + 4
-        source = source + 4
-        size = size - 1
-
-
-@inlined_kernel
 def add_rows(target: int, sources: np.ndarray, number: np.uint64, size: int) -> None:
-    """Add rows of `size` numbers to the sum, one row after another, as `add_floats` for
-    each of them.
+    """Add rows of `size` numbers to the sum, one row after another.
 
     A part of the sum stays in registers while that part of all rows is added.
 
@@ -132,29 +111,6 @@ def _load(builder: Any, address: Any, width: int) -> Any:
     )
 
 
-def _adds(width: int) -> Callable[[int, int], None]:
-    """Create an intrinsic that adds `width` numbers at one address to those at
-    another.
-    """
-
-    @intrinsic
-    def add(typing: Any, target: Any, source: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            total = builder.fadd(
-                *(_load(builder, address, width) for address in arguments)
-            )
-            builder.store(
-                total,
-                builder.inttoptr(arguments[0], total.type.as_pointer()),
-                align=FLOAT_BYTES,
-            )
-            return context.get_dummy_value()
-
-        return types.void(target, source), generate
-
-    return add  # type: ignore[no-any-return]
-
-
 def _adds_of_rows(width: int) -> Callable[[int, int, int, int], None]:
     """Create an intrinsic that adds `width` numbers at an offset of rows to those at an
     address.
@@ -220,7 +176,6 @@ def _dots(width: int) -> Callable[[int, int], np.float32]:
     return dot  # type: ignore[no-any-return]
 
 
-_add_16, _add_4, _add_1 = _adds(16), _adds(4), _adds(1)
 _add_rows_64, _add_rows_32, _add_rows_16, _add_rows_4, _add_rows_1 = map(
     _adds_of_rows, (64, 32, 16, 4, 1)
 )
