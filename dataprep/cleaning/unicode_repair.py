@@ -8,19 +8,22 @@ it. `normalise` is a Unicode normalisation form (UAX 15), which never crosses a 
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.cleaning.line_pieces import new_rows, push
 from gristmill.dataprep.edits import Edit, edits_array
-from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.spans import skip_to_newlines
+from gristmill.dataprep.text.kernels import text_buffers
 
+NOT_PLAIN = re.compile(rb"[^\n\x20-\x7e]|&")
+"""Bytes of lines that ftfy can change."""
+BEYOND_ASCII = re.compile(rb"[\x80-\xff]")
 Repair = Callable[[str, bool], str]
 """(line with its newline, True after a `<` in an earlier line of the text) -> the
 repaired line.
@@ -61,9 +64,7 @@ def fix_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     return repair_lines(
         texts,
         lambda line, html: ftfy.fix_text(line, in_html if html else config),
-        0x20,
-        0x7E,
-        ord("&"),
+        NOT_PLAIN,
     )
 
 
@@ -74,20 +75,19 @@ def normalise(
     `repair_lines`.
     """
     return repair_lines(
-        texts, lambda line, html: unicodedata.normalize(form, line), 0x00, 0x7F, -1
+        texts, lambda line, html: unicodedata.normalize(form, line), BEYOND_ASCII
     )
 
 
 def repair_lines(
-    texts: pa.Array, repair: Repair, first_plain: int, last_plain: int, special: int
+    texts: pa.Array, repair: Repair, special: re.Pattern[bytes]
 ) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     """Edits of n texts by a function of single lines.
 
     Args:
         texts: n strings.
-        repair: must leave every line of plain bytes unchanged.
-        first_plain, last_plain: range of plain bytes; newlines are always plain.
-        special: a byte in that range that is not plain; -1 for none.
+        repair: must leave every line without special bytes unchanged.
+        special: pattern of a special byte; never matches a newline.
 
     Returns:
         edits (EDITS_TYPE), one per changed line, without the unchanged characters at
@@ -95,20 +95,25 @@ def repair_lines(
         shape (n,)).
     """
     data, offsets = text_buffers(texts)
-    rows, firsts = _lines_to_repair(data, offsets, first_plain, last_plain, special)
+    content = data[offsets[0] : offsets[-1]].tobytes()
     edits: list[list[Edit]] = [[] for _ in range(len(offsets) - 1)]
-    texts_of_rows = np.repeat(np.arange(len(edits)), np.diff(firsts)).tolist()
     sizes = np.zeros(len(edits), np.int64)
-    for text, (begin, end, html) in zip(texts_of_rows, rows.tolist(), strict=True):
-        line = data[begin:end].tobytes().decode("utf-8")
-        repaired = repair(line, bool(html))
-        if repaired == line:
-            continue
-        first, last, replacement = difference(line, repaired)
-        edit_begin = begin - int(offsets[text]) + len(line[:first].encode("utf-8"))
-        size = len(line[first:last].encode("utf-8"))
-        edits[text].append((edit_begin, edit_begin + size, replacement))
-        sizes[text] += size
+    for text, (begin, end) in enumerate(pairwise((offsets - offsets[0]).tolist())):
+        first_tag = content.find(b"<", begin, end)
+        line_end = begin
+        while (match := special.search(content, line_end, end)) is not None:
+            # without a newline before the match the line begins where the last one ended
+            line_begin = content.rfind(b"\n", line_end, match.start()) + 1 or line_end
+            line_end = content.find(b"\n", match.start(), end) + 1 or end
+            line = content[line_begin:line_end].decode("utf-8")
+            repaired = repair(line, 0 <= first_tag < line_begin)
+            if repaired == line:
+                continue
+            first, last, replacement = difference(line, repaired)
+            edit_begin = line_begin - begin + len(line[:first].encode("utf-8"))
+            size = len(line[first:last].encode("utf-8"))
+            edits[text].append((edit_begin, edit_begin + size, replacement))
+            sizes[text] += size
     return edits_array(edits), np.array([*map(len, edits)], np.int64), sizes
 
 
@@ -126,42 +131,3 @@ def difference(old: str, new: str) -> tuple[int, int, str]:
         remaining,
     )
     return first, len(old) - tail, new[first : len(new) - tail]
-
-
-@kernel
-def _lines_to_repair(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    first_plain: int,
-    last_plain: int,
-    special: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Lines with a byte that is not plain: rows of begin, end (after the newline) and 1
-    after a `<` in an earlier line; and per text its first row.
-    """
-    number = len(offsets) - 1
-    firsts = np.zeros(number + 1, np.int64)
-    rows = new_rows()
-    count = 0
-    for text in range(number):
-        begin = offsets[text]
-        is_html = False
-        while begin < offsets[text + 1]:
-            end = min(
-                skip_to_newlines(data, begin, offsets[text + 1], 1) + 1,
-                offsets[text + 1],
-            )
-            is_plain = True
-            opens = False
-            for byte in data[begin:end]:
-                is_plain &= byte == 0x0A or (
-                    first_plain <= byte <= last_plain and byte != special
-                )
-                opens |= byte == 0x3C
-            if not is_plain:
-                rows = push(rows, count, begin, end, int(is_html))
-                count += 1
-            is_html |= opens
-            begin = end
-        firsts[text + 1] = count
-    return rows[:count], firsts
