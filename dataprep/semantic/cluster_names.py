@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gristmill.dataprep.encoders.model_folders import needed
+
 WORD = re.compile(r"[^\W\d_]{3,}")
 WORDS_OF_A_NAME = 4
-ROWS_AT_ONCE = 4_096
-"""Vectors that are converted to float64 at a time."""
 
 
 def name_clusters(texts: Sequence[str], clusters: np.ndarray, number: int) -> list[str]:
@@ -48,9 +48,9 @@ def project(
     vectors: np.ndarray, clusters: np.ndarray, number: int, most: int
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Project `number` clusters and the first `most` of n vectors onto the first two
-    principal components.
+    principal components, by scikit-learn.
 
-    The sign of a component makes its largest element positive. The place of a cluster
+    The place of a cluster
     is the mean of its vectors, not its centroid: a centroid has length 1 and would lie
     outside of its vectors, whose mean is shorter. A cluster without vectors is in the
     middle of the map.
@@ -60,15 +60,10 @@ def project(
     """
     if len(vectors) < 2 or vectors.shape[1] < 2:
         return [(0.0, 0.0)] * number, [(0.0, 0.0)] * min(len(vectors), most)
-    parts = [
-        vectors[begin : begin + ROWS_AT_ONCE]
-        for begin in range(0, len(vectors), ROWS_AT_ONCE)
-    ]
-    mean = sum(part.sum(axis=0, dtype=np.float64) for part in parts) / len(vectors)
-    spread = sum((part - mean).T @ (part - mean) for part in parts)
-    axes = np.linalg.eigh(spread)[1][:, ::-1][:, :2]
-    axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(2)])
-    flat = np.concatenate([(part - mean) @ axes for part in parts])
+    pca = needed("sklearn.decomposition").PCA(2, svd_solver="covariance_eigh")
+    # one thread, so that the same vectors in the same order give the same bytes
+    with needed("threadpoolctl").threadpool_limits(1), np.errstate(invalid="ignore"):
+        flat = pca.fit_transform(vectors.astype(np.float32))
     sizes = np.maximum(np.bincount(clusters, minlength=number), 1)
     middles = (
         np.stack(

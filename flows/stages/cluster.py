@@ -21,7 +21,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
 
 STAGE = Stage(
     "cluster",
-    2,
+    3,
     "gristmill.dataprep.semantic.cluster:run",
     preflight=preflight,
     step=PrepareStep(Cluster, lambda section: ["domain", "domain_name"]),
