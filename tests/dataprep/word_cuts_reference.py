@@ -6,7 +6,6 @@ import re
 import string
 import unicodedata
 from functools import cache
-from typing import Any
 
 from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES, ranges
 from gristmill.dataprep.words.spacy_words import load_tokenizer
@@ -163,12 +162,7 @@ def normalized(text: str) -> str:
 
 def spacy_english(text: str) -> list[str]:
     """`spacy_words.spacy_words` of one text."""
-    return [token.text for run in text.split() for token in _tokenizer()(run)]
-
-
-@cache
-def _tokenizer() -> Any:
-    return load_tokenizer()
+    return [token.text for run in text.split() for token in load_tokenizer()(run)]
 
 
 def is_word(character: str) -> bool:
