@@ -3,10 +3,10 @@ bytes.
 
 A window is the text from the first byte of a word to the last byte of the (n-1)-th word
 after it, so that equal windows are equal bytes; they are identified by a hash of 128
-bits. Winnowing (Schleimer, Wilkerson and
-Aiken 2003) selects the window with the smallest upper half (the last of equal ones) among
-any s consecutive windows: if two passages share s consecutive windows, the same one is
-selected in both. Selected windows are `anchors`, about 2 of s + 1 windows.
+bits. Winnowing (Schleimer, Wilkerson and Aiken 2003) selects the window with the
+smallest upper half (the last of equal ones) among any s consecutive windows: if two
+passages share s consecutive windows, the same one is selected in both. Selected windows
+are `anchors`, about 2 of s + 1 windows.
 """
 
 from __future__ import annotations
