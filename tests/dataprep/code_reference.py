@@ -14,7 +14,6 @@ from gristmill.dataprep.filters.rules_code import (
     SCRIPTS,
     SHORT,
     XML,
-    visible_characters,
 )
 from tests.dataprep.rules_reference import ascii_lower, share, words
 
@@ -24,6 +23,13 @@ ENCODED = (
     r"(?:\\u[0-9a-fA-F]{4}){8,}",
 )
 """As StarCoder2's paper has them."""
+
+REST = r"""(?:=[ \t\n\f\r]*"[^"]*(?:"|\Z)|=[ \t\n\f\r]*'[^']*(?:'|\Z)|[^>])*(?:>|\Z)"""
+INVISIBLE = (
+    r"<!--.*?(?:-->|\Z)"
+    rf"|<(?P<name>script|style)(?=[>/ \t\n\f\r]){REST}.*?(?:</(?P=name)(?=[>/ \t\n\f\r]){REST}|\Z)"
+    rf"|<[a-zA-Z/!?]{REST}"
+)
 
 
 def code(text: str, name: str) -> dict[str, float | None]:
@@ -36,7 +42,9 @@ def code(text: str, name: str) -> dict[str, float | None]:
     encoded = [
         len(match[0]) for pattern in ENCODED for match in re.finditer(pattern, text)
     ]
-    visible = visible_characters(text)
+    visible = len(
+        re.sub(INVISIBLE, "", text, flags=re.DOTALL | re.IGNORECASE | re.ASCII)
+    )
     head = ascii_lower("\n".join(lines(text)[:5]))
     minified = name.endswith((".min.js", ".min.css")) or (
         extension in SCRIPTS and mean > 110

@@ -5,8 +5,10 @@ library.
 from __future__ import annotations
 
 import sysconfig
+import tarfile
 from collections import Counter
 from functools import lru_cache
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +175,63 @@ def test_html_counts_visible_characters() -> None:
         '<!DOCTYPE html><p title="a > b">Seen <b>é</b> &amp;<!-- <p>hid '
         '--><script>if (1 < 2) "x"</script> 1 < 2</p>'
     )
-    assert measured("x.html", page)["html_visible_characters"] == len("Seen é & 1 < 2")
+    assert measured("x.html", page)["html_visible_characters"] == len(
+        "Seen é &amp; 1 < 2"
+    )
     assert measured("x.html", "seen<style>h1 {}")["html_visible_characters"] == len(
         "seen"
     )
+
+
+class Reader(HTMLParser):
+    """HTML parser that keeps the visible text."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=False)
+        self.hidden, self.seen = 0, ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.hidden += tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.hidden -= tag in ("script", "style")
+
+    def handle_data(self, data: str) -> None:
+        self.seen += data * (self.hidden == 0)
+
+    def handle_entityref(self, name: str) -> None:
+        self.seen += f"&{name};"
+
+    def handle_charref(self, name: str) -> None:
+        self.seen += f"&#{name};"
+
+
+def test_visible_characters_of_real_pages_equal_an_html_parsers() -> None:
+    archive = (
+        Path(__file__).parents[2]
+        / ".."
+        / "shared"
+        / "data"
+        / "web"
+        / "dclm_wikipedia_html.tar.zst"
+    )
+    if not archive.exists():
+        pytest.skip("the shared pages are not here")
+    pages = []
+    with (
+        pa.CompressedInputStream(str(archive), "zstd") as stream,
+        tarfile.open(fileobj=stream, mode="r|") as files,
+    ):
+        for member in files:
+            content = files.extractfile(member)
+            if member.name.endswith(".html") and content is not None and len(pages) < 6:
+                pages.append(content.read().decode("utf-8", errors="replace"))
+    assert pages
+    for page in pages:
+        reader = Reader()
+        reader.feed(page)
+        reader.close()
+        assert measured("x.html", page)["html_visible_characters"] == len(reader.seen)
 
 
 def test_encoded_data_equals_starcoder2s_patterns() -> None:
