@@ -109,14 +109,13 @@ def write_shards(texts: Sequence[str], folder: Path) -> SubstringsPlan:
         DedupSubstrings(),
         numbering,
         PARTITIONS,
-        folder / "work",
         folder / "out",
     )
 
 
 def cut_substrings(plan: SubstringsPlan) -> None:
     """Run the stage's jobs one after the other."""
-    run_jobs(plan, Context(work=plan.work, emit=lambda event: None))
+    run_jobs(plan, Context(work=plan.out.with_name("work"), emit=lambda event: None))
 
 
 def repeated_bytes(data: bytes, length: int) -> np.ndarray:

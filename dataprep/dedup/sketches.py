@@ -159,7 +159,7 @@ def digest_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     Args:
         data, offsets: as from `text_buffers`.
     """
-    view = memoryview(data)
+    view = data.data
     digests = b"".join(
         hashlib.blake2b(view[begin:end], digest_size=DIGEST_BYTES).digest()
         for begin, end in pairwise(offsets.tolist())

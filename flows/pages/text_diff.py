@@ -19,8 +19,11 @@ def differences(before: str, after: str) -> tuple[list[Piece], list[Piece]]:
     order, except for white space and for what follows COMPARED_WORDS.
     """
     words, other_words = WORD.findall(before), WORD.findall(after)
-    compared = ([word.strip() for word in side] for side in (words, other_words))
-    matcher = SequenceMatcher(None, *(side[:COMPARED_WORDS] for side in compared))
+    matcher = SequenceMatcher(
+        None,
+        [word.strip() for word in words[:COMPARED_WORDS]],
+        [word.strip() for word in other_words[:COMPARED_WORDS]],
+    )
     pieces: tuple[list[Piece], list[Piece]] = ([], [])
     for kind, begin, end, other_begin, other_end in [
         *matcher.get_opcodes(),

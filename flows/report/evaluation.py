@@ -65,20 +65,20 @@ def held_out_tables(facts: Facts) -> list[Table]:
     for row in held_out_rows(facts):
         place = row.model, row.source
         if row.perplexity is not None:
-            shares = row.token_accuracy, row.documents
-            next_tokens.append([*place, *_bits_and_perplexity(row), *shares])
+            losses = _bits_and_perplexity(row)
+            next_tokens.append([*place, *losses, row.token_accuracy, row.documents])
         if row.masked_loss is not None:
-            shares = _measure(row, "masked_accuracy"), row.documents
-            masked.append([*place, row.masked_loss, *shares])
+            accuracy = _measure(row, "masked_accuracy")
+            masked.append([*place, row.masked_loss, accuracy, row.documents])
         if row.span_loss is not None:
-            shares = _measure(row, "span_accuracy"), row.documents
-            spans.append([*place, row.span_loss, *shares])
+            accuracy = _measure(row, "span_accuracy")
+            spans.append([*place, row.span_loss, accuracy, row.documents])
     texts = {"bits per byte": ".4f", "perplexity": ".2f", "token accuracy": ".2%"}
     masks = {"loss of masked tokens": ".4f", "masked accuracy": ".2%"}
-    losses = {"loss of hidden spans": ".4f", "accuracy": ".2%"}
+    hidden = {"loss of hidden spans": ".4f", "accuracy": ".2%"}
     return [
         table({**MODEL, **columns, "documents": ","}, rows)
-        for columns, rows in ((texts, next_tokens), (masks, masked), (losses, spans))
+        for columns, rows in ((texts, next_tokens), (masks, masked), (hidden, spans))
     ]
 
 
