@@ -78,7 +78,6 @@ AREAS = {
         "train.loop:rows",
         "train.parallel_forms:rows",
         "train.row_lengths:rows",
-        "train.parallel_forms:dealt_rows",
         "train.rounded_shares:rows",
         "train.held_gradients:rows",
         "train.masked:rows",
@@ -88,7 +87,6 @@ AREAS = {
     "forms": (
         "train.parallel_forms:rows",
         "train.row_lengths:rows",
-        "train.parallel_forms:dealt_rows",
         "train.rounded_shares:rows",
         "train.held_gradients:rows",
     ),

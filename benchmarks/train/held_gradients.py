@@ -29,7 +29,7 @@ from benchmarks.train.parallel_forms import label
 from benchmarks.train.small_models import next_token, random_packed_set
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.sections.engine import Parallel
-from gristmill.mixtures.sections.model import Model, Moe
+from gristmill.mixtures.sections.model import Model
 from gristmill.mixtures.sections.posttraining import Lora
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import tuned_model
@@ -50,10 +50,9 @@ RANKS = 4
 FORMS: dict[str, list[dict[str, int]]] = {
     "dense": [{"shard": 4}, {"context": 4}, {"replicate": 2, "shard": 2}],
     "adapters": [{"shard": 4}],
-    "experts": [{"shard": 4, "deal_experts": True}],
 }
 """Kind of model -> its parallel forms."""
-EXPERTS, ADAPTER_RANK = 4, 64
+ADAPTER_RANK = 64
 VOCAB, LENGTH, WIDTH = 256, 16, 256
 MICRO_BATCHES = 8
 GRADIENT_BYTES = 4.0
@@ -180,7 +179,6 @@ def _model(kind: str, world: World, folder: Path) -> nn.Module:
         kv_heads=4,
         ffn_width=2 * WIDTH,
         tied_embeddings=False,
-        moe=Moe(experts=EXPERTS) if kind == "experts" else None,
     )
     shape = shape_of(settings, VOCAB, LENGTH)
     lora = Lora(rank=ADAPTER_RANK) if kind == "adapters" else None

@@ -1,7 +1,7 @@
 """`gristmill bench forms`: products of three parallel forms learn what a
 single process learns.
 
-`python -m benchmarks.train.parallel_forms FOLDER RANKS EXPERTS` trains every form on
+`python -m benchmarks.train.parallel_forms FOLDER RANKS` trains every form on
 that many processes, after a single process; see `forked_ranks.py`.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.train.small_models import (
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.sections.engine import Parallel, TrainingEngine
-from gristmill.mixtures.sections.model import Model, Moe
+from gristmill.mixtures.sections.model import Model
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.fsdp import sharded_model, whole_tensors
 from gristmill.train.distributed.process_groups import make_world, process_group
@@ -42,12 +42,6 @@ PRODUCTS: dict[int, list[dict[str, int]]] = {
     ],
 }
 """Number of processes -> products of forms."""
-DEALT: dict[int, list[dict[str, int]]] = {
-    2: [{"shard": 2, "deal_experts": True}],
-    4: [{"shard": 4, "deal_experts": True}],
-    8: [{"replicate": 2, "shard": 2, "context": 2, "deal_experts": True}],
-}
-"""The same for a mixture of experts."""
 STEPS, LENGTH, VOCAB, BATCH = 3, 16, 128, 11
 """A batch of 11 rows cannot be divided evenly among any number of processes."""
 LEARNING_RATE = 0.002
@@ -63,18 +57,8 @@ def rows() -> Iterator[Row]:
     """Measure; ours is how many steps of a product equal those of a single process, the
     peer all steps.
     """
-    yield from rows_of(PRODUCTS, 0)
-
-
-def dealt_rows() -> Iterator[Row]:
-    """Measure the same for a mixture of experts that are dealt among processes."""
-    yield from rows_of(DEALT, 4)
-
-
-def rows_of(forms: dict[int, list[dict[str, int]]], experts: int) -> Iterator[Row]:
-    """Measure products of forms."""
-    for ranks, products in forms.items():
-        for name, differences in differences_of(ranks, products, experts).items():
+    for ranks, products in PRODUCTS.items():
+        for name, differences in differences_of(ranks, products).items():
             equal = sum(
                 all(difference <= ROUNDING[key] for key, difference in step.items())
                 for step in differences
@@ -83,7 +67,7 @@ def rows_of(forms: dict[int, list[dict[str, int]]], experts: int) -> Iterator[Ro
 
 
 def differences_of(
-    ranks: int, products: Sequence[dict[str, int]], experts: int = 0
+    ranks: int, products: Sequence[dict[str, int]]
 ) -> dict[str, list[dict[str, float]]]:
     """Compare the steps of each product with those of a single process; the last step
     also has `weights`.
@@ -91,7 +75,6 @@ def differences_of(
     Args:
         ranks: processes of each product.
         products: their forms.
-        experts: of each layer; 0 for a dense model.
 
     Raises:
         RuntimeError: a process failed; the message has its output.
@@ -102,7 +85,6 @@ def differences_of(
             "benchmarks.train.parallel_forms",
             folder,
             str(ranks),
-            str(experts),
             title=f"{ranks} processes, {list(products)}",
         )
         differences: dict[str, list[dict[str, float]]] = json.loads(
@@ -113,23 +95,16 @@ def differences_of(
 
 def label(product: dict[str, int]) -> str:
     """Return the name of a product, such as `replicate 2 x shard 4`."""
-    dealt = ", experts dealt" if product.get("deal_experts") else ""
-    return (
-        " x ".join(
-            f"{name} {size}" for name, size in product.items() if name != "deal_experts"
-        )
-        + dealt
-        or ALONE
-    )
+    return " x ".join(f"{name} {size}" for name, size in product.items()) or ALONE
 
 
-def main(folder: Path, ranks: int, experts: int) -> None:
+def main(folder: Path, ranks: int) -> None:
     """Train alone and in every product, and write their differences."""
     load_all()
     products = json.loads((folder / "products.json").read_text())
     random_packed_set(folder / "mix", VOCAB, BATCH * STEPS, LENGTH).close()
-    fork_ranks(1, partial(_train_all, folder, [{}], experts))
-    fork_ranks(ranks, partial(_train_all, folder, products, experts))
+    fork_ranks(1, partial(_train_all, folder, [{}]))
+    fork_ranks(ranks, partial(_train_all, folder, products))
     alone, differences = torch.load(folder / f"{ALONE}.pt"), {}
     for name in map(label, products):
         trained = torch.load(folder / f"{name}.pt")
@@ -148,16 +123,14 @@ def main(folder: Path, ranks: int, experts: int) -> None:
     write_json(folder / "differences.json", differences)
 
 
-def _train_all(folder: Path, products: Sequence[dict[str, int]], experts: int) -> None:
+def _train_all(folder: Path, products: Sequence[dict[str, int]]) -> None:
     """Train every product in one rank."""
     with process_group() as joined:
         for product in products:
-            _train(folder, product, experts, joined.device)
+            _train(folder, product, joined.device)
 
 
-def _train(
-    folder: Path, product: dict[str, int], experts: int, device: torch.device
-) -> None:
+def _train(folder: Path, product: dict[str, int], device: torch.device) -> None:
     world = make_world(Parallel.model_validate(product), device)
     work = folder / f"work of {label(product)}"
     work.mkdir(exist_ok=True)
@@ -172,7 +145,6 @@ def _train(
             qk_norm=True,
             document_mask=True,
             tied_embeddings=False,
-            moe=Moe(experts=experts) if experts else None,
         ),
         VOCAB,
         LENGTH,
@@ -203,4 +175,4 @@ def _train(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -139,12 +139,6 @@ class Parallel(Section):
     `shard`. Only for `pretrain` of a decoder; the other trainings use these processes
     for sharding.
     """
-    deal_experts: bool = False
-    """Let the processes of `shard` (and `context`) keep the experts of each layer in
-    place, and send tokens to them and back, instead of gathering all experts of a layer
-    on each process (expert parallelism, Lepikhin et al. 2020). The number of experts
-    must be divisible by the number of processes. No effect on a model without experts.
-    """
 
     def sizes(
         self, ranks: int, split_rows: bool = True, split: bool = True

@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 from benchmarks.checkout import ROOT
 from benchmarks.train.held_gradients import held_gradients
 from benchmarks.train.parallel_forms import ROUNDING, differences_of
-from gristmill.mixtures.sections.engine import Compute, Engine, Parallel
-from gristmill.train.distributed.expert_parallel import ExpertsError, deal_experts
+from gristmill.mixtures.sections.engine import Engine, Parallel
 from gristmill.train.distributed.tensor import UnevenSplitError, split_matrices
 from gristmill.train.models.decoder import Llama, padded_to_multiple
 from gristmill.train.models.model_config import Shape
@@ -163,122 +162,6 @@ def test_sharded_experts_with_checkpointing_train_alike(
     assert loads[0] == loads[1]
 
 
-@pytest.mark.slow
-def test_dealt_experts_train_alike_and_share_checkpoints_with_gathered_ones(
-    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
-) -> None:
-    """Experts are dealt to the processes that share weights or rows; in bfloat16
-    too.
-    """
-    config = {
-        **config,
-        "model": {**config["model"], "moe": {"experts": 4, "load_balancing": 1.0}},
-    }
-    run_stage(
-        "pretrain", inputs, config, tmp_path / "alone", checkpoint_every=CHECKPOINT
-    )
-    half = {**config, "precision": "bf16"}
-    common = {
-        "checkpoint_every": CHECKPOINT,
-        "inputs": {name: str(path) for name, path in inputs.items()},
-    }
-    train_on(
-        2,
-        [
-            {
-                **common,
-                "parallel": {"shard": 2, "deal_experts": True},
-                "config": config,
-                "compute": {"activation_checkpointing": "selective"},
-                "folder": str(tmp_path / "dealt"),
-                "continue": None,
-            },
-            {
-                **common,
-                "parallel": {"context": 2, "deal_experts": True},
-                "config": config,
-                "folder": str(tmp_path / "resumed"),
-                "continue": str(tmp_path / "alone"),
-            },
-            {
-                **common,
-                "parallel": {"context": 2, "deal_experts": True},
-                "config": half,
-                "folder": str(tmp_path / "half"),
-                "continue": None,
-            },
-        ],
-        tmp_path,
-    )
-    assert_same(tmp_path / "dealt", tmp_path / "alone", first_step=1)
-    assert_same(tmp_path / "resumed", tmp_path / "alone", first_step=CHECKPOINT + 1)
-    shutil.copytree(
-        tmp_path / "dealt" / "work" / "checkpoints",
-        tmp_path / "plain" / "work" / "checkpoints",
-    )
-    run_stage(
-        "pretrain", inputs, config, tmp_path / "plain", checkpoint_every=CHECKPOINT
-    )
-    assert_same(tmp_path / "plain", tmp_path / "alone", first_step=CHECKPOINT + 1)
-    lines = [
-        [
-            json.loads(line)
-            for line in (tmp_path / name / "data" / "metrics.jsonl").open()
-        ]
-        for name in ("alone", "dealt", "half")
-    ]
-    assert [line.get("experts") for line in lines[0]] == [
-        line.get("experts") for line in lines[1]
-    ]
-    for line, reference in zip(lines[2], lines[0], strict=True):
-        if "loss" in line:
-            assert line["loss"] == pytest.approx(reference["loss"], abs=0.03)
-            assert line["grad_norm"] == pytest.approx(reference["grad_norm"], rel=0.03)
-
-
-@pytest.mark.parallel
-def test_experts_dealt_within_replicas_train_alike() -> None:
-    (steps,) = differences_of(
-        4, [{"replicate": 2, "shard": 2, "deal_experts": True}], experts=4
-    ).values()
-    assert len(steps) == 3
-    for step in steps:
-        for name, difference in step.items():
-            assert difference < ROUNDING[name], name
-
-
-@pytest.mark.parametrize(
-    ("experts", "compute", "message"),
-    [
-        (5, Compute(), "5 experts .* 2 processes of shard and context"),
-        (4, Compute(compile="block"), "engine.compute.compile: off"),
-    ],
-)
-def test_experts_that_cannot_be_dealt_are_rejected(
-    experts: int, compute: Compute, message: str, tiny_shape: Shape
-) -> None:
-    class Mesh:
-        ndim = 1
-
-        @staticmethod
-        def size(dimension: int) -> int:
-            return 2
-
-        @staticmethod
-        def get_group(name: str) -> None:
-            return None
-
-    class Two:
-        data_mesh, averaged_over = Mesh, 2
-
-    with torch.device("meta"), pytest.raises(ExpertsError, match=message):
-        deal_experts(
-            Llama(replace(tiny_shape, experts=experts, experts_per_token=1)),
-            Two,
-            compute,
-        )  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "ranks",
     [
@@ -374,7 +257,6 @@ def test_gradients_are_sharded_between_micro_batches() -> None:
         "context 4": pytest.approx(1.0, abs=0.01),
         "replicate 2 x shard 2": pytest.approx(2.0, abs=0.01),
         "adapters, shard 4": pytest.approx(1.0, abs=0.01),
-        "experts, shard 4, experts dealt": pytest.approx(1.0, abs=0.01),
     }
     assert max(values["difference"] for values in by_form.values()) < 1e-5
 

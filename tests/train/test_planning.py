@@ -130,31 +130,6 @@ def test_every_form_uses_all_gpus_and_divides_model_and_batch() -> None:
     assert all(10 % form.data == 0 for form in forms(LLAMA_3_8B, 16, 10, 2048))
 
 
-def test_dealt_experts_are_not_gathered() -> None:
-    shape = replace(
-        llama(12, 768, 12, 12, 2048, 32_000), experts=8, experts_per_token=2
-    )
-    all_forms = list(forms(shape, 8, 64, 2048))
-    assert Form(shard=8, deal_experts=True) in all_forms
-    assert Form(2, 2, context=2, deal_experts=True) in all_forms
-    assert all(form.tensor == 1 for form in all_forms)
-    assert not any(
-        form.deal_experts for form in forms(replace(shape, experts=7), 8, 64, 2048)
-    )
-    load, block = Load(1, 2048, 1), 8 * 3 * 768 * 2048
-    gathered, dealt = (
-        rank_memory(shape, Form(shard=8, deal_experts=deals), load)
-        for deals in (False, True)
-    )
-    assert dealt.parameters == gathered.parameters
-    # Weights and gradients of two blocks in bfloat16, and float32 gradients of the one
-    # that is reduced.
-    assert gathered.gathered - dealt.gathered == pytest.approx(
-        block * (4 * 2 + 4) - block / 8 * (2 * 2 + 4)
-    )
-    assert Form(shard=8, deal_experts=True).label() == "shard 8, experts dealt"
-
-
 def test_context_parallel_rank_keeps_its_tokens_and_all_keys_and_values() -> None:
     """Per layer of Llama 2 7B, a token keeps 4 widths, 2 of queries and attention
     output, 2 of keys and values, and 4 times 11,008; and 2 widths for each token of the

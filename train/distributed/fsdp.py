@@ -15,7 +15,7 @@ from gristmill.mixtures.sections.pretrain import Precision
 from gristmill.train.distributed.context_parallel import RowSplit, RowSplitError
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.batch_plan import micro_batches
-from gristmill.train.models.experts import Experts, MixtureOfExperts
+from gristmill.train.models.experts import MixtureOfExperts
 from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.models.own_model import build_own
 from gristmill.train.models.weights import TensorOf
@@ -66,7 +66,6 @@ def sharded_model(
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    from gristmill.train.distributed.expert_parallel import deal_experts
     from gristmill.train.distributed.tensor import split_matrices
     from gristmill.train.models.decoder import configure
     from gristmill.train.models.encoder import model_of
@@ -100,14 +99,11 @@ def sharded_model(
         split_rows(model, world.row_split)
     configure(model, compute)
     if world.size > 1 or dtype != torch.float32:
-        dealt = deal_experts(model, world, compute) if world.deals_experts else set()
         # FSDP hooks around layers would break the graph of a compiled model.
         layers = model.model.layers.children() if compute.compile != "model" else ()
         for layer in layers:
-            fully_shard(
-                layer, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt
-            )
-        fully_shard(model, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt)
+            fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
+        fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
     model.to_empty(device=world.device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -209,9 +205,8 @@ def assert_master_weights(model: nn.Module) -> None:
 def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
     """Install a check that the first forward pass of a module computes in `dtype`.
 
-    Checks its parameters (except those of distributed experts, which are still master
-    weights) and its first argument, if floating-point, after FSDP prepared them and
-    outside of compiled code.
+    Checks its parameters and its first argument, if floating-point, after FSDP prepared
+    them and outside of compiled code.
 
     Raises:
         RuntimeError: in that pass: the precision policy was not applied.
@@ -219,17 +214,7 @@ def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
 
     def check(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         handle.remove()
-        masters = {
-            id(weight)
-            for experts in module.modules()
-            if isinstance(experts, Experts) and experts.dealt is not None
-            for weight in experts.parameters()
-        }
-        dtypes = {
-            parameter.dtype
-            for parameter in module.parameters()
-            if id(parameter) not in masters
-        }
+        dtypes = {parameter.dtype for parameter in module.parameters()}
         dtypes |= {
             argument.dtype for argument in arguments[:1] if argument.is_floating_point()
         }

@@ -47,7 +47,6 @@ class World:
         mesh: all processes, in the dimensions replicate, shard, context and tensor.
         weights: the same with context merged into shard; processes along both shard
             weights.
-        deals_experts: true if experts are distributed over the processes along shard.
     """
 
     rank: int
@@ -55,7 +54,6 @@ class World:
     device: torch.device
     mesh: DeviceMesh
     weights: DeviceMesh
-    deals_experts: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -213,9 +211,7 @@ def make_world(
         for device_mesh in (mesh, weights):
             for group in device_mesh.get_all_groups():
                 dist.distributed_c10d._set_pg_timeout(timeout, group)
-    return World(
-        rank, size, device, mesh, weights, parallel.deal_experts and sizes["shard"] > 1
-    )
+    return World(rank, size, device, mesh, weights)
 
 
 def exchange_timeout() -> timedelta | None:

@@ -9,11 +9,9 @@ up projections of all experts in one tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -33,51 +31,8 @@ class Router(nn.Module):
         return F.linear(x, self.weight).float().softmax(dim=-1)
 
 
-@dataclass(frozen=True)
-class Dealt:
-    """Experts distributed evenly over processes that exchange tokens (GShard, Lepikhin
-    et al. 2020, section 3.2).
-
-    Attributes:
-        group: the processes, in the order of their experts.
-        size: number of processes.
-        averaged_over: number of processes over which gradients are averaged; gradients
-            of these experts are sums over `group`.
-        replicas: processes with the same experts and different tokens, if any.
-    """
-
-    group: dist.ProcessGroup
-    size: int
-    averaged_over: int
-    replicas: dist.ProcessGroup | None = None
-
-    def arriving(self, counts: Tensor) -> Tensor:
-        """Tokens (size, e / size) from each process for each local expert, given local
-        counts of all experts (e,).
-        """
-        arriving_counts = torch.empty_like(counts)
-        dist.all_to_all_single(arriving_counts, counts, group=self.group)
-        return arriving_counts.view(self.size, -1)
-
-    def exchanged(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Send tokens (m, d), `sent` to each process, and receive `received` from each;
-        differentiable.
-        """
-        tokens: Tensor = _Exchanged.apply(x, sent, received, self)  # type: ignore[no-untyped-call]
-        return tokens
-
-    def own(self, weight: Any, dtype: torch.dtype) -> Tensor:
-        """Weights of local experts in the dtype of products."""
-        local_weight: Tensor = _Own.apply(weight.to_local(), dtype, self)  # type: ignore[no-untyped-call]
-        return local_weight
-
-
 class Experts(nn.Module):
-    """SwiGLU layers of all experts, each applied to its tokens in one grouped product.
-
-    Attributes:
-        dealt: distribution over processes; None if all experts are local.
-    """
+    """SwiGLU layers of all experts, each applied to its tokens in one grouped product."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -87,7 +42,6 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(
             torch.empty(shape.experts, shape.width, shape.ffn_width)
         )
-        self.dealt: Dealt | None = None
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """Tokens sorted by expert (n t k, d) -> the same shape.
@@ -96,84 +50,21 @@ class Experts(nn.Module):
             x: tokens.
             counts: (e,) int64, number of tokens of each expert.
         """
-        if self.dealt is None:
-            return _grouped(x, counts, self.gate_up_proj, self.down_proj)
-        local_counts = self.dealt.arriving(counts)
-        dealt = self.dealt
-        sent = counts.view(dealt.size, -1).sum(dim=1).tolist()
-        received = local_counts.sum(dim=1).tolist()
-        x = dealt.exchanged(x, sent, received)
-        # Tokens arrive sorted by process, then by expert.
-        experts = torch.arange(local_counts.shape[1], device=x.device).repeat(
-            dealt.size
+        m = len(x)
+        # The grouped product has no gradient for zero tokens; a zero token contributes
+        # nothing.
+        x, ends = (
+            (x, counts.cumsum(0))
+            if m
+            else (F.pad(x, (0, 0, 0, 1)), torch.ones_like(counts))
         )
-        by_expert = experts.repeat_interleave(local_counts.flatten()).argsort(
-            stable=True
+        ends = ends.int()
+        gate, up = F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends).chunk(
+            2, dim=-1
         )
-        out = _grouped(
-            x[by_expert],
-            local_counts.sum(dim=0),
-            dealt.own(self.gate_up_proj, x.dtype),
-            dealt.own(self.down_proj, x.dtype),
-        )
-        return dealt.exchanged(out[by_expert.argsort()], received, sent)
-
-
-def _grouped(x: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Tokens sorted by expert (m, d) -> the same shape."""
-    m = len(x)
-    # The grouped product has no gradient for zero tokens; a zero token contributes
-    # nothing.
-    x, ends = (
-        (x, counts.cumsum(0))
-        if m
-        else (F.pad(x, (0, 0, 0, 1)), torch.ones_like(counts))
-    )
-    ends = ends.int()
-    gate, up = F.grouped_mm(x, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-    return F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)[:m]
-
-
-class _Exchanged(torch.autograd.Function):
-    """All-to-all of tokens; gradients are sent back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, sent: list[int], received: list[int], dealt: Dealt
-    ) -> Tensor:
-        ctx.sent = sent
-        ctx.received = received
-        ctx.dealt = dealt
-        return _sent(x, sent, received, dealt)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _sent(gradients[0], ctx.received, ctx.sent, ctx.dealt), None, None, None
-
-
-def _sent(x: Tensor, sent: list[int], received: list[int], dealt: Dealt) -> Tensor:
-    tokens = x.new_empty(sum(received), x.shape[1])
-    dist.all_to_all_single(tokens, x.contiguous(), received, sent, group=dealt.group)
-    return tokens
-
-
-class _Own(torch.autograd.Function):
-    """Cast of local master weights to the dtype of products, with gradients reduced as
-    FSDP would.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, dtype: torch.dtype, dealt: Dealt) -> Tensor:
-        ctx.dealt = dealt
-        return weight.to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        dealt: Dealt = ctx.dealt
-        gradient = gradients[0].float() / dealt.averaged_over
-        if dealt.replicas is not None:
-            dist.all_reduce(gradient, group=dealt.replicas)
-        return gradient, None, None
+        return F.grouped_mm(
+            F.silu(gate) * up, self.down_proj.transpose(1, 2), offs=ends
+        )[:m]
 
 
 class MixtureOfExperts(nn.Module):

@@ -30,15 +30,12 @@ class Form:
             activations.
         context: ranks that each compute a share of every row's tokens, and shard
             weights like those of `shard`.
-        deal_experts: True if ranks that shard weights keep their own experts, and
-            tokens are sent to them.
     """
 
     replicate: int = 1
     shard: int = 1
     tensor: int = 1
     context: int = 1
-    deal_experts: bool = False
 
     @property
     def world(self) -> int:
@@ -58,9 +55,7 @@ class Form:
     def label(self) -> str:
         """Label for people: `shard 8`, `replicate 2 x shard 4`."""
         parts = [f"{name} {size}" for name, size in vars(self).items() if size > 1]
-        return (" x ".join(parts) or "one GPU") + (
-            ", experts dealt" if self.deal_experts else ""
-        )
+        return " x ".join(parts) or "one GPU"
 
 
 @dataclass(frozen=True)
@@ -114,19 +109,6 @@ class Memory:
 def block_parameters(shape: Shape) -> float:
     """Weights of one layer."""
     return (shape.parameters - shape.width - _embeddings(shape)) / shape.layers
-
-
-def expert_parameters(shape: Shape) -> float:
-    """Weights of one layer's experts."""
-    return 3.0 * shape.width * shape.ffn_width * shape.experts
-
-
-def gathered_parameters(shape: Shape, form: Form) -> float:
-    """Weights of one layer that each rank gathers for its computation."""
-    return (
-        block_parameters(shape)
-        - (expert_parameters(shape) if form.deal_experts else 0.0)
-    ) / form.tensor
 
 
 def _embeddings(shape: Shape) -> float:
@@ -197,17 +179,9 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     if load.checkpointing:
         kept += in_block * tokens / form.tensor
     # The current block and the prefetched one, and parameters outside blocks.
-    gathered_weights = gathered_parameters(shape, form)
-    gathered = (4 * gathered_weights + root) * load.compute_bytes
+    gathered = (4 * block + root) * load.compute_bytes
     if form.weights > 1:
-        gathered += MASTER_BYTES * gathered_weights
-    # own experts in the compute dtype, and their gradients in both
-    if form.deal_experts:
-        gathered += (
-            expert_parameters(shape)
-            / form.weights
-            * (2 * load.compute_bytes + MASTER_BYTES)
-        )
+        gathered += MASTER_BYTES * block
     loss = (
         4 * shape.padded_vocab_size * shape.width / form.tensor
         + tokens * shape.width * load.compute_bytes

@@ -11,14 +11,13 @@ The time of a step is an estimate:
   4.2.2);
 - context parallelism's, not overlapped either: keys and values of all tokens gathered
   in every layer, and their gradients reduced;
-- tokens sent to experts and back, forward and backward, with expert parallelism;
 - FSDP's gathers and reductions, overlapped with the arithmetic up to its duration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from gristmill.train.models.model_config import CHUNKS, Shape
@@ -30,7 +29,6 @@ from gristmill.train.planning.memory import (
     Load,
     Memory,
     block_parameters,
-    gathered_parameters,
     rank_memory,
 )
 
@@ -139,8 +137,7 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
 
     A tensor group stays within a machine and has full key/value heads; context
     parallelism splits rows within a machine, into two chunks per process, if lengths
-    divide. Both need a plain decoder, and the first one without experts; experts may
-    be distributed over the ranks that shard weights.
+    divide. Both need a plain decoder, and the first one without experts.
     """
     split_matrices = shape.is_plain_decoder and not shape.experts
     for tensor in _divisors(gpus) if split_matrices else [1]:
@@ -159,14 +156,7 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
             ):
                 continue
             for shard in _divisors(data):
-                form = Form(data // shard, shard, tensor, context)
-                yield form
-                if (
-                    shape.experts
-                    and form.weights > 1
-                    and shape.experts % form.weights == 0
-                ):
-                    yield replace(form, deal_experts=True)
+                yield Form(data // shard, shard, tensor, context)
 
 
 def _candidate(
@@ -203,7 +193,6 @@ def _candidate(
         / device.link
     )
     seconds = busy + in_tensor_group + in_context_group
-    seconds += _dealing_seconds(shape, form, load, device)
     seconds += max(0.0, sharding_seconds(shape, form, load, device) - busy)
     return Candidate(
         form,
@@ -215,19 +204,6 @@ def _candidate(
     )
 
 
-def _dealing_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Seconds to send tokens to experts and back in a step, forward and backward; again
-    with checkpointing.
-    """
-    if not form.deal_experts:
-        return 0.0
-    tokens = load.micro_rows * load.length / form.context * shape.experts_per_token
-    share = (form.weights - 1) / form.weights
-    moved = tokens * shape.width * load.compute_bytes * share
-    times = (6 if load.checkpointing else 4) * shape.layers * load.micro_batches
-    return times * moved / _rate(form.weights, device)
-
-
 def _rate(gpus: int, device: Device) -> float:
     """Bytes per second between the GPUs of a group."""
     return device.link if gpus <= GPUS_PER_MACHINE else NETWORK
@@ -237,13 +213,14 @@ def sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> fl
     """Seconds to gather weights twice and reduce gradients once per micro-batch, and to
     sum over replicas once per step.
     """
-    gathered = shape.layers * gathered_parameters(shape, form) * load.micro_batches
+    weights = shape.layers * block_parameters(shape) / form.tensor
+    gathered = weights * load.micro_batches
     share = (form.weights - 1) / form.weights
     moved = gathered * share * (2 * load.compute_bytes + MASTER_BYTES)
     seconds = moved / _rate(form.tensor * form.weights, device)
-    weights = shape.layers * block_parameters(shape) / form.tensor / form.weights
     replicated = (form.replicate - 1) / form.replicate
-    return seconds + 2 * MASTER_BYTES * weights * replicated / _rate(form.world, device)
+    summed = 2 * MASTER_BYTES * weights / form.weights * replicated
+    return seconds + summed / _rate(form.world, device)
 
 
 def _divisors(number: int) -> list[int]:
