@@ -10,10 +10,8 @@ from itertools import chain
 
 from gristmill.dataprep.readers.charsets import utf8_parts
 from gristmill.dataprep.readers.compression import (
-    BLOCK_BYTES,
     MAX_RECORD_BYTES,
     Blocks,
-    CorruptFileError,
     Damage,
     Openable,
     RecordTooLongError,
@@ -23,22 +21,17 @@ from gristmill.dataprep.readers.compression import (
 )
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_SEPARATORS = b", \t\r\n"
 _ARRAY_START = re.compile(rb"\s*\[(?:\s*[{\]]|[ \t\r]*\n|\s*\Z)")
 """An array that spans lines or contains objects; a line such as `[1, 2]` in a
 JSON-lines file is a bad record.
 """
-_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
-"""A string, a bracket, or the quote of an incomplete string."""
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\],]', re.DOTALL)
+"""A string, a bracket, a comma, or the quote of an incomplete string."""
 
 
 def json_blocks(path: Openable, compression: str) -> Blocks:
-    """Yield the lines of a JSON file in blocks, like `blocks_of`; for an array, a
-    line per element.
-
-    Raises:
-        CorruptFileError: an array is damaged or has no end; raised after the complete
-            elements before.
+    """Yield the lines of a JSON file in blocks, like `blocks_of`; for an array, which
+    is read whole, a line per element.
     """
     parts = utf8_parts(read_parts(path, compression))
     begin: list[bytes | Damage] = []
@@ -49,7 +42,7 @@ def json_blocks(path: Openable, compression: str) -> Blocks:
         if isinstance(part, Damage) or start.strip():
             break
     content = chain(begin, parts)
-    return _ArrayText().blocks(content) if is_array(start) else blocks_of(content)
+    return blocks_of(_array_parts(content) if is_array(start) else content)
 
 
 def is_array(start: bytes) -> bool:
@@ -68,82 +61,52 @@ def json_lines(
     return split_blocks(json_blocks(path, compression))
 
 
-class _ArrayText:
-    """Text of an array that is not split into lines yet."""
-
-    def __init__(self) -> None:
-        self._text = bytearray()
-        self._scanned = 0
-        self._next_scan_size = BLOCK_BYTES
-        self._depth = 0
-        self._behind: bytes | None = None
-        """Text after the end of the array; None before the end."""
-
-    def blocks(self, parts: Iterator[bytes | Damage]) -> Blocks:
-        """Yield the elements of an array as blocks of lines, and then the lines after
-        it; see `json_blocks`.
-        """
-        for part in parts:
-            if isinstance(part, Damage):
-                yield from self.scan()
-                raise CorruptFileError(part.error)
-            self._text += part
-            if len(self._text) >= self._next_scan_size:
-                yield from self.scan()
-            if self._behind is not None:
-                break
-        else:
-            yield from self.scan()
-            if self._behind is None:
-                raise CorruptFileError("the JSON array has no end: the file is cut off")
-        yield from blocks_of(chain([self._behind], parts))
-
-    def scan(self) -> Iterator[bytes]:
-        """Yield a block of the complete elements, if there are any.
-
-        Raises:
-            CorruptFileError: the next element is longer than the longest record.
-        """
-        lines: list[bytes] = []
-        begin = 0
-        scanned = self._scanned
-        for token in _TOKEN.finditer(self._text, scanned):
-            mark = token.group()
-            if mark == b'"':
-                break
-            scanned = token.end()
-            if mark in (b"{", b"["):
-                if self._depth == 1:
-                    self._add_line(lines, begin, token.start())
-                    begin = token.start()
-                if self._depth == 0:
-                    begin = scanned
-                self._depth += 1
-            elif mark == b"]" and self._depth == 1:
-                self._add_line(lines, begin, token.start())
-                self._behind = bytes(self._text[scanned:])
-                break
-            elif mark in (b"}", b"]") and self._depth > 1:
-                self._depth -= 1
-                if self._depth == 1:
-                    self._add_line(lines, begin, scanned)
-                    begin = scanned
-        if lines:
-            yield b"".join(lines)
-        del self._text[:begin]
-        self._scanned = scanned - begin
-        if len(self._text) > MAX_RECORD_BYTES:
-            raise CorruptFileError(
-                "an element of the JSON array is longer than "
-                f"{MAX_RECORD_BYTES >> 20} MiB"
+def _array_parts(parts: Iterator[bytes | Damage]) -> Iterator[bytes | Damage]:
+    """Yield the elements of an array as lines, and then the text after it; a Damage
+    after the complete elements of an array that is damaged or has no end.
+    """
+    text = bytearray()
+    damage: Damage | None = None
+    for part in parts:
+        if isinstance(part, Damage):
+            damage = part
+            break
+        text += part
+        if len(text) > MAX_RECORD_BYTES:
+            yield Damage(
+                f"the JSON array is longer than {MAX_RECORD_BYTES >> 20} MiB; convert "
+                "it to JSON lines",
+                offset=0,
             )
-        self._next_scan_size = max(2 * len(self._text), len(self._text) + BLOCK_BYTES)
+            return
+    begin = text.index(b"[") + 1
+    depth = 0
+    for token in _TOKEN.finditer(text, begin):
+        mark = token.group()
+        if mark == b'"':
+            break
+        if mark in (b"{", b"["):
+            depth += 1
+        elif mark in (b"}", b"]") and depth:
+            depth -= 1
+        elif mark == b"]" or (mark == b"," and not depth):
+            yield _line(text[begin : token.start()])
+            begin = token.end()
+            if mark == b"]":
+                yield bytes(text[begin:])
+                if damage is not None:
+                    yield damage
+                yield from parts
+                return
+    rest = text[begin:].rstrip()
+    if not depth and rest.endswith(b"}"):
+        yield _line(rest)
+    error = "the JSON array has no end: the file is cut off"
+    yield Damage(error if damage is None else damage.error, offset=0)
 
-    def _add_line(self, lines: list[bytes], begin: int, end: int) -> None:
-        """Add a range of the text as a line, unless it has only white space and
-        commas.
-        """
-        content = self._text[begin:end].strip(_SEPARATORS)
-        if content:
-            # A line break in a string is an error in JSON, and so is a carriage return.
-            lines.append(bytes(content.replace(b"\n", b"\r")) + b"\n")
+
+def _line(element: bytearray) -> bytes:
+    """Element as a line; empty if it is blank."""
+    content = element.strip()
+    # A line break in a string is an error in JSON, and so is a carriage return.
+    return bytes(content.replace(b"\n", b"\r")) + b"\n" if content else b""

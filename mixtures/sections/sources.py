@@ -116,8 +116,7 @@ class DocumentFiles(Section):
     """
     format: Format = "auto"
     """`auto` decides by file extension. `jsonl` is one JSON object per line, or a JSON
-    array of objects, which is also read as a stream. PDF, Word and other binary formats
-    need `read`. `csv` is tab-separated in files named `.tsv`. `warc` also covers WET
+    array of objects of at most 256 MiB. PDF, Word and other binary formats need `read`. `csv` is tab-separated in files named `.tsv`. `warc` also covers WET
     and ARC files: 2xx responses of HTML or plain text, and conversion records, are
     documents; all other records are counted as skipped. The type of a response that
     declares none is detected as browsers do. `hf` is a folder of Hugging Face

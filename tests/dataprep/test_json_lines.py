@@ -430,7 +430,7 @@ def test_array_reads_the_same_for_any_read_size(
     path = write(
         tmp_path / "a.json", [json.dumps(rows, ensure_ascii=False, indent=1).encode()]
     )
-    monkeypatch.setattr(json_array, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(compression, "BLOCK_BYTES", 1)
     for size in (1, 7, 64, 4096):
         monkeypatch.setattr(compression, "READ_BYTES", size)
         blocks = list(json_array.json_blocks(path, ""))
@@ -443,11 +443,22 @@ def test_array_reads_the_same_for_any_read_size(
         assert len(blocks) > 1
 
 
+def test_array_that_is_too_long_is_rejected_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.json", [json.dumps(ELEMENTS).encode()])
+    monkeypatch.setattr(json_array, "MAX_RECORD_BYTES", 20)
+    (rejected,) = one_by_one(read_jsonl(Input("a.json", path), Reading()))
+    assert isinstance(rejected, Rejected)
+    assert "JSON lines" in rejected.error
+    assert rejected.lost is None
+
+
 def test_bad_array_elements_are_rejected_alone(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.json",
         [
-            b'[{"text": "a"}, 7, {"text": b}, {"text": "line\nbreak"}, {"x": 1}, {"text": "c"}]'
+            b'[{"text": "a"}, 7, {"text": b}, {"text": "line\nbreak"}, {"x": 1}}, {"text": "c"}]'
         ],
     )
     records = list(one_by_one(read_jsonl(Input("a.json", path), Reading())))
