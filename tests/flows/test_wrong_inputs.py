@@ -139,7 +139,6 @@ OF_MANIFESTS = [
     "generate {} prompts.jsonl",
     "evaluate {}",
     "browse {}",
-    "show {} abc",
     "search {} bread",
     "query {} select",
     "export-documents {} --format parquet --out out",

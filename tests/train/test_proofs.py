@@ -104,10 +104,8 @@ def test_means_over_micro_batches_are_detected(
     inputs, config = start
     summed = AssistantTurns.loss
 
-    def mean(
-        self: AssistantTurns, model: Any, batch: Any, scale: Any, draw: Any = None
-    ) -> Any:
-        result = summed(self, model, batch, scale, draw)
+    def mean(self: AssistantTurns, model: Any, batch: Any, scale: Any) -> Any:
+        result = summed(self, model, batch, scale)
         return result._replace(loss=result.loss / batch.trained.sum())
 
     monkeypatch.setattr(AssistantTurns, "loss", mean)
