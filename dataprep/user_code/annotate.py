@@ -264,9 +264,7 @@ def measure(
                 )
             decides |= is_decision
             if function.batch is None:
-                rows.append(
-                    {name: _plain(function, name, values[name]) for name in values}
-                )
+                rows.append(values)
             else:
                 parts.append(
                     {
@@ -279,7 +277,9 @@ def measure(
         if function.batch is None:
             parts.append(
                 {
-                    name: _from_values(function, name, [row.get(name) for row in rows])
+                    name: _array(
+                        function, name, [row.get(name) for row in rows], len(rows)
+                    )
                     for name in announced
                 }
             )
@@ -332,39 +332,6 @@ def _named(function: DocumentFunction, value: Any) -> tuple[Returned, bool]:
         else "a RecordBatch, a Table, a dictionary of arrays, or an array"
     )
     raise function.wrong(f"returned {described(value)}; return {allowed}")
-
-
-def _plain(function: DocumentFunction, name: str, value: Any) -> Any:
-    """Convert a value of a document to a plain Python value."""
-    plain_value = value.item() if isinstance(value, np.generic) else value
-    if plain_value is None or isinstance(plain_value, bool | int | float):
-        return plain_value
-    if not isinstance(plain_value, str):
-        raise function.wrong(
-            f"returned {described(value)} as {name!r}; a column has numbers, texts, "
-            "True or False, or None"
-        )
-    return plain_value
-
-
-def _from_values(
-    function: DocumentFunction, name: str, values: Sequence[Any]
-) -> pa.Array:
-    kinds = {
-        "text"
-        if isinstance(value, str)
-        else "True or False"
-        if isinstance(value, bool)
-        else "numbers"
-        for value in values
-        if value is not None
-    }
-    if len(kinds) > 1:
-        raise function.wrong(
-            f"returned {' and '.join(sorted(kinds))} as {name!r}; a "
-            "column has one kind of value"
-        )
-    return _array(function, name, values, len(values))
 
 
 def _array(function: DocumentFunction, name: str, value: Any, rows: int) -> pa.Array:

@@ -248,12 +248,12 @@ WRONG = {
     "a nested value": (
         "def step(text) -> dict: return {'a': [1]}",
         {},
-        ["steps.py, line 1", "list [1]", "'a'", "numbers, texts, True"],
+        ["steps.py, line 1", "list<item: int64>", "'a'", "numbers, texts, True"],
     ),
     "mixed values": (
         "def step(text) -> dict: return {'a': 1 if 'x' in text else 'one'}",
         {},
-        ["steps.py, line 1", "numbers and text", "'a'"],
+        ["steps.py, line 1", "'a'", "make no column"],
     ),
     "a number that is too large": (
         "def step(text) -> dict: return {'a': 1 << 70}",
