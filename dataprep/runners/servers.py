@@ -5,7 +5,6 @@ which ends with it.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import shutil
 import socket
@@ -33,8 +32,8 @@ ENDING = (
 ends.
 """
 
-LOOK_SECONDS = 0.05
-"""Interval between checks of a server's port and process."""
+LOOK_MS = 50
+"""Interval between attempts to connect to a server."""
 TURN_SECONDS = 1.0
 """Timeout of one attempt to get an answer."""
 
@@ -65,19 +64,7 @@ class Server:
         connections shortly before its process ends, and its port may accept connections
         until then.
         """
-        deadline = time.monotonic() + seconds
-        while True:  # checks more often than gRPC tries to connect
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                break
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                return False
-            time.sleep(LOOK_SECONDS)
-        return answers(
-            self.address,
-            deadline - time.monotonic(),
-            lambda: self.process.poll() is None,
-        )
+        return answers(self.address, seconds, lambda: self.process.poll() is None)
 
 
 _running: dict[str, Server] = {}
@@ -145,11 +132,15 @@ def answers(
     import grpc
 
     deadline = time.monotonic() + seconds
-    # Use a new connection: one that Beam still has open may be broken without anyone
-    # having noticed.
-    with grpc.insecure_channel(
-        endpoint, options=[("grpc.use_local_subchannel_pool", 1)]
-    ) as channel:
+    options = [
+        # Use a new connection: one that Beam still has open may be broken without
+        # anyone having noticed.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", LOOK_MS),
+        ("grpc.min_reconnect_backoff_ms", LOOK_MS),
+        ("grpc.max_reconnect_backoff_ms", LOOK_MS),
+    ]
+    with grpc.insecure_channel(endpoint, options=options) as channel:
         call = channel.unary_unary("/gristmill/Answer")
         while lives() and (remaining := deadline - time.monotonic()) > 0:
             try:
@@ -159,7 +150,7 @@ def answers(
                     grpc.StatusCode.DEADLINE_EXCEEDED,
                     grpc.StatusCode.UNAVAILABLE,
                 ):
-                    time.sleep(min(remaining, LOOK_SECONDS))
+                    time.sleep(min(remaining, LOOK_MS / 1000))
                     continue
             return True
     return False
