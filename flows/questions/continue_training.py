@@ -201,12 +201,6 @@ def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
             f"--from-step {step}: {reading.stage} has {reading.section.steps} steps; "
             f"give 1 to {reading.section.steps}"
         )
-    if any(first < step for first, _ in getattr(plan, "jumps", ())):
-        first = min(first for first, _ in plan.jumps)  # type: ignore[union-attr]
-        raise ContinuedError(
-            f"--from-step {step}: the training rolled back to step {first} before it "
-            f"and skipped rows; give {first} at most"
-        )
     if plan.end(step) > reading.order.total:
         last = next(
             earlier

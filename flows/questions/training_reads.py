@@ -24,7 +24,6 @@ from gristmill.mixtures.sections.rl import Rl
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import RowPlan, plan_of
-from gristmill.train.loop.rollback import plan_after, read_rollbacks
 from gristmill.train.rl.prompts import PromptPlan, prompt_plan_of
 from gristmill.train.rl.rollout_tables import AnswerRow, read_batch
 
@@ -124,8 +123,7 @@ class Reading:
         def note(positions: np.ndarray, rows_at: np.ndarray) -> None:
             for steps in np.atleast_2d(self.plan.steps_of(positions) + 1):
                 for step, row in zip(steps.tolist(), rows_at.tolist(), strict=True):
-                    # Rows skipped by a rollback were read by abandoned steps.
-                    if 0 < step <= self.section.steps:
+                    if step <= self.section.steps:
                         rows_by_step.setdefault(step, []).append(row)
 
         if isinstance(self.order, KeptOrder):
@@ -233,7 +231,7 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
         stage,
         folder,
         section,
-        settled_plan(folder, plan_of(section, 0)),
+        plan_of(section, 0),
         Order(rows_per_set, section.key_seed),
         examples=examples,
     )
@@ -257,14 +255,6 @@ def reading_of_folder(folder: StageFolder) -> Reading:
     )
 
 
-def settled_plan(folder: StageFolder, plan: RowPlan) -> RowPlan:
-    """Return a training's plan without the steps skipped by its rollbacks so far."""
-    for data_folder in (folder.data, folder.work):
-        if rollbacks := read_rollbacks(data_folder):
-            return plan_after(plan, rollbacks)
-    return plan
-
-
 def _pre_training(
     stage: str, folder: StageFolder, section: Training, mix: Path
 ) -> Reading:
@@ -273,7 +263,7 @@ def _pre_training(
         stage,
         folder,
         section,
-        settled_plan(folder, plan_of(section, packed.sequence_length)),
+        plan_of(section, packed.sequence_length),
         packed.order(section.key_seed),
         packed,
     )

@@ -31,13 +31,8 @@ def needs(manifest: Manifest) -> list[str]:
     which of them it has read.
     """
     sft, pretrain = manifest.sft, manifest.pretrain
-    has_unknown_reads = pretrain is not None and (
-        pretrain.early_stopping is not None
-        or pretrain.spikes.rollback_after is not None
-    )
-    replays = (
-        ["pretrain"] if sft is not None and sft.replay and has_unknown_reads else []
-    )
+    may_end_early = pretrain is not None and pretrain.early_stopping is not None
+    replays = ["pretrain"] if sft is not None and sft.replay and may_end_early else []
     return ["sft_prepare", *made_sets(sft), *data_needs(manifest), *replays]
 
 

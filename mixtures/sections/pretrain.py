@@ -106,12 +106,6 @@ class Average(Section):
     """Steps between contributions."""
 
 
-LOOK_EVERY_STEPS = 16
-"""Largest number of steps after which the loop asks the device if any of them was
-skipped.
-"""
-
-
 HOW_KEYS = (
     "micro_batch_size",
     "log_every",
@@ -147,24 +141,6 @@ class Spikes(Section):
     """Steps in the running mean; spikes are detected once half of the window is filled
     (OLMo-core: 128).
     """
-    rollback_after: Positive | None = None
-    """Number of bad steps in a row after which the training rolls back to a checkpoint
-    from before them, and continues after the rows that it has read: those rows are
-    never read again. If absent, it never rolls back.
-    """
-    rollback_steps: Positive = 100
-    """Steps between the checkpoints for rollbacks; they are saved besides those of
-    `engine.checkpoint_every`, so that results do not depend on the latter.
-    """
-
-    def _problems(self) -> Iterator[str]:
-        min_steps = (self.rollback_after or 0) + LOOK_EVERY_STEPS
-        if self.rollback_after is not None and self.rollback_steps < min_steps:
-            yield (
-                "spikes.rollback_steps must be at least rollback_after + "
-                f"{LOOK_EVERY_STEPS} = {min_steps}, not {self.rollback_steps}: a "
-                "streak must not outlast the checkpoints before it"
-            )
 
 
 class EarlyStopping(Section):
@@ -389,8 +365,8 @@ class Pretrain(Objectives, Training):
 
     phases: tuple[TrainingPhase, ...] = ()
     """Learning rate and row length of each of `mix.phases`, in order. A phase begins
-    with the first step that reads only rows of that phase or later ones, rollbacks not
-    counted. See docs/phases.md.
+    with the first step that reads only rows of that phase or later ones. See
+    docs/phases.md.
     """
 
     size: Annotated[str, Field(pattern=SIZE_PATTERN)] | None = Field(

@@ -630,8 +630,3 @@ class Rl(TrainingInEpochs):
                 "loss its gradient is zero on average, so it would have no effect; "
                 "choose k2 or k3, or kl_correction: true"
             )
-        if self.spikes.rollback_after is not None:
-            yield (
-                "rl.spikes.rollback_after: rolling back would leave the answers that "
-                "were learned from in between to another model; remove it"
-            )

@@ -45,7 +45,6 @@ def test_batch_of_answers_is_split_into_steps_and_repeated_by_epochs() -> None:
         ({"rewards": [{"kind": "exact"}, {"kind": "exact"}]}, "two are called exact"),
         ({"rewards": []}, "at least 1 item"),
         ({"kl_estimator": "k1", "kl_correction": False}, "kl_correction"),
-        ({"spikes": {"rollback_after": 2}}, "rollback_after"),
         (
             {"tools": ["search", {"python": {}, "name": "search"}]},
             "rl.tools: two are called search",

@@ -217,11 +217,10 @@ def test_newest_checkpoints_are_kept(
     assert not step_folder(tmp_path, 5).exists()
 
 
-def test_permanent_and_rollback_checkpoints_are_kept_too() -> None:
+def test_permanent_checkpoints_are_kept_too() -> None:
     steps = [10, 20, 30, 40, 50, 60, 70]
     assert outdated(steps, Keeping(2)) == [10, 20, 30, 40, 50]
     assert outdated(steps, Keeping(2, permanent_every=20)) == [10, 30, 50]
-    assert outdated(steps, Keeping(1, rollback_every=30)) == [10, 20, 40, 50]
 
 
 @given(st.lists(st.integers(1, 200), unique=True, max_size=20), st.integers(1, 4))

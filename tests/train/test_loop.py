@@ -1,13 +1,11 @@
-"""A whole training beyond forward, backward and update: rollback, averages,
+"""A whole training beyond forward, backward and update: bad steps, averages,
 measurements, early stopping.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.pretrain import Spikes
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.checkpoints.checkpoint import Checkpoints
 from gristmill.train.loop import loop, step, throughput
 from gristmill.train.loop.batch_plan import RowPlan
 from gristmill.train.loop.metrics_log import TIMINGS
-from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
-from gristmill.train.loop.training_job import Observers
-from gristmill.train.stages import export, pretrain
+from gristmill.train.stages import export
 from tests.train.jsonl import read_jsonl, read_metrics
 
 
@@ -47,13 +41,7 @@ def weights_of(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:
     return load_file(folder / "data" / name / "model.safetensors")
 
 
-# Rollback
-
-GOING_BACK = {
-    "steps": 48,
-    "global_batch_size": 4,
-    "spikes": {"rollback_after": 2, "rollback_steps": 18},
-}
+# Bad steps
 
 
 @pytest.fixture
@@ -82,7 +70,7 @@ def poisoned(
 
 
 @pytest.mark.slow
-def test_bad_steps_roll_the_training_back_past_their_rows(
+def test_training_killed_after_bad_steps_resumes_exactly(
     run_stage: Any,
     inputs: dict[str, Path],
     pretrain_config: dict[str, Any],
@@ -90,91 +78,38 @@ def test_bad_steps_roll_the_training_back_past_their_rows(
     poisoned: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps 21 to 23 are bad, which is noticed at step 32: training goes back to 18,
-    and 19 reads the rows of 33.
-    """
-    rows_before_steps: list[tuple[int, ...]] = []
-    monkeypatch.setattr(
-        pretrain,
-        "Observers",
-        partial(
-            Observers,
-            before_step=lambda step, rows: rows_before_steps.append(tuple(rows)),
-        ),
-    )
-    summary = run_stage("pretrain", inputs, {**pretrain_config, **GOING_BACK}, tmp_path)
-    line = {"to_step": 18, "from_step": 32, "first_bad_step": 21, "positions": 14 * 4}
-    assert summary["rollbacks"] == [line]
-    packed, plan = PackedSet(inputs["mix"]), RowPlan(((0, 0, 4),))
-    numbers = [*range(1, 33), *range(33, 33 + 48 - 18)]
-    assert (
-        poisoned()
-        == rows_before_steps
-        == [tuple(plan.rows(packed.order(11), number - 1)) for number in numbers]
-    )
-    steps = [line_ for line_ in read_lines(tmp_path) if "grad_norm" in line_]
-    assert [line_["step"] for line_ in steps] == list(range(1, 49))
-    assert all("loss" in line_ for line_ in steps)  # the final steps have no spike
-    assert [line_ for line_ in read_lines(tmp_path) if "rollback" in line_] == [
-        {"step": 18, "rollback": line}
-    ]
-    # used when reads are traced
-    assert json.loads((tmp_path / "data" / "rollbacks.json").read_text()) == [line]
-    skipped = read_lines(tmp_path, "skipped_steps.jsonl")
-    # earlier steps stay on record
-    assert [line_["step"] for line_ in skipped] == [21, 22, 23]
-    assert sorted(
-        path.name for path in (tmp_path / "data" / "autopsies").iterdir()
-    ) == [
-        "exclude.txt",
-        *(f"step-{step}.json" for step in (21, 22, 23)),
-    ]
-
-
-@pytest.mark.parametrize(
-    "place", ["while going back", pytest.param("later", marks=pytest.mark.slow)]
-)
-def test_training_killed_around_a_rollback_resumes_exactly(
-    run_stage: Any,
-    inputs: dict[str, Path],
-    pretrain_config: dict[str, Any],
-    tmp_path: Path,
-    poisoned: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-) -> None:
-    config = {**pretrain_config, **GOING_BACK}
-    run_stage(
-        "pretrain", inputs, config, tmp_path / "undisturbed", checkpoint_every=1000
-    )
+    """Steps 21 to 23 are bad; the kill after step 24 loses those after step 20."""
+    config = {**pretrain_config, "steps": 30, "global_batch_size": 4}
+    summary = run_stage("pretrain", inputs, config, tmp_path / "undisturbed")
+    assert summary["skipped_steps"] == 3
+    undisturbed = len(poisoned())
     with monkeypatch.context() as patch:
-        if place == "later":
-            patch.setattr(
-                loop, "stop_requested", lambda: len(poisoned()) >= 62 + 32 + 10
-            )
-        else:
-            patch.setattr(
-                Checkpoints, "load", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-            )
-        with pytest.raises((loop.StoppedError, KeyboardInterrupt)):
+        patch.setattr(
+            loop,
+            "_collect_where_due",
+            lambda step: _raise_interrupt() if step == 24 else None,
+        )
+        with pytest.raises(KeyboardInterrupt):
             run_stage(
                 "pretrain", inputs, config, tmp_path / "killed", checkpoint_every=5
             )
     torch.distributed.destroy_process_group()
-    assert (
-        len(json.loads((tmp_path / "killed" / "work" / "rollbacks.json").read_text()))
-        == 1
-    )
     run_stage("pretrain", inputs, config, tmp_path / "killed", checkpoint_every=5)
+    # Steps 1 to 24, and 21 to 30 again.
+    assert len(poisoned()) == undisturbed + 24 + 10
     ours, theirs = weights_of(tmp_path / "killed"), weights_of(tmp_path / "undisturbed")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    # The killed attempt logged the rollback; steps and digests are the same.
-    assert [
-        line for line in read_lines(tmp_path / "killed") if "grad_norm" in line
-    ] == [line for line in read_lines(tmp_path / "undisturbed") if "grad_norm" in line]
-    assert read_lines(tmp_path / "killed", "skipped_steps.jsonl") == read_lines(
-        tmp_path / "undisturbed", "skipped_steps.jsonl"
-    )
+    assert read_lines(tmp_path / "killed") == read_lines(tmp_path / "undisturbed")
+    skipped = read_lines(tmp_path / "killed", "skipped_steps.jsonl")
+    assert [line["step"] for line in skipped] == [21, 22, 23]
+    assert skipped == read_lines(tmp_path / "undisturbed", "skipped_steps.jsonl")
+    assert sorted(
+        path.name for path in (tmp_path / "killed" / "data" / "autopsies").iterdir()
+    ) == ["exclude.txt", *(f"step-{step}.json" for step in (21, 22, 23))]
+
+
+def _raise_interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.slow
@@ -225,53 +160,6 @@ def test_clock_excludes_the_first_step_unless_it_is_logged(
     warm.skip_first_step(1200, 12, 0.0)
     now = 100.0
     assert warm.rate(1300) == 20.0
-
-
-def test_jumps_skip_positions_and_are_invertible() -> None:
-    plan = RowPlan(((0, 0, 2), (10, 20, 3)))
-    jumped = plan_after(
-        plan, [describe_rollback(plan, [], from_step=6, to_step=4, first_bad_step=5)]
-    )
-    assert [jumped.positions(step)[0] for step in (3, 4, 5, 10)] == [6, 12, 14, 24]
-    assert jumped.steps_of(np.arange(6, 16)).tolist() == [
-        3,
-        3,
-        -1,
-        -1,
-        -1,
-        -1,
-        4,
-        4,
-        5,
-        5,
-    ]
-    again = describe_rollback(
-        plan, [{"to_step": 4, "positions": 4}], from_step=7, to_step=4, first_bad_step=5
-    )
-    assert again["positions"] == 6  # steps 5 to 7 had read positions 12 to 17
-    twice = plan_after(plan, [{"to_step": 4, "positions": 4}, again])
-    assert twice.positions(4)[0] == 18
-    earlier = plan_after(
-        plan, [{"to_step": 4, "positions": 4}, {"to_step": 2, "positions": 16}]
-    )
-    # the jump at 4 was given up
-    assert [earlier.positions(step)[0] for step in (1, 2, 4)] == [2, 20, 24]
-
-
-def test_checkpoints_of_an_abandoned_future_are_recognised() -> None:
-    rollbacks = [{"to_step": 18}, {"to_step": 36}]
-    assert is_given_up(20, 0, rollbacks)
-    assert not is_given_up(18, 0, rollbacks)
-    assert not is_given_up(20, 1, rollbacks)
-    assert is_given_up(40, 1, rollbacks)
-    assert not is_given_up(40, 2, rollbacks)
-
-
-def test_rollback_steps_must_cover_the_streak() -> None:
-    with pytest.raises(
-        ValueError, match=r"rollback_steps .*rollback_after \+ 16 = 20, not 19"
-    ):
-        Spikes(rollback_after=4, rollback_steps=19)
 
 
 # Kinds of updates, precision, averages

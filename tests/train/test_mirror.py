@@ -88,7 +88,6 @@ def follow(here: Path, folder: Path) -> list[int]:
         ({}, [6, 8], [6]),
         ({"keep_checkpoints": 3}, [4, 6, 8], [4, 6]),
         ({"permanent_every": 4}, [6, 8], [4, 6]),
-        ({"config": {"spikes": {"rollback_after": 3}}}, [2, 4, 6, 8], [2, 4, 6]),
     ],
 )
 def test_needed_checkpoints_are_fetched_and_outdated_ones_removed(

@@ -148,25 +148,6 @@ def test_bad_step_changes_neither_weights_nor_state(tmp_path: Path) -> None:
     assert [state["count"] for state in optimizer.state.values()] == [2, 2]
 
 
-@pytest.mark.slow
-def test_rollback_to_the_start_resets_the_optimizer(
-    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
-) -> None:
-    """The checkpoint of step 0, kept for rollbacks, has no moments."""
-    config = configured(
-        ADAM, optimizer=MY_ADAM, spikes={"rollback_after": 2, "rollback_steps": 40}
-    )
-    run_stage("pretrain", inputs, config, tmp_path / "with-points")
-    run_stage(
-        "pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "without"
-    )
-    first, second = (
-        weights_of(tmp_path / "with-points"),
-        weights_of(tmp_path / "without"),
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 @pytest.mark.parallel
 def test_two_ranks_train_alike(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path

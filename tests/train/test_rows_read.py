@@ -1,8 +1,7 @@
-"""Rows read by the steps of a training, under any plan, early end or rollback."""
+"""Rows read by the steps of a training, under any plan or early end."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,15 @@ from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.sections.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import plan_of
-from gristmill.train.loop.rollback import describe_rollback, plan_after
 from gristmill.train.loop.rows_read import rows_read
 from tests.train.jsonl import write_jsonl
 
 RAMP = [{"until_step": 3, "global_batch_size": 2}]
 
 
-def rows_by_step(
-    mix: PackedSet, reads: dict[str, Any], steps: int, rollbacks: list[dict[str, Any]]
-) -> list[list[int]]:
+def rows_by_step(mix: PackedSet, reads: dict[str, Any], steps: int) -> list[list[int]]:
     """Rows of each step, computed plainly."""
-    plan = plan_after(
-        plan_of(Pretrain.model_validate(reads), mix.sequence_length), rollbacks
-    )
+    plan = plan_of(Pretrain.model_validate(reads), mix.sequence_length)
     return [plan.rows(mix.order(reads["seed"]), step).tolist() for step in range(steps)]
 
 
@@ -44,7 +38,6 @@ def rows_by_step(
     seed=st.integers(0, 9),
     is_ramped=st.booleans(),
     withheld=st.lists(st.integers(0, 79), max_size=4, unique=True),
-    rollback_count=st.integers(0, 2),
     skipped_steps=st.integers(0, 5),
 )
 def test_rows_read_equal_those_of_the_steps(
@@ -55,7 +48,6 @@ def test_rows_read_equal_those_of_the_steps(
     seed: int,
     is_ramped: bool,
     withheld: list[int],
-    rollback_count: int,
     skipped_steps: int,
 ) -> None:
     mix = PackedSet(mix_folder)
@@ -66,27 +58,17 @@ def test_rows_read_equal_those_of_the_steps(
         "batch_ramp": RAMP if is_ramped else [],
         "seed": seed,
     }
-    plan, rollbacks = plan_of(Pretrain.model_validate(reads), mix.sequence_length), []
-    for number in range(rollback_count):
-        rollbacks.append(
-            describe_rollback(plan, rollbacks, 5 + 2 * number, 3 + number, 4 + number)
-        )
     steps_taken = max(1, steps - skipped_steps)
-    (tmp_path / "rollbacks.json").write_text(json.dumps(rollbacks))
     write_jsonl(
         tmp_path / "metrics.jsonl", [{"step": step + 1} for step in range(steps_taken)]
     )
-    by_step = rows_by_step(mix, reads, steps_taken, rollbacks)
+    by_step = rows_by_step(mix, reads, steps_taken)
     in_order = list(dict.fromkeys(row for rows in by_step for row in rows))
     read = rows_read(mix, Pretrain.model_validate(reads), tmp_path)
     drawn = read.drawn(1000, 1)
     assert len(set(drawn.tolist())) == len(drawn) == read.count
-    assert set(drawn.tolist()) <= set(in_order)
-    end_position = sum(plan_after(plan, rollbacks).positions(steps_taken - 1))
-    # otherwise a rollback leaves rows to the second epoch
-    if not rollbacks or end_position <= read.order.total:
-        assert drawn.tolist() == sorted(in_order)
-        assert read.first(read.count + 2).tolist() == [*in_order, *(2 * in_order)[:2]]
+    assert drawn.tolist() == sorted(in_order)
+    assert read.first(read.count + 2).tolist() == [*in_order, *(2 * in_order)[:2]]
     sample = read.drawn(3, seed)
     assert len(sample) == min(3, read.count)
     assert set(sample.tolist()) <= set(drawn.tolist())
@@ -96,7 +78,7 @@ def test_rows_read_follow_the_plan_without_training_output(mix_folder: Path) -> 
     mix = PackedSet(mix_folder)
     reads = {"steps": 4, "global_batch_size": 6, "batch_ramp": [], "seed": 11}
     assert rows_read(mix, Pretrain.model_validate(reads), None).first(24).tolist() == [
-        row for rows in rows_by_step(mix, reads, 4, []) for row in rows
+        row for rows in rows_by_step(mix, reads, 4) for row in rows
     ]
 
 

@@ -5,11 +5,9 @@ import math
 import torch
 
 from gristmill.train.loop.spikes import (
-    Streak,
     empty_window,
     judge,
     remember_loss,
-    rollback_step,
 )
 
 CPU = torch.device("cpu")
@@ -56,28 +54,3 @@ def test_infinite_losses_are_not_remembered() -> None:
     window = window_of([1.0, 3.0] * 32 + [math.inf, math.nan])
     assert is_bad_step(torch.tensor(9.0), FINE, window, 6.0)
     assert int((~window.isnan()).sum()) == 64
-
-
-def streak_after(bad: str, enough: int | None = 3) -> Streak:
-    """Streak after steps that are bad (`x`) or good (`.`), from step 1."""
-    streak = Streak()
-    for step, mark in enumerate(bad, start=1):
-        streak = streak.after(step, mark == "x", enough)
-    return streak
-
-
-def test_bad_steps_in_a_row_make_a_rollback_due_before_the_first() -> None:
-    assert streak_after("xx.xx") == Streak(2, None)
-    assert streak_after("xx.xxx") == Streak(3, 4)
-    assert streak_after("xx.xxx..x") == Streak(1, 4)  # due until it is done
-    assert streak_after("xxxxxx", enough=None) == Streak(6, None)
-
-
-def test_rollback_step_is_the_last_checkpoint_before() -> None:
-    assert [rollback_step(due_step, 10) for due_step in (1, 10, 11, 12, 21)] == [
-        0,
-        0,
-        10,
-        10,
-        20,
-    ]

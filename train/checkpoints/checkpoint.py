@@ -48,8 +48,6 @@ MARKER = "complete.json"
 PREFIX = "step-"
 FULL_DISK_BYTES = 1 << 20
 """Free space below which a failed write is reported as a full disk."""
-ROLLBACK_POINTS = 2
-"""Number of rollback targets to keep: a spike may begin right after the newest one."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,10 @@ class Keeping:
     Attributes:
         newest: number of newest checkpoints to keep.
         permanent_every: keep the checkpoints of all steps that are multiples of this.
-        rollback_every: keep the newest two checkpoints of steps that are multiples of
-            this.
     """
 
     newest: int = 2
     permanent_every: int | None = None
-    rollback_every: int | None = None
 
 
 class FileChecksum(TypedDict):
@@ -185,17 +180,11 @@ class Checkpoints:
             self._stager.close()
             self._stager = None
 
-    def load_newest(
-        self,
-        tensors: StateTensors,
-        is_given_up: Callable[[int, CheckpointState], bool] = lambda step, state: False,
-    ) -> tuple[int, CheckpointState] | None:
+    def load_newest(self, tensors: StateTensors) -> tuple[int, CheckpointState] | None:
         """Load the newest checkpoint with correct checksums, and remove torn ones.
 
         Args:
             tensors: loaded in place.
-            is_given_up: predicate of a step and its plain state; checkpoints for which
-                it is true are removed.
 
         Returns:
             steps done and the loop's plain state, or None without a complete
@@ -204,7 +193,6 @@ class Checkpoints:
         self.join()
         newest = None
         if self._world.is_first:
-            self.remove(is_given_up)
             for checkpoint in _all_checkpoints(self.folder):
                 if not is_complete(checkpoint):
                     remove_checkpoint(checkpoint)
@@ -221,9 +209,9 @@ class Checkpoints:
                 )
                 remove_checkpoint(checkpoint)
         newest = agree(newest, self._world)
-        return None if newest is None else (newest, self.load(newest, tensors))
+        return None if newest is None else (newest, self._load(newest, tensors))
 
-    def load(self, step: int, tensors: StateTensors) -> CheckpointState:
+    def _load(self, step: int, tensors: StateTensors) -> CheckpointState:
         """Load the complete checkpoint of a step; returns the loop's plain state."""
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -257,23 +245,10 @@ class Checkpoints:
             optim_state_dict=state["optimizer"],
             options=StateDictOptions(strict=True),
         )
-        if not optimizers:
-            for optimizer in self._optimizers:
-                optimizer.state.clear()
         marker: Marker = agree(
             read_json(target / MARKER) if self._world.is_first else None, self._world
         )
         return marker["state"]
-
-    def remove(self, unwanted: Callable[[int, CheckpointState], bool]) -> None:
-        """Delete complete checkpoints by a predicate of step and plain state; on the
-        first rank only.
-        """
-        for step in complete_steps(self.folder):
-            if unwanted(
-                step, read_json(step_folder(self.folder, step) / MARKER)["state"]
-            ):
-                remove_checkpoint(step_folder(self.folder, step))
 
     def _state(
         self, tensors: StateTensors, optimizers: Sequence[torch.optim.Optimizer]
@@ -395,12 +370,6 @@ def outdated(steps: Sequence[int], keeping: Keeping) -> list[int]:
     kept = set(steps[-keeping.newest :])
     if keeping.permanent_every is not None:
         kept |= {step for step in steps if step % keeping.permanent_every == 0}
-    if keeping.rollback_every is not None:
-        kept |= set(
-            [step for step in steps if step % keeping.rollback_every == 0][
-                -ROLLBACK_POINTS:
-            ]
-        )
     return [step for step in steps if step not in kept]
 
 

@@ -27,11 +27,10 @@ from gristmill.train.checkpoints.checkpoint import (
 from gristmill.train.checkpoints.store_sync import fetch_tree
 from gristmill.train.distributed.process_groups import World, agree
 from gristmill.train.loop.bad_steps import look_at_device
-from gristmill.train.loop.batch_plan import RowOrder, RowPlan, extend_digest
+from gristmill.train.loop.batch_plan import RowOrder, extend_digest
 from gristmill.train.loop.callbacks import Callbacks
-from gristmill.train.loop.loop_state import CheckpointState, LoopState, Part
+from gristmill.train.loop.loop_state import LoopState, Part
 from gristmill.train.loop.metrics_log import Record
-from gristmill.train.loop.rollback import is_given_up, plan_after, read_rollbacks
 from gristmill.train.loop.spikes import empty_window
 from gristmill.train.loop.throughput import Clock, Profiler
 from gristmill.train.loop.training_job import Job
@@ -74,38 +73,23 @@ class Attempt:
             learner.objective.fingerprint,
             parts,
         )
-        goes_back = section.spikes.rollback_after is not None
-        keeping = Keeping(
-            engine.keep_checkpoints,
-            engine.permanent_every,
-            section.spikes.rollback_steps if goes_back else None,
-        )
         self.checkpoints = Checkpoints(
             context.work / CHECKPOINTS,
             learner.model,
             self.optimizers,
             job.world,
-            keeping,
+            Keeping(engine.keep_checkpoints, engine.permanent_every),
             context.warn,
             context.mirroring,
         )
-        self.rollbacks = agree(read_rollbacks(context.work), job.world)
-        self.progress.rollbacks = len(self.rollbacks)
         self._resume()
-        if goes_back and self.progress.step == 0:
-            self.save()
         self.record = (
-            Record(context.work, self.progress.step, len(self.rollbacks), engine)
+            Record(context.work, self.progress.step, engine)
             if job.world.is_first
             else None
         )
         self.profiler = Profiler(engine.profile, context, job.world, self.progress.step)
         self.clock = Clock(self.progress.tokens, self.progress.step)
-
-    @property
-    def plan(self) -> RowPlan:
-        """Positions of each step, after all rollbacks."""
-        return plan_after(self.job.plan, self.rollbacks)
 
     def save(self) -> None:
         """Start writing a checkpoint of the current step; the time that this blocks is
@@ -118,25 +102,14 @@ class Attempt:
         self.checkpoints.save(self.progress.step, self.progress.tensors(), state)
         self.save_seconds += time.perf_counter() - started
 
-    def restore(self, step: int, plain: CheckpointState) -> None:
-        """Restore the state of a checkpoint whose tensors are loaded already."""
-        self.progress.restore(step, plain)
-        self.progress.rollbacks = len(self.rollbacks)
-        self.callbacks.load(plain.get("callbacks", {}))
-
     def look(self) -> None:
         """Read the flags of recent steps from the device."""
-        look_at_device(self.progress, self.plan, self.job, self.record)
+        look_at_device(self.progress, self.job, self.record)
 
     def _resume(self) -> None:
         job = self.job
         try:
-            checkpoint = self.checkpoints.load_newest(
-                self.progress.tensors(),
-                lambda step, state: is_given_up(
-                    step, state["rollbacks"], self.rollbacks
-                ),
-            )
+            checkpoint = self.checkpoints.load_newest(self.progress.tensors())
         except (RuntimeError, ValueError, KeyError) as error:
             if job.section.continue_from is None:
                 raise
@@ -148,7 +121,8 @@ class Attempt:
             ) from error
         if checkpoint is None:
             return
-        saved_rows = checkpoint[1]["rows_of"]
+        step, state = checkpoint
+        saved_rows = state["rows_of"]
         rows = job.learner.objective.fingerprint
         if saved_rows != rows:
             raise OtherRowsError(
@@ -157,7 +131,8 @@ class Attempt:
                 "some and repeat others; give back the data that it began with, or "
                 "delete the folder and train again"
             )
-        self.restore(*checkpoint)
+        self.progress.restore(step, state)
+        self.callbacks.load(state.get("callbacks", {}))
 
 
 class ContinueError(RuntimeError):

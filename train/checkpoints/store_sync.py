@@ -42,7 +42,6 @@ from gristmill.core.object_stores import Patience
 from gristmill.core.secrets import restore_secrets
 from gristmill.core.stage_context import StageDescription, read_inputs
 from gristmill.mixtures.sections.engine import Engine, Stream, TrainingEngine
-from gristmill.mixtures.sections.pretrain import Spikes
 from gristmill.tokenize.streaming.file_cache import default_folder
 from gristmill.train.distributed.rendezvous import hosts_of
 
@@ -146,13 +145,8 @@ def work_here(folder: Path, leads: bool = True) -> Path:
     (local_folder / "data").mkdir(parents=True, exist_ok=True)
     for name, location in inputs.items():
         fetch_tree(location, local_folder / "inputs" / name)
-    spikes = Spikes.model_validate(description["config"].get("spikes", {}))
     outdated_checkpoints = fetch_checkpoints(
-        folder / "work",
-        local_folder / "work",
-        steps if leads else [],
-        engine,
-        1 if spikes.rollback_after is None else len(steps),
+        folder / "work", local_folder / "work", steps if leads else [], engine
     )
     description["fetched"] = {
         name: str(local_folder / "inputs" / name) for name in inputs
@@ -165,11 +159,7 @@ def work_here(folder: Path, leads: bool = True) -> Path:
 
 
 def fetch_checkpoints(
-    work: Path,
-    here: Path,
-    steps: Sequence[str],
-    engine: TrainingEngine,
-    at_least: int,
+    work: Path, here: Path, steps: Sequence[str], engine: TrainingEngine
 ) -> set[str]:
     """Fetch the newest intact checkpoint to resume from, and damaged newer ones.
 
@@ -180,8 +170,6 @@ def fetch_checkpoints(
         work, here: working folder of a training, in the store and local.
         steps: names of all checkpoints in the store, newest first, complete or not.
         engine: retention of checkpoints.
-        at_least: minimum number of intact checkpoints; a training with rollbacks needs
-            all.
 
     Returns:
         names of checkpoints that were not fetched and are deleted with the next
@@ -195,7 +183,7 @@ def fetch_checkpoints(
         is_complete,
     )
 
-    target_count = max(engine.keep_checkpoints - 1, at_least)
+    target_count = max(engine.keep_checkpoints - 1, 1)
     sound = 0
     fetched = 0
     for step in steps:

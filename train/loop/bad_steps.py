@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gristmill.core.stage_context import Context
 from gristmill.train.distributed.process_groups import World
-from gristmill.train.loop.batch_plan import RowPlan
 from gristmill.train.loop.loop_state import LoopState
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import UNTRAINED, ReadDocument
@@ -29,15 +28,12 @@ from gristmill.train.loop.spike_report import (
 from gristmill.train.loop.training_job import Job
 
 
-def look_at_device(
-    progress: LoopState, plan: RowPlan, job: Job, record: Record | None
-) -> None:
+def look_at_device(progress: LoopState, job: Job, record: Record | None) -> None:
     """Read the flags of the steps since the last call from the device, and record bad
     steps; a collective.
 
     Args:
         progress: its `seen` steps are judged and cleared.
-        plan: rows of each step, after all rollbacks.
         job: the training; its working folder receives loss-spike reports.
         record: of the first rank; None elsewhere.
     """
@@ -48,13 +44,11 @@ def look_at_device(
     flags = torch.stack([step_flags.bad for step_flags in pending]).tolist()
     objective = job.learner.objective
     observers = job.observers
-    rollback_after = job.section.spikes.rollback_after
     for step_flags, bad in zip(pending, flags, strict=True):
-        progress.streak = progress.streak.after(step_flags.step, bad, rollback_after)
         if not bad:
             continue
         progress.skipped += 1
-        rows = plan.rows(objective.order, step_flags.step - 1)
+        rows = job.plan.rows(objective.order, step_flags.step - 1)
         row_losses = gather_row_losses(step_flags.row_losses, len(rows), job.world)
         if record is None:
             continue
@@ -70,7 +64,6 @@ def look_at_device(
                 "step": figures["step"],
                 "loss": figures["loss"],
                 "grad_norm": figures["grad_norm"],
-                "rollbacks": progress.rollbacks,
                 "rows": rows.tolist(),
                 **objective.describe(rows),
             }
@@ -84,7 +77,6 @@ def look_at_device(
         write_spike_report(
             job.context.work / AUTOPSIES,
             examine(figures, documents, origins),
-            progress.rollbacks,
         )
         job.context.warn(
             f"step {step_flags.step} was skipped: loss {float(step_flags.loss):.4g}, "

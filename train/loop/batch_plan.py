@@ -44,29 +44,19 @@ class RowPlan:
             ascending from (0, 0, B).
         cuts: (first step, shorter rows per row) of each range of steps, ascending from
             step 0.
-        jumps: (first step, positions) skipped before a step, ascending: see
-            `rollback.py`.
         phases: first step of each of the section's phases, ascending from step 0.
     """
 
     batches: tuple[tuple[int, int, int], ...]
     cuts: tuple[tuple[int, int], ...] = ((0, 1),)
-    jumps: tuple[tuple[int, int], ...] = ()
     phases: tuple[int, ...] = (0,)
-
-    def with_jumps(self, jumps: tuple[tuple[int, int], ...]) -> RowPlan:
-        """The same plan with skipped positions."""
-        return replace(self, jumps=jumps)
 
     def positions(self, step: int) -> tuple[int, int]:
         """First position of a step (counted from 0), and its number of positions."""
         first_step, first, size = self.batches[
             bisect_right(self.batches, step, key=lambda batch: batch[0]) - 1
         ]
-        skipped = sum(
-            positions for from_step, positions in self.jumps if from_step <= step
-        )
-        return first + (step - first_step) * size + skipped, size
+        return first + (step - first_step) * size, size
 
     def end(self, steps: int) -> int:
         """Position after those of the first `steps` steps."""
@@ -93,23 +83,9 @@ class RowPlan:
         return order.span(*self.positions(step))
 
     def steps_of(self, positions: np.ndarray) -> np.ndarray:
-        """Steps (int64, counted from 0) that read positions, -1 if skipped: the inverse
-        of `positions`.
+        """Steps (int64, counted from 0) that read positions: the inverse of
+        `positions`.
         """
-        steps = self._steps_without_jumps(positions)
-        skipped = 0
-        for from_step, jump in self.jumps:
-            gap = self.with_jumps(()).positions(from_step)[0] + skipped
-            skipped += jump
-            later_steps = self._steps_without_jumps(positions - skipped)
-            steps = np.where(
-                positions < gap,
-                steps,
-                np.where(positions < gap + jump, -1, later_steps),
-            )
-        return steps
-
-    def _steps_without_jumps(self, positions: np.ndarray) -> np.ndarray:
         first_steps, firsts, sizes = (
             np.array(column, dtype=np.int64)
             for column in zip(*self.batches, strict=True)

@@ -17,7 +17,7 @@ from typing import NotRequired, TypedDict
 import torch
 
 from gristmill.core.files import write_json
-from gristmill.mixtures.sections.pretrain import LOOK_EVERY_STEPS, CallbackEvent
+from gristmill.mixtures.sections.pretrain import CallbackEvent
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.checkpoints.checkpoint import (
     CHECKPOINTS,
@@ -32,13 +32,6 @@ from gristmill.train.loop.callbacks import StoppedBy
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import batches_ahead
-from gristmill.train.loop.rollback import (
-    Rollback,
-    describe_rollback,
-    is_given_up,
-    write_rollbacks,
-)
-from gristmill.train.loop.spikes import Streak, rollback_step
 from gristmill.train.loop.step import metrics_of_step, one_step
 from gristmill.train.loop.stopping import (
     StoppedError,
@@ -46,7 +39,7 @@ from gristmill.train.loop.stopping import (
     no_longer_improves,
     stop_requested,
 )
-from gristmill.train.loop.throughput import Clock, peak_memory_bytes
+from gristmill.train.loop.throughput import peak_memory_bytes
 from gristmill.train.loop.training_job import (
     Job,
     describe_phase,
@@ -55,6 +48,10 @@ from gristmill.train.loop.training_job import (
 
 COLLECT_EVERY_STEPS = 50
 """Default of torchtitan."""
+LOOK_EVERY_STEPS = 16
+"""Largest number of steps after which the loop asks the device if any of them was
+skipped.
+"""
 
 
 class TrainingSummary(TypedDict):
@@ -65,7 +62,6 @@ class TrainingSummary(TypedDict):
         tokens: tokens read.
         skipped_steps: number of skipped updates.
         rows_digest: see batch_plan.extend_digest.
-        rollbacks: all of them.
         stopped_early: early stopping or a callback ended it.
         peak_memory_bytes: see throughput.peak_memory_bytes.
         stopped_by: absent unless a callback ended it.
@@ -75,7 +71,6 @@ class TrainingSummary(TypedDict):
     tokens: int
     skipped_steps: int
     rows_digest: str
-    rollbacks: list[Rollback]
     stopped_early: bool
     peak_memory_bytes: int
     stopped_by: NotRequired[StoppedBy]
@@ -104,9 +99,8 @@ def train(job: Job) -> tuple[Record | None, TrainingSummary]:
     stopped_early = _has_stopped(attempt)
     with collecting_between_steps() as collect_garbage:
         try:
-            while progress.step < job.section.steps and not stopped_early:
-                # A rollback changes the rows of the next steps, so prefetching restarts.
-                stopped_early = _train_until_rollback(attempt, collect_garbage)
+            if not stopped_early:
+                stopped_early = _train_steps(attempt, collect_garbage)
         except BaseException as error:
             # The process may live on and train again in the same folder, so a pending
             # checkpoint is completed; but waiting for ranks that have not failed would
@@ -137,7 +131,6 @@ def train(job: Job) -> tuple[Record | None, TrainingSummary]:
         "tokens": progress.tokens,
         "skipped_steps": progress.skipped,
         "rows_digest": progress.digest,
-        "rollbacks": attempt.rollbacks,
         "stopped_early": stopped_early,
         "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world),
     }
@@ -151,18 +144,14 @@ def train(job: Job) -> tuple[Record | None, TrainingSummary]:
     return attempt.record, summary
 
 
-def _train_until_rollback(
-    attempt: Attempt, collect_garbage: Callable[[int], None]
-) -> bool:
-    """Train to the last step or the next rollback; returns True if the training ends
-    early.
-    """
+def _train_steps(attempt: Attempt, collect_garbage: Callable[[int], None]) -> bool:
+    """Train to the last step; returns True if the training ends early."""
     job = attempt.job
     progress = attempt.progress
     with closing(
         batches_ahead(
             job.learner.objective,
-            attempt.plan,
+            job.plan,
             job.section.steps,
             job.section.micro_batch_size,
             job.world,
@@ -193,15 +182,8 @@ def _train_until_rollback(
                 return True
             if progress.step % LOOK_EVERY_STEPS == 0:
                 attempt.look()
-                if progress.streak.due is not None:
-                    _go_back(attempt, progress.streak.due)
-                    return False
-            spikes = job.section.spikes
             stopping = any_rank(stop_requested(), job.world)
-            is_due = progress.step % job.context.training.checkpoint_every == 0 or (
-                spikes.rollback_after is not None
-                and progress.step % spikes.rollback_steps == 0
-            )
+            is_due = progress.step % job.context.training.checkpoint_every == 0
             if progress.step < job.section.steps and (stopping or is_due):
                 _save(attempt)
             if stopping:
@@ -264,38 +246,6 @@ def _tell(
     job.context.warn(
         f"{job.context.stage}: {stopped['callback']} ended the training after step "
         f"{stopped['step']} of {steps}: {stopped['reason']}"
-    )
-
-
-def _go_back(attempt: Attempt, first_bad_step: int) -> None:
-    """Return to the checkpoint before a streak of bad steps; rows read since then are
-    never read again.
-    """
-    job = attempt.job
-    progress = attempt.progress
-    spikes = attempt.job.section.spikes
-    target = rollback_step(first_bad_step, spikes.rollback_steps)
-    rollback = describe_rollback(
-        job.plan, attempt.rollbacks, progress.step, target, first_bad_step
-    )
-    attempt.checkpoints.join()
-    attempt.rollbacks.append(rollback)
-    if job.world.is_first:
-        # This write commits the rollback: a kill during the following steps is
-        # harmless.
-        write_rollbacks(job.context.work, attempt.rollbacks)
-        attempt.checkpoints.remove(
-            lambda step, state: is_given_up(step, state["rollbacks"], attempt.rollbacks)
-        )
-    attempt.restore(target, attempt.checkpoints.load(target, progress.tensors()))
-    progress.streak = Streak()
-    attempt.clock = Clock(progress.tokens, progress.step)
-    if attempt.record is not None:
-        attempt.record.go_back(rollback)
-    job.context.warn(
-        f"{spikes.rollback_after} bad steps in a row from step {first_bad_step} on: "
-        f"rolled back from step {rollback['from_step']} to step {target}; the rows "
-        "read since are not read again"
     )
 
 

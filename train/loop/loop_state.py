@@ -9,7 +9,6 @@ from typing import NotRequired, Protocol, TypedDict
 from torch import Tensor
 
 from gristmill.train.loop.callbacks import Stop
-from gristmill.train.loop.spikes import Streak
 
 StateTensors = dict[str, Tensor | dict[str, Tensor]]
 """State of the loop on the device, by name, and within each part."""
@@ -49,7 +48,6 @@ class CheckpointState(TypedDict):
     """State of the loop in a checkpoint's marker, as JSON; see LoopState.
 
     Attributes:
-        streak: its length, and the step from which a rollback is due.
         rows_of: fingerprint of the rows.
         began_with: stage -> fingerprint of the models that the training started from.
         callbacks: state of the callbacks, by their hash.
@@ -58,8 +56,6 @@ class CheckpointState(TypedDict):
     digest: str
     tokens: int
     skipped: int
-    streak: tuple[int, int | None]
-    rollbacks: int
     best: float | None
     stale: int
     stopped: Stop | None
@@ -81,8 +77,6 @@ class LoopState:
         step: optimizer steps done, skipped ones included.
         tokens: tokens read.
         skipped: number of skipped updates up to the last read of the device.
-        streak: of consecutive bad steps.
-        rollbacks: number of rollbacks.
         best, stale: best held-out loss, and validations since then.
         stopped: end of the training that a callback asked for.
         seen: steps whose flags the host has not read yet.
@@ -95,8 +89,6 @@ class LoopState:
     step: int = 0
     tokens: int = 0
     skipped: int = 0
-    streak: Streak = field(default_factory=Streak)
-    rollbacks: int = 0
     best: float | None = None
     stale: int = 0
     stopped: Stop | None = None
@@ -116,8 +108,6 @@ class LoopState:
             "digest": self.digest,
             "tokens": self.tokens,
             "skipped": self.skipped,
-            "streak": (self.streak.length, self.streak.due),
-            "rollbacks": self.rollbacks,
             "best": self.best,
             "stale": self.stale,
             "stopped": self.stopped,
@@ -130,8 +120,6 @@ class LoopState:
         self.digest = plain["digest"]
         self.tokens = plain["tokens"]
         self.skipped = plain["skipped"]
-        self.streak = Streak(*plain["streak"])
-        self.rollbacks = plain["rollbacks"]
         self.best = plain["best"]
         self.stale = plain["stale"]
         self.stopped = plain["stopped"]

@@ -16,7 +16,6 @@ from typing import Any, Literal, Required, TypedDict
 from gristmill.core.files import atomic_write, copy_file
 from gristmill.mixtures.sections.engine import Trackers
 from gristmill.train.loop.objective import Metrics
-from gristmill.train.loop.rollback import Rollback, read_rollbacks, write_rollbacks
 from gristmill.train.loop.spike_report import AUTOPSIES, forget_after
 from gristmill.train.trackers import open_trackers
 
@@ -74,8 +73,6 @@ class Record:
     Args:
         work: the stage's working folder.
         resumed_step: lines of later steps are removed; 0 starts over.
-        rollbacks: number of rollbacks so far; skipped steps before the last one are
-            kept.
         trackers: experiment trackers that also receive the metrics.
 
     Raises:
@@ -86,13 +83,12 @@ class Record:
         self,
         work: Path,
         resumed_step: int,
-        rollbacks: int = 0,
         trackers: Trackers = NOWHERE,
     ) -> None:
         self._work = work
         cut_after(work / METRICS, resumed_step)
-        cut_after(work / SKIPPED, resumed_step, rollbacks)
-        forget_after(work / AUTOPSIES, resumed_step, rollbacks)
+        cut_after(work / SKIPPED, resumed_step)
+        forget_after(work / AUTOPSIES, resumed_step)
         if resumed_step == 0:
             shutil.rmtree(work / "tensorboard", ignore_errors=True)
         self._board = _open_tensorboard(work / "tensorboard", resumed_step)
@@ -121,16 +117,6 @@ class Record:
         """Append a skipped step and the data that it read."""
         append_line(self._work / SKIPPED, line)
 
-    def go_back(self, rollback: Rollback) -> None:
-        """Truncate the metrics to the target step of a rollback, and log the rollback
-        at that step.
-        """
-        step = rollback["to_step"]
-        cut_after(self._work / METRICS, step)
-        append_line(self._work / METRICS, {"step": step, "rollback": rollback})
-        self._board.close()
-        self._board = _open_tensorboard(self._work / "tensorboard", step)
-
     def close(self) -> None:
         """Flush TensorBoard's files, and finish the runs of the trackers."""
         self._board.close()
@@ -141,8 +127,6 @@ class Record:
         """Copy the record to the stage's output."""
         for name in (METRICS, SKIPPED):
             copy_file(self._work / name, out / name)
-        if rollbacks := read_rollbacks(self._work):
-            write_rollbacks(out, rollbacks)
         for path in sorted((self._work / AUTOPSIES).glob("*")):
             copy_file(path, out / AUTOPSIES / path.name)
 
@@ -166,18 +150,14 @@ def read_lines(path: Path) -> list[Any]:
     )
 
 
-def cut_after(path: Path, step: int, rollbacks: int = 0) -> None:
-    """Keep complete lines of steps up to `step` and of all steps before the last
-    rollback; creates a missing file.
-    """
+def cut_after(path: Path, step: int) -> None:
+    """Keep complete lines of steps up to `step`; creates a missing file."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     with atomic_write(path) as sink:
         for line in lines:
             if not line.endswith(b"\n"):  # torn by a kill
                 continue
-            entry = json.loads(line)
-            age = (entry.get("rollbacks", rollbacks), entry["step"])
-            if age <= (rollbacks, step):
+            if json.loads(line)["step"] <= step:
                 sink.write(line)
 
 

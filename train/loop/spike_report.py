@@ -6,9 +6,6 @@ list to exclude.
                               pre-training their origin and quality
     autopsies/exclude.txt     ids of the attributed documents of all reports, one
                               hexadecimal id per line
-
-After a rollback (`rollback.py`) the same step may be skipped again with other rows:
-its files are named step-120-r1 after one rollback.
 """
 
 from __future__ import annotations
@@ -109,11 +106,10 @@ def examine(
     return {**step, "suspects": suspects, "documents": listed}
 
 
-def write_spike_report(folder: Path, report: SpikeReport, rollbacks: int = 0) -> None:
+def write_spike_report(folder: Path, report: SpikeReport) -> None:
     """Write a loss-spike report, and update the list of attributed documents."""
-    name = f"step-{report['step']}" + (f"-r{rollbacks}" if rollbacks else "")
     text = json.dumps(report, ensure_ascii=False, indent=1)
-    write_text(folder / f"{name}.json", text)
+    write_text(folder / f"step-{report['step']}.json", text)
     write_exclusion(folder)
 
 
@@ -129,16 +125,11 @@ def write_exclusion(folder: Path) -> None:
     write_text(folder / EXCLUDE, "".join(f"{suspect}\n" for suspect in suspects))
 
 
-def forget_after(folder: Path, step: int, rollbacks: int = 0) -> None:
-    """Remove reports that a training resumed from `step`, after `rollbacks` rollbacks,
-    writes again.
-    """
+def forget_after(folder: Path, step: int) -> None:
+    """Remove reports that a training resumed from `step` writes again."""
     if not folder.exists():
         return
     for path in folder.glob("step-*.json"):
-        report_step, _, report_rollbacks = path.stem.removeprefix("step-").partition(
-            "-r"
-        )
-        if (int(report_rollbacks or 0), int(report_step)) > (rollbacks, step):
+        if int(path.stem.removeprefix("step-")) > step:
             path.unlink()
     write_exclusion(folder)

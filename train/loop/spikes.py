@@ -6,8 +6,6 @@ full.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 from torch import Tensor
 
@@ -52,35 +50,3 @@ def remember_loss(window: Tensor, loss: Tensor, step: int) -> None:
     losses that are not finite are stored as NaN.
     """
     window[step % len(window)] = torch.where(loss.isfinite(), loss, float("nan"))
-
-
-@dataclass(frozen=True)
-class Streak:
-    """Streak of consecutive bad steps.
-
-    Attributes:
-        length: number of trailing bad steps; 0 after a good one.
-        due: first step of a streak that triggers a rollback, until the rollback is
-            done.
-    """
-
-    length: int = 0
-    due: int | None = None
-
-    def after(self, step: int, bad: bool, enough: int | None) -> Streak:
-        """Streak after one more step; `enough` bad steps in a row trigger a rollback
-        (None: never).
-        """
-        if not bad:
-            return replace(self, length=0)
-        length = self.length + 1
-        if self.due is None and enough is not None and length >= enough:
-            return Streak(length, step - length + 1)
-        return replace(self, length=length)
-
-
-def rollback_step(due: int, every: int) -> int:
-    """Target step of a rollback: the last multiple of `every` before the first bad
-    step; 0 is the start.
-    """
-    return (due - 1) // every * every

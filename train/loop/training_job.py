@@ -95,7 +95,7 @@ class Job:
 
     @cached_property
     def plan(self) -> RowPlan:
-        """Positions of each step, without rollbacks."""
+        """Positions of each step."""
         return plan_of(
             self.section,
             self.learner.objective.sequence_length,
