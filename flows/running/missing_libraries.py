@@ -15,7 +15,6 @@ EXTRA_OF = {
     **dict.fromkeys(
         ("prefect", "fastapi", "starlette", "uvicorn", "prometheus_client"), "ui"
     ),
-    **dict.fromkeys(("sacrebleu", "rouge_score"), "eval"),
     **dict.fromkeys(("torchao", "bitsandbytes"), "quant"),
     "datasets": "hf",
     "transformers": "models",

@@ -4,8 +4,6 @@ prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gristmill.flows.stages.sections import (
     dump,
     name_outside_files,
@@ -15,7 +13,6 @@ from gristmill.flows.stages.sections import (
 from gristmill.flows.stages.stage import (
     Configured,
     Display,
-    Library,
     Requirements,
     Stage,
     only,
@@ -39,20 +36,13 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     return named_recipe, arguments
 
 
-def libraries(manifest: Manifest) -> Iterator[Library]:
-    """Yield the libraries that compare generated texts with references."""
-    for task in () if manifest.evaluate is None else manifest.evaluate.tasks:
-        for library in task.libraries:
-            yield Library(library, f"evaluate.tasks.{task.name}.metrics")
-
-
 STAGE = Stage(
     "evaluate",
     3,
     "gristmill.train.stages.evaluate:run",
     configure,
     only("tokenizer", "mix", *MODELS),
-    requirements=Requirements(torch=True, libraries=libraries),
+    requirements=Requirements(torch=True),
     display=Display(
         topics={"evaluation": "evaluation.json"},
         report=(

@@ -23,15 +23,8 @@ from gristmill.mixtures.base import (
 )
 from gristmill.mixtures.user_code import NAME_TAG, OWN_TAG, OwnCall, own_or_name
 
-LIBRARY_OF = {
-    **dict.fromkeys(("bleu", "chrf"), "sacrebleu"),
-    **dict.fromkeys(("rouge1", "rouge2", "rougeL"), "rouge_score"),
-}
-"""The metrics that a library computes; the extra `eval` installs it."""
 GgufKind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
-GenerationMetric = Literal[
-    "exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL"
-]
+GenerationMetric = Literal["exact_match", "contains", "f1"]
 
 
 class OwnMetric(OwnCall):
@@ -105,8 +98,8 @@ class Task(Section):
     fewshot_delimiter: str = "\n\n"
     """Text between solved items."""
     metrics: tuple[Metric, ...] = ("exact_match",)
-    """For `generate`: `bleu` and `chrf` by sacrebleu over the corpus, `rouge*` by
-    rouge-score, `f1` over words, and functions of your own, `{use: ./metrics.py:mine}`.
+    """For `generate`: `f1` is over words; functions of your own are
+    `{use: ./metrics.py:mine}`.
     """
     stop: tuple[str, ...] = ("\n",)
     """For `generate`: texts that end generation."""
@@ -125,16 +118,6 @@ class Task(Section):
         """The metrics that come with gristmill."""
         return tuple(
             metric for metric in self.metrics if not isinstance(metric, OwnMetric)
-        )
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        """Import names of the libraries that compute the task's metrics."""
-        metrics = self.built_in_metrics if self.kind == "generate" else ()
-        return tuple(
-            dict.fromkeys(
-                LIBRARY_OF[metric] for metric in metrics if metric in LIBRARY_OF
-            )
         )
 
     def _problems(self) -> Iterator[str]:

@@ -314,13 +314,6 @@ def missing_for(
             "datatrove is not installed (needed by filter)",
         ),
         (
-            "evaluate.tasks=[{name: said, path: said.jsonl, kind: generate, metrics: "
-            "[f1, chrf, rouge1]}]",
-            "sacrebleu is not installed (needed by evaluate.tasks.said.metrics); "
-            "install it with: pip install 'gristmill[eval]'\n"
-            "rouge_score is not installed (needed by evaluate.tasks.said.metrics)",
-        ),
-        (
             "prepare=[{quality: {perplexity: {kenlm: given.arpa}}}]",
             "kenlm is not installed (needed by quality); install it, which needs a C++ "
             "compiler and Python 3.12 or older, with: pip install 'gristmill[kenlm]'",

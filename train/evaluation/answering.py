@@ -32,7 +32,6 @@ from gristmill.train.evaluation.metrics import (
     PerItem,
     bits_per_byte,
     choice_metrics,
-    corpus_metrics,
     generation_metrics,
     own_metric,
 )
@@ -234,7 +233,7 @@ def _generate(
         for text in written(reader, prompts, task.max_new_tokens, stops)
     ]
     per_item = generation_metrics(task.built_in_metrics, items, answers)
-    corpus_values = corpus_metrics(task.built_in_metrics, items, answers)
+    corpus_values: dict[str, float] = {}
     for metric in task.own_metrics:
         measured = own_metric(metric, items, answers)
         if isinstance(measured, float):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from gristmill.train.evaluation.likelihood import Score
 from gristmill.train.evaluation.tasks import Item
 
 PerItem = dict[str, np.ndarray]
-CORPUS = ("bleu", "chrf")
 
 
 def choice_metrics(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> PerItem:
@@ -63,48 +61,16 @@ def bits_per_byte(sums: np.ndarray) -> np.ndarray:
 def generation_metrics(
     names: Sequence[str], items: Sequence[Item], answers: Sequence[str]
 ) -> PerItem:
-    """Metrics that are means over items; the best of an item's references counts."""
-    per_item = {}
-    for name in names:
-        if name in CORPUS:
-            continue
-        rouge = None
-        if name.startswith("rouge"):
-            from rouge_score.rouge_scorer import RougeScorer
-
-            rouge = RougeScorer([name])
-        best = [
-            max(
-                _agreement(name, answer, reference, rouge) for reference in item.answers
-            )
-            for item, answer in zip(items, answers, strict=True)
-        ]
-        per_item[name] = np.array(best, dtype=np.float64)
-    return per_item
-
-
-def corpus_metrics(
-    names: Sequence[str], items: Sequence[Item], answers: Sequence[str]
-) -> dict[str, float]:
-    """BLEU and chrF of sacrebleu (Post 2018), with its defaults, over all items
-    together.
-    """
-    corpus_names = [name for name in names if name in CORPUS]
-    if not corpus_names:
-        return {}
-    import sacrebleu
-
-    max_references = max(len(item.answers) for item in items)
-    # An item with fewer references repeats its first one, which does not change the
-    # score.
-    references = [
-        [(item.answers + item.answers[:1] * max_references)[place] for item in items]
-        for place in range(max_references)
-    ]
-    scorers = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}
+    """Metrics of answers; the best of an item's references counts."""
     return {
-        name: float(scorers[name](list(answers), references).score)
-        for name in corpus_names
+        name: np.array(
+            [
+                max(_agreement(name, answer, reference) for reference in item.answers)
+                for item, answer in zip(items, answers, strict=True)
+            ],
+            dtype=np.float64,
+        )
+        for name in names
     }
 
 
@@ -137,14 +103,12 @@ def own_metric(
     return values if values.shape else float(values)
 
 
-def _agreement(name: str, answer: str, reference: str, rouge: Any) -> float:
-    """Metric of one answer; `rouge` is the RougeScorer of a metric of ROUGE."""
+def _agreement(name: str, answer: str, reference: str) -> float:
+    """Metric of one answer."""
     if name == "exact_match":
         return float(answer.strip() == reference.strip())
     if name == "contains":
         return float(reference.strip() in answer)
-    if rouge is not None:
-        return float(rouge.score(reference, answer)[name].fmeasure)
     if name != "f1":
         raise ValueError(f"there is no metric {name!r} of an answer and a reference")
     # F1 over lower-cased words, as multisets (SQuAD, without its removal of articles
