@@ -35,7 +35,7 @@ from gristmill.train.loop.objective import (
     ReadDocument,
     mean_of_trained,
 )
-from gristmill.train.loop.prefetch import map_tensors, reading_threads
+from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.objectives.losses import IGNORED
 
@@ -73,7 +73,7 @@ def next_token_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 class _Read:
     """A micro-batch in host memory; `real`: False for padding."""
 
-    batch: Any
+    batch: Mapping[str, Tensor]
     real: bool
 
 
@@ -109,26 +109,19 @@ class _StreamObjective:
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> _Read:
         # An empty micro-batch computes too: its passes are collective operations.
         chosen = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        return _Read(
-            self._rows.kind.batch(chosen, self._rows.layout, trim=True), bool(len(rows))
-        )
+        return _Read(self._rows.kind.batch(chosen, trim=True), bool(len(rows)))
 
     def loss(self, model: nn.Module, batch: _Read, scale: float) -> Measured:
-        placed = map_tensors(
-            lambda part: part.to(self._device, non_blocking=True), batch.batch
-        )
+        placed = {
+            name: tensor.to(self._device, non_blocking=True)
+            for name, tensor in batch.batch.items()
+        }
         losses = self._losses(model, placed) * float(batch.real)
         total = losses.sum()
-        counted = (
-            placed["labels"] != IGNORED
-            if isinstance(placed, dict) and "labels" in placed
-            else None
-        )
-        row_losses = (
-            losses.detach()
-            if counted is None or counted.shape != losses.shape
-            else torch.where(counted, losses.detach(), UNTRAINED)
-        )
+        row_losses = losses.detach()
+        labels = placed.get("labels")
+        if labels is not None and labels.shape == losses.shape:
+            row_losses = torch.where(labels != IGNORED, row_losses, UNTRAINED)
         return Measured(
             total * scale,
             total.detach().double()[None],

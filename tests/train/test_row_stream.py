@@ -182,36 +182,19 @@ def test_batches_equal_those_of_our_loop_with_targets_and_positions(
         seed=3,
         document_mask=document_mask,
     )
-    torchtitan_batches = stream(
-        documents,
-        rank=rank,
-        world_size=world_size,
-        batch_size=6,
-        seed=3,
-        document_mask=document_mask,
-        layout="torchtitan",
-    )
-    for step, batch, (inputs, labels) in zip(
-        range(9), batches, torchtitan_batches, strict=False
-    ):
+    for step, batch in zip(range(9), batches, strict=False):
         (part,) = read_batch(loop, plan, step, 6, rank, world_size).parts
         input_ids = part.tokens.long()
         targets = next_tokens(input_ids, torch.arange(LENGTH) < part.filled[:, None])
         assert equal(batch["input_ids"], input_ids)
-        assert equal(inputs["input"], input_ids)
-        assert equal(labels, targets)
         shifted = torch.cat(
             (batch["labels"][:, 1:], torch.full((len(input_ids), 1), IGNORED)), dim=1
         )  # as transformers does
         assert equal(shifted, targets)
-        assert ("position_ids" in batch, "positions" in inputs) == (
-            document_mask,
-            document_mask,
-        )
+        assert ("position_ids" in batch) == document_mask
         if document_mask:
             real = part.positions >= 0
             assert equal(batch["position_ids"][real], part.positions[real].long())
-            assert equal(batch["position_ids"], inputs["positions"])
             assert batch["position_ids"].min() == 0
             assert (batch["labels"][~real] == IGNORED).all()
             # Padding is apart from the document before it.
@@ -505,8 +488,6 @@ def test_state_of_other_rows_or_workers_is_rejected(
         ({"batch_size": 2, "world_size": 3}, "batch_size 2 .* 3 "),
         ({"batch_size": 4, "world_size": 3, "each": "row"}, "multiple of world_size 3"),
         ({"epochs": 0}, "epochs .* 0"),
-        ({"layout": "numpy"}, "transformers or torchtitan.* 'numpy'"),
-        ({"layout": "torchtitan", "provenance": True}, "provenance"),
     ],
 )
 def test_invalid_settings_are_rejected(
@@ -651,63 +632,40 @@ def test_stream_equals_our_loop_after_a_batch_size_ramp(documents: Path) -> None
     assert rows == [plan.rows(order, step).tolist() for step in (4, 5, 6)]
 
 
-def torchtitan_loader(folder: Path, rank: int, workers: int) -> Any:
-    """The loader of torchtitan 0.3: `components/dataloader.py`,
-    ParallelAwareDataloader.
-    """
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    class ParallelAwareDataloader(StatefulDataLoader):
-        def state_dict(self) -> dict[str, Any]:
-            return {
-                f"dp_rank_{rank}": pickle.dumps(super().state_dict()),
-                "world_size": 2,
-            }
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            assert state_dict["world_size"] == 2
-            super().load_state_dict(pickle.loads(state_dict[f"dp_rank_{rank}"]))
-
-    rows = stream(
-        folder,
-        rank=rank,
-        world_size=2,
-        batch_size=6,
-        each="row",
-        seed=5,
-        document_mask=True,
-        layout="torchtitan",
-    )
-    return ParallelAwareDataloader(
-        rows, batch_size=3, num_workers=workers, snapshot_every_n_steps=2
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_torchtitan_loader_equals_our_loop_and_resumes(
+def test_loader_that_makes_batches_equals_our_loop_and_resumes(
     documents: Path, workers: int
 ) -> None:
-    pytest.importorskip("torchdata")
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader_of(rank: int) -> Any:
+        rows = stream(
+            documents,
+            rank=rank,
+            world_size=2,
+            batch_size=6,
+            each="row",
+            seed=5,
+            document_mask=True,
+        )
+        return stateful.StatefulDataLoader(
+            rows, batch_size=3, num_workers=workers, snapshot_every_n_steps=2
+        )
+
     loop = objective(documents, 5, True)
     for rank in (0, 1):
-        loader = torchtitan_loader(documents, rank, workers)
+        loader = loader_of(rank)
         batches, state = [], {}
         for number, batch in enumerate(islice(loader, 6)):
             batches.append(batch)
             if number == 2:
                 state = loader.state_dict()
-        for step, (inputs, labels) in enumerate(batches):
+        for step, batch in enumerate(batches):
             (part,) = read_batch(loop, RowPlan(((0, 0, 6),)), step, 3, rank, 2).parts
-            assert equal(inputs["input"], part.tokens.long())
-            assert equal(
-                labels,
-                next_tokens(
-                    inputs["input"], torch.arange(LENGTH) < part.filled[:, None]
-                ),
-            )
-            assert sorted(inputs) == ["input", "positions"]
-        resumed = torchtitan_loader(documents, rank, workers)
+            assert equal(batch["input_ids"], part.tokens.long())
+            assert sorted(batch) == ["input_ids", "labels", "position_ids"]
+        resumed = loader_of(rank)
         resumed.load_state_dict(state)
         assert equal(list(islice(resumed, 3)), batches[3:])
 

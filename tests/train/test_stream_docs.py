@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,30 +26,6 @@ pytest.importorskip("torchdata")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def torchtitan_stub() -> ModuleType:
-    """The part of torchtitan 0.3's `components/dataloader.py` that custom loaders
-    need.
-    """
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    class ParallelAwareDataloader(StatefulDataLoader):
-        @dataclass(kw_only=True, slots=True)
-        class Config:
-            dataset: str = ""
-            dataset_path: str | None = None
-            num_workers: int = 0
-
-        def __init__(
-            self, dataset: Any, dp_rank: int, dp_world_size: int, **settings: Any
-        ) -> None:
-            self.ranks = (dp_rank, dp_world_size)
-            super().__init__(dataset, **settings)
-
-    module = ModuleType("torchtitan.components.dataloader")
-    module.ParallelAwareDataloader = ParallelAwareDataloader  # type: ignore[attr-defined]
-    return module
-
-
 def run_examples(page: str, folder: Path, mix_folder: Path) -> dict[str, Any]:
     """Run all examples of a page beside a packed set in `packed`, and return their
     names.
@@ -60,15 +35,10 @@ def run_examples(page: str, folder: Path, mix_folder: Path) -> dict[str, Any]:
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for name in ("torchtitan", "torchtitan.components"):
-            patch.setitem(sys.modules, name, ModuleType(name))
-        patch.setitem(
-            sys.modules, "torchtitan.components.dataloader", torchtitan_stub()
-        )
         patch.setitem(sys.modules, "page", ModuleType("page"))
         for number, block in enumerate(blocks):
             exec(compile(block, f"{page}, example {number + 1}", "exec"), names)
-    assert len(blocks) == text.count("```python") >= 6
+    assert len(blocks) == text.count("```python") >= 5
     return {**names, "folder": folder}
 
 
@@ -195,16 +165,6 @@ def test_transformers_trainer_distributes_the_stream_over_processes(
         assert torch.equal(
             torch.cat([read[0][step], read[1][step]]), expected[step]["input_ids"]
         )
-
-
-def test_torchtitan_loader_gives_input_positions_and_shifted_labels(
-    names: dict[str, Any],
-) -> None:
-    inputs, labels, expected = names["inputs"], names["labels"], batches(names)
-    assert sorted(inputs) == ["input", "positions"]
-    assert torch.equal(inputs["input"], expected[0]["input_ids"][0::2])
-    assert torch.equal(labels[:, :-1], expected[0]["labels"][0::2][:, 1:])
-    assert names["loader"].ranks == (0, 2)
 
 
 def test_examples_of_parts_give_the_promised_results(

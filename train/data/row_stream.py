@@ -15,7 +15,6 @@ number of workers.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -24,6 +23,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from gristmill.core.files import as_path, read_json
@@ -48,10 +48,9 @@ from gristmill.train.data.preference_rows import (
     held_out_mask,
 )
 from gristmill.train.loop.batch_plan import micro_batches
-from gristmill.train.loop.prefetch import map_tensors, reading_threads
-from gristmill.train.objectives.losses import IGNORED, next_tokens
+from gristmill.train.loop.prefetch import reading_threads
+from gristmill.train.objectives.losses import IGNORED
 
-Layout = Literal["transformers", "torchtitan"]
 ROWS_AT_A_TIME = 16
 """Rows of one rank that are read together if rows are requested singly."""
 NO_END = 1 << 62
@@ -137,11 +136,11 @@ class _Documents:
         self.fingerprint = packed.fingerprint
         self._document_mask = document_mask
 
-    def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
+    def batch(self, rows: np.ndarray, trim: bool) -> dict[str, Tensor]:
         """The tensors of some rows (int64, shape (n,)); `trim`: drop the padding common
         to all of them.
         """
-        return laid_out(read_documents(self.packed, rows, self._document_mask), layout)
+        return laid_out(read_documents(self.packed, rows, self._document_mask))
 
     def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
         """Origin of each of some rows."""
@@ -179,13 +178,13 @@ class _Turns(_Documents):
         self._masks = LossMasks(packed)
         self.fingerprint = self._masks.fingerprint
 
-    def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
+    def batch(self, rows: np.ndarray, trim: bool) -> dict[str, Tensor]:
         ids, trained, positions = read_turns(self.packed, self._masks, rows, trim)
         if positions is None:  # every batch has the same keys
             positions = np.broadcast_to(
                 np.arange(ids.shape[1], dtype=np.int32), ids.shape
             )
-        return laid_out(TrainedRows(ids, trained, positions), layout)
+        return laid_out(TrainedRows(ids, trained, positions))
 
     def trained(self, rows: np.ndarray) -> int:
         return int(self._masks.trained_per_row[rows].sum())
@@ -210,7 +209,7 @@ class _Pairs(_Documents):
         self.order = self._drawn.order
         self.fingerprint = self._drawn.fingerprint
 
-    def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
+    def batch(self, rows: np.ndarray, trim: bool) -> dict[str, Tensor]:
         ids, targets = self._pairs.read(self._drawn.numbers[rows])
         labels = torch.cat(
             (targets.new_full((len(targets), 1), IGNORED), targets[:, :-1]), dim=1
@@ -234,26 +233,20 @@ class _Pairs(_Documents):
         return len(rows)
 
 
-def laid_out(read: TrainedRows, layout: Layout) -> Any:
-    """Rows in the format of a trainer.
+def laid_out(read: TrainedRows) -> dict[str, Tensor]:
+    """Rows in the format of transformers.
 
-    `transformers`: `input_ids`, `labels` (n, t) int64, which the model shifts, IGNORED
-    for untrained tokens, and `position_ids` if documents are separated. `torchtitan`:
-    ({`input`, `positions`}, labels), labels shifted.
+    `input_ids`, `labels` (n, t) int64, which the model shifts, IGNORED for untrained
+    tokens, and `position_ids` if documents are separated.
     """
     ids = torch.from_numpy(read.ids)
-    trained = None if read.trained is None else torch.from_numpy(read.trained)
-    titan = layout == "torchtitan"
-    batch = {"input" if titan else "input_ids": ids}
-    if not titan:
-        is_trained = torch.ones_like(ids, dtype=torch.bool)
-        batch["labels"] = ids.masked_fill(
-            ~(is_trained if trained is None else trained), IGNORED
-        )
+    labels = ids.clone()
+    if read.trained is not None:
+        labels[torch.from_numpy(~read.trained)] = IGNORED
+    batch = {"input_ids": ids, "labels": labels}
     if read.positions is not None:
-        positions = torch.from_numpy(padding_apart(read.positions))
-        batch["positions" if titan else "position_ids"] = positions
-    return (batch, next_tokens(ids, trained)) if titan else batch
+        batch["position_ids"] = torch.from_numpy(padding_apart(read.positions))
+    return batch
 
 
 def padding_apart(positions: np.ndarray) -> np.ndarray:
@@ -291,13 +284,16 @@ def stream(
     each: Literal["batch", "row"] | None = None,
     seed: int | None = None,
     epochs: int | None = None,
-    layout: Layout = "transformers",
     document_mask: bool | None = None,
     provenance: bool = False,
     reading: Stream | Mapping[str, object] | None = None,
 ) -> RowStream:
     """Stream the rows of a gristmill training, in its order, for any other training
     loop.
+
+    A batch is a dict of `input_ids`, `labels` (the model shifts them; -100 without a
+    loss) and, if documents are separated, `position_ids`; of preference pairs
+    `chosen_input_ids`, `chosen_labels`, and the same of `rejected`.
 
     Args:
         run_or_folder: a `Run`, the folder of a run (it has `run.json`), or the folder
@@ -317,11 +313,6 @@ def stream(
         seed: of the order; that of the run's training if absent, 0 for a folder.
         epochs: number of epochs, ending with the last whole batch; endless if absent.
             A set with phases is read once.
-        layout: "transformers": a dict of `input_ids`, `labels` (the model shifts them)
-            and, if documents are separated, `position_ids`. "torchtitan":
-            ({"input", "positions"}, labels), labels shifted already. Labels without a
-            loss are -100. Preference pairs: `chosen_input_ids`, `chosen_labels`, and
-            the same of `rejected`.
         document_mask: restart positions at 0 with each document of a mixture, which
             masks attention between documents; if absent, as in the run's model, false
             for a folder. Fine-tuning rows always restart.
@@ -352,7 +343,6 @@ def stream(
         each,
         seed,
         epochs,
-        layout,
         document_mask,
         provenance,
         Stream.model_validate(reading),
@@ -407,7 +397,6 @@ class RowStream(IterableDataset[Any]):
         each: Literal["batch", "row"] | None,
         seed: int,
         epochs: int | None,
-        layout: Layout,
         document_mask: bool,
         provenance: bool,
         reading: Stream,
@@ -423,7 +412,6 @@ class RowStream(IterableDataset[Any]):
         )
         self.seed = seed
         self.epochs = epochs
-        self.layout = layout
         self._provenance = provenance
         self._document_mask = document_mask
         self._reading = reading
@@ -433,13 +421,10 @@ class RowStream(IterableDataset[Any]):
         self._opened: _Documents | None = None
         self._process = 0
         _check(self)
-        if isinstance(self.kind, _Pairs) and (
-            self.each == "row" or layout == "torchtitan"
-        ):
+        if isinstance(self.kind, _Pairs) and self.each == "row":
             raise StreamError(
-                f"{folder} holds preference pairs, which come in batches for "
-                "transformers: give "
-                'batch_size, and neither each="row" nor layout="torchtitan"'
+                f"{folder} holds preference pairs, which come in batches: give "
+                'batch_size, and not each="row"'
             )
         self.kind.order.check_reads((epochs or 1) * self.kind.order.total)
 
@@ -601,7 +586,7 @@ class RowStream(IterableDataset[Any]):
         """Batch of rows of a stream, with their provenance, which torch's collating
         cannot join, in a list.
         """
-        if not isinstance(rows[0], dict) or PROVENANCE not in rows[0]:
+        if PROVENANCE not in rows[0]:
             return default_collate(list(rows))
         origins = [row[PROVENANCE] for row in rows]
         tensors = [
@@ -633,12 +618,12 @@ class RowStream(IterableDataset[Any]):
             (rank_rows,) = micro_batches(
                 rows, self.rank, self.world_size, -(-len(rows) // self.world_size)
             )
-            batch = self.kind.batch(rank_rows, self.layout, trim=self.each == "batch")
+            batch = self.kind.batch(rank_rows, trim=self.each == "batch")
             origins = self.kind.provenance(rank_rows) if self._provenance else []
             if self.each == "batch":
                 return [{**batch, PROVENANCE: origins} if origins else batch]
             parts = [
-                map_tensors(operator.itemgetter(row), batch)
+                {name: tensor[row] for name, tensor in batch.items()}
                 for row in range(len(rank_rows))
             ]
             if not origins:
@@ -697,14 +682,4 @@ def _check(stream: RowStream) -> None:
         raise StreamError(
             f"epochs must be 1 or more, not {stream.epochs}; leave it "
             "out to read without end"
-        )
-    if stream.layout not in ("transformers", "torchtitan"):
-        raise StreamError(
-            f"layout must be transformers or torchtitan, not {stream.layout!r}"
-        )
-    if stream.layout == "torchtitan" and stream._provenance:
-        raise StreamError(
-            'layout="torchtitan" hands all it gets to the model, so it carries no '
-            "provenance: ask "
-            "stream.provenance(stream.rows(batch)) beside it"
         )

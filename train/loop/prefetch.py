@@ -117,15 +117,6 @@ class TensorBatch:
         return self.apply(lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """Copy of nested tuples and dictionaries of tensors, with a function of each."""
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, dict):
-        return {name: map_tensors(function, part) for name, part in batch.items()}
-    return tuple(map_tensors(function, part) for part in batch)
-
-
 def pinned(values: Tensor | np.ndarray) -> Tensor:
     """Copy of a tensor or array in page-locked memory, so that its transfer overlaps
     with compute; no copy without a GPU.
