@@ -455,7 +455,7 @@ def test_explain_prints_the_full_text_with_edits_and_verdicts(project: Path) -> 
     [row] = asked(project, "SELECT id FROM documents WHERE locator = 'mail'")
     page = invoke(project, "explain", row["id"][:10], "--text").stdout
     assert "[-ann@letters.org-]{+" in page
-    assert re.search(r"clean +kept\n", page)
+    assert re.search(r"clean +kept *\n +edits: 1, ", page)
     dropped = invoke(project, "explain", "short", "--text").stdout
     assert "dropped: gopher_quality/min_words" in dropped
     assert "threshold 5" in dropped
