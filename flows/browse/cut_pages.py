@@ -12,15 +12,16 @@ from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest
 from gristmill.flows.browse.addresses import DOCUMENTS, Name, Search, address
 from gristmill.flows.browse.browsed_run import BrowsedRun, Inputs, NotThereError
 from gristmill.flows.browse.elements import id_span, listing_of, value_text
-from gristmill.flows.pages.histogram import draw_histogram
 from gristmill.flows.pages.page_elements import (
     Entry,
     Inline,
     Link,
     Note,
     Page,
+    ShareBar,
     Sides,
     Span,
+    Table,
     page_of,
     table,
 )
@@ -31,6 +32,7 @@ from gristmill.flows.questions.threshold_samples import (
     some_shards,
     stored_rules,
 )
+from gristmill.flows.report.stage_summaries import Binned
 from gristmill.mixtures.load import short_key
 from gristmill.mixtures.sections.sources import INGEST
 
@@ -123,32 +125,28 @@ def cut_page(run: BrowsedRun, key: Name) -> Page:
         text = "This bound is not a number, so that nothing lies next to it: "
         link = Link("all that it dropped", all_dropped)
         return page_of(rule.name, sentence, Note([text, link, "."], "plain"))
-    columns = run.columns(DOCUMENTS).measured.items()
-    places = (name for name, place in columns if place == (step, rule.statistic))
-    column = next(places, "")
-
-    def documents_of(low: float | None, high: float | None) -> str:
-        # A range of the form has both ends; a bar does not have its upper one.
-        bounds = [f'"{column}" >= {low!r}'] if low is not None else []
-        bounds += [f'"{column}" < {high!r}'] if high is not None else []
-        return Search(where=" AND ".join(bounds)).link()
-
     counted = summary.histograms.get(rule.statistic)
-    caption = (
-        f"Documents by {rule.statistic}; the line is the cut. A bar leads to its "
-        "documents."
-    )
     is_sampled = len(shard_names(corpus[INGEST])) > MOST_SHARDS
     sampled = f"Looked for in {MOST_SHARDS} shards, spread over the corpus."
     command = run.session.command("whatif", "--set", f"{short_key(key)}=VALUE")
     return page_of(
         rule.name,
         sentence,
-        draw_histogram(counted, rule.bound, caption, documents_of) if counted else None,
+        counted and _bins(counted),
         sampled if is_sampled else None,
         run.cached(("cut", key), lambda: _nearest(corpus, step, rule, rules_of_step)),
         f"What another bound would keep: `{command}`",
     )
+
+
+def _bins(values: Binned) -> Table:
+    """Documents in each bin, the first of which has no lower end."""
+    most = max(*values.counts, 1)
+    rows = [
+        [None if low is None else f"{low:g}", count, ShareBar(count / most)]
+        for low, count in zip([None, *values.edges], values.counts, strict=True)
+    ]
+    return table({"from": ">", "documents": ",", "": ""}, rows)
 
 
 def _nearest(

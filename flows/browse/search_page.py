@@ -17,7 +17,6 @@ from gristmill.flows.browse.addresses import (
 )
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.browse.elements import document_entry, listing_of, tabs
-from gristmill.flows.pages.dot_map import draw_map
 from gristmill.flows.pages.page_elements import (
     Choice,
     Field,
@@ -96,9 +95,7 @@ def steps_with_domains(run: BrowsedRun) -> list[str]:
 
 
 def domains_page(run: BrowsedRun, step: Name) -> Page:
-    """A map of documents by subject, and the domains of a step with links to their
-    documents.
-    """
+    """The domains of a step with links to their documents."""
     steps = steps_with_domains(run)
     if step not in steps:
         raise NotThereError(
@@ -112,14 +109,8 @@ def domains_page(run: BrowsedRun, step: Name) -> Page:
     def documents_of(domain: int) -> str:
         return Search(where=f"{column} = {domain}").link()
 
-    caption = (
-        f"{len(summary.map):,} documents of the sample of {summary.sample:,}, along "
-        "the two directions in which their vectors differ most. A number is that of a "
-        "domain, in the middle of its documents."
-    )
     return page_of(
         "Domains",
         tabs({name: address("domains", name) for name in steps}, step),
-        draw_map(summary.map, summary.domains, caption, documents_of),
         domain_table(summary, "of all documents", documents_of),
     )

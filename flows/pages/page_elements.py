@@ -119,54 +119,6 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A bar of a histogram, in units of its drawing (600 by 150), and the link that it
-    is.
-    """
-
-    x: float
-    width: float
-    height: float
-    title: str
-    href: str = ""
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Bars with labels (x, text) under the axis and a line at `cut`; see
-    `histogram.py`.
-    """
-
-    bars: Sequence[Bar]
-    labels: Sequence[tuple[float, str]]
-    cut: float | None
-    caption: str
-
-
-@dataclass(frozen=True)
-class MapPoint:
-    """A point of a map: a dot, or a label if it has a text."""
-
-    x: float
-    y: float
-    series: int
-    text: str = ""
-    title: str = ""
-    href: str = ""
-
-
-@dataclass(frozen=True)
-class DotMap:
-    """A square map of dots, of a colour for each series, and labels over them; see
-    `dot_map.py`.
-    """
-
-    dots: Sequence[MapPoint]
-    labels: Sequence[MapPoint]
-    caption: str
-
-
-@dataclass(frozen=True)
 class Entry:
     """An entry of a listing: its title, an excerpt of a text, and a line about it."""
 
@@ -295,8 +247,6 @@ Part = (
     | Heading
     | Table
     | Figure
-    | Histogram
-    | DotMap
     | Listing
     | Text
     | Sides

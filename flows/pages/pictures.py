@@ -21,6 +21,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 """Name -> points (x, y)."""
 MOST_LEVEL = 5
 """Names of steps that have room beside each other; more of them are written aslant."""
+MOST_TICKS = 6
 COLOURS = (
     "#2563eb",
     "#d97706",
@@ -187,3 +188,48 @@ def histogram(
         shares = np.array(counts) / (sum(counts) or 1)
         axes.stairs(shares, edges, label=name, linewidth=1.6)
     axes.set(xlabel=x_label, ylabel="share of documents")
+
+
+@picture
+def binned_counts(
+    axes: Any,
+    edges: Sequence[float],
+    counts: Sequence[int],
+    x_label: str,
+    cut: float | None = None,
+) -> None:
+    """Bars of equal width for the values below the first edge, between edges, and from
+    the last one on; a line marks a threshold, whose neighbourhood is always shown.
+    """
+    filled = np.flatnonzero(counts)
+    low, high = min(filled, default=0), max(filled, default=len(counts) - 1) + 1
+    # Bin i + 1 begins at edge i.
+    places = np.arange(1, len(edges) + 1)
+    if cut is not None:
+        place = np.interp(cut, edges, places)
+        axes.axvline(place, color=COLOURS[3])
+        low, high = min(low, place - 1), max(high, place + 1)
+    axes.bar(range(len(counts)), counts, 0.92, align="edge")
+    ticks = places[(places >= low) & (places <= high)]
+    ticks = ticks[:: -(-len(ticks) // MOST_TICKS)]
+    axes.set_xticks(ticks, [f"{edges[tick - 1]:g}" for tick in ticks])
+    axes.set(xlim=(low, high), xlabel=x_label, ylabel="documents")
+
+
+@picture
+def dot_map(
+    axes: Any,
+    dots: Sequence[tuple[float, float, int]],
+    labels: Sequence[tuple[float, float, str]],
+) -> None:
+    """Dots (x, y, number of their colour) in a square, and texts (x, y, text) over
+    them.
+    """
+    axes.figure.set_figheight(WIDTH_INCHES)
+    xs, ys, series = np.reshape(dots, (-1, 3)).T
+    colours = [COLOURS[int(number) % len(COLOURS)] for number in series]
+    axes.scatter(xs, ys, s=8, c=colours, alpha=0.6, linewidths=0)
+    for x, y, text in labels:
+        axes.text(x, y, text, weight="bold", ha="center", va="center")
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_axis_off()

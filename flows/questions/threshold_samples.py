@@ -12,8 +12,7 @@ from typing import Any
 from gristmill.dataprep.documents import Inputs, column_names, shard_names
 from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest, rules_of
-from gristmill.flows.pages.histogram import Binned
-from gristmill.flows.report.stage_summaries import StepSummary, read_as
+from gristmill.flows.report.stage_summaries import Binned, StepSummary, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import prepare_step
 from gristmill.flows.stages.stage import imported

@@ -7,8 +7,6 @@ from textwrap import shorten
 
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages import pictures
-from gristmill.flows.pages.dot_map import draw_map, series_of
-from gristmill.flows.pages.histogram import draw_histogram
 from gristmill.flows.pages.page_elements import (
     Details,
     Entry,
@@ -38,6 +36,7 @@ from gristmill.flows.report.facts import (
     top_reasons,
 )
 from gristmill.flows.report.stage_summaries import (
+    Binned,
     Counts,
     Distilled,
     LeakedItem,
@@ -188,7 +187,7 @@ def cuts(facts: Facts) -> MaybeSection:
         )
         parts: list[Part] = []
         if cut.histogram is not None:
-            parts.append(draw_histogram(cut.histogram, cut.bound, caption))
+            parts.append(histogram(cut.histogram, cut.statistic, caption, cut.bound))
         for side, samples in (("dropped", cut.failing), ("passed", cut.passing)):
             entries = []
             for sample in samples:
@@ -240,12 +239,16 @@ def whole_documents(facts: Facts) -> MaybeSection:
 def lengths(facts: Facts, name: str = "filter") -> MaybeSection:
     """Number of words of the documents that the filter read."""
     caption = "Documents that the filter has read, by their number of words."
-    return section_of("Lengths", _histogram(facts.step(name), "words", caption))
+    values = facts.step(name).histograms.get("words")
+    return section_of("Lengths", values and histogram(values, "words", caption))
 
 
-def _histogram(summary: StepSummary, column: str, caption: str) -> Part | None:
-    values = summary.histograms.get(column)
-    return None if values is None else draw_histogram(values, None, caption)
+def histogram(
+    values: Binned, column: str, caption: str, cut: float | None = None
+) -> Figure:
+    """Documents by a measured column, with a line at the cut."""
+    svg = pictures.binned_counts(values.edges, values.counts, column, cut)
+    return Figure(svg, caption)
 
 
 def rules_by_language(facts: Facts, name: str = "filter") -> MaybeSection:
@@ -278,12 +281,13 @@ def languages(facts: Facts, name: str = "langid") -> MaybeSection:
     columns = {"language": "", "documents": ",", "kept": ",", "share": ".1%"}
     most = ranked(summary.languages)[:MOST_LANGUAGES]
     kept = summary.languages_kept
+    scores = summary.histograms.get("language_score")
     return section_of(
         "Languages",
         f"{number} language{'s' if number > 1 else ''}{suffix}",
         Figure(count_bars(most, "documents"), "Documents by their likeliest language."),
         None if kept is None else table(columns, _kept_rows(most, kept)),
-        _histogram(summary, "language_score", "Confidence of the model."),
+        scores and histogram(scores, "language_score", "Confidence of the model."),
     )
 
 
@@ -435,9 +439,14 @@ def domains(facts: Facts, name: str = "cluster") -> MaybeSection:
         "Documents of the sample along the two directions in which their vectors "
         "differ most; the numbers are those of the domains."
     )
+    labels = [
+        (domain.x, domain.y, str(domain.domain))
+        for domain in summary.domains
+        if domain.documents
+    ]
     return section_of(
         f"Domains of {name}",
-        draw_map(summary.map, summary.domains, caption),
+        Figure(pictures.dot_map(summary.map, labels), caption),
         domain_table(summary, "of the documents of the sample"),
     )
 
@@ -455,7 +464,7 @@ def domain_table(
     total = sum(domain.documents for domain in summary.domains) or 1
     rows = [
         [
-            [SeriesKey(series_of(domain.domain)), str(domain.domain)],
+            [SeriesKey(domain.domain % len(pictures.COLOURS)), str(domain.domain)],
             Link(domain.name, link(domain.domain)) if link else domain.name,
             domain.documents,
             domain.documents / total,

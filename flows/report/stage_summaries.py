@@ -16,8 +16,6 @@ from gristmill.dataprep.examples.kept_examples import PreparedSet
 from gristmill.dataprep.examples.make_examples import RewardSpread
 from gristmill.dataprep.examples.preferences import Audit
 from gristmill.dataprep.readers.document_shards import Loss
-from gristmill.flows.pages.dot_map import Domain
-from gristmill.flows.pages.histogram import Binned
 from gristmill.flows.pages.page_elements import ByName, Measure
 from gristmill.tokenize.encoding.token_report import GroupTokens
 from gristmill.tokenize.mixing.mix_summary import MixedPhase
@@ -213,6 +211,25 @@ class GeneratedSource(Summary):
     quarantined: int
     bytes: int
     asked: Row
+
+
+class Binned(Summary):
+    """Numbers of values below the first edge, between edges, and from the last one
+    on.
+    """
+
+    edges: Sequence[float]
+    counts: Sequence[int]
+
+
+class Domain(Summary):
+    """A cluster of documents about one subject, and the middle of them on the map."""
+
+    domain: int
+    name: str
+    documents: int
+    x: float = 0.0
+    y: float = 0.0
 
 
 class StepSummary(Summary):

@@ -18,24 +18,19 @@ import pytest
 from jinja2 import StrictUndefined
 
 from gristmill.flows.pages.column_glossary import MEANINGS
-from gristmill.flows.pages.histogram import Binned, draw_histogram, place_on_bins
 from gristmill.flows.pages.markdown import markdown_page
 from gristmill.flows.pages.page_elements import (
-    Bar,
     Choice,
     Details,
-    DotMap,
     Entry,
     Field,
     Fields,
     Figure,
     Form,
     Heading,
-    Histogram,
     Link,
     Links,
     Listing,
-    MapPoint,
     Note,
     Page,
     Part,
@@ -56,32 +51,21 @@ from gristmill.flows.pages.page_html import (
     served_html,
     table_script,
 )
-from gristmill.flows.pages.pictures import curves, histogram, stacked_bars, steps
+from gristmill.flows.pages.pictures import (
+    COLOURS,
+    binned_counts,
+    curves,
+    histogram,
+    stacked_bars,
+    steps,
+)
 
 
-def test_cut_is_drawn_at_its_value() -> None:
-    assert [
-        place_on_bins(value, [0, 10, 20]) for value in (-1, 0, 5, 10, 15, 20, 99)
-    ] == [0, 1, 1.5, 2, 2.5, 4, 4]
-    drawn = draw_histogram(
-        Binned([0, 10, 20], [0, 4, 2, 0]),
-        12,
-        "words",
-        lambda low, high: f"/{low}-{high}",
-    )
-    assert drawn.cut == pytest.approx(600 * 2.2 / 4), (
-        "12 lies a fifth into the third of four bins"
-    )
-    assert [(bar.title, bar.height, bar.href) for bar in drawn.bars] == [
-        ("below 0: 0", 0, "/None-0"),
-        ("0 to 10: 4", 140, "/0-10"),
-        ("10 to 20: 2", 70, "/10-20"),
-        ("from 20: 0", 0, "/20-None"),
-    ]
-    assert drawn.labels == [(150, "0"), (300, "10"), (450, "20")]
-    assert draw_histogram(Binned([0, 10], [3, 0, 0]), None, "words").bars == [
-        Bar(0, 552, 140, "below 0: 3")
-    ]
+def test_bins_are_labelled_by_their_edges_and_the_cut_is_a_line() -> None:
+    svg = binned_counts([0, 10, 20], [0, 4, 2, 0], "words", 12)
+    assert re.findall(">([^<]+)</text>", svg)[:4] == ["0", "10", "20", "words"]
+    assert f"var(--series-3, {COLOURS[3]})" in svg
+    assert "series-3" not in binned_counts([0, 10], [3, 0, 0], "words")
 
 
 @pytest.mark.slow
@@ -292,8 +276,6 @@ def test_every_value_of_every_part_is_escaped() -> None:
         Listing(EVIL, [Entry(EVIL, EVIL, EVIL)]),
         Text([Span(EVIL), Span(EVIL, "strong", EVIL), Span(EVIL, "masked", EVIL)]),
         Figure("<svg/>", EVIL),
-        Histogram([Bar(0, 1, 1, EVIL, EVIL)], [(0, EVIL)], None, EVIL),
-        DotMap([], [MapPoint(0, 0, 0, EVIL, EVIL, EVIL)], EVIL),
         Sides(
             [
                 (EVIL, [Text([Span(EVIL, "removed")])]),
@@ -333,13 +315,11 @@ def test_every_value_of_every_part_is_escaped() -> None:
     Reader().feed(html)
     assert tag_counts["script"] == 1, "the page's own script"
     assert not {"img", "onerror", "src"} & set(tag_counts)
-    # Page and section titles and the captions of both drawings appear twice; the value
-    # of a choice marks an option.
-    assert html.count("&lt;script&gt;") == repr(page).count("<script>") + 2 + 3 * (
-        2 - 1
-    )
+    # Page and section titles appear twice; the value of a choice marks an option, in
+    # each of three places.
+    assert html.count("&lt;script&gt;") == repr(page).count("<script>") + 2 - 3
     assert "{{ 7 * 6 }}" in html
-    assert tag_counts["svg"] == 3 * 3
+    assert tag_counts["svg"] == 3
     assert served_html(page).count("&lt;script&gt;") == html.count("&lt;script&gt;")
 
 

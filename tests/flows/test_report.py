@@ -22,7 +22,6 @@ from gristmill.dataprep.documents import (
     document_id,
     write_table,
 )
-from gristmill.flows.pages.histogram import Binned
 from gristmill.flows.pages.markdown import markdown_page
 from gristmill.flows.pages.page_elements import Figure, Note, Page, Section
 from gristmill.flows.questions.find_documents import documents_of
@@ -44,6 +43,7 @@ from gristmill.flows.report.facts import (
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.report import costs, stage_sections
 from gristmill.flows.report.stage_summaries import (
+    Binned,
     StageCounts,
     Tokenized,
     read_as,
@@ -93,7 +93,7 @@ TOPICS: dict[str, Any] = {
             statistic="words",
             bound=50,
             dropped=3,
-            histogram=Binned([0, 50, 100], [0, 3, 4, 1]),
+            histogram=Binned(edges=[0, 50, 100], counts=[0, 3, 4, 1]),
             failing=[CutSample("ab", "a", "x<y", "nearly <b>enough</b>", 49)],
             passing=[CutSample("cd", "b", "z", "just enough", 50)],
         )

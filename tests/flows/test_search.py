@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,7 @@ from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.browse.server import make_app
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.cli.main import app
-from gristmill.flows.pages.dot_map import MARGIN, SIDE, Domain, draw_map
-from gristmill.flows.pages.page_elements import DotMap, MapPoint
+from gristmill.flows.pages.pictures import dot_map
 from gristmill.flows.questions.search import (
     FUSION,
     SearchError,
@@ -281,7 +280,7 @@ def test_browser_has_a_map_of_domains_with_document_links(
     ) as client:
         assert 'href="/domains/cluster"' in client.get("/").text
         page = client.get("/domains/cluster").text
-        assert page.count("<circle") == len(summary["map"]) + len(summary["domains"])
+        assert page.count("<circle") == len(summary["domains"])
         for domain in summary["domains"]:
             assert domain["name"] in page
             listed = client.get(f"/documents?where=domain+%3D+{domain['domain']}").text
@@ -290,20 +289,11 @@ def test_browser_has_a_map_of_domains_with_document_links(
         assert client.get("/domains/short").status_code == 404
 
 
-def test_map_fills_its_square_and_keeps_the_aspect_ratio() -> None:
-    domain = Domain(0, "rivers", documents=2, x=1.0, y=1.0)
-    domains = [domain, replace(domain, documents=0)]
-    drawn = draw_map(
-        [(-1.0, 0.0, 0), (3.0, 2.0, 9)], domains, "x", lambda number: f"/{number}"
-    )
-    assert [(dot.x, dot.y, dot.series) for dot in drawn.dots] == [
-        (MARGIN, SIDE / 2 + (SIDE - 2 * MARGIN) / 4, 0),
-        (SIDE - MARGIN, SIDE / 2 - (SIDE - 2 * MARGIN) / 4, 1),
-    ]
-    assert drawn.labels == [
-        MapPoint(SIDE / 2, SIDE / 2, 0, "0", "rivers: 2 documents", "/0")
-    ]
-    assert draw_map([], [], "x") == DotMap([], [], "x")
+def test_map_has_a_dot_for_each_document_in_the_colour_of_its_domain() -> None:
+    svg = dot_map([(-1.0, 0.0, 0), (3.0, 2.0, 9)], [(1.0, 1.0, "9")])
+    assert svg.count("<use") == 2
+    assert [f"series-{number}," in svg for number in (0, 1, 2)] == [True, True, False]
+    assert "<use" not in dot_map([], [])
 
 
 def test_a_snippet_begins_before_the_first_word_and_marks_all() -> None:
