@@ -21,7 +21,7 @@ from tests.test_architecture import ROOT
 
 HOW_TO = ROOT / "docs" / "how-to"
 PAGES = sorted(path for path in HOW_TO.rglob("*.md") if path.name != "README.md")
-NOTHING_TO_RUN = {"flink.md", "kubernetes.md", "prefect.md"}
+NOTHING_TO_RUN = {"kubernetes.md", "prefect.md"}
 """Pages that need a cluster or a permanent server; tests/flows/test_deploy_files.py and
 test_serving.py check them.
 """
