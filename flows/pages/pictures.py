@@ -202,13 +202,14 @@ def binned_counts(
     the last one on; a line marks a threshold, whose neighbourhood is always shown.
     """
     filled = np.flatnonzero(counts)
-    low, high = min(filled, default=0), max(filled, default=len(counts) - 1) + 1
+    low = float(min(filled, default=0))
+    high = float(max(filled, default=len(counts) - 1) + 1)
     # Bin i + 1 begins at edge i.
     places = np.arange(1, len(edges) + 1)
     if cut is not None:
         place = np.interp(cut, edges, places)
         axes.axvline(place, color=COLOURS[3])
-        low, high = min(low, place - 1), max(high, place + 1)
+        low, high = min(low, float(place) - 1), max(high, float(place) + 1)
     axes.bar(range(len(counts)), counts, 0.92, align="edge")
     ticks = places[(places >= low) & (places <= high)]
     ticks = ticks[:: -(-len(ticks) // MOST_TICKS)]
