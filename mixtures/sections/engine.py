@@ -80,7 +80,8 @@ class Compute(Section):
     """Unit that torch.compile compiles: nothing, each layer (quick to compile, any
     number of processes), or all layers with the parts around them (fuses more; one
     process). Needs a C++ compiler. `auto`: `block` for the pre-training of a plain
-    dense decoder on NVIDIA GPUs that are not joined by `tensor` or `context`, if there is a compiler; otherwise nothing.
+    dense decoder on NVIDIA GPUs that are not joined by `tensor` or `context`, if there
+    is a compiler; otherwise nothing.
     """
     activation_checkpointing: Literal["off", "full", "selective", "budget"] = "off"
     """Activations that are dropped in the forward pass and recomputed in the backward
@@ -105,7 +106,7 @@ class Compute(Section):
     @property
     def compiles(self) -> bool:
         """True if something is compiled; `auto` is resolved when a training begins
-        (`train.parallel.compiling`).
+        (`train.distributed.compiling`).
         """
         return self.compile in ("block", "model")
 

@@ -186,8 +186,8 @@ class Mix(Seeded):
     into whole rows and a remainder, and each piece goes into the fullest row that has
     room for it, longest first (best-fit-decreasing: Ding et al. 2024). Free space in
     rows is padding, which is never trained on and does not count as `tokens`. The
-    summary shows how much was cut and padded. Held-out rows are always
-    packed as `stream`, so that losses of different packings can be compared.
+    summary shows how much was cut and padded. Held-out rows are always packed as
+    `stream`, so that losses of different packings can be compared.
     """
     exclude: OutsidePath | None = None
     """A list of documents that must not be trained on, one id (32 hexadecimal digits)

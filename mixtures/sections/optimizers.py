@@ -42,7 +42,9 @@ class OptimizerFacts:
     fitted.
     """
     fixed_size: bool = False
-    """True if updates have a fixed size, which muP can scale (`train/optimizers/mup.py`)."""
+    """True if updates have a fixed size, which muP can scale
+    (`train/optimizers/mup.py`).
+    """
     library: str | None = None
     """Library that it needs."""
 

@@ -209,7 +209,7 @@ class Training(Seeded):
     log_every: Positive = 10
     """Steps between records of loss and speed."""
     spikes: Spikes = Spikes()
-    """Rules for skipping steps and for rolling back."""
+    """Rules for skipping steps."""
     seed: int | None = None
     """Seed of initialisation and order; the manifest's if absent."""
     continue_from: OutsidePath | None = None

@@ -431,7 +431,7 @@ class Curriculum(Section):
 
 
 class Rl(TrainingInEpochs):
-    """Reinforcement learning from rewards of the model's own answers, GRPO, or
+    """Reinforcement learning from rewards of the model's own answers (GRPO), or
     distillation on these answers.
 
     The current model answers a batch of prompts, `group_size` times each; the answers
@@ -468,8 +468,8 @@ class Rl(TrainingInEpochs):
     rewards: NonEmpty[AnyReward]
     """Rewards of an answer."""
     tools: tuple[AnyTool, ...] = ()
-    """Tools that the model may call while it answers: `{python: {...}}`,
-    `{search: {...}}`, `{use: ...}`. A tool's answers have no loss, and an error is an
+    """Tools that the model may call while it answers: `{python: {...}}`, `{search:
+    {...}}`, `{use: ...}`. A tool's answers have no loss, and an error is an
     answer too. See docs/how-to/training/tools-in-rl.md.
     """
     turns: Positive = 4

@@ -101,8 +101,8 @@ class DocumentFiles(Section):
     """A file, a glob, a folder, an fsspec URL of one of these, `python-docs://` or
     `python-stdlib://`. The members of a tar (`.tar`, `.tgz`, `.tar.gz`, `.tar.zst`,
     `.tar.bz2`, `.tar.xz`) or zip archive are read like the files of a folder. Files may
-    be compressed: `.gz`, `.zst`, `.bz2`, `.xz`. With `list`: the base of
-    relative paths in the listing; the manifest's folder if absent.
+    be compressed: `.gz`, `.zst`, `.bz2`, `.xz`. With `list`: the base of relative paths
+    in the listing; the manifest's folder if absent.
     """
     list: OwnListing | None = None
     """A function of your own that lists the files, instead of all files that `path`
@@ -116,14 +116,14 @@ class DocumentFiles(Section):
     """
     format: Format = "auto"
     """`auto` decides by file extension. `jsonl` is one JSON object per line, or a JSON
-    array of objects of at most 256 MiB. PDF, Word and other binary formats need `read`. `csv` is tab-separated in files named `.tsv`. `warc` also covers WET
-    and ARC files: 2xx responses of HTML or plain text, and conversion records, are
-    documents; all other records are counted as skipped. The type of a response that
-    declares none is detected as browsers do. `hf` is a folder of Hugging Face
-    `datasets`, saved with `save_to_disk` or in the layout of the hub; none of its code
-    is run. `iceberg` is the folder of an Apache Iceberg table, of whose current
-    snapshot the Parquet files are read (extra `iceberg`); tables with row deletions are
-    refused.
+    array of objects, at most 256 MiB long. PDF, Word and other binary formats need
+    `read`. `csv` is tab-separated in files named `.tsv`. `warc` also covers WET and ARC
+    files: 2xx responses of HTML or plain text, and conversion records, are documents;
+    all other records are counted as skipped. The type of a response that declares none
+    is detected as browsers do. `hf` is a folder of Hugging Face `datasets`, saved with
+    `save_to_disk` or in the layout of the hub; none of its code is run. `iceberg` is
+    the folder of an Apache Iceberg table, of whose current snapshot the Parquet files
+    are read (extra `iceberg`); tables with row deletions are refused.
     """
     split: str | Paragraphs | None = None
     """How text files that hold a book are split into documents: `{paragraphs: 4000}`
@@ -315,8 +315,8 @@ class TokenFiles(Section):
     dtype: Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"] | None = (
         None
     )
-    """Data type of the tokens, for files that do not declare it: `memmap`, and
-    `olmo` without a header.
+    """Data type of the tokens, for files that do not declare it: `memmap`, and `olmo`
+    without a header.
     """
     end_of_text: Count | None = None
     """Token id between documents; the tokenizer's end of text if absent. It does not

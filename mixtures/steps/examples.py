@@ -116,8 +116,7 @@ class MadeExamples(Section):
     """A set of examples that a language model writes; see docs/examples.md."""
 
     data: NonEmpty[Prompts]
-    """Sets of prompts; `examples://NAME` is another set of this section.
-    """
+    """Sets of prompts; `examples://NAME` is another set of this section."""
     exclude: OutsidePath | None = None
     """A file with ids, one per line: prompts to leave out, with everything that would
     be made from them.

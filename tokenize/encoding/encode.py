@@ -3,8 +3,8 @@
 Output, per document shard: `part-00000.tokens.bin`, the ids of its kept documents back
 to back without separators (raw little-endian uint16, or uint32 for vocabularies above
 65,536), and `part-00000.docs.parquet`, the location of each document's ids. Documents
-that cannot be encoded are in `part-00000.quarantine.parquet`.
-`report.json` evaluates the tokenizer on all shards.
+that cannot be encoded are in `part-00000.quarantine.parquet`. `report.json` evaluates
+the tokenizer on all shards.
 """
 
 from __future__ import annotations

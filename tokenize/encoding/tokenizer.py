@@ -2,8 +2,8 @@
 tokenizer.json.
 
 Output: tokenizer.json, tokenizer_config.json, chat_template.jinja (the files of
-transformers' AutoTokenizer) and token_bytes.npy (uint16 per id: UTF-8 bytes of text per token, 0 for
-special tokens).
+transformers' AutoTokenizer) and token_bytes.npy (uint16 per id: UTF-8 bytes of text per
+token, 0 for special tokens).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class TokenizerRecipe(TypedDict):
     """Recipe of the stage."""
 
     tokenizer: dict[str, object]
-    """The section (`mixtures.tokenizer.Tokenizer`)."""
+    """The section (`mixtures.sections.tokenizer.Tokenizer`)."""
     sources: list[str]
     """Names, in the manifest's order."""
     seed: int

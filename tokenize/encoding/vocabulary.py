@@ -1,5 +1,5 @@
-"""Training of a byte-level BPE vocabulary on a sample of text (Sennrich et al. 2016; bytes
-as GPT-2, Radford et al. 2019).
+"""Training of a byte-level BPE vocabulary on a sample of text (Sennrich et al. 2016;
+bytes as in GPT-2, Radford et al. 2019).
 
 Special tokens have the first ids; all 256 bytes are tokens, so any text can be encoded.
 

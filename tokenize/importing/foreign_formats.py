@@ -166,7 +166,7 @@ def _llmc(file: TokenFile, content: np.ndarray) -> Runs:
     if magic == LLMC_EVALUATION_MAGIC:
         raise TokenFileError(
             f"{file.name}: holds multiple-choice questions for llm.c's evaluation, "
-            "no text; leave it out"
+            "not text; leave it out"
         )
     if (magic, version) not in LLMC_DTYPES:
         allowed_headers = " or ".join(
@@ -338,8 +338,8 @@ def bounds_of(
     """Documents of a file's runs.
 
     A run that is a document yields one, without its end of text. The run of a file
-    without document ends is cut at every end of text, ignoring empty stretches; with `document_tokens` it is cut
-    after that many tokens instead.
+    without document ends is cut at every end of text, ignoring empty stretches; with
+    `document_tokens` it is cut after that many tokens instead.
 
     Args:
         runs: see `runs_of`.

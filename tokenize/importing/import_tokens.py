@@ -77,7 +77,7 @@ SAMPLE_TOKENS, SAMPLE_CHARACTERS = 64, 160
 
 class ListedSource(TypedDict):
     """Recipe of a source: its files beside its settings
-    (`mixtures.sources.TokenSource`).
+    (`mixtures.sections.sources.TokenSource`).
     """
 
     listing: list[ListedFile]

@@ -106,9 +106,9 @@ class MixRecipe(TypedDict):
     """Recipe of the stage."""
 
     mix: dict[str, object]
-    """The section (`mixtures.mix.Mix`)."""
+    """The section (`mixtures.sections.mix.Mix`)."""
     sources: dict[str, dict[str, object]]
-    """Settings of each source (`mixtures.sources.MixedSource`), in order."""
+    """Settings of each source (`mixtures.sections.sources.MixedSource`), in order."""
     seed: int
 
 

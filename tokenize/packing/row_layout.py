@@ -1,9 +1,9 @@
 """Placement of a mixture's documents: packs each stream into rows and sends the pieces
 of each segment to shards.
 
-First, one task per stream (`lay_out_stream`) scans its segments, counts what their
-rows cut and pad, and saves the state that the rows of each segment depend on. Then one task
-per segment (`place_segment`) cuts it into pieces, computes the place of each row by the
+First, one task per stream (`lay_out_stream`) scans its segments, counts the cut
+documents and the padding of their rows, and saves the state that the rows of each
+segment depend on. Then one task per segment (`place_segment`) cuts it into pieces, computes the place of each row by the
 keyed permutation, and sends the pieces to their shards. A task holds one segment, its
 documents and their pieces: seven times the bytes of its entries (`streams.py`), plus
 some numbers per possible length for `best_fit`. A piece of a rearranged document

@@ -20,7 +20,7 @@ from gristmill.train.loop.metrics_log import METRICS
 
 READS = "reads"
 """Config key for the keys of the section `pretrain` that determine the rows: see
-mixtures.training.READING_KEYS.
+mixtures.sections.pretrain.READING_KEYS.
 """
 
 

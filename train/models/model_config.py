@@ -85,7 +85,7 @@ class Shape:
 
     Attributes:
         layers, width, heads, kv_heads, head_width, ffn_width: see
-            `mixtures.model.Model`.
+            `mixtures.sections.model.Model`.
         rope_theta, rope_scaling, norm_eps, tied_embeddings, qk_norm, document_mask:
             likewise.
         vocab_size: ids of the tokenizer; ids from here to `padded_vocab_size` are

@@ -75,7 +75,7 @@ class PairLogps:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Settings of a loss; see `mixtures.posttraining.Dpo`."""
+    """Settings of a loss; see `mixtures.sections.posttraining.Dpo`."""
 
     beta: float
     label_smoothing: float = 0.0

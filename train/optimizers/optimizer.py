@@ -37,7 +37,7 @@ def make_optimizers(
         model: sharded.
         section: kind and hyperparameters.
         width_factor: width divided by muP's base width
-            (`mixtures.model.Model.mup_base_width`).
+            (`mixtures.sections.model.Model.mup_base_width`).
 
     Raises:
         ModuleNotFoundError: `adamw8bit` without torchao.
