@@ -136,11 +136,17 @@ cores).
 """
 AREAS["floors"] = tuple(FLOORS)
 MEASURES: dict[str, tuple[str, ...]] = {
-    "bounds": ("dataprep", "tokenize/mixing", "benchmarks/bounds.py"),
+    "bounds": (
+        "dataprep",
+        "tokenize/mixing",
+        "tokenize/packing",
+        "benchmarks/bounds.py",
+    ),
     "chain": (
         "dataprep",
         "tokenize/encoding",
         "tokenize/mixing",
+        "tokenize/packing",
         "flows/running",
         "benchmarks/chain",
     ),

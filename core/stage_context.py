@@ -112,7 +112,7 @@ def print_failure(
 
 class WorkMirror(Protocol):
     """A store that mirrors the local work folder of a training
-    (`train.loop.store_sync.Mirror`).
+    (`train.checkpoints.store_sync.Mirror`).
     """
 
     def add(self, folder: Path) -> None:

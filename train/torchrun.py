@@ -5,10 +5,10 @@ torchrun's key-value stores listen on all addresses of the machine without
 authentication, and hold pickles that torchrun loads (torch 2.13,
 elastic/rendezvous/dynamic_rendezvous.py): anyone who reaches the port could run code.
 With torchrun's own options one machine needs no store: its rendezvous is a file, and so
-is the ranks' (`parallel/process_groups.py`), in a private folder of the user. Trainings
-on several hosts (`parallel/rendezvous.py`) are started by torchrun itself, in a network
-that must be private. If such a training is in an object store, other hosts than the
-leader first make a local folder for it (`loop/store_sync.py`).
+is the ranks' (`distributed/process_groups.py`), in a private folder of the user.
+Trainings on several hosts (`distributed/rendezvous.py`) are started by torchrun itself,
+in a network that must be private. If such a training is in an object store, other hosts
+than the leader first make a local folder for it (`checkpoints/store_sync.py`).
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ KNOWN_ROWS = 20_000_000
 HUGE_ROWS = 10**12
 AHEAD = 4
 READING_THREADS = 2
-"""Beside an accelerator training reads with 4 (`train.loop.batches`)."""
+"""Beside an accelerator training reads with 4 (`train.loop.prefetch`)."""
 REPEATS = 5
 PAIRS = 60
 MEGA = 1e6

@@ -68,7 +68,7 @@ NOT_DRAWN = {
     "withheld": "it lies in rows that were emptied because of excluded documents",
     None: "its source is not in the mixture",
 }
-"""Meaning of the mixture's reasons (tokenize.mixing.candidates.unused)."""
+"""Meaning of the mixture's reasons (`RULES` in tokenize/mixing/ledger.py)."""
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,9 @@ def main(argv: list[str] | None = None) -> int:
 def launch_training(folder: Path, engine: Engine) -> int:
     """Replace this process with torchrun; return the exit code if that fails.
 
-    A training in an object store works in a local folder (see train.loop.store_sync).
-    With several hosts, this one is the leader; the others wait in `follow_leader.py`
-    until the leader has fetched its inputs.
+    A training in an object store works in a local folder (see
+    train.checkpoints.store_sync). With several hosts, this one is the leader; the
+    others wait in `follow_leader.py` until the leader has fetched its inputs.
     """
     from gristmill.train.checkpoints.store_sync import work_on
     from gristmill.train.distributed.rendezvous import hosts_of, lead

@@ -90,7 +90,7 @@ def divergence(
         logits: (m, v) float32, of the student.
         taught: distributions of the teacher at the same temperature.
         temperature: divisor of the logits.
-        kind, beta: see `mixtures.distillation.Distill`.
+        kind, beta: see `mixtures.sections.posttraining.Distill`.
     """
     student = F.log_softmax(logits / temperature, dim=-1)
     teacher = taught.logps
