@@ -1,5 +1,5 @@
 """The pages that find documents by subject: a search by meaning and by words, and the
-map of domains.
+domains.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def test_browser_search_escapes_its_results(session: Session) -> None:
         )
 
 
-def test_browser_has_a_map_of_domains_with_document_links(
+def test_browser_lists_domains_with_document_links(
     session: Session,
 ) -> None:
     summary = session.folder("cluster").manifest()["summary"]

@@ -420,7 +420,7 @@ def test_transformers_agrees_with_a_model_and_disagrees_with_a_damaged_one(
     stage: Path, exported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     from gristmill.flows.models import transformers_check
 
