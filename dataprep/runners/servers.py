@@ -137,7 +137,6 @@ def answers(
         # anyone having noticed.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", LOOK_MS),
-        ("grpc.min_reconnect_backoff_ms", LOOK_MS),
         ("grpc.max_reconnect_backoff_ms", LOOK_MS),
     ]
     with grpc.insecure_channel(endpoint, options=options) as channel:

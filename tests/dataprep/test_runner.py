@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from gristmill.dataprep.runners import runner
 from gristmill.dataprep.runners.errors import WorkerError, shorten
 from gristmill.dataprep.runners.pool import Element, in_turn
 from gristmill.dataprep.runners.runner import import_beam
+from gristmill.dataprep.runners.servers import answers
 from gristmill.dataprep.runners.ship_files import through
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.sections.engine import BeamEngine
@@ -35,6 +38,24 @@ def test_silent_job_server_is_named_after_its_timeout(tmp_path: Path) -> None:
         )
         with pytest.raises(WorkerError, match=rf"{endpoint} .*0\.2 s"):
             run_tasks("job", [Task("a")], lambda task: Done(), context)
+
+
+def test_distant_job_server_has_time_to_connect() -> None:
+    settings = b"\0\0\0\x04\0\0\0\0\0"  # frames of HTTP/2 (RFC 9113)
+    reset_first_call = b"\0\0\4\3\0\0\0\0\1\0\0\0\1"
+
+    def respond_late() -> None:
+        connection, _ = distant.accept()
+        with connection:
+            time.sleep(0.3)
+            connection.sendall(settings)
+            time.sleep(0.3)
+            connection.sendall(reset_first_call)
+            connection.recv(1 << 16)
+
+    with socket.create_server(("127.0.0.1", 0)) as distant:
+        threading.Thread(target=respond_late, daemon=True).start()
+        assert answers(f"127.0.0.1:{distant.getsockname()[1]}", 10)
 
 
 class FailedCall(grpc.RpcError):
