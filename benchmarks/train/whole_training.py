@@ -151,12 +151,6 @@ def main(side: str, folder: Path, size: Size) -> None:
     )
 
 
-if __name__ == "__main__":
-    settings = json.loads(sys.argv[3])
-    model = Model.model_validate(settings.pop("model"))
-    main(sys.argv[1], Path(sys.argv[2]), Size(model=model, **settings))
-
-
 def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of a plain matrix product, the best of some."""
     size = GPU_MATMUL if device.type == "cuda" else MATMUL
@@ -169,3 +163,9 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - started)
     return 2 * size**3 / best
+
+
+if __name__ == "__main__":
+    settings = json.loads(sys.argv[3])
+    model = Model.model_validate(settings.pop("model"))
+    main(sys.argv[1], Path(sys.argv[2]), Size(model=model, **settings))
