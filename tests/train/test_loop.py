@@ -70,6 +70,7 @@ def poisoned(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("last_step", "checkpoint"), [(24, 20), (27, 25)])
 def test_training_killed_after_bad_steps_resumes_exactly(
     run_stage: Any,
     inputs: dict[str, Path],
@@ -77,8 +78,12 @@ def test_training_killed_after_bad_steps_resumes_exactly(
     tmp_path: Path,
     poisoned: Any,
     monkeypatch: pytest.MonkeyPatch,
+    last_step: int,
+    checkpoint: int,
 ) -> None:
-    """Steps 21 to 23 are bad; the kill after step 24 loses those after step 20."""
+    """Steps 21 to 23 are bad; a kill after step 24 loses them, one after step 27 does
+    not.
+    """
     config = {**pretrain_config, "steps": 30, "global_batch_size": 4}
     summary = run_stage("pretrain", inputs, config, tmp_path / "undisturbed")
     assert summary["skipped_steps"] == 3
@@ -87,16 +92,18 @@ def test_training_killed_after_bad_steps_resumes_exactly(
         patch.setattr(
             loop,
             "_collect_where_due",
-            lambda step: _raise_interrupt() if step == 24 else None,
+            lambda step: _raise_interrupt() if step == last_step else None,
         )
         with pytest.raises(KeyboardInterrupt):
             run_stage(
                 "pretrain", inputs, config, tmp_path / "killed", checkpoint_every=5
             )
     torch.distributed.destroy_process_group()
-    run_stage("pretrain", inputs, config, tmp_path / "killed", checkpoint_every=5)
-    # Steps 1 to 24, and 21 to 30 again.
-    assert len(poisoned()) == undisturbed + 24 + 10
+    resumed = run_stage(
+        "pretrain", inputs, config, tmp_path / "killed", checkpoint_every=5
+    )
+    assert resumed["skipped_steps"] == 3
+    assert len(poisoned()) == undisturbed + last_step + 30 - checkpoint
     ours, theirs = weights_of(tmp_path / "killed"), weights_of(tmp_path / "undisturbed")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert read_lines(tmp_path / "killed") == read_lines(tmp_path / "undisturbed")

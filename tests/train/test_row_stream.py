@@ -664,6 +664,12 @@ def test_loader_that_makes_batches_equals_our_loop_and_resumes(
         for step, batch in enumerate(batches):
             (part,) = read_batch(loop, RowPlan(((0, 0, 6),)), step, 3, rank, 2).parts
             assert equal(batch["input_ids"], part.tokens.long())
+            assert equal(
+                batch["labels"],
+                part.tokens.long().masked_fill(
+                    torch.arange(LENGTH) >= part.filled[:, None], IGNORED
+                ),
+            )
             assert sorted(batch) == ["input_ids", "labels", "position_ids"]
         resumed = loader_of(rank)
         resumed.load_state_dict(state)
