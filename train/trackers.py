@@ -1,8 +1,8 @@
 """Experiment trackers: Weights & Biases and MLflow, by their clients.
 
 All attempts of a training share one run, identified by a hash of the training's working
-folder. Steps are those of the training: after a resume or rewind, steps are logged
-again.
+folder. Steps are those of the training: after a resume, the steps since the checkpoint
+are logged again.
 """
 
 from __future__ import annotations

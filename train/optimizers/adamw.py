@@ -11,8 +11,8 @@ from gristmill.train.optimizers.builder import Parameters, decay_groups
 def build(parameters: Parameters, section: Optimizer) -> torch.optim.AdamW:
     """Create PyTorch's fused AdamW with its moments.
 
-    A checkpoint of step 0 would otherwise create them by a step without gradients, and
-    count that step.
+    A checkpoint that is saved or loaded before the first step would otherwise create
+    them by a step without gradients, and count that step.
     """
     optimizer = torch.optim.AdamW(
         decay_groups(parameters, section),
