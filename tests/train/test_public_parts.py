@@ -222,6 +222,13 @@ def test_adamw_by_name_equals_that_of_pytorch_with_decay_on_matrices_only() -> N
     torch.testing.assert_close(ours, trained(reference))
 
 
+@pytest.mark.parametrize("kind", ["muon", "normuon"])
+def test_kind_without_parameters_is_rejected(kind: Any) -> None:
+    """They update the matrices inside `layers`, of which the model has none."""
+    with pytest.raises(ValueError, match="empty parameter list"):
+        optimizers_by_name(nn.Linear(2, 2), kind, learning_rate=0.1)
+
+
 class Bigram(nn.Module):
     """A minimal causal model: logits of the next token from the current one."""
 

@@ -41,6 +41,7 @@ def make_optimizers(
 
     Raises:
         ModuleNotFoundError: `adamw8bit` without torchao.
+        ValueError: the kind has no parameter to update.
         OwnCodeError: a user's optimizer fails, or is not an optimizer of these
             parameters.
     """
@@ -56,7 +57,8 @@ def make_optimizers(
     optimizers = [
         builder(kind)(parameters, section)
         for kind, parameters in parts.items()
-        if parameters  # adapters are matrices alone
+        # Adapters are matrices alone; a kind without any parameter raises its error.
+        if parameters or kind == section.kind
     ]
     if not section.decay_embeddings:
         embeddings = {
@@ -105,6 +107,7 @@ def optimizers_by_name(
 
     Raises:
         pydantic.ValidationError: a setting is wrong or unknown.
+        ValueError: the kind has no parameter to update.
 
     >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)]), "head": nn.Linear(4, 8)})
     >>> [type(optimizer).__name__ for optimizer in optimizers_by_name(model, "muon", learning_rate=0.02)]
