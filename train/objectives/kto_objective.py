@@ -50,7 +50,8 @@ def kto_loss(
         gains: (n,) g.
         desirable: (n,) bool.
         baseline: z, a scalar without gradient.
-        beta, desirable_weight, undesirable_weight: see `mixtures.sections.posttraining.Dpo`.
+        beta, desirable_weight, undesirable_weight: see
+            `mixtures.sections.posttraining.Dpo`.
 
     >>> kto_loss(torch.tensor([1.0, 1.0]), torch.tensor([True, False]), torch.tensor(1.0), 0.1, 1.0, 1.0).tolist()
     [0.5, 0.5]
