@@ -64,8 +64,8 @@ def rule_sets_for(is_code: bool, path_field: str | None = None) -> dict[str, Rul
     """Return the rule sets that judge a sample: name -> rules with default thresholds.
 
     Gopher's rules are included in every dialect, that of datatrove if spaCy is
-    installed. Those of FineWeb and NeMo Curator are
-    measured alone; these projects run them after Gopher's.
+    installed. Those of FineWeb and NeMo Curator are measured alone; these projects run
+    them after Gopher's.
     """
     if is_code:
         return {"code": Rules.model_validate({"code": {"path_field": path_field}})}
