@@ -65,9 +65,9 @@ class Asked:
 
     id: str
     messages: Sequence[Message]
-    record: str | None = None
-    example: Example = field(default_factory=Example)
-    licence: str | None = None
+    record: str | None
+    example: Example
+    licence: str | None
 
     @property
     def parents(self) -> list[str]:

@@ -71,7 +71,7 @@ def pair_text(prompt_text: str, chosen: str, rejected: str) -> str:
 
 
 def read_question(section: Comparison) -> PromptTemplate:
-    """Template of the question to judges.
+    """Template of the question to the judge.
 
     Raises:
         TemplateProblemError: it cannot be read, or uses an unknown name.

@@ -217,8 +217,8 @@ class QualitySummary:
         histogram: of a classifier, source -> documents in each of 20 equal bins of
             `quality`.
         distilled: agreement with the judge that the classifier was distilled from.
-        asked: requests and costs per judge that was asked.
-        unusable: documents without a usable answer of the first judge.
+        asked: requests and costs of the judge; None without one.
+        unusable: documents without a usable answer.
         training_documents: of a classifier, number by class.
         epochs: passes of its training.
         held_out: number of held-out documents.

@@ -1,8 +1,8 @@
 """Jobs on a Spark cluster by Spark's Python API, without Beam's job server.
 
 Spark distributes Python functions over machines, retries lost ones and shuffles. Any
-version of Spark with a supported Python works, without a server in between. Beam's own runner for Spark, with its job
-server, is `runner: SparkRunner`.
+version of Spark with a supported Python works, without a server in between. Beam's own
+runner for Spark, with its job server, is `runner: SparkRunner`.
 """
 
 from __future__ import annotations

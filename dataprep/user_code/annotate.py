@@ -264,7 +264,13 @@ def measure(
                 )
             decides |= is_decision
             if function.batch is None:
-                rows.append(values)
+                # Arrow takes NumPy's scalars only if all have one type.
+                rows.append(
+                    {
+                        name: value.item() if isinstance(value, np.generic) else value
+                        for name, value in values.items()
+                    }
+                )
             else:
                 parts.append(
                     {

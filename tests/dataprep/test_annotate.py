@@ -218,6 +218,20 @@ def step(locator: str) -> dict:
         )
 
 
+def test_numpy_scalars_of_several_types_make_one_column(
+    run_step: Callable[..., Any],
+) -> None:
+    source = """
+import numpy as np
+def step(text) -> dict:
+    size = len(text)
+    return {"size": np.uint8(size) if size % 2 else np.int64(size)}
+"""
+    assert [row["size"] for row in run_step(source)[1]] == [
+        len(text) for text in TEXTS
+    ] * 2
+
+
 WRONG = {
     "a wrong signature": (
         "def step(text, word): ...",
@@ -254,6 +268,11 @@ WRONG = {
         "def step(text) -> dict: return {'a': 1 if 'x' in text else 'one'}",
         {},
         ["steps.py, line 1", "'a'", "make no column"],
+    ),
+    "True among numbers": (
+        "import numpy as np\ndef step(text) -> dict: return {'a': np.True_ if 'x' in text else 1}",
+        {},
+        ["steps.py, line 2", "'a'", "make no column"],
     ),
     "a number that is too large": (
         "def step(text) -> dict: return {'a': 1 << 70}",

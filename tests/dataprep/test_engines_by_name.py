@@ -233,6 +233,13 @@ def test_spark_connections_do_not_share_environment_variables(
         spark.close()
 
 
+def test_missing_spark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setattr(spark, "find_spec", lambda name: None)
+    with pytest.raises(MissingEngineError, match=r"SPARK_HOME.*pyspark"):
+        spark.import_spark()
+
+
 def test_unreachable_spark_master_is_named() -> None:
     with pytest.raises(WorkerError, match=r"spark://127.0.0.1:9 \(.*refused.*\)"):
         spark.connect("spark://127.0.0.1:9", {}, 60)
