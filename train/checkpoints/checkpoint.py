@@ -222,7 +222,6 @@ class Checkpoints:
 
         from gristmill.train.checkpoints.safe_loading import SafePlanner, check_index
 
-        self.join()
         target = step_folder(self.folder, step)
         if self._per_host and self._mirror is not None:
             self._mirror.fetch(target)

@@ -222,9 +222,9 @@ def _reason_to_end(
     if event == "on_checkpoint":
         # Fingerprints do not cover the interval of checkpoints.
         raise OwnCodeError(
-            f"{reference.place}: {reference.name} returned {answer!r} on a "
-            "checkpoint, but how often one is saved may "
-            "not change a result; do so after_step or after_validation"
+            f"{reference.place}: {reference.name} returned {answer!r} on a checkpoint, "
+            "but how often one is saved may not change a result; end the training "
+            "after_step or after_validation"
         )
     return answer
 
