@@ -70,12 +70,15 @@ def gopher_rows() -> Iterator[Row]:
 
 
 def verdict_rate(texts: list[str], dialect: str, words: str) -> float | None:
-    """Return MB per second from text to verdicts; None if the package is missing that
+    """Return MB per second from text to verdicts; None if a package is missing that
     cuts the words.
     """
     quality = GopherQuality.model_validate({"dialect": dialect, "words": words})
     library = word_library(quality)
-    if library is not None and importlib.util.find_spec(library) is None:
+    # datatrove cuts English with spaCy.
+    if library is not None and not all(
+        map(importlib.util.find_spec, (library, "spacy"))
+    ):
         return None
     sets = {
         "quality": quality,

@@ -25,7 +25,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gristmill.core.files import (
     as_path,
@@ -149,7 +148,7 @@ def taking_part(folder: Path) -> Iterator[str]:
 
 
 def take_share(
-    offer: Offer, host: str, run: Callable[[Work, Sequence[Element]], Any]
+    offer: Offer, host: str, run: Callable[[Work, Sequence[Element]], None]
 ) -> None:
     """Run tasks of a job until all have records, one has failed, or the offer is
     withdrawn.

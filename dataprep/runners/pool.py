@@ -36,10 +36,10 @@ keys.
 """
 Element = tuple[str, Payload]
 """Name and payload of a task."""
-Work = Callable[[str, Payload], Any]
+Work = Callable[[str, Payload], None]
 """Function that runs a task."""
-Pool = Callable[[Work, Sequence[Element]], Iterator[Any]]
-"""Function that runs all tasks and yields their results in any order."""
+Pool = Callable[[Work, Sequence[Element]], Iterator[None]]
+"""Function that runs all tasks, in any order, and yields after each."""
 
 PACKAGE = "gristmill."
 PRELOADED = "gristmill.dataprep.runners.pool_preload"
@@ -49,26 +49,28 @@ TAIL_LINES = 20
 """Lines of a dead worker's output in its error."""
 
 
-def in_turn(work: Work, elements: Sequence[Element]) -> Iterator[Any]:
+def in_turn(work: Work, elements: Sequence[Element]) -> Iterator[None]:
     """Run the tasks in this thread, one after the other."""
     for name, payload in elements:
-        yield work(name, payload)
+        work(name, payload)
+        yield
 
 
-def in_threads(workers: int, work: Work, elements: Sequence[Element]) -> Iterator[Any]:
+def in_threads(workers: int, work: Work, elements: Sequence[Element]) -> Iterator[None]:
     """Run the tasks in threads; an error cancels the tasks that have not started."""
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(work, name, payload) for name, payload in elements]
         try:
             for future in as_completed(futures):
-                yield future.result()
+                future.result()
+                yield
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def in_processes(
     workers: int, work: Work, elements: Sequence[Element]
-) -> Iterator[Any]:
+) -> Iterator[None]:
     """Run the tasks in worker processes, which end with the job.
 
     Raises:
@@ -95,9 +97,9 @@ def in_processes(
         while busy:
             for line in wait(list(busy)):
                 worker = busy.pop(line)
-                answer = worker.answer()
+                worker.wait_for_answer()
                 hand_out(worker)
-                yield answer
+                yield
         for worker in started:
             worker.close()
     finally:
@@ -168,14 +170,14 @@ class Worker:
         except OSError:
             self._process.join(CLOSE_SECONDS)
 
-    def answer(self) -> Any:
-        """Wait for the result of the task.
+    def wait_for_answer(self) -> None:
+        """Wait for the end of the task.
 
         Raises:
             WorkerError: the worker died.
         """
         try:
-            return self.line.recv()
+            self.line.recv()
         except (EOFError, OSError):
             self._process.join(CLOSE_SECONDS)
             self._reader.join(timeout=1)
@@ -266,4 +268,5 @@ def serve(
             name, payload = line.recv()
         except EOFError:
             return
-        line.send(work(name, payload))
+        work(name, payload)
+        line.send(None)

@@ -159,8 +159,7 @@ def _do_all(
     # sample.
     if (sampler := statesampler.get_current_tracker()) is not None:
         sampler.stop_if_still_running()
-    for _ in pool(work, elements):
-        yield None
+    yield from pool(work, elements)
 
 
 def _receive(receive: Receive, grouped: tuple[int, Iterable[bytes]]) -> Iterator[None]:
