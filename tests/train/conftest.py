@@ -252,7 +252,7 @@ def run_stage(one_process: None) -> RunStage:
             config = {
                 key: value
                 for key, value in config.items()
-                if key in ("seed", READS) or key not in data_config
+                if key == "seed" or key not in data_config
             }
         if stage == "reference":
             config = {
