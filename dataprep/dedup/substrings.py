@@ -14,7 +14,8 @@ of copies, so that a text on a million pages costs no more than any other.
 5. apply: per shard, the edits and the annotation table.
 
 Windows are identified by a hash of 128 bits; among m distinct windows about m^2 / 2^129
-pairs share one by chance (10^10 windows: 10^-19). Guarantees, with n = `min_words` and c = `certain_words`:
+pairs share one by chance (10^10 windows: 10^-19). Guarantees, with n = `min_words` and
+c = `certain_words`:
 
 - A cut word lies in a passage of at least n words that also occurs elsewhere, in a
   first copy of which no word is cut.

@@ -24,7 +24,8 @@ is compared. An empty text, which datatrove drops as `empty`, is all repetition:
 share of it is 1. Otherwise a share of nothing is 0.
 
 Words are those of spaCy's blank English tokenizer, so that every verdict and its reason
-is that of datatrove's filters.
+is that of datatrove's filters; in a text whose language is written without spaces, each
+character of its script is a word.
 """
 
 from __future__ import annotations

@@ -94,13 +94,3 @@ def best_match(language: Language, named: Mapping[str, Value]) -> Value | None:
     """
     names = (f"{language.code}_{language.script}", language.code, EVERY_OTHER)
     return next((named[name] for name in names if name in named), None)
-
-
-def is_kept(language: Language, wanted: Mapping[str, Value]) -> bool:
-    """Return True if these keys keep any document of a language, in its script or in
-    any.
-    """
-    has_script_key = not language.script and any(
-        name.startswith(f"{language.code}_") for name in wanted
-    )
-    return has_script_key or best_match(language, wanted) is not None

@@ -17,6 +17,9 @@ import pyarrow as pa
 ALL = "all"
 """Group of all documents, if sources are not ranked separately."""
 
+LIMITS = {"memory_limit": "1GB", "threads": 2}
+"""Settings of DuckDB, which sorts on disk beyond this memory."""
+
 Scored = Iterable[tuple[Sequence[str], np.ndarray, np.ndarray]]
 """Per shard the source, score (float64, not NaN) and tie (uint64) of every ranked
 document.
@@ -69,7 +72,7 @@ def rank_documents(
     by_group: dict[str, DescribedCut] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        duckdb.connect(config={"temp_directory": folder}) as connection,
+        duckdb.connect(config={**LIMITS, "temp_directory": folder}) as connection,
     ):
         connection.execute(
             "CREATE TABLE documents (name VARCHAR, score DOUBLE, tie UBIGINT)"

@@ -50,10 +50,9 @@ def project(
     """Project `number` clusters and the first `most` of n vectors onto the first two
     principal components, by scikit-learn.
 
-    The place of a cluster
-    is the mean of its vectors, not its centroid: a centroid has length 1 and would lie
-    outside of its vectors, whose mean is shorter. A cluster without vectors is in the
-    middle of the map.
+    The place of a cluster is the mean of its vectors, not its centroid: a centroid has
+    length 1 and would lie outside of its vectors, whose mean is shorter. A cluster
+    without vectors is in the middle of the map.
 
     Args:
         clusters: int of shape (n,), the cluster of each vector.
