@@ -232,7 +232,7 @@ def _read_head(reader: _Reader) -> Head:
     magic, version = reader.numbers("ii")
     if magic != MAGIC or version not in VERSIONS:
         raise UnknownModelError(
-            f"it is no fastText file of version {VERSIONS[0]} or {VERSIONS[-1]}"
+            f"it is not a fastText file of version {VERSIONS[0]} or {VERSIONS[-1]}"
         )
     dim, _, _, _, _, word_ngrams, loss, kind, buckets, minn, maxn, _ = reader.numbers(
         "12i"

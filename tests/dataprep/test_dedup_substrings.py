@@ -400,6 +400,22 @@ def test_line_repeated_a_hundred_thousand_times_is_shuffled_once_per_shard(
     assert kept["duplicated_substring_words"] == 500 - 59
 
 
+def test_windows_that_share_half_of_their_hash_are_distinguished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [("web", str(row), prose(row)) for row in range(4)]
+
+    def colliding(texts: pa.Array, length: int) -> Any:
+        windows = find_windows(texts, length)
+        return windows._replace(high=windows.high % np.uint64(16))
+
+    monkeypatch.setattr(dedup_substrings, "find_windows", colliding)
+    inputs = run_in_this_process(
+        tmp_path, [documents[:2], documents[2:]], {"certain_words": 50}
+    )
+    assert texts_by_locator(inputs) == {row: text for _, row, text in documents}
+
+
 def test_only_kept_documents_of_the_sources_are_compared(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:

@@ -529,8 +529,8 @@ def test_too_large_numbers_are_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "change", "reason"),
     [
-        (0, struct.pack("<i", 1), "no fastText file"),
-        (4, struct.pack("<i", 13), "no fastText file"),
+        (0, struct.pack("<i", 1), "not a fastText file"),
+        (4, struct.pack("<i", 13), "not a fastText file"),
         (36, struct.pack("<i", 1), "predicts no labels"),
         (32, struct.pack("<i", 9), "predicts no labels"),
         (40, struct.pack("<i", 0), "no buckets"),
