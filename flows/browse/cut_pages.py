@@ -4,6 +4,7 @@ bound on both sides.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from gristmill.dataprep.documents import shard_names
@@ -132,20 +133,25 @@ def cut_page(run: BrowsedRun, key: Name) -> Page:
     return page_of(
         rule.name,
         sentence,
-        counted and _bins(counted),
+        counted and _bins(counted, rule.bound),
         sampled if is_sampled else None,
         run.cached(("cut", key), lambda: _nearest(corpus, step, rule, rules_of_step)),
         f"What another bound would keep: `{command}`",
     )
 
 
-def _bins(values: Binned) -> Table:
-    """Documents in each bin, the first of which has no lower end."""
+def _bins(values: Binned, bound: float) -> Table:
+    """Documents in each bin from the first to the last that has any or holds the bound;
+    the bin below all edges has no lower end.
+    """
     most = max(*values.counts, 1)
     rows = [
-        [None if low is None else f"{low:g}", count, ShareBar(count / most)]
+        [None if low is None else f"{low:,g}", count, ShareBar(count / most)]
         for low, count in zip([None, *values.edges], values.counts, strict=True)
     ]
+    shown = [bin_ for bin_, count in enumerate(values.counts) if count]
+    shown.append(bisect_right(values.edges, bound))
+    rows = rows[min(shown) : max(shown) + 1]
     return table({"from": ">", "documents": ",", "": ""}, rows)
 
 

@@ -207,7 +207,7 @@ def binned_counts(
     # Bin i + 1 begins at edge i.
     places = np.arange(1, len(edges) + 1)
     if cut is not None:
-        place = np.interp(cut, edges, places)
+        place = np.interp(cut, edges, places, left=0.5, right=len(edges) + 0.5)
         axes.axvline(place, color=COLOURS[3])
         low, high = min(low, float(place) - 1), max(high, float(place) + 1)
     axes.bar(range(len(counts)), counts, 0.92, align="edge")

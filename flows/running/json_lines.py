@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from gristmill.core.secrets import mask_addresses
 from gristmill.flows.running.events import (
+    RunEnded,
     RunEvent,
     StageEvent,
     StageFailed,
@@ -25,12 +26,14 @@ from gristmill.flows.running.events import (
 )
 from gristmill.flows.running.terminal import PLAIN_SECONDS
 
-LEVELS: dict[type[RunEvent], str] = {
+LEVELS: dict[type[RunEvent] | str, str] = {
     StageFailed: "error",
     StageWarning: "warning",
     StageStopping: "warning",
+    "failed": "error",
+    "interrupted": "warning",
 }
-"""Class of an event -> its level; `info` of all others."""
+"""Class of an event, or state of a run at its end -> level; `info` of all others."""
 
 
 class JsonLines:
@@ -103,7 +106,7 @@ class JsonObserver:
         kind = type(event)
         self._lines.log(
             re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(),
-            LEVELS.get(kind, "info"),
+            LEVELS.get(event.state if isinstance(event, RunEnded) else kind, "info"),
             **{
                 key: str(value) if isinstance(value, Path) else value
                 for key, value in values.items()

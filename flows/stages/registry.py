@@ -1,6 +1,7 @@
 """The registry of all stages.
 
-A stage of a file in this folder is listed in `ORDER`. Other code asks `STAGES`, or a plan's nodes, for facts on stages.
+A stage of a file in this folder is listed in `ORDER`. Other code asks `STAGES`, or a
+plan's nodes, for facts on stages.
 """
 
 from __future__ import annotations

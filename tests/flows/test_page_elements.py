@@ -66,6 +66,10 @@ def test_bins_are_labelled_by_their_edges_and_the_cut_is_a_line() -> None:
     assert re.findall(">([^<]+)</text>", svg)[:4] == ["0", "10", "20", "words"]
     assert f"var(--series-3, {COLOURS[3]})" in svg
     assert "series-3" not in binned_counts([0, 10], [3, 0, 0], "words")
+    counts = [1, 4, 2]
+    assert binned_counts([10, 20], counts, "words", 5) != (
+        binned_counts([10, 20], counts, "words", 10)
+    )
 
 
 @pytest.mark.slow

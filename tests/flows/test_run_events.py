@@ -176,14 +176,18 @@ def test_json_lines_mask_credentials() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "code", "state"),
-    [({"first": {"n": 1}}, 0, "completed"), ({"failing": {}}, 1, "failed")],
+    ("stage", "code", "state", "level"),
+    [
+        ({"first": {"n": 1}}, 0, "completed", "info"),
+        ({"failing": {}}, 1, "failed", "error"),
+    ],
 )
 def test_a_launched_run_with_json_lines_ends_with_its_state(
     toy_runner: Make,
     stage: dict[str, Any],
     code: int,
     state: str,
+    level: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     session = session_of(toy_runner(**stage))
@@ -199,11 +203,9 @@ def test_a_launched_run_with_json_lines_ends_with_its_state(
         == code
     )
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert (lines[0]["event"], lines[-1]["event"], lines[-1]["state"]) == (
-        "run_started",
-        "run_ended",
-        state,
-    )
+    assert lines[0]["event"] == "run_started"
+    last = lines[-1]
+    assert (last["event"], last["state"], last["level"]) == ("run_ended", state, level)
 
 
 @pytest.mark.slow
