@@ -135,7 +135,7 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
     }
     totals = _Totals()
     for shard in shard_names(inputs[INGEST]):
-        read = read_shard(inputs, shard, ["id", "text", "language"])
+        read = read_shard(inputs, shard, ["id", "text", "language", "script"])
         rows = read.documents.take(pa.array(read.rows))
         rows = rows.filter(pa.array(_keys(rows["id"]) <= np.uint64(limit)))
         for start in range(0, len(rows), BATCH_DOCUMENTS):
@@ -156,7 +156,10 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
 
 
 def _in_dialect(rules: GopherSet, dialect: str) -> GopherSet:
-    return type(rules)(**{**rules.model_dump(), "dialect": dialect})
+    words = rules.words
+    if words == "language" and dialect != "datatrove":
+        words = "dialect"
+    return type(rules)(**{**rules.model_dump(), "dialect": dialect, "words": words})
 
 
 def _keys(ids: pa.ChunkedArray) -> np.ndarray:

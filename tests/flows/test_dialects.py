@@ -121,6 +121,13 @@ def test_the_manifests_thresholds_are_used(committed: list[str]) -> None:
     )
 
 
+def test_words_by_language_are_those_of_datatrove_alone(committed: list[str]) -> None:
+    key = "prepare.0.filter.rules.gopher_quality"
+    words = f"{key}={{dialect: datatrove, words: language}}"
+    dialects = compared([*committed, "--set", words])["dialects"]
+    assert dialects["dclm"] == compared(committed)["dialects"]["dclm"]
+
+
 def test_the_table_fits_sixty_columns(committed: list[str]) -> None:
     result = CliRunner(env={"COLUMNS": "60"}).invoke(
         app, ["dialects", *committed], catch_exceptions=False
