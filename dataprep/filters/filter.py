@@ -114,11 +114,6 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> FilterSu
             without a library that it needs.
     """
     section = Filter.model_validate(config)
-    if len({*map(parse_label, section.by_language)}) < len(section.by_language):
-        raise ValueError(
-            f"filter.by_language: two of {', '.join(section.by_language)} are the same "
-            "language; keep one of them"
-        )
     for language, rules in rules_by_entry(section).items():
         load_words(rules, None if language == GENERAL_RULES else language)
     tasks = shard_tasks(inputs["ingest"])

@@ -1,11 +1,14 @@
-"""Languages that `langid` keeps, checked against its model's labels."""
+"""Languages that `langid` keeps, checked against its model's labels; light enough for
+checking manifests.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
 
-from gristmill.dataprep.langid.language_codes import EVERY_OTHER, parse_label
+from gristmill.dataprep.fasttext.fasttext_models import is_other_model
+from gristmill.dataprep.langid.language_codes import EVERY_OTHER, LID_176, parse_label
 from gristmill.mixtures.steps.langid import LanguageId
 
 Wanted = Mapping[str, float]
@@ -42,30 +45,53 @@ def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
     """Refuse languages that the model does not know, since no document would be kept
     for them.
 
-    Args:
-        wanted: see `wanted_languages`.
-        labels: those of the model.
-        model: its name.
-
     Raises:
         LanguageError: names one, and similar known languages.
+    """
+    for code in wanted:
+        if (problem := why_unknown(code, labels, model)) is not None:
+            raise LanguageError(f"langid.keep: {problem}")
+
+
+def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
+    """Reason that a model never predicts a language, with similar known languages; None
+    if it knows the language.
+
+    Args:
+        code: as `str(parse_label(...))`, or EVERY_OTHER.
+        labels: those of the model.
+        model: its name.
     """
     languages = {parse_label(label) for label in labels}
     codes = {language.code for language in languages} | {
         str(language) for language in languages
     }
-    for code in wanted:
-        if code in codes or code == EVERY_OTHER:
-            continue
-        first = code.partition("_")[0]
-        candidates = [
-            first,
-            parse_label(f"{first}_Latn").code,
-            *difflib.get_close_matches(code, sorted(codes), 3, 0.5),
-        ]
-        names = [repr(name) for name in dict.fromkeys(candidates) if name in codes]
-        hint = f"did you mean {', '.join(names)}?" if names else "see the model's list"
-        raise LanguageError(
-            f"langid.keep: {code!r} is not a language of {model}, which knows "
-            f"{len(codes)}; {hint}"
-        )
+    if code in codes or code == EVERY_OTHER:
+        return None
+    first = code.partition("_")[0]
+    candidates = [
+        first,
+        parse_label(f"{first}_Latn").code,
+        *difflib.get_close_matches(code, sorted(codes), 3, 0.5),
+    ]
+    hint = ", ".join(dict.fromkeys(repr(name) for name in candidates if name in codes))
+    return f"{code!r} is not a language of {model}, which knows {len(codes)}; " + (
+        f"did you mean {hint}?" if hint else "see the model's own list"
+    )
+
+
+def known_labels(section: LanguageId) -> list[str] | None:
+    """Labels of a section's model after the section's mapping, if known without loading
+    the model; None if its file is remote, missing or of an unknown form.
+    """
+    if section.model is None or not is_other_model(section.model):
+        labels: list[str] | None = list(LID_176)
+    else:
+        from gristmill.dataprep.fasttext.fasttext_files import read_labels
+
+        labels = read_labels(str(section.model))
+    return (
+        None
+        if labels is None
+        else [section.labels.get(label, label) for label in labels]
+    )

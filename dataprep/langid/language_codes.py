@@ -69,6 +69,18 @@ macrolanguage.
 """
 
 
+LID_176 = tuple(
+    """
+af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb ckb co cs cv cy da de diq
+dsb dty dv el eml en eo es et eu fa fi fr frr fy ga gd gl gn gom gu gv he hi hif hr hsb ht hu hy ia id ie ilo io is
+it ja jbo jv ka kk km kn ko krc ku kv kw ky la lb lez li lmo lo lrc lt lv mai mg mhr min mk ml mn mr mrj ms mt mwl
+my myv mzn nah nap nds ne new nl nn no oc or os pa pam pfl pl pms pnb ps pt qu rm ro ru rue sa sah sc scn sco sd sh
+si sk sl so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk ur uz vec vep vi vls vo wa war wuu xal xmf yi yo yue zh
+""".split()
+)
+"""Codes of lid.176's labels."""
+
+
 def short_code(code: str) -> str:
     """ISO 639-1 code for an ISO 639-3 code, or the code itself if there is none."""
     return ISO_639_1.get(code) or STANDARD_FORMS.get(code, code)
@@ -94,3 +106,13 @@ def best_match(language: Language, named: Mapping[str, Value]) -> Value | None:
     """
     names = (f"{language.code}_{language.script}", language.code, EVERY_OTHER)
     return next((named[name] for name in names if name in named), None)
+
+
+def is_kept(language: Language, wanted: Mapping[str, Value]) -> bool:
+    """Return True if these keys keep any document of a language, in its script or in
+    any.
+    """
+    has_script_key = not language.script and any(
+        name.startswith(f"{language.code}_") for name in wanted
+    )
+    return has_script_key or best_match(language, wanted) is not None

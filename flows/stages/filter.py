@@ -4,16 +4,24 @@ text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from gristmill.flows.stages.langid import model_name
 from gristmill.flows.stages.stage import (
     Display,
     Library,
+    Location,
+    MeasuredColumns,
     PrepareStep,
+    Problems,
     Requirements,
     Stage,
+    place_of,
 )
+from gristmill.mixtures.base import Judging
+from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.filter import RULES_LANGUAGE, Filter
+from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.rules import columns_of, word_library
 
 
@@ -26,6 +34,59 @@ def columns(section: Filter) -> Iterable[str]:
         *(name for rule_set in section.rule_sets for name in columns_of(rule_set)),
         *language_column,
     ]
+
+
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
+    """Yield the problems of `unknown_languages`."""
+    place = place_of(manifest, name)[:2]
+    steps = list(manifest.steps.values())[: place[1] + 1]
+    yield from unknown_languages([step.config for step in steps], place)
+
+
+def unknown_languages(steps: Sequence[Judging], place: Location) -> Problems:
+    """Yield languages in `by_language` that no document here has, and those that occur
+    twice.
+
+    Args:
+        steps: the filter's section, after those of the steps before it.
+        place: location of the filter in its list.
+    """
+    section = steps[-1]
+    assert isinstance(section, Filter)
+    if not section.by_language:
+        return
+    from gristmill.dataprep.langid.check_languages import (
+        known_labels,
+        wanted_languages,
+        why_unknown,
+    )
+    from gristmill.dataprep.langid.language_codes import is_kept, parse_label
+
+    langid_step = next((step for step in steps if isinstance(step, LanguageId)), None)
+    key_of_language: dict[str, str] = {}
+    for key in section.by_language:
+        key_location = (*place, STAGE.name, "by_language", key)
+        language = parse_label(key)
+        if str(language) in key_of_language:
+            yield (
+                key_location,
+                f"is the same language as {key_of_language[str(language)]!r}; keep "
+                "one of the two",
+            )
+        key_of_language[str(language)] = key
+        labels = None if langid_step is None else known_labels(langid_step)
+        if langid_step is None or labels is None:
+            continue
+        problem = why_unknown(str(language), labels, model_name(langid_step))
+        kept_languages = wanted_languages(langid_step)
+        if problem is not None:
+            yield key_location, problem
+        elif not is_kept(language, kept_languages):
+            yield (
+                key_location,
+                f"langid keeps only {', '.join(kept_languages)}, so no document in "
+                f"{key} reaches this step; add it to langid.keep, or remove it",
+            )
 
 
 def preload(section: Filter) -> list[str]:
@@ -52,6 +113,7 @@ STAGE = Stage(
     "filter",
     4,
     "gristmill.dataprep.filters.filter:run",
+    preflight=preflight,
     step=PrepareStep(
         Filter,
         columns,

@@ -37,7 +37,9 @@ from gristmill.mixtures.sections.engine import Trackers
 from gristmill.mixtures.sections.optimizers import OPTIMIZERS
 from gristmill.mixtures.sections.pretrain import Training
 from gristmill.mixtures.steps.examples import made_names, output_name
+from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
+from gristmill.mixtures.steps.langid import LanguageId
 
 COMPARES = Stage(
     "judge_pairs",
@@ -250,18 +252,24 @@ def prepares_examples(name: str, version: int, section: str) -> Stage:
     def preflight(
         manifest: Manifest, stage: str, measured: MeasuredColumns
     ) -> Problems:
-        """Yield invalid questions about pairs."""
+        """Yield languages that no example can have (see `langid` and `filter`), and
+        invalid questions about pairs.
+        """
         from gristmill.dataprep.llm.judge_pairs import read_question
         from gristmill.dataprep.llm.prompt_templates import TemplateProblemError
 
         steps = [step.config for step in getattr(manifest, section).prepare]
         for number, step in enumerate(steps):
+            place = (section, "prepare", number)
+            if isinstance(step, LanguageId):
+                yield from langid.unknown_languages(step, place)
             if isinstance(step, JudgePairs):
                 try:
                     read_question(step)
                 except TemplateProblemError as error:
-                    place = (section, "prepare", number, COMPARES.name, "template")
-                    yield place, str(error)
+                    yield (*place, COMPARES.name, "template"), str(error)
+            if isinstance(step, Filter):
+                yield from filter.unknown_languages(steps[: number + 1], place)
 
     return Stage(
         name,

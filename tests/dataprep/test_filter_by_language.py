@@ -293,11 +293,6 @@ def filtered(
     return run
 
 
-def test_two_codes_of_one_language_are_rejected(filtered: Callable) -> None:
-    with pytest.raises(ValueError, match=r"by_language: .*deu_Latn.* same language"):
-        filtered({"by_language": {"deu_Latn": {}, "de_Latn": {}}})
-
-
 def test_counts_by_language_equal_those_of_the_table(
     filtered: Callable, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from gristmill.dataprep.fasttext.fasttext_files import read_labels
 from gristmill.flows.questions.explain import find_threshold
+from gristmill.flows.running.session import open_session
 from gristmill.mixtures.base import RECIPE
 from gristmill.mixtures.load import ManifestError, load_manifest
 from gristmill.mixtures.steps.filter import Filter
@@ -48,6 +49,19 @@ def write_model(path: Path, labels: list[str]) -> None:
     )
 
 
+def problems(folder: Path, langid: str, by_language: str) -> list[str]:
+    """Return the errors of opening the manifest for a run."""
+    (folder / "web.jsonl").write_text('{"text": "a page"}\n')
+    (folder / "m.yaml").write_text(
+        MANIFEST.format(langid=langid, by_language=by_language)
+    )
+    try:
+        open_session(str(folder / "m.yaml"), [], str(folder / "store"))
+    except ManifestError as error:
+        return [f"{problem.key}: {problem.message}" for problem in error.problems]
+    return []
+
+
 def test_labels_are_read_from_the_head_of_a_model(tmp_path: Path) -> None:
     labels = ["deu_Latn", "zho_Hans", "ägy_Egyp"]
     write_model(tmp_path / "glotlid.bin", labels)
@@ -57,6 +71,99 @@ def test_labels_are_read_from_the_head_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "other.bin").write_bytes(b"x" * 500)
     assert read_labels(str(tmp_path / "other.bin")) is None
     assert read_labels(str(tmp_path / "nowhere.bin")) is None
+
+
+@pytest.mark.parametrize(
+    ("langid", "by_language", "sentences"),
+    [
+        ("{keep: [de, en]}", "{de: {gopher_quality: {min_words: 9}}}", []),
+        (
+            "{keep: [de, en]}",
+            "{fr: {}}",
+            ["langid keeps only de, en, so no document in fr reaches this step"],
+        ),
+        ("{keep: [de, xq]}", "{de: {}}", ["'xq' is not a language of lid.176"]),
+        (
+            '{keep: {"*": 0}}',
+            "{deu: {}}",
+            ["'deu' is not a language of lid.176, which knows 176; did you mean 'de'"],
+        ),
+        (
+            '{keep: {"*": 0}}',
+            "{deu_Latn: {}}",
+            ["'de_Latn' is not a language of lid.176, which knows 176; did you mean"],
+        ),
+        (
+            "{keep: {deu_Latn: 0.8, zh: 0.9}, model: glotlid.bin}",
+            "{de: {}, zho_Hans: {}, zh: {}}",
+            [],
+        ),
+        (
+            "{keep: {zho_Hans: 0.8}, model: glotlid.bin}",
+            "{zh: {}, zh_Hant: {}}",
+            ["'zh_Hant' is not a language of glotlid.bin"],
+        ),
+        (
+            "{keep: {fra_Latn: 0.8}, model: glotlid.bin}",
+            "{}",
+            ["'fr_Latn' is not a language of glotlid.bin"],
+        ),
+        (
+            '{keep: {"*": 0}, model: glotlid.bin}',
+            "{deu_Latn: {}, de_Latn: {}}",
+            ["is the same language as 'deu_Latn'"],
+        ),
+    ],
+)
+def test_impossible_language_is_rejected_before_any_work(
+    langid: str, by_language: str, sentences: list[str], tmp_path: Path
+) -> None:
+    write_model(tmp_path / "glotlid.bin", ["deu_Latn", "zho_Hans"])
+    messages = problems(tmp_path, langid, by_language)
+    assert len(messages) == len(sentences), messages
+    for problem, sentence in zip(messages, sentences, strict=True):
+        assert sentence in problem
+        assert problem.startswith(
+            ("prepare[0].langid.keep", "prepare[1].filter.by_language.")
+        )
+
+
+@pytest.mark.parametrize("section", ["sft", "dpo"])
+def test_impossible_language_of_examples_is_rejected_before_any_work(
+    section: str, tmp_path: Path
+) -> None:
+    (tmp_path / "examples.jsonl").write_text("{}\n")
+    (tmp_path / "model").mkdir()
+    manifest = f"""
+name: tuned
+model: {{path: model}}
+{section}:
+  data: [{{path: examples.jsonl}}]
+  steps: 1
+  prepare:
+    - langid: {{keep: [de, xq]}}
+    - filter: {{by_language: {{de: {{}}, fr: {{}}, deu: {{}}}}}}
+"""
+    (tmp_path / "m.yaml").write_text(manifest)
+    with pytest.raises(ManifestError) as error:
+        open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"))
+    messages = {
+        problem.key: problem.message
+        for problem in error.value.problems
+        if "langid" in str(problem.key) or "filter" in str(problem.key)
+    }
+    assert (
+        "'xq' is not a language of lid.176"
+        in messages[f"{section}.prepare[0].langid.keep"]
+    )
+    assert (
+        "no document in fr reaches this step"
+        in messages[f"{section}.prepare[1].filter.by_language.fr"]
+    )
+    assert (
+        "did you mean 'de'" in messages[f"{section}.prepare[1].filter.by_language.deu"]
+    )
+    assert len(messages) == 3
 
 
 @pytest.mark.parametrize("place", ["prepare", "sft"])
