@@ -241,6 +241,6 @@ def test_memory_of_training_is_within_the_documented_bound(shared_data: Path) ->
         "multilingual", "bpe", max(vocabularies.SIZES)
     )
     assert measurement is not None
-    assert measurement.memory * vocabularies.MEGA / vocabularies.LEARNT_BYTES < 35
+    assert measurement.memory * vocabularies.MEGA / vocabularies.LEARNT_BYTES < 40
     page = (Path(__file__).parents[2] / "docs" / "tokenizers.md").read_text()
-    assert "up to\n35 bytes" in page
+    assert "up to\n40 bytes" in page

@@ -22,7 +22,7 @@ from gristmill.train.checkpoints.checkpoint import Checkpoints
 from gristmill.train.checkpoints.resuming import ContinueError
 from gristmill.train.data.conversation_tokens import NothingToTrainError
 from gristmill.train.generation.scheduler import generate
-from gristmill.train.loop import step
+from gristmill.train.loop import loop
 from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.reference_logps import (
@@ -401,19 +401,19 @@ def test_killed_dpo_resumes_to_the_same_bits(
     )
     inputs = {**pretrained, "reference": tmp_path / "reference" / "data"}
     run_stage("dpo", inputs, config, tmp_path / "whole", checkpoint_every=1000)
-    gradients, save = step._gradients, Checkpoints.save
+    one_step, save = loop.one_step, Checkpoints.save
 
-    def killed(attempt: Any, batch: Any, number: int) -> Any:
+    def killed(attempt: Any, *arguments: Any) -> Any:
         if attempt.progress.step == 7:
             raise KeyboardInterrupt
-        return gradients(attempt, batch, number)
+        return one_step(attempt, *arguments)
 
     def written(checkpoints: Checkpoints, *arguments: Any) -> None:
         save(checkpoints, *arguments)
         checkpoints.join()
 
     with monkeypatch.context() as patched:
-        patched.setattr(step, "_gradients", killed)
+        patched.setattr(loop, "one_step", killed)
         patched.setattr(Checkpoints, "save", written)
         with pytest.raises(KeyboardInterrupt):
             run_stage("dpo", inputs, config, tmp_path / "killed", checkpoint_every=5)
