@@ -57,7 +57,7 @@ from gristmill.dataprep.shuffle_format import (
     sorted_columns,
     spread_groups,
 )
-from gristmill.dataprep.text.hashing import fmix64
+from gristmill.dataprep.text.hashing import ODD, append_hash, fmix64
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import NEWLINE, find_segments
 from gristmill.dataprep.text.unicode_tables import (
@@ -70,8 +70,6 @@ from gristmill.dataprep.thresholds import first_failures
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import DedupLines
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
-_OTHER_ODD = np.uint64(0xC2B2AE3D27D4EB4F)  # xxHash's second 64-bit prime (Collet, BSD)
 NEWLINES = {"line": 1, "paragraph": 2}
 
 
@@ -198,10 +196,9 @@ def _key(
         words += before != 0 and space == 0
         before = space
         value = np.uint64(lower[code]) if len(lower) else np.uint64(code)
-        high = (high ^ value) * _ODD
+        high = (high ^ value) * ODD
         high ^= high >> np.uint64(32)
-        low = (low + value) * _OTHER_ODD
-        low ^= low >> np.uint64(29)
+        low = append_hash(low, value)
         length += np.uint64(1)
     return fmix64(high + length), fmix64(low ^ length), words
 

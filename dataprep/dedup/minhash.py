@@ -14,10 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from gristmill.dataprep.dedup.shingles import ShingleSets
-from gristmill.dataprep.text.hashing import fmix32, fmix64
+from gristmill.dataprep.text.hashing import ODD, fmix32, fmix64
 from gristmill.dataprep.text.kernels import kernel
-
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @lru_cache(maxsize=4)
@@ -88,7 +86,7 @@ def band_keys(signature: np.ndarray, bands: int, rows: int) -> np.ndarray:
         for band in range(bands):
             value = np.uint64(band + 1)
             for row in range(rows):
-                value = value * _ODD + np.uint64(signature[text, band * rows + row])
+                value = value * ODD + np.uint64(signature[text, band * rows + row])
                 value ^= value >> np.uint64(29)
             keys[text, band] = fmix64(value)
     return keys

@@ -16,13 +16,16 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.text.hashing import fmix64, hash_bytes
+from gristmill.dataprep.text.hashing import (
+    ODD,
+    OTHER_ODD,
+    append_hash,
+    fmix64,
+    hash_bytes,
+)
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import word_spans
 from gristmill.dataprep.text.unicode_tables import code_point_flags
-
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
-_OTHER_ODD = np.uint64(0xC2B2AE3D27D4EB4F)  # xxHash's second 64-bit prime (Collet, BSD)
 
 SINGLE_SPACE = np.uint8(0x20)
 
@@ -75,8 +78,8 @@ def _find_windows(
     oldest_high = np.uint64(1)
     oldest_low = np.uint64(1)
     for _ in range(length - 1):
-        oldest_high *= _ODD
-        oldest_low *= _OTHER_ODD
+        oldest_high *= ODD
+        oldest_low *= OTHER_ODD
     count = 0
     for text in range(texts):
         begin = offsets[text]
@@ -93,8 +96,8 @@ def _find_windows(
             word_low = _other_hash(data, firsts[word], lasts[word])
             first = word - length + 1
             if first >= 0:
-                highs[count] = fmix64(high * _ODD + fmix64(word_high))
-                lows[count] = fmix64(low * _OTHER_ODD + fmix64(word_low))
+                highs[count] = fmix64(high * ODD + fmix64(word_high))
+                lows[count] = fmix64(low * OTHER_ODD + fmix64(word_low))
                 begins[count], ends[count] = firsts[first] - begin, lasts[word] - begin
                 count += 1
             if word + 1 < len(firsts):
@@ -104,8 +107,8 @@ def _find_windows(
                     word_high += hash_bytes(data, gap_begin, gap_end)
                     word_low += _other_hash(data, gap_begin, gap_end)
                 high_steps[word], low_steps[word] = word_high, word_low
-            high = high * _ODD + high_steps[word]
-            low = low * _OTHER_ODD + low_steps[word]
+            high = high * ODD + high_steps[word]
+            low = low * OTHER_ODD + low_steps[word]
             if first >= 0:
                 high -= oldest_high * high_steps[first]
                 low -= oldest_low * low_steps[first]
@@ -127,8 +130,7 @@ def _other_hash(data: np.ndarray, begin: int, end: int) -> np.uint64:
     """
     value = np.uint64(0)
     for position in range(begin, end):
-        value = (value + np.uint64(data[position])) * _OTHER_ODD
-        value ^= value >> np.uint64(29)
+        value = append_hash(value, np.uint64(data[position]))
     return fmix64(value ^ np.uint64(end - begin))
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.text.hashing import fmix64, sort_distinct
+from gristmill.dataprep.text.hashing import ODD, fmix64, sort_distinct
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.unicode_tables import (
     ALONE,
@@ -28,8 +28,6 @@ from gristmill.dataprep.text.unicode_tables import (
     decode,
     lower_case,
 )
-
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class ShingleSets(NamedTuple):
@@ -154,7 +152,7 @@ def _word_hashes(
             position += 1
             letter = ascii_words[byte]
             if letter != 0:
-                value = (value ^ np.uint64(letter)) * _ODD
+                value = (value ^ np.uint64(letter)) * ODD
                 value ^= value >> np.uint64(32)
                 length += np.uint64(1)
             elif length > 0:
@@ -173,7 +171,7 @@ def _word_hashes(
             value = np.uint64(0)
         if flag & WORD == 0:
             continue
-        value = (value ^ np.uint64(lower[code])) * _ODD
+        value = (value ^ np.uint64(lower[code])) * ODD
         value ^= value >> np.uint64(32)
         length += np.uint64(1)
         if flag & ALONE != 0:
@@ -194,10 +192,10 @@ def _roll(words: np.ndarray, ngram: int, shingles: np.ndarray) -> None:
     """
     oldest = np.uint64(1)
     for _ in range(ngram):
-        oldest *= _ODD
+        oldest *= ODD
     value = np.uint64(0)
     for position in range(len(words)):
-        value = value * _ODD + words[position]
+        value = value * ODD + words[position]
         if position >= ngram:
             value -= oldest * words[position - ngram]
         if position >= ngram - 1:

@@ -17,6 +17,8 @@ ODD = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3,
 section 6.4).
 """
+OTHER_ODD = np.uint64(0xC2B2AE3D27D4EB4F)
+"""xxHash's second 64-bit prime (Collet, BSD)."""
 
 
 @inner_kernel
@@ -41,6 +43,15 @@ def fmix64(value: np.uint64) -> np.uint64:
     value ^= value >> np.uint64(33)
     value *= np.uint64(0xC4CEB9FE1A85EC53)
     return value ^ (value >> np.uint64(33))
+
+
+@inner_kernel
+def append_hash(value: np.uint64, item: np.uint64) -> np.uint64:
+    """Append a number to a hash of a sequence that is independent of `hash_bytes`; end
+    it with `fmix64`.
+    """
+    value = (value + item) * OTHER_ODD
+    return value ^ (value >> np.uint64(29))
 
 
 @inner_kernel
