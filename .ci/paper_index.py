@@ -29,8 +29,8 @@ TOPICS = {
     "Documents": ("dataprep/", "mixtures/steps/"),
     "Tokens and mixtures": (
         "tokenize/",
-        "mixtures/sections/mix.py",
-        "mixtures/sections/tokenizer.py",
+        "mixtures/schema/mix.py",
+        "mixtures/schema/tokenizer.py",
         "flows/sweeps/",
     ),
     "Models and training": ("train/", "mixtures/"),

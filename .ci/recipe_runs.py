@@ -32,7 +32,7 @@ from gristmill.flows.report.stage_summaries import MadeExamples  # noqa: E402
 from gristmill.flows.report.training import effect_rows, loss_rows  # noqa: E402
 from gristmill.flows.running.session import open_session  # noqa: E402
 from gristmill.flows.stages.registry import PRETRAIN  # noqa: E402
-from gristmill.mixtures.load import load_manifest  # noqa: E402
+from gristmill.mixtures.loader import load_manifest  # noqa: E402
 from gristmill.mixtures.recipes.named_recipes import (  # noqa: E402
     describe_recipe,
     recipe_file,

@@ -89,7 +89,7 @@ def section(name: str) -> list[str]:
         )
     parts.append("")
     if not name.startswith("gopher"):  # one module per dialect
-        parts.append(definitions(f"rules_{name}") + "\n")
+        parts.append(definitions(name) + "\n")
     if name in LISTED:
         parts.append("Without lists or a model of yours there is nothing to measure.\n")
         return parts

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from benchmarks.dataprep.text_kinds import KINDS, documents
 from benchmarks.public_data import read_records
-from gristmill.dataprep.filters.rules_running_text import running_text_statistics
+from gristmill.dataprep.filters.running_text import running_text_statistics
 
 FUNCTION_WORD_LIMITS = (0.08, 0.1)
 DETERMINER_LIMITS = (0.08, 0.15, 0.25)

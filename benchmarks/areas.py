@@ -165,7 +165,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
         "benchmarks/dataprep",
     ),
     "objectives": ("train/objectives", "benchmarks/train/objectives.py"),
-    "optimizers": ("train/optimizers", "benchmarks/train/optimizers.py"),
+    "optimizers": ("train/optim", "benchmarks/train/optimizers.py"),
     "posttrain": (
         "train/objectives",
         "train/generation",

@@ -33,7 +33,7 @@ from benchmarks.checkout import ROOT
 from benchmarks.dataprep.dedup_million import words_of_documentation
 from benchmarks.measuring import Row, cost_row, process_tree, row
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import BeamEngine, ShuffleForm
+from gristmill.mixtures.schema.engine import BeamEngine, ShuffleForm
 
 DOCUMENTS = 30_000_000
 LIMIT_BYTES = 3 << 30
@@ -322,7 +322,7 @@ def _dedup(
 
 def _write_tokenizer(texts: Path, folder: Path) -> None:
     from gristmill.tokenize.encoding.tokenizer import write_tokenizer
-    from gristmill.tokenize.encoding.vocabulary import train
+    from gristmill.tokenize.encoding.bpe import train
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     with open(texts / "00000.jsonl", encoding="utf-8") as lines:

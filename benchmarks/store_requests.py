@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.bounds import STEPS, run_step_in, write_texts
 from benchmarks.chaos.network import CREDENTIALS, Network, object_store, serving
 from benchmarks.measuring import Row, row
-from gristmill.mixtures.sections.engine import ShuffleForm
+from gristmill.mixtures.schema.engine import ShuffleForm
 
 BUCKET = "counted"
 SIZES = ((4, 4), (4, 8), (8, 4), (8, 8), (16, 16))

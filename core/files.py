@@ -96,7 +96,7 @@ def _use_s3() -> None:
     from fsspec import register_implementation
 
     try:
-        from gristmill.core.s3_files import S3Files
+        from gristmill.core.s3 import S3Files
     except ImportError:
         return
     for protocol in S3_PROTOCOLS:

@@ -1,7 +1,7 @@
 """Retries of requests to object stores: transient failures, pauses, time limits and
 warnings.
 
-Every request of this package to an S3-compatible store goes through `s3_files.S3Files`.
+Every request of this package to an S3-compatible store goes through `s3.S3Files`.
 Transient failures of the store or the network (5xx, 429, time-outs, broken connections)
 are retried with exponential, jittered pauses. After the retry time is used up, or a
 person asks the process to end, later requests get a few seconds each until the store

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Required, TypedDict
 
 from gristmill.core.files import as_path
-from gristmill.mixtures.sections.engine import BeamEngine, TrainingEngine
+from gristmill.mixtures.schema.engine import BeamEngine, TrainingEngine
 
 if TYPE_CHECKING:
     from gristmill.core.store import StageFingerprint
@@ -112,7 +112,7 @@ def print_failure(
 
 class WorkMirror(Protocol):
     """A store that mirrors the local work folder of a training
-    (`train.checkpoints.store_sync.Mirror`).
+    (`train.store_sync.Mirror`).
     """
 
     def add(self, folder: Path) -> None:

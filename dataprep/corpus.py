@@ -38,7 +38,7 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.edits import EDITS, Column, apply_edits, then
 from gristmill.dataprep.row_groups import find_ids
 from gristmill.dataprep.where_sql import OWN_COLUMNS, columns_in, evaluate, names_of
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 BATCH_ROWS = 1000
 CLUSTERS = "clusters.parquet"

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from gristmill.core.files import REPAIR, as_path, atomic_write, is_local
 from gristmill.dataprep.conservation import Counts, SourceCounts, add_counts
 from gristmill.dataprep.edits import EDITS, apply_edits, size_changes, then
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 ID_BYTES = 16
 ROW_GROUP_ROWS = 2000

@@ -34,7 +34,7 @@ from gristmill.dataprep.documents import (
     stored_text_bytes,
 )
 from gristmill.dataprep.edits import EDITS, apply_edits
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.readers.records import field_of
-from gristmill.mixtures.sections.prepare import column_prefix
+from gristmill.mixtures.schema.prepare import column_prefix
 
 OF_TOKENS = ("tokens", "bytes")
 """Columns measured by the tokenizer."""

@@ -74,9 +74,9 @@ if TYPE_CHECKING:
     from gristmill.flows.running.output_identities import NothingToKeepError
     from gristmill.flows.running.run import StageFailedError
     from gristmill.flows.stages.plan import UnknownStageError
-    from gristmill.mixtures.load import ManifestError, Problem
+    from gristmill.mixtures.loader import ManifestError, Problem
     from gristmill.tokenize.packed_files import PackedSetError
-    from gristmill.train.checkpoints.resuming import OtherRowsError
+    from gristmill.train.resuming import OtherRowsError
     from gristmill.train.data.row_stream import RowStream, StreamError, stream
 
 __version__ = "0.1.0"
@@ -172,10 +172,10 @@ _MODULES = {
     "flows.stages.plan": "UnknownStageError",
     "flows.running.output_identities": "NothingToKeepError",
     "core.store": "StoreLocationError",
-    "mixtures.load": "ManifestError Problem",
+    "mixtures.loader": "ManifestError Problem",
     "tokenize.packed_files": "PackedSetError",
     "train.data.row_stream": "RowStream StreamError stream",
-    "train.checkpoints.resuming": "OtherRowsError",
+    "train.resuming": "OtherRowsError",
 }
 """Module of each public name; the imports above say the same to type
 checkers.

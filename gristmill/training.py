@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from gristmill.tokenize.packing.pack_documents import PackedDocuments, pack
 from gristmill.train.data.row_stream import RowStream, stream
-from gristmill.train.optimizers.optimizer import optimizers_by_name
-from gristmill.train.optimizers.schedules import schedule
+from gristmill.train.optim.optimizer import optimizers_by_name
+from gristmill.train.optim.schedules import schedule
 from gristmill.train.stream_loop import next_token_losses, train_loop
 
 __all__ = [

@@ -23,7 +23,7 @@ from gristmill.mixtures.objectives.span_objectives import (
     lacking,
 )
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS
-from gristmill.mixtures.sections.mix import ROW_LENGTH, mix_problems, weighed_sources
+from gristmill.mixtures.schema.mix import ROW_LENGTH, mix_problems, weighed_sources
 from gristmill.mixtures.steps.examples import made_problems
 from gristmill.mixtures.yaml_text import did_you_mean
 

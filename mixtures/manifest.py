@@ -16,17 +16,17 @@ from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 from gristmill.mixtures.base import Location, Name, Part, Section, inside
 from gristmill.mixtures.scaling.merging import Merge, merged_steps
 from gristmill.mixtures.scaling.size_rules import take_dial
-from gristmill.mixtures.sections.engine import Engine
-from gristmill.mixtures.sections.evaluation import Documents, Evaluate, Export
-from gristmill.mixtures.sections.generated_source import AnySource, GeneratedSource
-from gristmill.mixtures.sections.mix import ROW_LENGTH, Mix, TextIndex
-from gristmill.mixtures.sections.model import GivenModel
-from gristmill.mixtures.sections.posttraining import Dpo, Sft
-from gristmill.mixtures.sections.prepare import STEP_SECTIONS, Step, name_steps
-from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.mixtures.sections.rl import Reward, Rl
-from gristmill.mixtures.sections.sources import Ingest, Source, TokenSource
-from gristmill.mixtures.sections.tokenizer import Tokenizer
+from gristmill.mixtures.schema.engine import Engine
+from gristmill.mixtures.schema.evaluation import Documents, Evaluate, Export
+from gristmill.mixtures.schema.generated_source import AnySource, GeneratedSource
+from gristmill.mixtures.schema.mix import ROW_LENGTH, Mix, TextIndex
+from gristmill.mixtures.schema.model import GivenModel
+from gristmill.mixtures.schema.posttraining import Dpo, Sft
+from gristmill.mixtures.schema.prepare import STEP_SECTIONS, Step, name_steps
+from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.mixtures.schema.rl import Reward, Rl
+from gristmill.mixtures.schema.sources import Ingest, Source, TokenSource
+from gristmill.mixtures.schema.tokenizer import Tokenizer
 from gristmill.mixtures.steps.examples import MadeExamples
 
 EMPTY_ALLOWED = ("documents", "tokenizer", "text_index", "evaluate", "export")

@@ -265,7 +265,7 @@ def outage(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
     """A network before it; this process, and those that it starts, ask it for a store
     in `s3://`, for half a minute.
     """
-    from gristmill.core.s3_files import S3Files
+    from gristmill.core.s3 import S3Files
 
     with serving(Outage(moto_port)) as network:
         for name, value in {

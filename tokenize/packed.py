@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 from gristmill.core.files import as_path, canonical_json, read_json
 from gristmill.dataprep.documents import ID_BYTES, read_table
 from gristmill.dataprep.row_groups import read_matching
-from gristmill.mixtures.sections.engine import Stream
-from gristmill.mixtures.sections.mix import Continues
+from gristmill.mixtures.schema.engine import Stream
+from gristmill.mixtures.schema.mix import Continues
 from gristmill.tokenize.mixing.continue_mixture import SetBefore, read_sums, sets_before
-from gristmill.tokenize.order import Order, OrderWithout, sources_of_rows
+from gristmill.tokenize.shuffle import Order, OrderWithout, sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
     LEDGER_SCHEMA,

@@ -156,7 +156,7 @@ class PackedManifest(TypedDict):
     """Number of the ledger's tables, a power of two, if more than one."""
     packing: NotRequired[str]
     continues: NotRequired[dict[str, object]]
-    """`mix.continues` (`mixtures.sections.mix.Continues`)."""
+    """`mix.continues` (`mixtures.schema.mix.Continues`)."""
     phase_ends: NotRequired[list[int] | None]
     """Rows at which the phases of `mix.phases` end."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.core.files import REPAIR, is_local
-from gristmill.mixtures.sections.engine import Stream
+from gristmill.mixtures.schema.engine import Stream
 from gristmill.tokenize.packed_files import (
     CHECKSUM_DTYPE,
     PackedSetError,

@@ -16,7 +16,7 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.quality.scorers import SCORES
 from gristmill.dataprep.row_groups import read_rows
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpus_shards
 from gristmill.tokenize.packed import PackedSet
 

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.core.stage_context import Context, Event
-from gristmill.mixtures.sections.engine import Parallel, TrainingEngine
-from gristmill.mixtures.sections.pretrain import Training
+from gristmill.mixtures.schema.engine import Parallel, TrainingEngine
+from gristmill.mixtures.schema.pretrain import Training
 from gristmill.train.data.row_stream import RowStream
 from gristmill.train.distributed.process_groups import (
     World,
@@ -27,7 +27,7 @@ from gristmill.train.distributed.process_groups import (
     process_group,
     single_process,
 )
-from gristmill.train.loop.loop import TrainingSummary, train
+from gristmill.train.trainer import TrainingSummary, train
 from gristmill.train.loop.metrics_log import MetricsLine
 from gristmill.train.loop.objective import (
     UNTRAINED,
@@ -226,7 +226,7 @@ def train_loop(
         pydantic.ValidationError: a setting is wrong or unknown.
         gristmill.train.loop.stopping.StoppedError: SIGTERM was received; the state is
             saved.
-        gristmill.train.loop.loop.OtherRowsError: the checkpoint has read other rows.
+        gristmill.train.trainer.OtherRowsError: the checkpoint has read other rows.
     """
     if rows.batch_size is None or rows.world_size > 1:
         raise ValueError(

@@ -8,7 +8,7 @@ With torchrun's own options one machine needs no store: its rendezvous is a file
 is the ranks' (`distributed/process_groups.py`), in a private folder of the user.
 Trainings on several hosts (`distributed/rendezvous.py`) are started by torchrun itself,
 in a network that must be private. If such a training is in an object store, other hosts
-than the leader first make a local folder for it (`checkpoints/store_sync.py`).
+than the leader first make a local folder for it (`store_sync.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gristmill.core.files import as_path, write_json
 from gristmill.core.object_stores import asked_for
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import print_failure
-from gristmill.train.checkpoints.store_sync import SAYING_SECONDS, work_on
+from gristmill.train.store_sync import SAYING_SECONDS, work_on
 from gristmill.train.distributed.process_groups import STORE_FILE
 from gristmill.train.distributed.rendezvous import HostsError, use_network
 

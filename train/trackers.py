@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from gristmill.mixtures.sections.engine import Mlflow, Trackers, Wandb
+from gristmill.mixtures.schema.engine import Mlflow, Trackers, Wandb
 
 STEP_AXIS = "training_step"
 WORK_TAG = "gristmill.work"

@@ -34,8 +34,8 @@ from gristmill.core.stage_context import (
     print_warning,
     read_inputs,
 )
-from gristmill.mixtures.sections.engine import Engine
-from gristmill.train.checkpoints import store_sync
+from gristmill.mixtures.schema.engine import Engine
+from gristmill.train import store_sync
 from gristmill.train.distributed import rendezvous
 from gristmill.train.distributed.compiling import resolve_compile
 from gristmill.train.loop.stopping import (

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gristmill.flows.orchestration.choose_prefect import DEFAULT_SETTINGS, answers
+from gristmill.flows.prefect.choose_prefect import DEFAULT_SETTINGS, answers
 
 START_SECONDS = 900.0
 """Most time of a start: the first one makes the database, slowly on a busy machine."""

@@ -23,7 +23,7 @@ from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.user_code import annotate
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 from gristmill.mixtures.steps.own_steps import Annotate
 
 DOCUMENTS = 84

@@ -305,7 +305,7 @@ def run_stage(folder: Path) -> dict[str, float]:
     """
     from gristmill.core.stage_context import Context
     from gristmill.dataprep.dedup import dedup
-    from gristmill.mixtures.sections.engine import BeamEngine
+    from gristmill.mixtures.schema.engine import BeamEngine
 
     (folder / "work").mkdir()
     context = Context(

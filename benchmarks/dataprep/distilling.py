@@ -29,7 +29,7 @@ from gristmill.dataprep.encoders.distil_classifier import HELD_OUT, MOST_ITERATI
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.quality import quality
 from gristmill.dataprep.quality.labelled_examples import draw, split_draws
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
 DOCUMENTS, SAMPLE, WORDS_PER_DOCUMENT, AT_LEAST = 20_000, 5_000, 30, 3.0
 REPEATS = 3

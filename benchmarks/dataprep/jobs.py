@@ -46,8 +46,8 @@ from gristmill.dataprep.readers import ingest
 from gristmill.dataprep.readers.sources import find_files
 from gristmill.dataprep.runners.shuffle import send_to_files
 from gristmill.dataprep.runners.tasks import Process, Task, run_tasks, shard_tasks
-from gristmill.mixtures.sections.engine import BeamEngine
-from gristmill.mixtures.sections.sources import Ingest, Source
+from gristmill.mixtures.schema.engine import BeamEngine
+from gristmill.mixtures.schema.sources import Ingest, Source
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.langid import LanguageId

@@ -32,7 +32,7 @@ from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.semantic import cluster
 from gristmill.dataprep.semantic.cluster_names import WORDS_OF_A_NAME
 from gristmill.mixtures.base import RawSection
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
 DOCUMENTS, WORDS_PER_DOCUMENT, DIM, CLUSTERS = 20_000, 30, 384, 20
 THRESHOLD = 0.95

@@ -39,7 +39,7 @@ from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Page, Reading, Record, Records
 from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.base import RawSection
-from gristmill.mixtures.sections.sources import DocumentFiles, ExtractOptions
+from gristmill.mixtures.schema.sources import DocumentFiles, ExtractOptions
 
 PAGES = {"resiliparse": 1000, "trafilatura": 100}
 """Extractor -> number of its pages."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
 from gristmill.mixtures.base import RawSection
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 
 Run = Callable[[Any, Any, Path, Context], Any]
 """The function `run` of a stage."""

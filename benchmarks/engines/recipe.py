@@ -16,8 +16,8 @@ from gristmill.core.files import TEMPORARY_MARK
 from gristmill.core.stage_context import Context
 from gristmill.flows.stages.plan import make_plan
 from gristmill.flows.stages.stage import imported
-from gristmill.mixtures.load import load_manifest
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.loader import load_manifest
+from gristmill.mixtures.schema.engine import BeamEngine
 
 WORDS = """
 the of and to in that have with be a is was for on as by at from this which are not but it or an were their river

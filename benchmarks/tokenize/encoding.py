@@ -40,7 +40,7 @@ from gristmill.tokenize.encoding.fast_encode import FastEncoder, unlike
 from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3, byte_characters
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.utf8_counts import scan_texts
-from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
 if TYPE_CHECKING:

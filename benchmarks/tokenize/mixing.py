@@ -27,7 +27,7 @@ from gristmill.dataprep.runners.tasks import Task
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
-from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.tokenize.mixing import mix
 from gristmill.tokenize.mixing.streams import (
@@ -38,7 +38,7 @@ from gristmill.tokenize.mixing.streams import (
     Streams,
     segment_name,
 )
-from gristmill.tokenize.order import Order
+from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import TokenizerEntry
 from gristmill.tokenize.packing.array_files import save

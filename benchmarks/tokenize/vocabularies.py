@@ -140,13 +140,13 @@ def _trainer(name: str, texts: Sequence[str], size: int) -> Callable[[], Any]:
         ImportError: a package is not installed.
     """
     if name != "gigatoken":
-        from gristmill.tokenize.encoding.vocabulary import train
+        from gristmill.tokenize.encoding.bpe import train
         from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
         return lambda: train(TokenizerSample({"text": texts}, {}), size)
     import gigatoken
 
-    from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
+    from gristmill.tokenize.chat_template import SPECIAL_TOKENS
     from gristmill.tokenize.encoding.pretokens import byte_characters
 
     content, characters = (

@@ -28,9 +28,9 @@ from benchmarks.train.forked_ranks import (
 from benchmarks.train.parallel_forms import label
 from benchmarks.train.small_models import next_token, random_packed_set
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import Parallel
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.posttraining import Lora
+from gristmill.mixtures.schema.engine import Parallel
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import tuned_model
 from gristmill.train.distributed.fsdp import gathered
@@ -44,7 +44,7 @@ from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.optimizers.dtensor_sums import local
+from gristmill.train.optim.dtensor_sums import local
 
 RANKS = 4
 FORMS: dict[str, list[dict[str, int]]] = {

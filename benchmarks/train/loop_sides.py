@@ -26,12 +26,12 @@ from benchmarks.train.small_models import (
     pretrain_section,
 )
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import TrainingEngine
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.engine import TrainingEngine
+from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
 from gristmill.train.distributed.process_groups import single_process
-from gristmill.train.loop.loop import train
+from gristmill.train.trainer import train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.models.model_config import Shape, shape_of

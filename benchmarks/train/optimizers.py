@@ -24,14 +24,14 @@ from torch import Tensor
 from benchmarks.measuring import Row, row
 from benchmarks.train.small_models import drawn_decoder
 from gristmill.mixtures.base import RawSection
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.optimizers import Optimizer
-from gristmill.mixtures.sections.pretrain import Schedule
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.optimizer import Optimizer
+from gristmill.mixtures.schema.pretrain import Schedule
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import shape_of
-from gristmill.train.optimizers.clipping import clip_gradients
-from gristmill.train.optimizers.optimizer import make_optimizers, update
-from gristmill.train.optimizers.schedules import learning_rate
+from gristmill.train.optim.clipping import clip_gradients
+from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.optim.schedules import learning_rate
 
 VOCAB, LENGTH, ROWS, STEPS, HELD_OUT = 256, 64, 8, 300, 256
 CHOOSING_SEED, SEEDS = 0, (1, 2, 3)

@@ -25,12 +25,12 @@ from benchmarks.train.small_models import (
 )
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import Parallel, TrainingEngine
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.engine import Parallel, TrainingEngine
+from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.fsdp import sharded_model, whole_tensors
 from gristmill.train.distributed.process_groups import make_world, process_group
-from gristmill.train.loop.loop import train
+from gristmill.train.trainer import train
 from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn

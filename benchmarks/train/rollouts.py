@@ -31,7 +31,7 @@ from gristmill.train.distributed.process_groups import single_process
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.weights import stored
 from gristmill.train.rl.multi_turn import Asked, Dialogue
-from gristmill.train.rl.rollouts import Generated
+from gristmill.train.rl.rollout import Generated
 from gristmill.train.rl.sampler import Engine, Sampler, sampling_of
 from gristmill.train.rl.tools.call_format import Call
 from gristmill.train.rl.tools.tool_call import Used

@@ -24,9 +24,9 @@ from benchmarks.train.forked_ranks import (
     write_measurements,
 )
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import Parallel
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.posttraining import Lora
+from gristmill.mixtures.schema.engine import Parallel
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.train.adapters.lora import describe_rounding, tuned_model
 from gristmill.train.distributed.process_groups import World, make_world
 from gristmill.train.models.model_config import shape_of

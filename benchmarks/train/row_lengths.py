@@ -23,8 +23,8 @@ from benchmarks.train.forked_ranks import (
     write_measurements,
 )
 from benchmarks.train.small_models import drawn_decoder, saved_tensors
-from gristmill.mixtures.sections.engine import Parallel
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.engine import Parallel
+from gristmill.mixtures.schema.model import Model
 from gristmill.train.distributed.context_parallel import TokenHead
 from gristmill.train.distributed.fsdp import split_rows
 from gristmill.train.distributed.process_groups import World, make_world

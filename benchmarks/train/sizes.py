@@ -30,7 +30,7 @@ import torch
 from benchmarks.checkout import ROOT
 from benchmarks.measuring import Row, row
 from benchmarks.train.small_models import random_packed_set
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.model import Model
 
 GIGA = 1e9
 WINDOWS = 8

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measuring import fastest
-from gristmill.mixtures.sections.optimizers import Optimizer
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.optimizer import Optimizer
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
 from gristmill.train.distributed.process_groups import World
@@ -25,8 +25,8 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prediction_targets import Layout
-from gristmill.train.optimizers.clipping import clip_gradients
-from gristmill.train.optimizers.optimizer import make_optimizers, update
+from gristmill.train.optim.clipping import clip_gradients
+from gristmill.train.optim.optimizer import make_optimizers, update
 from tests.packed_sets import write_packed_set
 
 EOS, PAD = 0, 1

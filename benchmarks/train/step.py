@@ -25,8 +25,8 @@ from benchmarks.train.small_models import (
     random_packed_set,
     saved_tensors,
 )
-from gristmill.mixtures.sections.engine import Compute
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.engine import Compute
+from gristmill.mixtures.schema.model import Model
 from gristmill.train.distributed.fsdp import compute_dtype
 from gristmill.train.distributed.process_groups import World, single_process
 from gristmill.train.generation.scheduler import generate

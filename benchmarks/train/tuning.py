@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.measuring import Row, row
 from gristmill.mixtures.base import Options
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.packing.best_fit import best_fit_decreasing
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import hf_config

@@ -18,12 +18,12 @@ import torch
 from benchmarks.train.sizes import WINDOWS, OurSpeed, Size, Speed
 from benchmarks.train.small_models import hf_llama, next_token, pretrain_section
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import Compute, TrainingEngine
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.engine import Compute, TrainingEngine
+from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
 from gristmill.train.distributed.process_groups import single_process
-from gristmill.train.loop.loop import train
+from gristmill.train.trainer import train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import (
     Utilisation,

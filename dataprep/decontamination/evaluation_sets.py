@@ -25,7 +25,7 @@ from gristmill.dataprep.readers.compression import (
 )
 from gristmill.dataprep.readers.records import Fields
 from gristmill.dataprep.readers.sources import outside_files
-from gristmill.dataprep.readers.tables import table_rows
+from gristmill.dataprep.readers.parquet import table_rows
 from gristmill.mixtures.steps.decontaminate import EvaluationSet
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.shuffle_format import group_starts, sort_rows, spread_groups
-from gristmill.mixtures.sections.prepare import column_prefix
+from gristmill.mixtures.schema.prepare import column_prefix
 
 DOCUMENT_COLUMNS = ("id", "source", "locator")
 REASON_COLUMNS = ("decided_by", "survivor_value", "member_value")

@@ -35,7 +35,7 @@ from gristmill.dataprep.fasttext.fasttext_files import read_labels
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.quality.classifier import LABEL_PREFIX
 from gristmill.mixtures.columns import check_column
-from gristmill.mixtures.sections.encoder_settings import ReadingModel, ScoringModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel, ScoringModel
 from gristmill.mixtures.yaml_text import did_you_mean
 
 BOUND = 1e-4

@@ -20,7 +20,7 @@ from gristmill.dataprep.encoders.model_folders import (
     token_pooling,
 )
 from gristmill.dataprep.encoders.token_windows import WindowTokenizer
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
 
 class Embedder:

@@ -24,7 +24,7 @@ from gristmill.dataprep.encoders.model_folders import (
     needed,
     token_pooling,
 )
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
 Task = Literal["classes", "embedding"]
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 2_048, 65_536

@@ -62,7 +62,7 @@ from gristmill.dataprep.thresholds import (
     failures,
     first_failures,
 )
-from gristmill.mixtures.sections.encoder_settings import ScoringModel
+from gristmill.mixtures.schema.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.yaml_text import did_you_mean
 

@@ -19,7 +19,7 @@ from gristmill.dataprep.encoders.model_folders import (
     needed,
     read_config,
 )
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
 
 @dataclass(frozen=True)

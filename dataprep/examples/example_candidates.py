@@ -24,7 +24,7 @@ from gristmill.dataprep.rewards.answer_checks import (
     record_columns,
     verifier_of,
 )
-from gristmill.mixtures.sections.rl import ModelReward, OwnReward
+from gristmill.mixtures.schema.rl import ModelReward, OwnReward
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.examples import AnyReward, JudgeReward
 from gristmill.mixtures.steps.judge import SCORE

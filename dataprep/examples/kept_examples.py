@@ -22,7 +22,7 @@ from gristmill.dataprep.examples.read_examples import (
     made_path,
     read_set,
 )
-from gristmill.mixtures.sections.posttraining import Instructions, PreferencePairs
+from gristmill.mixtures.schema.posttraining import Instructions, PreferencePairs
 
 QUARANTINED = "refused.jsonl"
 """File of a stage's quarantined records: one line each with set, place and reason."""

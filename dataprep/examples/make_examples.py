@@ -51,7 +51,7 @@ from gristmill.dataprep.llm.prompt_templates import (
 )
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.rewards.answer_checks import check_answers
-from gristmill.mixtures.sections.rl import columns_of
+from gristmill.mixtures.schema.rl import columns_of
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.examples import JudgeReward, MadeExamples
 from gristmill.mixtures.user_code import name_of

@@ -57,8 +57,8 @@ from gristmill.dataprep.examples.read_examples import (
 from gristmill.dataprep.inner_steps import run_step
 from gristmill.dataprep.llm.judge_pairs import pair_text
 from gristmill.dataprep.readers.records import metadata_json
-from gristmill.mixtures.sections.posttraining import Instructions, PreferencePairs
-from gristmill.mixtures.sections.prepare import ExampleStep
+from gristmill.mixtures.schema.posttraining import Instructions, PreferencePairs
+from gristmill.mixtures.schema.prepare import ExampleStep
 
 PAIRS = "judge_pairs"
 """Step that compares the answers of pairs, and the view that it reads."""

@@ -50,7 +50,7 @@ from gristmill.dataprep.readers.compression import (
     Unended,
 )
 from gristmill.dataprep.readers.json_array import json_lines
-from gristmill.dataprep.readers.json_lines import parse_json
+from gristmill.dataprep.readers.jsonl import parse_json
 from gristmill.dataprep.readers.pythondocs import (
     DOCS,
     QUESTIONS_VERSION,
@@ -58,9 +58,9 @@ from gristmill.dataprep.readers.pythondocs import (
     questions,
 )
 from gristmill.dataprep.readers.sources import SourceError, SourceFile, find_files
-from gristmill.dataprep.readers.tables import table_rows
-from gristmill.mixtures.sections.rl import RecordColumns
-from gristmill.mixtures.sections.sources import DocumentFiles
+from gristmill.dataprep.readers.parquet import table_rows
+from gristmill.mixtures.schema.rl import RecordColumns
+from gristmill.mixtures.schema.sources import DocumentFiles
 from gristmill.mixtures.steps.examples import MADE, output_name
 
 PROMPT_KEYS = ("prompt", "question")

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from gristmill.dataprep.exporting.dataset_card import About, Exported
-from gristmill.mixtures.sections.evaluation import Documents
+from gristmill.mixtures.schema.evaluation import Documents
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 JsonLd = dict[str, object]

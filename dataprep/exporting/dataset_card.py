@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 import yaml
 
-from gristmill.mixtures.sections.evaluation import Documents
+from gristmill.mixtures.schema.evaluation import Documents
 
 SIZES = (
     "n<1K 1K<n<10K 10K<n<100K 100K<n<1M 1M<n<10M 10M<n<100M 100M<n<1B 1B<n<10B "

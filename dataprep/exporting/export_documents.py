@@ -54,8 +54,8 @@ from gristmill.dataprep.runners.tasks import (
     shard_tasks,
 )
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.sections.evaluation import Documents
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.evaluation import Documents
+from gristmill.mixtures.schema.sources import INGEST
 
 LIST = "_documents.json"
 """Name of the list of files: Arrow, Spark and pandas skip names with a leading

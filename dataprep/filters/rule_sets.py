@@ -51,7 +51,7 @@ class RuleSet:
 
 def rule_set(name: str) -> RuleSet:
     """Load a rule set from its module; both sets of Gopher are in one."""
-    module = "gopher" if name.startswith("gopher_") else f"rules_{name}"
+    module = "gopher" if name.startswith("gopher_") else name
     loaded: RuleSet = import_module(f"gristmill.dataprep.filters.{module}").RULE_SET
     return loaded
 

@@ -56,7 +56,7 @@ from gristmill.dataprep.readers import ingest
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.sections.generated_source import Generate
+from gristmill.mixtures.schema.generated_source import Generate
 
 READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "persona", "language", "number", "others")

@@ -32,7 +32,7 @@ from gristmill.dataprep.readers.compression import (
 from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import Page, Reading, Record, Rejected
 from gristmill.dataprep.readers.sources import SourceFile, find_files
-from gristmill.mixtures.sections.sources import DocumentFiles
+from gristmill.mixtures.schema.sources import DocumentFiles
 from gristmill.mixtures.steps.quality import Classifier
 
 LABELS = re.compile(r"^(?:__label__\S+\s+)+")

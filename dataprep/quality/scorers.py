@@ -50,7 +50,7 @@ SHARES = tuple(round(step / 20, 2) for step in range(21))
 PERPLEXITIES = tuple(float(round(10 ** (step / 4), 1)) for step in range(21))
 """Four bins per decade, from 1 to 100,000."""
 BITS = tuple(round(step / 4, 2) for step in range(33))
-LANGUAGE_MODEL = "gristmill.train.evaluation.document_scorer:load_scorer"
+LANGUAGE_MODEL = "gristmill.train.eval.document_scorer:load_scorer"
 """Loader of the scorer of a language model. It is a name, imported only if a manifest
 asks for this score: data preparation runs without torch and does not import the layers
 above it.

@@ -38,7 +38,7 @@ change the result tomorrow.
 """
 
 Options = Mapping[str, str | bool]
-"""Fields of `mixtures.sections.sources.ExtractOptions`."""
+"""Fields of `mixtures.schema.sources.ExtractOptions`."""
 Content = tuple[str, dict[str, object]]
 """Text of a page, and its metadata."""
 Extractor = Callable[[str, Options], Content]

@@ -58,10 +58,10 @@ from gristmill.dataprep.readers.sources import (
     SourceListing,
     find_files,
 )
-from gristmill.dataprep.readers.tables import TableReader
+from gristmill.dataprep.readers.parquet import TableReader
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.sections.sources import (
+from gristmill.mixtures.schema.sources import (
     GENERATE,
     Ingest,
     OwnReader,

@@ -55,7 +55,7 @@ from gristmill.dataprep.user_functions import (
     wrong,
 )
 from gristmill.mixtures.base import Recipe
-from gristmill.mixtures.sections.sources import OwnListing, OwnReader
+from gristmill.mixtures.schema.sources import OwnListing, OwnReader
 from gristmill.mixtures.user_code import Own, OwnCodeError
 
 BUFFER_BYTES = 1 << 16

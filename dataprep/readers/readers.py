@@ -23,7 +23,7 @@ from gristmill.dataprep.readers.compression import (
     read_whole,
 )
 from gristmill.dataprep.readers.csv_rows import read_csv
-from gristmill.dataprep.readers.json_lines import read_jsonl
+from gristmill.dataprep.readers.jsonl import read_jsonl
 from gristmill.dataprep.readers.pythondocs import python_documents
 from gristmill.dataprep.readers.records import (
     Ended,
@@ -39,7 +39,7 @@ from gristmill.dataprep.readers.records import (
     with_end,
 )
 from gristmill.dataprep.readers.sources import FORMAT_OF, SourceFile
-from gristmill.dataprep.readers.tables import TableReader, read_table
+from gristmill.dataprep.readers.parquet import TableReader, read_table
 from gristmill.dataprep.readers.warc import read_warc
 from gristmill.dataprep.text.paragraph_runs import paragraph_runs
 

@@ -35,7 +35,7 @@ from gristmill.dataprep.readers.pythondocs import (
     python_listing,
     python_parts,
 )
-from gristmill.mixtures.sections.sources import DATASETS, DocumentFiles, OwnListing
+from gristmill.mixtures.schema.sources import DATASETS, DocumentFiles, OwnListing
 from gristmill.mixtures.user_code import OwnCodeError
 
 _STAMP_KEYS = "ETag etag mtime LastModified last_modified updated created".split()

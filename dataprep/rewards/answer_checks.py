@@ -20,7 +20,7 @@ from gristmill.dataprep.user_functions import (
     load_function,
     taken_by_name,
 )
-from gristmill.mixtures.sections.rl import (
+from gristmill.mixtures.schema.rl import (
     ANSWER,
     GIVEN,
     MESSAGES,

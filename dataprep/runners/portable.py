@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gristmill.dataprep.runners.errors import MissingEngineError
 from gristmill.dataprep.runners.servers import job_server
-from gristmill.mixtures.sections.engine import EngineOptions
+from gristmill.mixtures.schema.engine import EngineOptions
 
 PROGRAM = "gristmill-worker"
 """Name of the installed program of `worker.py`."""

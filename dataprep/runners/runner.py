@@ -29,7 +29,7 @@ from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element, Pool, Work
 from gristmill.dataprep.runners.servers import answers
 from gristmill.dataprep.runners.ship_files import carry_step
-from gristmill.mixtures.sections.engine import EngineOptions
+from gristmill.mixtures.schema.engine import EngineOptions
 
 TRACEBACK_LOGGERS = (
     "apache_beam.runners.common",

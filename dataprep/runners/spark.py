@@ -25,7 +25,7 @@ from typing import Any
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.pool import Element
 from gristmill.dataprep.runners.ship_files import carry
-from gristmill.mixtures.sections.engine import BeamEngine, EngineOptions
+from gristmill.mixtures.schema.engine import BeamEngine, EngineOptions
 
 CONNECT_SECONDS = 15
 """Timeout for the answer of a master."""

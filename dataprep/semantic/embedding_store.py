@@ -17,7 +17,7 @@ from gristmill.dataprep.dedup.sketches import (
 from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
 from gristmill.dataprep.encoders.document_scores import ReadCounts, count_read
 from gristmill.dataprep.encoders.embeddings import Embedder, load_embedder
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
 READ = ("tokens", "windows", "whole")
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from gristmill.dataprep.corpus import TEXT, Corpus
 from gristmill.dataprep.documents import ROW_GROUP_ROWS, open_table
 from gristmill.dataprep.row_groups import read_document_rows
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 K1, B = 1.2, 0.75
 MOST_TERMS = 32

@@ -32,13 +32,13 @@ from gristmill.dataprep.readers.sources import (
     find_at,
     find_files,
 )
-from gristmill.dataprep.readers.tables import table_rows
+from gristmill.dataprep.readers.parquet import table_rows
 from gristmill.flows.authoring.page_text import (
     is_html,
     text_per_stored_byte,
     text_share,
 )
-from gristmill.mixtures.sections.sources import DocumentFiles
+from gristmill.mixtures.schema.sources import DocumentFiles
 
 SAMPLE_FILES = 3
 SAMPLE_ROWS = 200

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` in the schema
 from gristmill.mixtures.base import OutsidePath, docstrings
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.prepare import Step, step_fields
+from gristmill.mixtures.schema.prepare import Step, step_fields
 from gristmill.mixtures.user_code import OwnFunction
 
 INDEX = "README.md"

@@ -16,14 +16,14 @@ from gristmill.flows.authoring.look_at_data import (
     size,
 )
 from gristmill.flows.authoring.manifest_text import flow_text
-from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.scaling.size_rules import (
     DECAY_FRACTION,
     OPTIMIZER,
     TOKENS_PER_PARAMETER,
     dial,
 )
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.model import Model
 
 BYTES_PER_TOKEN = 4.0
 """Bytes of English text per token of a vocabulary of some tens of thousands; 4,096
@@ -161,7 +161,7 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
         file: its future path; relative paths of sources are relative to its folder.
 
     Raises:
-        gristmill.mixtures.load.ManifestError: a wish is not valid in a manifest.
+        gristmill.mixtures.loader.ManifestError: a wish is not valid in a manifest.
     """
     mean = mean_weight(list(looks.values()))
     sizes = {name: float(look.text_bytes or mean) for name, look in looks.items()}

@@ -12,7 +12,7 @@ from gristmill.dataprep.readers.ingest import DEFAULT_EXTRACTOR
 from gristmill.dataprep.readers.readers import read_file
 from gristmill.dataprep.readers.records import Page, Read, Reading, Record, Records
 from gristmill.dataprep.readers.sources import SourceFile
-from gristmill.mixtures.sections.sources import ExtractOptions
+from gristmill.mixtures.schema.sources import ExtractOptions
 
 SAMPLE_BYTES = 4 << 20
 """Stored bytes of a sample: some hundred pages, which take about a second."""

@@ -41,7 +41,7 @@ from gristmill.dataprep.readers.records import (
     Rejected,
 )
 from gristmill.dataprep.readers.sources import SourceError, SourceFile, find_files
-from gristmill.dataprep.readers.tables import TableReader
+from gristmill.dataprep.readers.parquet import TableReader
 from gristmill.dataprep.user_code import annotate, edit
 from gristmill.dataprep.user_code.own_documents import (
     DocumentFunction,
@@ -51,7 +51,7 @@ from gristmill.dataprep.user_code.own_documents import (
     read_judged_columns,
 )
 from gristmill.dataprep.user_code.time_limits import TimeLimit
-from gristmill.mixtures.sections.sources import INGEST, Ingest, Source
+from gristmill.mixtures.schema.sources import INGEST, Ingest, Source
 from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
 from gristmill.mixtures.yaml_text import did_you_mean
 

@@ -1,7 +1,7 @@
 """The Typer application, the options that commands share, the opening of manifests, and
 the handling of errors.
 
-The commands are in `<subject>_commands.py` and register themselves on `app`; `main.py`
+The commands are in `<subject>.py` and register themselves on `app`; `main.py`
 imports them all. Heavy modules are imported inside the commands, so that `gristmill
 --help` answers at once.
 """
@@ -207,7 +207,7 @@ def open_or_exit(
 ) -> Session:
     """Open a manifest, or print all its problems and exit with code 2."""
     from gristmill.flows.running.session import open_session
-    from gristmill.mixtures.load import ManifestError
+    from gristmill.mixtures.loader import ManifestError
 
     try:
         return open_session(

@@ -9,7 +9,7 @@ from typing import TextIO, cast
 
 from rich.console import Console
 
-from gristmill.flows.orchestration.tracked_run import run_tracked
+from gristmill.flows.prefect.tracked_run import run_tracked
 from gristmill.flows.running import launch as running
 from gristmill.flows.running.events import RunEnded, RunEvent, Subscriber
 from gristmill.flows.running.json_lines import JsonHandler, JsonLines, JsonObserver

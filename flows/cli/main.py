@@ -13,17 +13,17 @@ import warnings
 # Each module registers its commands when it is imported; command_groups.py has the
 # order of `gristmill --help`.
 # isort: off
-import gristmill.flows.cli.run_commands
-import gristmill.flows.cli.recipe_commands
-import gristmill.flows.cli.question_commands
-import gristmill.flows.cli.look_command
-import gristmill.flows.cli.data_commands
-import gristmill.flows.cli.ladder_command
+import gristmill.flows.cli.run
+import gristmill.flows.cli.recipes
+import gristmill.flows.cli.questions
+import gristmill.flows.cli.look
+import gristmill.flows.cli.data
+import gristmill.flows.cli.ladder
 import gristmill.flows.cli.try_command
-import gristmill.flows.cli.model_commands
-import gristmill.flows.cli.serve_commands
-import gristmill.flows.cli.slurm_command
-import gristmill.flows.cli.bench_command  # noqa: F401
+import gristmill.flows.cli.models
+import gristmill.flows.cli.serve
+import gristmill.flows.cli.slurm
+import gristmill.flows.cli.bench  # noqa: F401
 
 # isort: on
 from gristmill.flows.cli.application import EXIT_INTERRUPTED, app

@@ -18,8 +18,8 @@ from gristmill.flows.report.evaluation import suite_parts, task_table
 from gristmill.flows.report.stage_summaries import ModelMeasures, read_as
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.base import Section
-from gristmill.mixtures.load import anchor
-from gristmill.mixtures.sections.evaluation import Evaluate, Suite, Task
+from gristmill.mixtures.loader import anchor
+from gristmill.mixtures.schema.evaluation import Evaluate, Suite, Task
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
@@ -92,9 +92,9 @@ def evaluate_folder(
     import torch
 
     from gristmill.train.distributed.process_groups import make_deterministic
-    from gristmill.train.evaluation.answering import answer_tasks, open_reader
-    from gristmill.train.evaluation.suites import answer_suite, read_suite
-    from gristmill.train.evaluation.tasks import read_task
+    from gristmill.train.eval.answering import answer_tasks, open_reader
+    from gristmill.train.eval.suites import answer_suite, read_suite
+    from gristmill.train.eval.tasks import read_task
     from gristmill.train.models.weights import load_model
 
     make_deterministic(1)

@@ -21,8 +21,8 @@ from gristmill.flows.models.find_model import ModelFolders
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.running.terminal import plain_console
-from gristmill.mixtures.sections.evaluation import Export
-from gristmill.train.evaluation.answering import open_reader
+from gristmill.mixtures.schema.evaluation import Export
+from gristmill.train.eval.answering import open_reader
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.models.weights import load_model
 from gristmill.train.stages.export import write_folder

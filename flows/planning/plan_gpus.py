@@ -15,7 +15,7 @@ from gristmill.flows.planning.quantities import at_least, duration, quantity, si
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import TOKENIZER
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.train.models.model_config import Shape, shape_to_train
 from gristmill.train.planning.devices import (
     GIGA,

@@ -36,7 +36,7 @@ from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import make_plan
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 LARGER = 4
 """Size of the second sample as a multiple of the first."""

@@ -27,7 +27,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node, Plan, UnknownStageError, add_later_stages
 from gristmill.flows.stages.registry import PRETRAIN, STAGES, TOKENIZE
 from gristmill.mixtures import manifest as schema
-from gristmill.mixtures.load import check_manifest
+from gristmill.mixtures.loader import check_manifest
 from gristmill.mixtures.yaml_text import did_you_mean
 
 if TYPE_CHECKING:

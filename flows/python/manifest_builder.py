@@ -20,7 +20,7 @@ from gristmill.core.secrets import remember_secrets
 from gristmill.core.store import MANIFESTS, Store
 from gristmill.mixtures import manifest as schema
 from gristmill.mixtures.base import outside_paths
-from gristmill.mixtures.load import (
+from gristmill.mixtures.loader import (
     ManifestError,
     Problem,
     Written,

@@ -10,7 +10,7 @@ from typing import Any, TextIO, cast
 from gristmill.core.files import read_json
 from gristmill.core.secrets import MaskedStream
 from gristmill.core.store import store_at
-from gristmill.flows.orchestration.tracked_run import run_tracked
+from gristmill.flows.prefect.tracked_run import run_tracked
 from gristmill.flows.python.finished_run import Run, Store
 from gristmill.flows.python.manifest_builder import (
     Manifest,

@@ -34,8 +34,8 @@ from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import STAGES
-from gristmill.mixtures.sections.prepare import name_steps, written_steps
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.prepare import name_steps, written_steps
+from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.user_code import name_code
 
 FROM_LAST = re.compile(r"last(?:-(\d+))?")

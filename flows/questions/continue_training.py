@@ -29,10 +29,10 @@ from gristmill.flows.questions.training_reads import KeptOrder, Reading, reading
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, PRETRAIN
-from gristmill.mixtures.load import full_key, parse_manifest
+from gristmill.mixtures.loader import full_key, parse_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.recipes.named_recipes import manifest_file
-from gristmill.mixtures.sections.mix import Continues
+from gristmill.mixtures.schema.mix import Continues
 from gristmill.tokenize.mixing.continue_mixture import digest_of_sums
 from gristmill.train.loop.batch_plan import plan_of
 
@@ -123,7 +123,7 @@ def continue_with(
             read.
         gristmill.flows.questions.takedown.TakedownError: none of the documents exists,
             or an output file exists with other content.
-        gristmill.mixtures.load.ManifestError: the new manifest is invalid.
+        gristmill.mixtures.loader.ManifestError: the new manifest is invalid.
     """
     reading, mix = reading_of(session), session.manifest.mix
     packed = reading.packed

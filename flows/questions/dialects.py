@@ -28,7 +28,7 @@ from gristmill.flows.questions.find_documents import (
 )
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.rules import (
     GopherQuality,

@@ -24,7 +24,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.flows.questions.explain import Recipes, TextPiece, judgements
 from gristmill.flows.questions.threshold_samples import by_shard, some_shards
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 KEPT_SHOWN, DROPPED_SHOWN = 6, 2
 """Number of documents shown of those kept, and of those that each rule dropped."""

@@ -41,7 +41,7 @@ from gristmill.flows.questions.find_documents import (
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console, visible
 from gristmill.flows.stages.registry import MIX, PRETRAIN
-from gristmill.mixtures.sections.sources import IMPORTED, INGEST
+from gristmill.mixtures.schema.sources import IMPORTED, INGEST
 from gristmill.tokenize.importing.token_sources import corpora, decoded_text
 
 Recipes = Mapping[str, Mapping[str, Any]]

@@ -23,7 +23,7 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.row_groups import find_ids, read_rows
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpora, corpus_shards
 
 SHOWN_HITS = 5

@@ -28,7 +28,7 @@ from gristmill.flows.running.events import StageStarted, Subscriber, parse_event
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.documents import STAGE, problems_of, recipe_of
 from gristmill.flows.stages.plan import Node, fingerprint
-from gristmill.mixtures.sections.evaluation import Documents
+from gristmill.mixtures.schema.evaluation import Documents
 
 HUB = "hf://"
 HUB_FOLDER = re.compile(r"^hf://datasets/(?P<name>[\w.-]+/[\w.-]+)(?P<inner>/.*)?$")

@@ -34,7 +34,7 @@ from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.questions.threshold_samples import by_shard
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console, visible
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
 By = Literal["meaning", "words"]
 FUSION = 60

@@ -48,9 +48,9 @@ from gristmill.flows.running.execute import ANSWERS
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, PRETRAIN
-from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.recipes.named_recipes import manifest_file
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.steps.examples import output_name
 from gristmill.mixtures.yaml_text import why_unreadable
 from gristmill.tokenize.importing.token_sources import corpus_shards

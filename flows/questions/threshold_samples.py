@@ -16,7 +16,7 @@ from gristmill.flows.report.stage_summaries import Binned, StepSummary, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import prepare_step
 from gristmill.flows.stages.stage import imported
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 MOST_RULES = 8
 SAMPLES = 3

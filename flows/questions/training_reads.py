@@ -19,9 +19,9 @@ from gristmill.core.store import StageFolder
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, PRETRAIN, STAGES
-from gristmill.mixtures.sections.pretrain import Pretrain, Training, TrainingInEpochs
-from gristmill.mixtures.sections.rl import Rl
-from gristmill.tokenize.order import Order
+from gristmill.mixtures.schema.pretrain import Pretrain, Training, TrainingInEpochs
+from gristmill.mixtures.schema.rl import Rl
+from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import RowPlan, plan_of
 from gristmill.train.rl.prompts import PromptPlan, prompt_plan_of

@@ -28,7 +28,7 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import Node, settle_plan
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.mixtures.manifest import Manifest, context_warnings
-from gristmill.mixtures.sections.pretrain import HOW_KEYS
+from gristmill.mixtures.schema.pretrain import HOW_KEYS
 from gristmill.mixtures.user_code import code_in, is_code
 
 CONTINUABLE = (

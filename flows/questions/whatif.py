@@ -52,8 +52,8 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import prepare_step
 from gristmill.flows.stages.stage import imported
-from gristmill.mixtures.load import short_key
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.loader import short_key
+from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.user_code import name_code
 
 Rules = Mapping[str, list[Rule]]

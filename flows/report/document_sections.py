@@ -44,7 +44,7 @@ from gristmill.flows.report.stage_summaries import (
     StageCounts,
     StepSummary,
 )
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 MOST_REASONS = 20
 MOST_BARS = 12

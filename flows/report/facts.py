@@ -45,7 +45,7 @@ from gristmill.flows.report.stage_summaries import (
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, TOKENIZE
 from gristmill.flows.stages.stage import Stage, imported
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpora
 
 SIMILARITIES = ("jaccard", "cosine")

@@ -12,7 +12,7 @@ from typing import Any
 
 from gristmill.flows.running.events import RunEvent, StageFinished, Subscriber
 from gristmill.flows.running.session import Session
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 DELAY_SECONDS = 0.2
 """Stages that are ready start before."""

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from gristmill.core.files import as_path
-from gristmill.flows.orchestration.server_settings import server_password
+from gristmill.flows.prefect.server_settings import server_password
 from gristmill.flows.pages.page_html import HEADERS, file_policy
 
 METRICS = "metrics"

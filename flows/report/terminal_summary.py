@@ -40,8 +40,8 @@ from gristmill.flows.report.stage_summaries import (
 )
 from gristmill.flows.report.training import EFFECT_COLUMNS, effect_rows, loss_rows
 from gristmill.flows.running.session import Session
-from gristmill.mixtures.load import short_key
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.loader import short_key
+from gristmill.mixtures.schema.sources import INGEST
 
 SAMPLE_CHARS = 240
 BAR_WIDTH = 40

@@ -13,7 +13,7 @@ import hashlib
 
 from gristmill.core.files import write_json
 from gristmill.core.store import Store
-from gristmill.mixtures.load import Problem, Written
+from gristmill.mixtures.loader import Problem, Written
 from gristmill.mixtures.manifest import Manifest
 
 FOLDER = "allowed-code"

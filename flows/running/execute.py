@@ -33,7 +33,7 @@ from gristmill.core.stage_context import (
 )
 from gristmill.dataprep.runners.errors import KilledWorkerError
 from gristmill.dataprep.runners.ship_files import through
-from gristmill.mixtures.sections.engine import Engine
+from gristmill.mixtures.schema.engine import Engine
 
 EXIT_FAILED = 1
 ANSWERS = "answers"
@@ -71,10 +71,10 @@ def launch_training(folder: Path, engine: Engine) -> int:
     """Replace this process with torchrun; return the exit code if that fails.
 
     A training in an object store works in a local folder (see
-    train.checkpoints.store_sync). With several hosts, this one is the leader; the
+    train.store_sync). With several hosts, this one is the leader; the
     others wait in `follow_leader.py` until the leader has fetched its inputs.
     """
-    from gristmill.train.checkpoints.store_sync import work_on
+    from gristmill.train.store_sync import work_on
     from gristmill.train.distributed.rendezvous import hosts_of, lead
 
     try:

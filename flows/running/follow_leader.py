@@ -20,7 +20,7 @@ from pathlib import Path
 from gristmill.core.files import as_path, read_json
 from gristmill.core.processes import end_with_parent
 from gristmill.flows.running.execute import name_interface
-from gristmill.mixtures.sections.engine import Engine
+from gristmill.mixtures.schema.engine import Engine
 from gristmill.train.distributed.rendezvous import hosts_of, read_rendezvous
 
 MODULE = "gristmill.flows.running.follow_leader"

@@ -18,9 +18,9 @@ from gristmill.flows.stages.registry import (
 )
 from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.base import outside_paths, value_at
-from gristmill.mixtures.load import Problem, Written
+from gristmill.mixtures.loader import Problem, Written
 from gristmill.mixtures.manifest import MODELS, Manifest
-from gristmill.mixtures.sections.sources import Source, TokenSource
+from gristmill.mixtures.schema.sources import Source, TokenSource
 
 LIST = "list"
 """Key of a source's listing function."""

@@ -14,7 +14,7 @@ from gristmill.flows.running.events import RunRecorded, Subscriber, to_all
 from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.notify import notify
 from gristmill.flows.running.run import Runner
-from gristmill.flows.running.schedule import Pending, jobs_of, run_jobs
+from gristmill.flows.running.scheduler import Pending, jobs_of, run_jobs
 from gristmill.flows.running.session import Session
 
 Start = Callable[[Runner, str, int], Pending]

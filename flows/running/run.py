@@ -43,9 +43,9 @@ from gristmill.flows.running.output_identities import (
 from gristmill.flows.running.process import Event, StageProcess
 from gristmill.flows.running.stage_server import is_forkable
 from gristmill.flows.stages.plan import Node, Plan
-from gristmill.mixtures.sections.engine import Engine
-from gristmill.mixtures.sections.pretrain import HOW_KEYS
-from gristmill.mixtures.sections.sources import IMPORTED, INGEST
+from gristmill.mixtures.schema.engine import Engine
+from gristmill.mixtures.schema.pretrain import HOW_KEYS
+from gristmill.mixtures.schema.sources import IMPORTED, INGEST
 
 logger = logging.getLogger("gristmill.run")
 

@@ -32,9 +32,9 @@ from gristmill.flows.stages.plan import (
     present_stages,
 )
 from gristmill.flows.stages.registry import STAGES, instances_of
-from gristmill.mixtures.load import ManifestError, Written, open_manifest
+from gristmill.mixtures.loader import ManifestError, Written, open_manifest
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.prepare import STEP_NAME_PATTERN
+from gristmill.mixtures.schema.prepare import STEP_NAME_PATTERN
 from gristmill.mixtures.yaml_text import did_you_mean
 
 
@@ -197,7 +197,7 @@ def open_session(
             its name in commands.
 
     Raises:
-        gristmill.mixtures.load.ManifestError: the manifest is wrong, a file of it is
+        gristmill.mixtures.loader.ManifestError: the manifest is wrong, a file of it is
             missing or unusable, or its listing is not allowed.
         UnknownStageError: the stage does not exist.
         gristmill.core.store.StoreLocationError: the location cannot hold a store.

@@ -40,7 +40,7 @@ from gristmill.flows.running.fork_server import ForkRequest, ForkServer, Server
 
 if TYPE_CHECKING:
     from gristmill.flows.stages.plan import Plan
-    from gristmill.mixtures.sections.engine import Engine
+    from gristmill.mixtures.schema.engine import Engine
 
 FORKABLE = ("gristmill.dataprep.", "gristmill.tokenize.")
 """Packages of such stages. Importing these starts no thread, which a fork would

@@ -8,7 +8,7 @@ from gristmill.mixtures.steps.dedup import DedupSubstrings
 STAGE = Stage(
     "dedup_substrings",
     1,
-    "gristmill.dataprep.dedup.substrings:run",
+    "gristmill.dataprep.dedup.exact_substring:run",
     step=PrepareStep(
         DedupSubstrings,
         columns=lambda section: [

@@ -20,7 +20,7 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.evaluation import Documents
+from gristmill.mixtures.schema.evaluation import Documents
 
 SHAPING = ("name", "seed", "sources", "ingest", "prepare")
 """Sections that determine the documents."""

@@ -6,7 +6,7 @@ from gristmill.flows.stages import reference
 from gristmill.flows.stages.stage import Display, TrainingStage
 from gristmill.flows.stages.trainings import torchrun_stage, whole
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.posttraining import Dpo
 
 
 def needs(manifest: Manifest) -> list[str]:

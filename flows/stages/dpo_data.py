@@ -17,7 +17,7 @@ from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings that determine the encoded pairs and their audit."""
-    from gristmill.mixtures.sections.posttraining import DpoData
+    from gristmill.mixtures.schema.posttraining import DpoData
 
     dpo = whole("dpo")(manifest, verify)
     if dpo is None:

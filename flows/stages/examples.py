@@ -18,7 +18,7 @@ from gristmill.flows.stages.stage import (
     Stage,
 )
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.rl import ModelReward
+from gristmill.mixtures.schema.rl import ModelReward
 from gristmill.mixtures.steps.asked_model import HOW
 from gristmill.mixtures.steps.examples import made_names, output_name
 

@@ -17,7 +17,7 @@ from gristmill.flows.stages.stage import (
 from gristmill.flows.stages.trainings import model_before
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.mix import uses_own_weights
+from gristmill.mixtures.schema.mix import uses_own_weights
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:

@@ -25,7 +25,7 @@ from gristmill.flows.stages.stage import (
     always,
 )
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.generated_source import generation_order
+from gristmill.mixtures.schema.generated_source import generation_order
 from gristmill.mixtures.steps.asked_model import HOW
 from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.steps.quality import Quality

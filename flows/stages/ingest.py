@@ -13,7 +13,7 @@ from gristmill.flows.stages.stage import (
     always,
 )
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.sources import GENERATE, INGEST
+from gristmill.mixtures.schema.sources import GENERATE, INGEST
 
 MIXTURE_KEYS = ("weight", "max_epochs", "min_tokens", "max_tokens", "where", "epochs")
 """Keys of a source that only the mixture reads; all others affect its reading."""

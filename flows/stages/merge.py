@@ -14,7 +14,7 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.scaling.merging import merge_problems, merged_steps
-from gristmill.mixtures.sections.evaluation import Evaluate
+from gristmill.mixtures.schema.evaluation import Evaluate
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:

@@ -15,7 +15,7 @@ from gristmill.flows.stages.stage import (
     documents,
 )
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.mix import uses_own_weights
+from gristmill.mixtures.schema.mix import uses_own_weights
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:

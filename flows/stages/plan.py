@@ -24,7 +24,7 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.base import Judging, Recipe
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from gristmill.flows.stages.trainings import recipe_of, torchrun_stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.span_objectives import lacking
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Kind
-from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.mixtures.sections.tokenizer import Tokenizer
+from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.mixtures.schema.tokenizer import Tokenizer
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:

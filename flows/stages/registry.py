@@ -47,7 +47,7 @@ from gristmill.flows.stages import (
 )
 from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.prepare import Step, register_step
+from gristmill.mixtures.schema.prepare import Step, register_step
 
 ORDER = (
     generate,

@@ -14,7 +14,7 @@ from gristmill.flows.stages.trainings import (
     whole,
 )
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.rl import Reward
+from gristmill.mixtures.schema.rl import Reward
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:

@@ -17,8 +17,8 @@ from gristmill.flows.stages.trainings import (
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.rl_tools import PythonTool, SearchTool
-from gristmill.mixtures.sections.rl import Rl
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.rl import Rl
+from gristmill.mixtures.schema.sources import INGEST
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:

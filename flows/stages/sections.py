@@ -30,7 +30,7 @@ def reads_of(manifest: Manifest) -> Recipe:
     """Return the settings that determine the rows that pre-training reads, for stages
     that analyse them.
     """
-    from gristmill.mixtures.sections.pretrain import READING_KEYS
+    from gristmill.mixtures.schema.pretrain import READING_KEYS
 
     section = manifest.pretrain
     if section is None:

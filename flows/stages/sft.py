@@ -11,7 +11,7 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.flows.stages.trainings import torchrun_stage, whole
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.posttraining import Tuning
+from gristmill.mixtures.schema.posttraining import Tuning
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
@@ -38,7 +38,7 @@ def part_of_section(
     Args:
         is_wanted: (key, True if it is one of the data's) -> True if it is included.
     """
-    from gristmill.mixtures.sections.posttraining import SftData
+    from gristmill.mixtures.schema.posttraining import SftData
 
     configured = whole("sft")(manifest, verify)
     if configured is None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gristmill.mixtures.base import Judging, Recipe
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 
 if TYPE_CHECKING:
-    from gristmill.mixtures.sections.pretrain import Training
+    from gristmill.mixtures.schema.pretrain import Training
 
 Configured = tuple[Recipe, Recipe]
 """The recipe, and the further arguments of the function, in the same form."""

@@ -17,7 +17,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings that determine the teacher, and how much of its distributions
     is stored.
     """
-    from gristmill.mixtures.sections.posttraining import TeacherKeys
+    from gristmill.mixtures.schema.posttraining import TeacherKeys
 
     if manifest.sft is None or manifest.sft.distill is None:
         return None

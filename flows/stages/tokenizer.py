@@ -16,7 +16,7 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.tokenizer import Tokenizer
+from gristmill.mixtures.schema.tokenizer import Tokenizer
 
 TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = (
     "tokenizer.json",
@@ -83,7 +83,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
     """Yield an invalid tokenizer, and an invalid template."""
-    from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
+    from gristmill.tokenize.chat_template import CHAT_TEMPLATE
     from gristmill.tokenize.encoding.tokenizer import (
         TokenizerError,
         check,

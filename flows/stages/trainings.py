@@ -33,9 +33,9 @@ from gristmill.flows.stages.stage import (
     always,
 )
 from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
-from gristmill.mixtures.sections.engine import Trackers
-from gristmill.mixtures.sections.optimizers import OPTIMIZERS
-from gristmill.mixtures.sections.pretrain import Training
+from gristmill.mixtures.schema.engine import Trackers
+from gristmill.mixtures.schema.optimizer import OPTIMIZERS
+from gristmill.mixtures.schema.pretrain import Training
 from gristmill.mixtures.steps.examples import made_names, output_name
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.judge_pairs import JudgePairs

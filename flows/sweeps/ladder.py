@@ -143,7 +143,7 @@ def plan_ladder(
         SweepError: the manifest sets neither `pretrain.size` nor `pretrain.depth` or
             holds nothing out, or the trainings are too few, of one size, or read more
             tokens than the set has.
-        gristmill.mixtures.load.ManifestError: the manifest or a size is invalid.
+        gristmill.mixtures.loader.ManifestError: the manifest or a size is invalid.
     """
     target = _rung("target", manifest_file, overrides, store)
     manifest = target.session.manifest

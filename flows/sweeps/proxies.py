@@ -33,7 +33,7 @@ from gristmill.flows.sweeps.grid import (
     read_grid,
 )
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed_files import MANIFEST
 from gristmill.train.loop.batch_plan import plan_of
 
@@ -171,7 +171,7 @@ def plan_sweep(
     Raises:
         SweepError: the manifest does not pre-train or mixes in phases, or the grid is
             invalid.
-        gristmill.mixtures.load.ManifestError: the manifest is invalid.
+        gristmill.mixtures.loader.ManifestError: the manifest is invalid.
     """
     session = open_session(manifest_file, list(overrides), store)
     manifest = session.manifest

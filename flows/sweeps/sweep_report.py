@@ -16,7 +16,7 @@ from gristmill.flows.sweeps.results import (
     Spread,
     SweepResults,
 )
-from gristmill.mixtures.load import load_manifest, parse_manifest
+from gristmill.mixtures.loader import load_manifest, parse_manifest
 from gristmill.mixtures.recipes import named_recipes
 
 

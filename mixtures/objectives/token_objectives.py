@@ -19,7 +19,7 @@ from gristmill.mixtures.objectives.span_objectives import (
     Spans,
     Ul2,
 )
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.model import Model
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
 """Names of the mask token in tokenizers: here, in BERT and ModernBERT, in RoBERTa."""

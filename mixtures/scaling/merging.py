@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gristmill.mixtures.base import Positive, PositiveFloat, Section, Several
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.pretrain import Pretrain
 
 
 class Merge(Section):

@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from gristmill.mixtures.base import RawSection
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.optimizers import OPTIMIZERS
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.optimizer import OPTIMIZERS
 
 CHANNELS_PER_LAYER = 64
 """Width / depth (nanochat, scripts/base_train.py: aspect_ratio)."""

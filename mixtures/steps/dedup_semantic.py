@@ -5,7 +5,7 @@ about the same subject.
 from __future__ import annotations
 
 from gristmill.mixtures.base import Fraction, Judging, Positive
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
 
 class DedupSemantic(Judging):

@@ -29,7 +29,7 @@ from gristmill.mixtures.base import (
     inside,
     repeated,
 )
-from gristmill.mixtures.sections.rl import (
+from gristmill.mixtures.schema.rl import (
     AnswerReward,
     Contains,
     Exact,

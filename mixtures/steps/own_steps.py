@@ -17,7 +17,7 @@ from pydantic import Field
 from gristmill.mixtures.base import Judging, Omissible, PositiveFloat
 from gristmill.mixtures.columns import Column
 from gristmill.mixtures.own_signatures import measured_columns
-from gristmill.mixtures.sections.encoder_settings import ScoringModel
+from gristmill.mixtures.schema.encoder_settings import ScoringModel
 from gristmill.mixtures.user_code import BuiltInOrOwn, Own, OwnFunction
 
 

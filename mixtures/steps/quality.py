@@ -18,7 +18,7 @@ from gristmill.mixtures.base import (
     Seeded,
     Share,
 )
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.yaml_text import did_you_mean

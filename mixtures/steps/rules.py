@@ -34,7 +34,7 @@ class C4(Section):
     Datasets, text/c4_utils.py).
 
     Its rules for lines are `clean: {lines: [c4]}`, to be run before `filter`.
-    Definitions: dataprep/filters/rules_c4.py.
+    Definitions: dataprep/filters/c4.py.
     """
 
     constants: Literal["code", "paper"] = "code"
@@ -71,7 +71,7 @@ class MC4(Section):
 
 class FineWeb(Section):
     """FineWeb's own rules (Penedo et al. 2024, section 3.6). Definitions:
-    dataprep/filters/rules_fineweb.py.
+    dataprep/filters/fineweb.py.
 
     FineWeb runs them after Gopher's and C4's (those without the rule that lines end in
     punctuation).
@@ -114,7 +114,7 @@ class Curator(Section):
     """NeMo Curator's heuristics for English beside Gopher's rules
     (config/text/heuristic_filter_english_pipeline.yaml).
 
-    Definitions: dataprep/filters/rules_curator.py. The pipeline also has Gopher's
+    Definitions: dataprep/filters/curator.py. The pipeline also has Gopher's
     rules, in Curator's dialect.
     """
 
@@ -155,7 +155,7 @@ def defaults_of(value: Any, default: str, aliases: Mapping[str, RawSection]) -> 
 
 class RunningText(Section):
     """Rules that tell running English from placeholder text and from words in a random
-    order. Definitions: dataprep/filters/rules_running_text.py.
+    order. Definitions: dataprep/filters/running_text.py.
 
     Texts in other languages are judged by the placeholder alone.
     """
@@ -192,7 +192,7 @@ class RunningText(Section):
 
 class Code(Section):
     """Rules for files of source code, by the extension of their names. Definitions:
-    dataprep/filters/rules_code.py.
+    dataprep/filters/code.py.
 
     Most are StarCoder's (Li et al. 2023, section 3.1) and StarCoder2's (Lozhkov et al.
     2024, section 2.1). A rule from which an extension is exempt measures null there,
@@ -340,7 +340,7 @@ class Toxicity(Section):
 class GneissWeb(Section):
     """GneissWeb's two heuristics for English (Gohari et al. 2025); limits and
     combination are those of its released recipe (data-prep-kit, recipes/GneissWeb).
-    Definitions: dataprep/filters/rules_gneissweb.py.
+    Definitions: dataprep/filters/gneissweb.py.
 
     A document passes if one of the two votes for it: its readability is below a limit,
     or its tokens per character are within a range. GneissWeb also requires a quality

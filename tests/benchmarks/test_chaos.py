@@ -19,7 +19,7 @@ from benchmarks.chaos.project import GIVEN_MANIFEST, write_project
 from benchmarks.chaos.undisturbed import Undisturbed, gristmill
 from gristmill.flows.stages.plan import present_stages
 from gristmill.flows.stages.registry import STAGES
-from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.loader import parse_manifest
 
 pytestmark = pytest.mark.chaos
 WRITES = """

@@ -35,7 +35,7 @@ from gristmill.dataprep.dedup.shingles import shingle_sets, similarities
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.readers import ingest
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 
 def test_planted_pairs_have_their_similarity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,7 +249,7 @@ def running_site(folder: Path, database: Path) -> Iterator[Site]:
     )
     try:
         wait_for(
-            lambda: len(started_site.call("/deployments/filter", {})) == 5, "serving"
+            lambda: len(started_site.call("/deployments/filter", {})) == 4, "serving"
         )
         yield started_site
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.orchestration.sign_in import sign_in_link
+from gristmill.flows.prefect.sign_in import sign_in_link
 from tests.servers import wait_for
 
 

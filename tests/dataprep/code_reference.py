@@ -1,11 +1,11 @@
-"""Plain Python reference of `rules_code.py`, one document at a time."""
+"""Plain Python reference of `filters/code.py`, one document at a time."""
 
 from __future__ import annotations
 
 import math
 import re
 
-from gristmill.dataprep.filters.rules_code import (
+from gristmill.dataprep.filters.code import (
     DATA,
     DIGITS,
     GENERATED,
@@ -33,7 +33,7 @@ INVISIBLE = (
 
 
 def code(text: str, name: str) -> dict[str, float | None]:
-    """`rules_code.code_statistics` of one text; None where a statistic does not
+    """`code.code_statistics` of one text; None where a statistic does not
     apply.
     """
     extension = name.rpartition(".")[2] if "." in name else ""

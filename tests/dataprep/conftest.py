@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
 from tests.dataprep.document_shards import Document, write_shards
 

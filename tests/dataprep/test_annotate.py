@@ -16,7 +16,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import QuarantineError
 from gristmill.dataprep.documents import column_names
 from gristmill.dataprep.user_code import annotate
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.user_code import OwnCodeError
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from gristmill.dataprep.rewards.answer_checks import Answer, last_number, verifier_of
-from gristmill.mixtures.sections.rl import AnyReward, wants_answer
+from gristmill.mixtures.schema.rl import AnyReward, wants_answer
 
 SECTION: TypeAdapter[Any] = TypeAdapter(AnyReward)
 

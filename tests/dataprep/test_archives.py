@@ -23,7 +23,7 @@ from gristmill.dataprep.readers.records import (
     Skipped,
 )
 from gristmill.dataprep.readers.sources import SourceError, find_files
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 MEMBERS = {
     "b.txt": b"plain",

@@ -14,7 +14,7 @@ from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import Dropped, Read, Reading, Record, Rejected
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 
 def read(path: Path, content: bytes, reading: Reading | None = None) -> list[Read]:

@@ -27,7 +27,7 @@ from gristmill.dataprep.readers.document_shards import Damaged, lost_records
 from gristmill.dataprep.readers.readers import read_file
 from gristmill.dataprep.readers.records import Ended, Reading
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 from tests.dataprep.warc_records import record
 
 MakeContext = Callable[..., Context]

@@ -18,7 +18,7 @@ from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.runner import BEAM_NAMES, import_beam
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.dataprep.user_code import annotate
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 

@@ -28,7 +28,7 @@ DataflowApplicationClient.stage_file = lambda self, place, name, stream, *rest, 
     name: (place, stream.read().decode("latin1"))})
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from gristmill.dataprep.runners.runner import run_there
 
 def work(group):

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import check_conservation
-from gristmill.dataprep.dedup import substrings as dedup_substrings
+from gristmill.dataprep.dedup import exact_substring as dedup_substrings
 from gristmill.dataprep.dedup.ngram_windows import find_anchors, find_windows, near
 from gristmill.dataprep.documents import document_id, write_table
 from gristmill.dataprep.shuffle_format import open_batches

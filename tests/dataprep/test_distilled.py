@@ -27,7 +27,7 @@ from gristmill.flows.report.llm_sections import judges
 from gristmill.flows.report.stage_summaries import Distilled, read_as
 from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import prepare_step
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.steps.quality import Quality
 from tests.chat_endpoint import Endpoint
 from tests.dataprep.own_steps import step, written

@@ -20,7 +20,7 @@ from gristmill.dataprep.encoders.document_scores import BOUND, announce, load_sc
 from gristmill.dataprep.encoders.model_folders import ModelFolderError
 from gristmill.dataprep.quality.classifier import train
 from gristmill.dataprep.user_code import annotate
-from gristmill.mixtures.sections.encoder_settings import ScoringModel
+from gristmill.mixtures.schema.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.steps.quality import Classifier
 from tests.dataprep.document_shards import rewrite_texts

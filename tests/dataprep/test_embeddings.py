@@ -17,7 +17,7 @@ from gristmill.dataprep.encoders.token_windows import (
     length_batches,
     pool_windows,
 )
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
 BOUND = 1e-5
 """Largest difference between the same vector from two batches, in float32."""

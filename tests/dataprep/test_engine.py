@@ -28,7 +28,7 @@ from gristmill.dataprep.runners.tasks import (
     run_tasks,
     shard_tasks,
 )
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 
 PORTABLE = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
 """Beam's own job server in this process: the portable API as Flink or Spark use it."""

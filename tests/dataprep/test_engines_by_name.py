@@ -31,7 +31,7 @@ from gristmill.dataprep.runners.portable import flink_options
 from gristmill.dataprep.runners.runner import wait_no_longer
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.dataprep.runners.worker import end_worker, pool_type
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
 

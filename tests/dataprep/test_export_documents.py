@@ -36,7 +36,7 @@ from gristmill.dataprep.exporting.export_documents import (
     plan_files,
     write_tasks,
 )
-from gristmill.mixtures.sections.evaluation import Documents
+from gristmill.mixtures.schema.evaluation import Documents
 from tests.dataprep.test_corpus import judge, write_documents
 
 ABOUT: dict[str, Any] = {

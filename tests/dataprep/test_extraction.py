@@ -4,7 +4,7 @@ import pytest
 
 from gristmill.dataprep.readers.charsets import UndecodableError
 from gristmill.dataprep.readers.html import EXTRACTORS, extract, find_extractor
-from gristmill.mixtures.sections.sources import ExtractOptions
+from gristmill.mixtures.schema.sources import ExtractOptions
 
 PARAGRAPH = (
     "The mill grinds slowly, yet it grinds exceedingly small, as the old saying of "

@@ -190,8 +190,8 @@ CHECKED = {
     "core/files.py": "into memory",
     "dataprep/quality/classifier.py": "foreign_file",
     "train/stages/trained_models.py": "our own writer",
-    "train/checkpoints/resuming.py": "our own checkpoints",
-    "train/checkpoints/checkpoint.py": "checked by its checksums",
+    "train/resuming.py": "our own checkpoints",
+    "train/checkpoint.py": "checked by its checksums",
 }
 """Callers of WRITERS, and the reason why each is safe."""
 

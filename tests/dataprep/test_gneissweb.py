@@ -138,7 +138,7 @@ def test_readability_has_to_be_below_its_limit(words: int, votes: float) -> None
 def test_text_in_a_category_has_wider_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gristmill.dataprep.filters import rules_gneissweb
+    from gristmill.dataprep.filters import gneissweb
 
     class Labels:
         """Gives label 0 to the first text and label 1 to the second."""
@@ -148,7 +148,7 @@ def test_text_in_a_category_has_wider_limits(
         def tops(self, lines: object) -> tuple[np.ndarray, np.ndarray]:
             return np.array([0, 1], np.int32), np.ones(2)
 
-    monkeypatch.setattr(rules_gneissweb, "model_at", lambda path: Labels())
+    monkeypatch.setattr(gneissweb, "model_at", lambda path: Labels())
     columns = measured(["wordy " * 69] * 2, categories=["science.bin"])
     assert columns["gneissweb_votes"].to_pylist() == [0.0, 1.0]
 

@@ -19,7 +19,7 @@ from gristmill.dataprep.readers.sources import (
     SourceError,
     find_files,
 )
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 
 def folder_of(files: Mapping[str, str]) -> DatasetFolder:

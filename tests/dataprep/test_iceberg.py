@@ -11,7 +11,7 @@ import pytest
 from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import Reading, Record
 from gristmill.dataprep.readers.sources import SourceError, find_files
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 
 @pytest.fixture

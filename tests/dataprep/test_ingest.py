@@ -20,7 +20,7 @@ from gristmill.dataprep.readers import document_shards as sharding
 from gristmill.dataprep.readers import duplicate_records, ingest, sources
 from gristmill.dataprep.readers.duplicate_records import DuplicateIdError
 from gristmill.dataprep.readers.sources import SourceError, listing
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 from tests.dataprep.document_shards import file_contents
 
 MakeContext = Callable[..., Context]

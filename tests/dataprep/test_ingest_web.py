@@ -17,7 +17,7 @@ from gristmill.dataprep.readers import ingest, sources
 from gristmill.dataprep.readers.duplicate_records import DuplicateIdError
 from gristmill.dataprep.readers.sources import SourceError
 from gristmill.dataprep.runners.tasks import Task
-from gristmill.mixtures.sections.sources import Ingest, Source
+from gristmill.mixtures.schema.sources import Ingest, Source
 from tests.dataprep.document_shards import file_contents
 from tests.dataprep.warc_records import http, record
 

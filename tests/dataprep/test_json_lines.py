@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep.documents import document_id, hash_documents
 from gristmill.dataprep.readers import compression, json_array, json_lines
 from gristmill.dataprep.readers.document_shards import ShardWriter
-from gristmill.dataprep.readers.json_lines import read_jsonl
+from gristmill.dataprep.readers.jsonl import read_jsonl
 from gristmill.dataprep.readers.readers import one_by_one, read_records
 from gristmill.dataprep.readers.records import (
     Input,
@@ -27,7 +27,7 @@ from gristmill.dataprep.readers.records import (
     Rejected,
 )
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 READINGS = (
     Reading(),

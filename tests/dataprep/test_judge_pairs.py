@@ -22,9 +22,9 @@ from gristmill.flows.pages.page_elements import Table
 from gristmill.flows.report.finetuning import comparisons
 from gristmill.flows.report.stage_summaries import PreparedStep, read_as
 from gristmill.flows.running.session import open_session
-from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.sections.posttraining import Sft, WeightedPairs
-from gristmill.mixtures.sections.prepare import ExampleStep
+from gristmill.mixtures.loader import ManifestError
+from gristmill.mixtures.schema.posttraining import Sft, WeightedPairs
+from gristmill.mixtures.schema.prepare import ExampleStep
 from tests.chat_endpoint import Drop, Endpoint
 
 SHOWN = re.compile(r"<first>\n(.*)\n</first>", re.DOTALL)

@@ -25,7 +25,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import servers, spark
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from tests.dataprep.process_state import is_running
 from tests.servers import wait_for
 

@@ -13,7 +13,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import JUDGEMENT_COLUMNS, column_names, shard_names
 from gristmill.flows.stages.registry import STAGES, measured_by
 from gristmill.flows.stages.stage import imported
-from gristmill.mixtures.sections.prepare import STEP_SECTIONS, Step
+from gristmill.mixtures.schema.prepare import STEP_SECTIONS, Step
 from tests.chat_endpoint import Endpoint
 from tests.dataprep.kneser_ney_reference import PlainModel
 from tests.dataprep.small_models import write_word_vectors

@@ -16,7 +16,7 @@ from gristmill.dataprep.dedup import semantic as dedup_semantic
 from gristmill.dataprep.encoders import score_documents
 from gristmill.dataprep.semantic import cluster
 from gristmill.dataprep.user_code import annotate
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from tests.dataprep.small_models import random_texts, write_word_vectors
 from tests.tokenize.test_mix_memory import peak_bytes
 

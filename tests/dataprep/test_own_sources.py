@@ -17,7 +17,7 @@ from gristmill.dataprep.readers import document_shards, ingest
 from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.records import Reading, Record
 from gristmill.dataprep.readers.sources import SourceError, find_files, listing
-from gristmill.mixtures.sections.sources import OwnReader, Source
+from gristmill.mixtures.schema.sources import OwnReader, Source
 from gristmill.mixtures.user_code import OwnFunction, take_code
 from tests.dataprep.document_shards import file_contents
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.readers.ingest import run
 from gristmill.dataprep.text.paragraph_runs import paragraph_runs
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 BODY = "The river ran past the old mill and turned its wheel all day. " * 20
 

@@ -23,7 +23,7 @@ from gristmill.dataprep.readers.ingest import ingest_task
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import modules_of
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from tests.dataprep.process_state import is_running
 from tests.servers import wait_for
 
@@ -222,7 +222,7 @@ SCRIPT = """
     import os, sys, time
     from pathlib import Path
     from gristmill.core.stage_context import Context
-    from gristmill.mixtures.sections.engine import BeamEngine
+    from gristmill.mixtures.schema.engine import BeamEngine
     from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 
     folder = Path(sys.argv[1])

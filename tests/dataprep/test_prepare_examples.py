@@ -20,8 +20,8 @@ from gristmill.dataprep.examples.kept_examples import (
 )
 from gristmill.dataprep.examples.prepare_examples import run, view_of, view_text
 from gristmill.dataprep.examples.read_examples import ExamplesError, read_set
-from gristmill.mixtures.sections.posttraining import Dpo, Instructions, Sft
-from gristmill.mixtures.sections.prepare import ExampleStep
+from gristmill.mixtures.schema.posttraining import Dpo, Instructions, Sft
+from gristmill.mixtures.schema.prepare import ExampleStep
 from tests.dataprep.own_steps import step
 
 WORDS = (

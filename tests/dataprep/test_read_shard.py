@@ -25,7 +25,7 @@ from gristmill.dataprep.cleaning import clean
 from gristmill.dataprep.decontamination import decontaminate
 from gristmill.dataprep.dedup import dedup
 from gristmill.dataprep.dedup import lines as dedup_lines
-from gristmill.dataprep.dedup import substrings as dedup_substrings
+from gristmill.dataprep.dedup import exact_substring as dedup_substrings
 from gristmill.dataprep.documents import (
     MERGED,
     MisalignedError,

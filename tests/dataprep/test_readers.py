@@ -23,7 +23,7 @@ from gristmill.dataprep.readers.records import (
     Rejected,
 )
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 COMPRESS = {
     "": bytes,

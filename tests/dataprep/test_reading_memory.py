@@ -31,7 +31,7 @@ from gristmill.core.processes import peak_resident_bytes
 from gristmill.dataprep.readers import compression, readers
 from gristmill.dataprep.readers.records import Reading, Rejected
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 import gristmill.dataprep.readers.warc, pyarrow
 compression.MAX_RECORD_BYTES = int(sys.argv[2])
 (small,) = find_files("s", Source.model_validate({"path": sys.argv[3]})).files

@@ -21,7 +21,7 @@ from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Ended, Read, Reading, Record, Rejected
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 from tests.dataprep.warc_records import http, record
 
 RECORDS = 40

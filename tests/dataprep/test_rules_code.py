@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.filters.rule_sets import measure
-from gristmill.dataprep.filters.rules_code import (
+from gristmill.dataprep.filters.code import (
     code_statistics,
     extension,
     file_name,

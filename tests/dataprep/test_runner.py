@@ -24,7 +24,7 @@ from gristmill.dataprep.runners.runner import import_beam
 from gristmill.dataprep.runners.servers import answers
 from gristmill.dataprep.runners.ship_files import through
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 
 
 def test_silent_job_server_is_named_after_its_timeout(tmp_path: Path) -> None:

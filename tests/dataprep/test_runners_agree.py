@@ -15,7 +15,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.dedup import dedup
 from gristmill.dataprep.filters import filter
 from gristmill.dataprep.readers import ingest
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
 
 WORDS = "the of and to in a mill grinds grain into flour while water turns the heavy wheel beside it again".split()

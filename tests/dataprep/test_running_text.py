@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.dataprep.kinds_kept import kept_share
 from benchmarks.dataprep.text_kinds import KINDS, documents
-from gristmill.dataprep.filters.rules_running_text import (
+from gristmill.dataprep.filters.running_text import (
     DETERMINERS,
     FUNCTION_WORDS,
     LEAST_DETERMINERS,

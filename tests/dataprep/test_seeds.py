@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from gristmill.core.seeds import content_key, seeded_bytes, seeded_key
-from gristmill.mixtures.sections.mix import Mix
-from gristmill.tokenize.order import order_key
+from gristmill.mixtures.schema.mix import Mix
+from gristmill.tokenize.shuffle import order_key
 
 
 def test_keys_are_stable() -> None:

@@ -25,7 +25,7 @@ from gristmill.dataprep.runners.multi_host import (
 )
 from gristmill.dataprep.runners.pool import Element, Work
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 
 NAMES = [f"{number:02d}" for number in range(24)]
 

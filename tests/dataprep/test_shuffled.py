@@ -30,7 +30,7 @@ from gristmill.dataprep.runners.tasks import (
     partition_tasks,
     run_tasks,
 )
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
 
 IN_MEMORY = {"direct_running_mode": "in_memory"}

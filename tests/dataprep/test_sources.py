@@ -17,7 +17,7 @@ from gristmill.dataprep.readers.sources import (
     listing,
     outside_listing,
 )
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 
 @pytest.fixture

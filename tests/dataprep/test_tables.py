@@ -20,8 +20,8 @@ from gristmill.dataprep.readers.document_shards import Loss
 from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Ended, Read, Reading, Record, Rejected
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.dataprep.readers.tables import TableReader, table_rows
-from gristmill.mixtures.sections.sources import Source
+from gristmill.dataprep.readers.parquet import TableReader, table_rows
+from gristmill.mixtures.schema.sources import Source
 
 MakeContext = Callable[..., Context]
 ROWS = 300

@@ -25,7 +25,7 @@ from gristmill.dataprep.readers.records import (
 )
 from gristmill.dataprep.readers.sources import find_files
 from gristmill.dataprep.readers.warc import read_warc, sniff_type
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 from tests.dataprep.warc_records import http, record
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"

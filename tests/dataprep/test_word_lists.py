@@ -25,12 +25,12 @@ from gristmill.dataprep.filters.listed_words import (
     lower,
     read_list,
 )
-from gristmill.dataprep.filters.rules_bad_words import bad_word_statistics
-from gristmill.dataprep.filters.rules_toxicity import (
+from gristmill.dataprep.filters.bad_words import bad_word_statistics
+from gristmill.dataprep.filters.toxicity import (
     ToxicityModelError,
     toxicity_statistics,
 )
-from gristmill.dataprep.filters.rules_urls import url_statistics
+from gristmill.dataprep.filters.urls import url_statistics
 from gristmill.dataprep.quality.classifier import train
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags

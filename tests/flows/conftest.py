@@ -22,7 +22,7 @@ from gristmill.flows.running.events import (
 from gristmill.flows.running.run import Runner
 from gristmill.flows.stages.plan import Node, fingerprint
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.sections.engine import Engine
+from gristmill.mixtures.schema.engine import Engine
 
 TOY_STAGES = '''
 import os, signal, sys, time

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer
 
-from gristmill.mixtures.sections.evaluation import Export
+from gristmill.mixtures.schema.evaluation import Export
 from gristmill.train.models.weights import load_model, read_shape, save_model
 from gristmill.train.stages.export import write_folder
 from tests.chat_endpoint import Does

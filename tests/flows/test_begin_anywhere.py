@@ -18,11 +18,11 @@ from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.trace import trace_step
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import UnknownStageError
-from gristmill.mixtures.load import ManifestError, parse_manifest
-from gristmill.mixtures.sections.evaluation import Export
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.loader import ManifestError, parse_manifest
+from gristmill.mixtures.schema.evaluation import Export
+from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
-from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.models.decoder import Llama

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from gristmill.dataprep.corpus import Corpus
-from gristmill.flows.browse.addresses import Search
-from gristmill.flows.browse.browsed_run import BrowsedRun
-from gristmill.flows.browse.server import PAGES, make_app
+from gristmill.flows.browser.addresses import Search
+from gristmill.flows.browser.browsed_run import BrowsedRun
+from gristmill.flows.browser.server import PAGES, make_app
 from gristmill.flows.pages.page_html import HEADERS
 from gristmill.flows.pages.text_diff import differences
 from gristmill.flows.report.stage_summaries import StepSummary, read_as
@@ -211,7 +211,7 @@ def test_document_page_shows_text_before_and_after_edits(
 def test_long_document_is_truncated_with_a_link_to_its_full_text(
     client: TestClient, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gristmill.flows.browse import document_page
+    from gristmill.flows.browser import document_page
 
     monkeypatch.setattr(document_page, "MOST_CHARACTERS", 50)
     longest = max(

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from gristmill.mixtures.sections.engine import Engine
+from gristmill.mixtures.schema.engine import Engine
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

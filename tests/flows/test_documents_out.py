@@ -22,7 +22,7 @@ from gristmill.dataprep.exporting import export_documents
 from gristmill.flows.cli.main import app
 from gristmill.flows.running.terminal import visible
 from gristmill.flows.stages.plan import make_plan
-from gristmill.mixtures.load import load_manifest
+from gristmill.mixtures.loader import load_manifest
 from tests.flows.hub_stand_in import serve_hub
 
 pytestmark = pytest.mark.slow

@@ -29,7 +29,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node, settle_plan
 from gristmill.flows.stages.stage import Requirements, Stage
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 Make = Callable[..., Runner]
 N = 3

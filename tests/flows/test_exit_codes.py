@@ -24,7 +24,7 @@ from gristmill.dataprep.runners.errors import KilledWorkerError, WorkerError
 from gristmill.dataprep.words.language_words import NoTokenizerError
 from gristmill.dataprep.words.spacy_words import NoSpacyError
 from gristmill.flows.cli.application import WholeSentences
-from gristmill.flows.orchestration.serving import (
+from gristmill.flows.prefect.serving import (
     NoServerError,
     OpenServerError,
     PortTakenError,

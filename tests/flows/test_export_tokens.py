@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gristmill.core.files import read_json, write_json
 from gristmill.flows import export_tokens
-from gristmill.flows.cli import data_commands
+from gristmill.flows.cli import data as data_commands
 from gristmill.flows.cli import main as cli
 from gristmill.tokenize.packed import PackedSet
 from tests.packed_sets import write_packed_set

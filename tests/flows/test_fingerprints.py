@@ -17,9 +17,9 @@ import pytest
 
 from gristmill.flows.stages.plan import Plan, make_plan
 from gristmill.flows.stages.registry import STAGES
-from gristmill.mixtures.load import load_manifest
-from gristmill.mixtures.sections.engine import Engine
-from gristmill.mixtures.sections.prepare import ExampleStep
+from gristmill.mixtures.loader import load_manifest
+from gristmill.mixtures.schema.engine import Engine
+from gristmill.mixtures.schema.prepare import ExampleStep
 
 GOLDEN = Path(__file__).with_name("fingerprints.json")
 DEMO = Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml"

@@ -20,7 +20,7 @@ from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import committed_corpus, committed_inputs
 from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 from tests.chat_endpoint import Does, Ended, Endpoint, Refuse
 
 WORDS = (

@@ -15,7 +15,7 @@ from gristmill.flows.running.run import Runner
 from gristmill.flows.running.run_records import collect
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 Make = Callable[..., Runner]
 

@@ -14,7 +14,7 @@ from gristmill.dataprep.fasttext.fasttext_files import read_labels
 from gristmill.flows.questions.explain import find_threshold
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.base import RECIPE
-from gristmill.mixtures.load import ManifestError, load_manifest
+from gristmill.mixtures.loader import ManifestError, load_manifest
 from gristmill.mixtures.steps.filter import Filter
 
 MANIFEST = """

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.orchestration import tracked_run
+from gristmill.flows.prefect import tracked_run
 from gristmill.flows.running import launch
 from gristmill.flows.running.events import RunEvent, RunNotice
 from gristmill.flows.stages.stage import Requirements

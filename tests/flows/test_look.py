@@ -30,7 +30,7 @@ from gristmill.flows.authoring.measured_sample import (
 )
 from gristmill.flows.authoring.try_function import take_sample
 from gristmill.flows.cli.main import app
-from gristmill.mixtures.load import load_manifest
+from gristmill.mixtures.loader import load_manifest
 from tests.dataprep.warc_records import http, record
 
 MODEL = (

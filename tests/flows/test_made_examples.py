@@ -17,7 +17,7 @@ from gristmill.flows.questions.trace import trace_document
 from gristmill.flows.report.report import render_report
 from gristmill.flows.running.check_endpoints import unreachable_models
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.rl.prompts import read_prompts
 from tests.chat_endpoint import Does, Endpoint

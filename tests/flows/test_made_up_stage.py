@@ -23,8 +23,8 @@ from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages import registry
-from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.sections import prepare
+from gristmill.mixtures.loader import ManifestError
+from gristmill.mixtures.schema import prepare
 
 STAGE_FILE = '''
 import os, signal

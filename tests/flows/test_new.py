@@ -28,9 +28,9 @@ from gristmill.flows.authoring.new_manifest import (
 )
 from gristmill.flows.authoring.page_text import is_html
 from gristmill.flows.cli.main import app
-from gristmill.mixtures.load import ManifestError, load_manifest, parse_manifest
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.sources import Paragraphs
+from gristmill.mixtures.loader import ManifestError, load_manifest, parse_manifest
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.sources import Paragraphs
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.train.models.model_config import shape_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 
 MANIFEST = """name: own
 sources:

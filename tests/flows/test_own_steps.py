@@ -23,7 +23,7 @@ from gristmill.flows.questions.whatif import Neighbour, compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
 from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 
 STEPS = '''
 """Steps of this project."""

@@ -120,7 +120,7 @@ def test_columns_of_two_steps_have_the_documented_names(
 ) -> None:
     from gristmill.dataprep.where_sql import names_of
     from gristmill.flows.stages.registry import measured_by
-    from gristmill.mixtures.load import parse_manifest
+    from gristmill.mixtures.loader import parse_manifest
 
     source, manifest = EXAMPLES["shape.py"]
     (tmp_path / "shape.py").write_text(source)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gristmill.core.lease import identity
-from gristmill.flows.orchestration import flow_liveness
+from gristmill.flows.prefect import flow_liveness
 
 
 @dataclass

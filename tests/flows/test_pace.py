@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.orchestration.prefect_progress import artifact_key
-from gristmill.flows.orchestration.progress_text import LineBudget, Pace, clock
+from gristmill.flows.prefect.prefect_progress import artifact_key
+from gristmill.flows.prefect.progress_text import LineBudget, Pace, clock
 from gristmill.flows.running.events import StageProgress
 from tests.flows.conftest import toy_node
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.orchestration import parameters as parameter_secrets
-from gristmill.flows.orchestration import reporting, sign_in
-from gristmill.flows.orchestration.parameters import (
+from gristmill.flows.prefect import parameters as parameter_secrets
+from gristmill.flows.prefect import reporting, sign_in
+from gristmill.flows.prefect.parameters import (
     MOST_NAME_CHARS,
     RefusedError,
     SecretParameterError,

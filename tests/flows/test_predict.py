@@ -19,7 +19,7 @@ from gristmill.flows.planning.predict import Measured
 from gristmill.flows.planning.sampled_sources import take_sample
 from gristmill.flows.running.events import StageProgress
 from gristmill.flows.running.session import open_session
-from gristmill.mixtures.load import load_manifest
+from gristmill.mixtures.loader import load_manifest
 from gristmill.mixtures.manifest import Manifest
 
 SENTENCE = "The river and the mountain have to be seen with that light of the morning. "

@@ -28,9 +28,9 @@ from gristmill.flows.questions.training_reads import (
     TraceError,
     answers_of_step,
 )
-from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.mixtures.sections.rl import Rl
-from gristmill.tokenize.order import Order
+from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.mixtures.schema.rl import Rl
+from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER, LEDGER_SCHEMA
 from gristmill.tokenize.row_provenance import describe_documents

@@ -18,7 +18,7 @@ import gristmill
 from gristmill import Manifest, ManifestError
 from gristmill.core.store import Store
 from gristmill.flows.python.manifest_builder import file_to_run, overrides_of
-from gristmill.mixtures.load import load_manifest
+from gristmill.mixtures.loader import load_manifest
 from tests.test_architecture import ROOT
 
 PREPARE = [

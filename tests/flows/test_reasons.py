@@ -16,8 +16,8 @@ from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.stage import TrainingStage
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.mixtures.schema.sources import Source
 
 Make = Callable[..., Runner]
 

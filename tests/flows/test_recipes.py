@@ -19,7 +19,7 @@ from gristmill.flows.cli.main import app
 from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.session import open_session
-from gristmill.mixtures.load import ManifestError, load_manifest
+from gristmill.mixtures.loader import ManifestError, load_manifest
 from gristmill.mixtures.recipes.named_recipes import (
     describe_recipe,
     is_named,

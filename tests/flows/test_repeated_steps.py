@@ -18,7 +18,7 @@ from gristmill.flows.questions.whatif import compare, replay, thresholds
 from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from gristmill.flows.report.finetuning import (
 )
 from gristmill.flows.report.stage_summaries import Margins, WorstMargin, read_as
 from gristmill.flows.report.training import loss_rows, training_section
-from gristmill.train.evaluation.intervals import share_with_interval
+from gristmill.train.eval.intervals import share_with_interval
 from tests.flows.rendered import text_of
 
 SHARE = {"value": 0.75, "low": 0.5, "high": 0.9, "units": 20}

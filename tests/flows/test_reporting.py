@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gristmill.core.store import StageFolder
-from gristmill.flows.orchestration import prefect_progress
-from gristmill.flows.orchestration.prefect_progress import PrefectObserver
+from gristmill.flows.prefect import prefect_progress
+from gristmill.flows.prefect.prefect_progress import PrefectObserver
 from gristmill.flows.running.events import StageProgress, StageStarted
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.orchestration import remote_stages
-from gristmill.flows.orchestration.remote_stages import run_elsewhere
+from gristmill.flows.prefect import remote_stages
+from gristmill.flows.prefect.remote_stages import run_elsewhere
 from gristmill.flows.running.run import StageFailedError
 
 SESSION: Any = SimpleNamespace(

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_secrets
 from gristmill.flows.cli import launch
-from gristmill.flows.orchestration.run_metrics import metrics_text
+from gristmill.flows.prefect.run_metrics import metrics_text
 from gristmill.flows.report.server import metrics_link, serve_reports
 from gristmill.flows.running.check_endpoints import unreachable_models
 from gristmill.flows.running.events import (
@@ -38,8 +38,8 @@ from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.engine import Engine
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.engine import Engine
+from gristmill.mixtures.schema.sources import Source
 
 Make = Callable[..., Runner]
 SECRET = "/services/T000/B000/abcdefghijkl"

@@ -17,13 +17,13 @@ from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import Reading, Record
 from gristmill.dataprep.readers.sources import find_files
 from gristmill.flows.cli import main as cli
-from gristmill.flows.orchestration import serving
+from gristmill.flows.prefect import serving
 from gristmill.flows.pages.page_server import listen_locally
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.run_records import RunRecord
-from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 Make = Callable[..., Runner]
 SECRET = "hunter2"

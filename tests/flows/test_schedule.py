@@ -29,7 +29,7 @@ from gristmill.flows.running.run import (
     RunStoppedError,
     StageFailedError,
 )
-from gristmill.flows.running.schedule import (
+from gristmill.flows.running.scheduler import (
     Job,
     jobs_of,
     next_jobs,
@@ -259,7 +259,7 @@ def test_an_interrupt_at_any_moment_ends_the_wait(
 
     if not moment.startswith("a job"):
         monkeypatch.setattr(
-            "gristmill.flows.running.schedule.queue.SimpleQueue", InterruptedAfter
+            "gristmill.flows.running.scheduler.queue.SimpleQueue", InterruptedAfter
         )
     raised: list[BaseException] = []
 

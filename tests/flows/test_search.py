@@ -20,8 +20,8 @@ from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.semantic import vector_search as nearest_module
 from gristmill.dataprep.words.bm25_scan import WordHit
 from gristmill.dataprep.words.snippets import snippet
-from gristmill.flows.browse.browsed_run import BrowsedRun
-from gristmill.flows.browse.server import make_app
+from gristmill.flows.browser.browsed_run import BrowsedRun
+from gristmill.flows.browser.server import make_app
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.cli.main import app
 from gristmill.flows.pages.pictures import dot_map
@@ -36,7 +36,7 @@ from gristmill.flows.questions.search import (
     search,
 )
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.sections.encoder_settings import ReadingModel
+from gristmill.mixtures.schema.encoder_settings import ReadingModel
 from tests.dataprep.small_models import WORDS, write_word_vectors
 
 pytestmark = pytest.mark.slow

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from gristmill.flows.browse.browsed_run import BrowsedRun
-from gristmill.flows.browse.server import make_app
+from gristmill.flows.browser.browsed_run import BrowsedRun
+from gristmill.flows.browser.server import make_app
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.explain import Judgement, history
 from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 from tests.dataprep.small_models import write_word_vectors
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gristmill.flows.orchestration.serving import DATABASE_VARIABLE
+from gristmill.flows.prefect.serving import DATABASE_VARIABLE
 from tests.servers import call_prefect, free_ports, kept_password, wait_for
 
 PASSWORD = "hunter2/@%"

@@ -22,14 +22,14 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.orchestration import serving
-from gristmill.flows.orchestration.deployments import (
+from gristmill.flows.prefect import serving
+from gristmill.flows.prefect.deployments import (
     ManifestOnOffer,
     find_manifests,
     make_deployments,
 )
-from gristmill.flows.orchestration.server_settings import password_file, server_password
-from gristmill.flows.orchestration.serving import (
+from gristmill.flows.prefect.server_settings import password_file, server_password
+from gristmill.flows.prefect.serving import (
     OpenServerError,
     ServerFailedError,
     Supervised,
@@ -430,7 +430,7 @@ def test_child_of_up_exits_if_its_parent_is_already_dead() -> None:
         [
             sys.executable,
             "-m",
-            "gristmill.flows.orchestration.serving",
+            "gristmill.flows.prefect.serving",
             "server",
             str(free_port()),
             str(parent.pid),

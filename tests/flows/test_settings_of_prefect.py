@@ -13,7 +13,7 @@ import pytest
 
 ASKS = """
 import sys
-from gristmill.flows.orchestration.server_settings import prefect_setting
+from gristmill.flows.prefect.server_settings import prefect_setting
 print(prefect_setting("PREFECT_API_URL"), "prefect" in sys.modules)
 """
 

@@ -42,14 +42,14 @@ Where one stands alone it tells nothing of stages.
 ALLOWED = {
     "mixtures/cross_checks.py": "sections that need one another: what a manifest "
     "lacks is said of its keys",
-    "mixtures/sections/mix.py": "sections of the manifest that a mixture depends on",
+    "mixtures/schema/mix.py": "sections of the manifest that a mixture depends on",
     "mixtures/other_names.py": "sections of the manifest that have a key",
     "train/distributed/compiling.py": "rows of one shape are those of next-token "
     "pre-training",
     "mixtures/manifest.py": "sections of the manifest, and the models that they "
     "make, in their order",
     "mixtures/steps/examples.py": "sections of the manifest that read sets of examples",
-    "mixtures/sections/rl.py": "values of the key rl.start_from",
+    "mixtures/schema/rl.py": "values of the key rl.start_from",
     "train/stages/stage_inputs.py": "models among the inputs of evaluate, export and "
     "rl, the last one first",
     "train/stages/teacher.py": "a value of the key sft.distill.teacher",
@@ -187,7 +187,7 @@ def test_flows_that_read_a_manifest_know_the_steps_that_may_stand_in_it() -> Non
     registry, reading = (
         "gristmill.flows.stages.registry",
         {
-            f"gristmill.mixtures.load.{name}"
+            f"gristmill.mixtures.loader.{name}"
             for name in ("load_manifest", "open_manifest", "parse_manifest")
         },
     )

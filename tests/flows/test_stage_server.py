@@ -24,7 +24,7 @@ from gristmill.flows.running.fork_server import ForkServer, ForkServerError, Ser
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import Requirements
-from gristmill.mixtures.sections.engine import Engine
+from gristmill.mixtures.schema.engine import Engine
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
 from tests.flows.conftest import toy_node

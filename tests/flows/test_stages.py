@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import Node, UnknownStageError, add_later_stages
 from gristmill.flows.stages.registry import STAGES
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 
 DEMO = str(Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml")
 
@@ -309,7 +309,7 @@ def test_stages_after_until_are_those_of_the_full_plan() -> None:
 
 
 def test_prefect_offers_every_stage() -> None:
-    from gristmill.flows.orchestration.parameters import StageName
+    from gristmill.flows.prefect.parameters import StageName
 
     assert TypeAdapter(StageName).json_schema()["enum"] == list(STAGES)
 

@@ -31,7 +31,7 @@ from gristmill.flows.sweeps.sweep_report import (
     suggested_text,
     write_results,
 )
-from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.loader import parse_manifest
 
 OWN = {"prose": 3.0, "code": 1.0, "maths": 1.0}
 MANIFEST = """\

@@ -26,7 +26,7 @@ from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import TerminalObserver, plain_console
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = "sft.lora.targets=[q_proj] [/bold] :smile: \\[x] [red]a[/red]"

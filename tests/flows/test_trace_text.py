@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import gristmill
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.cli.main import app
-from gristmill.flows.cli.model_commands import trace_answer
+from gristmill.flows.cli.models import trace_answer
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.trace import trace_step
 from gristmill.flows.questions.trace_text import MOST_SPANS, trace_text

@@ -36,7 +36,7 @@ from gristmill.flows.running.launch import why_the_store_failed
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 
 Make = Callable[..., Runner]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.steps.asked_model import AskedModel
 from tests.chat_endpoint import Endpoint
 from tests.flows.doc_pages import BLOCK, MARKED, run_page

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.manifest import context_warnings
 
 MANIFEST = """

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from gristmill.flows.authoring.manifest_reference import alternatives
-from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
 
 MANIFEST = """

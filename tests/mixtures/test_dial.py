@@ -13,11 +13,11 @@ from gristmill.flows.planning.derived_settings import (
     in_a_sentence,
 )
 from gristmill.flows.stages.pretrain import configure
-from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.scaling.size_rules import depth_of
-from gristmill.mixtures.sections.model import Model, Moe
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.model import Model, Moe
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.train.models.model_config import shape_of
 
 MANIFEST = """

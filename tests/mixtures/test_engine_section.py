@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gristmill.mixtures.sections import engine
-from gristmill.mixtures.sections.engine import Engine, visible_gpus
+from gristmill.mixtures.schema import engine
+from gristmill.mixtures.schema.engine import Engine, visible_gpus
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.mixtures.load import ManifestError, load_manifest, parse_manifest
+from gristmill.mixtures.loader import ManifestError, load_manifest, parse_manifest
 from gristmill.mixtures.manifest import Manifest
 from tests.test_architecture import ROOT
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.mixtures.load import ManifestError, all_keys, load_manifest
+from gristmill.mixtures.loader import ManifestError, all_keys, load_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.other_names import OTHER_NAMES, TRAININGS, hint_of
 

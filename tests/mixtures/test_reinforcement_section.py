@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gristmill.mixtures.load import ManifestError, load_manifest
-from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.loader import ManifestError, load_manifest
+from gristmill.mixtures.schema.rl import Rl
 
 MINIMAL: dict[str, Any] = {
     "data": [{"path": "a.jsonl"}],

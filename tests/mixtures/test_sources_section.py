@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gristmill.mixtures.sections.sources import Ingest, Source
+from gristmill.mixtures.schema.sources import Ingest, Source
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.yaml_text import (
     MOST_VALUES,
     YamlLimitError,

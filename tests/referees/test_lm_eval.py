@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from gristmill.core.files import write_json
-from gristmill.mixtures.sections.evaluation import Task
-from gristmill.mixtures.sections.model import Model
-from gristmill.train.evaluation.answering import answer_task, open_reader
-from gristmill.train.evaluation.tasks import read_task
+from gristmill.mixtures.schema.evaluation import Task
+from gristmill.mixtures.schema.model import Model
+from gristmill.train.eval.answering import answer_task, open_reader
+from gristmill.train.eval.tasks import read_task
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.tensor_files import write_tensors
@@ -78,7 +78,7 @@ METRICS = ("acc", "acc_norm", "acc_bytes", "brier_score")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with a small tokenizer, as the stage `export` writes them."""
     from gristmill.tokenize.encoding.tokenizer import write_tokenizer
-    from gristmill.tokenize.encoding.vocabulary import train
+    from gristmill.tokenize.encoding.bpe import train
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     folder = tmp_path_factory.mktemp("exported")

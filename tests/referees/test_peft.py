@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gristmill.mixtures.sections.posttraining import Lora
+from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.train.adapters.lora import adapt, adapted_tensors, merged
 from gristmill.train.adapters.peft_files import save_adapter
 from gristmill.train.models.decoder import Llama

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.mixtures.sections.posttraining import PreferenceLoss
+from gristmill.mixtures.schema.posttraining import PreferenceLoss
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.preference_losses import (

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gristmill.mixtures.sections.posttraining import BETA, Distill, Divergence
+from gristmill.mixtures.schema.posttraining import BETA, Distill, Divergence
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.distillation import distilled_nll, kept_of

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.schema.rl import Rl
 from gristmill.train.models.weights import load_model
 from gristmill.train.rl.policy import opinion_of
 from gristmill.train.rl.policy_gradient import (
@@ -23,7 +23,7 @@ from gristmill.train.rl.policy_gradient import (
     surrogate_loss,
     token_weights,
 )
-from gristmill.train.rl.rollouts import Part
+from gristmill.train.rl.rollout import Part
 from tests.referees.tiny_models import TINY, trainer_settings, word_tokenizer
 
 # Importing it takes seconds, which collection need not spend.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.model import Model
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.reward_model import (
     RewardModel,

@@ -14,7 +14,7 @@ import pytest
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from gristmill.tokenize.encoding import encode, tokenizer
 from gristmill.tokenize.mixing import mix, mix_summary
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gristmill.tokenize.order import (
+from gristmill.tokenize.shuffle import (
     checked_counts,
     half_bits_of,
     mix_bits,

@@ -8,8 +8,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gristmill.tokenize.encoding import bounded_jinja
-from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, render
+from gristmill.tokenize import bounded_jinja
+from gristmill.tokenize.bounded_jinja import BoundedEnvironment, render
 
 MESSAGES = [
     {"role": role, "content": content}

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.mixtures.sections.mix import Continues
+from gristmill.mixtures.schema.mix import Continues
 from gristmill.tokenize.mixing.continue_mixture import Before, before_of, digest_of_sums
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.order import Order, rows_before, sources_of_rows
+from gristmill.tokenize.shuffle import Order, rows_before, sources_of_rows
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packing.row_layout import Shards
 from tests.packed_sets import verify

@@ -14,7 +14,7 @@ from gristmill.tokenize.document_sampling import (
     order_of_spread,
     ordered_by,
 )
-from gristmill.tokenize.order import mix_bits
+from gristmill.tokenize.shuffle import mix_bits
 
 columns = st.integers(0, 60).flatmap(
     lambda number: st.tuples(

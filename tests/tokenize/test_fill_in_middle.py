@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.load import ManifestError, parse_manifest
-from gristmill.mixtures.sections.mix import FIM_TOKENS, FillInMiddle
+from gristmill.mixtures.loader import ManifestError, parse_manifest
+from gristmill.mixtures.schema.mix import FIM_TOKENS, FillInMiddle
 from gristmill.tokenize.document_sampling import id_words
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.mixing import mix
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.order import order_key
+from gristmill.tokenize.shuffle import order_key
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging, rearranging
 from tests.packed_sets import verify

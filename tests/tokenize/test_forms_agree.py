@@ -19,10 +19,10 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.decontamination import decontaminate
 from gristmill.dataprep.dedup import dedup
 from gristmill.dataprep.dedup import lines as dedup_lines
-from gristmill.dataprep.dedup import substrings as dedup_substrings
+from gristmill.dataprep.dedup import exact_substring as dedup_substrings
 from gristmill.dataprep.readers import duplicate_records, ingest
 from gristmill.dataprep.runners import shuffle
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from gristmill.tokenize import text_index
 from gristmill.tokenize.encoding import encode, tokenizer, vocabulary_sample
 from gristmill.tokenize.mixing import mix, streams

@@ -21,7 +21,7 @@ import pytest
 
 from gristmill.dataprep.readers.ingest import ChangedInputError
 from gristmill.dataprep.readers.sources import SourceError
-from gristmill.mixtures.sections.sources import TokenSource
+from gristmill.mixtures.schema.sources import TokenSource
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.exporting.exported_files import export_tokens
 from gristmill.tokenize.importing import import_tokens

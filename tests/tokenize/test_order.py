@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.tokenize.order import (
+from gristmill.tokenize.shuffle import (
     Order,
     ReadOnceError,
     order_key,

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from gristmill.core.files import as_path, read_json, write_json
-from gristmill.mixtures.sections.engine import Stream
-from gristmill.tokenize.order import ReadOnceError
+from gristmill.mixtures.schema.engine import Stream
+from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
 from gristmill.tokenize.packed_writing import write_rows

@@ -11,7 +11,7 @@ import pytest
 from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.filters import FILTERS
 
-from gristmill.tokenize.encoding.chat_templates import (
+from gristmill.tokenize.chat_template import (
     TEMPLATE_DATE,
     compile_template,
     render_segments,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.sections.mix import Mix
+from gristmill.mixtures.schema.mix import Mix
 from gristmill.tokenize.mixing.quotas import (
     MixError,
     MixRequest,
@@ -24,7 +24,7 @@ from gristmill.tokenize.mixing.quotas import (
     plan_rows,
     round_table,
 )
-from gristmill.tokenize.order import Order, sources_of_rows
+from gristmill.tokenize.shuffle import Order, sources_of_rows
 
 SOURCE_WEIGHTS = {"web": 0.7, "code": 0.3}
 TOKENS = {"web": 8100, "code": 100}
@@ -278,7 +278,7 @@ def test_unlimited_sources_keep_their_ratio_in_every_phase(
 def test_every_prefix_keeps_the_weights_of_its_phase_within_the_bound(
     request_: MixRequest, seed: int
 ) -> None:
-    """The deviation is the bound of `order.py` within the phase, plus less than a row
+    """The deviation is the bound of `shuffle.py` within the phase, plus less than a row
     of rounding for each phase.
     """
     quotas = plan_rows(request_)

@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from gristmill.core import object_stores
 from gristmill.core.files import as_path, read_json, write_json
 from gristmill.core.object_stores import StoreUnavailableError
-from gristmill.mixtures.sections.engine import Stream
+from gristmill.mixtures.schema.engine import Stream
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA
 from gristmill.tokenize.packed_writing import write_rows

@@ -23,7 +23,7 @@ from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import shuffle
 from gristmill.dataprep.runners.tasks import run_tasks
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from gristmill.tokenize import packed_files, text_index
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, train_name

@@ -12,7 +12,7 @@ import pytest
 
 from gristmill.dataprep.where_sql import FUNCTIONS, columns_in
 from gristmill.mixtures.base import docstrings
-from gristmill.mixtures.sections.sources import Source
+from gristmill.mixtures.schema.sources import Source
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.mixing.source_filters import (
     MET,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.order import Order, OrderWithout
+from gristmill.tokenize.shuffle import Order, OrderWithout
 
 
 @given(

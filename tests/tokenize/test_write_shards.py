@@ -16,7 +16,7 @@ from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task
-from gristmill.mixtures.sections.engine import BeamEngine
+from gristmill.mixtures.schema.engine import BeamEngine
 from gristmill.tokenize.mixing.send_tokens import (
     WANTED,
     receive_tokens,

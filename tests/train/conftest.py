@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from gristmill.mixtures.base import Section
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.posttraining import DpoData, Reference, SftData
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.posttraining import DpoData, Reference, SftData
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import Pair
@@ -57,7 +57,7 @@ def tokenizer_folder(
     tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]
 ) -> Path:
     from gristmill.tokenize.encoding.tokenizer import write_tokenizer
-    from gristmill.tokenize.encoding.vocabulary import train
+    from gristmill.tokenize.encoding.bpe import train
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -198,15 +198,15 @@ def stop_pretraining(
     """Pre-train in this process, and stop as on SIGTERM after one step, `times`
     times.
     """
-    from gristmill.train.loop import loop
+    from gristmill.train import trainer
 
     def stop(
         inputs: dict[str, Path], config: dict[str, Any], folder: Path, times: int = 2
     ) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "stop_requested", lambda: True)
+            patch.setattr(trainer, "stop_requested", lambda: True)
             for _ in range(times):
-                with pytest.raises(loop.StoppedError):
+                with pytest.raises(trainer.StoppedError):
                     run_stage("pretrain", inputs, config, folder)
                 torch.distributed.destroy_process_group()
 
@@ -236,7 +236,7 @@ def run_stage(one_process: None) -> RunStage:
         import importlib
 
         from gristmill.core.stage_context import Context, Lineage
-        from gristmill.mixtures.sections.engine import TrainingEngine
+        from gristmill.mixtures.schema.engine import TrainingEngine
 
         data_summary: dict[str, Any] = {}
         if stage in DATA_OF and "data" in config:
@@ -300,7 +300,7 @@ class StageConfig:
         import yaml
 
         from gristmill.flows.stages.plan import make_plan
-        from gristmill.mixtures.load import load_manifest
+        from gristmill.mixtures.loader import load_manifest
 
         (self._folder / "a.txt").write_text("Some prose.")
         manifest = self._folder / "own.yaml"

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import Parallel, TrainingEngine
+from gristmill.mixtures.schema.engine import Parallel, TrainingEngine
 from gristmill.train.distributed.process_groups import World, make_world, process_group
 from gristmill.train.stages import pretrain
 

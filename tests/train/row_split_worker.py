@@ -21,14 +21,14 @@ from torch import Tensor
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.core.files import write_json
-from gristmill.mixtures.sections.engine import Compute, Parallel
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.engine import Compute, Parallel
+from gristmill.mixtures.schema.model import Model
 from gristmill.train.distributed.context_parallel import TokenHead
 from gristmill.train.distributed.fsdp import split_rows
 from gristmill.train.distributed.process_groups import World, make_world, process_group
 from gristmill.train.models import attention
 from gristmill.train.models.decoder import Llama, configure
-from gristmill.train.models.experts import MixtureOfExperts, expert_loads
+from gristmill.train.models.moe import MixtureOfExperts, expert_loads
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.mixtures.sections.model import RopeScaling
+from gristmill.mixtures.schema.model import RopeScaling
 from gristmill.train.models import attention
 from gristmill.train.models.attention import (
     Segments,

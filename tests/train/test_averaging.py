@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gristmill.mixtures.sections.pretrain import Average
-from gristmill.train.optimizers.averaging import AveragedWeights
+from gristmill.mixtures.schema.pretrain import Average
+from gristmill.train.optim.averaging import AveragedWeights
 
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 from gristmill.core.files import write_json
-from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.sections.engine import Compute
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.loader import ManifestError
+from gristmill.mixtures.schema.engine import Compute
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.models.bert import Bert
 from gristmill.train.models.decoder import configure

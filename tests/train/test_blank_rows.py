@@ -13,14 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GlmForCausalLM
 
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.objectives.span_objectives import BlankInfilling
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.gguf_model import GgufError, check_gguf
 from gristmill.train.models.model_config import Shape
-from gristmill.train.models.rotary import rotary_table
+from gristmill.train.models.rope import rotary_table
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.glm import Blanks, Marks, blanks_of
 from gristmill.train.objectives.losses import IGNORED
@@ -335,7 +335,7 @@ def test_exported_glm_has_equal_logits_in_transformers(
 
 
 def test_lora_rejects_a_glm(tiny_shape: Shape) -> None:
-    from gristmill.mixtures.sections.posttraining import Lora
+    from gristmill.mixtures.schema.posttraining import Lora
     from gristmill.train.adapters.lora import LoraError, tuned_model
 
     glm: Any = replace(tiny_shape, rotary_share=0.5, qkv_bias=True)

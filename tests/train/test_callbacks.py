@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.user_code import Own, OwnFunction, take_code
-from gristmill.train.loop import loop
+from gristmill.train import trainer
 from tests.train.jsonl import read_jsonl, write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 
@@ -162,9 +162,9 @@ def test_stateful_callback_stops_a_resumed_training_at_the_same_step(
 ) -> None:
     config = with_callback(COUNT, "Count")
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "stop_requested", lambda: True)
+        patch.setattr(trainer, "stop_requested", lambda: True)
         for _ in range(3):
-            with pytest.raises(loop.StoppedError):
+            with pytest.raises(trainer.StoppedError):
                 run_stage("pretrain", inputs, config, tmp_path / "run")
             torch.distributed.destroy_process_group()
     summary = run_stage("pretrain", inputs, config, tmp_path / "run")

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.sections.optimizers import Optimizer, OptimizerKind
-from gristmill.train.checkpoints import checkpoint as checkpoints
-from gristmill.train.checkpoints.checkpoint import (
+from gristmill.mixtures.schema.optimizer import Optimizer, OptimizerKind
+from gristmill.train import checkpoint as checkpoints
+from gristmill.train.checkpoint import (
     MARKER,
     Checkpoints,
     Keeping,
@@ -26,7 +26,7 @@ from gristmill.train.distributed.fsdp import gathered, sharded_model
 from gristmill.train.distributed.process_groups import World, process_group
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import drawn
-from gristmill.train.optimizers.optimizer import make_optimizers, update
+from gristmill.train.optim.optimizer import make_optimizers, update
 
 GOOD = torch.tensor(False)
 
@@ -198,7 +198,7 @@ def test_error_of_a_save_is_raised_on_join(
 
     with process_group() as world:
         training = Training(tiny_shape, world, tmp_path)
-        monkeypatch.setattr("gristmill.train.checkpoints.checkpoint.sha256_file", full)
+        monkeypatch.setattr("gristmill.train.checkpoint.sha256_file", full)
         training.save(1)
         with pytest.raises(OSError, match="no space left"):
             training.checkpoints.join()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.data.pairs import Pair
 from gristmill.train.data.preference_rows import PairRows

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.mixtures.sections.engine import Compute, Parallel
+from gristmill.mixtures.schema.engine import Compute, Parallel
 from gristmill.train.distributed.compiling import resolve_compile
 
 PLAIN: dict[str, Any] = {"steps": 3}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.sections.engine import Compute, Engine
+from gristmill.mixtures.schema.engine import Compute, Engine
 from gristmill.train.models.decoder import configure
 
 

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.core.files import read_json, sha256_file, write_json
-from gristmill.tokenize.order import rows_before
+from gristmill.tokenize.shuffle import rows_before
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.checkpoints.resuming import ContinueError
-from gristmill.train.loop import loop
+from gristmill.train.resuming import ContinueError
+from gristmill.train import trainer
 from gristmill.train.loop.batch_plan import extend_digest
 from tests.packed_sets import write_packed_set
 from tests.tokenize.order_definition import unrank
@@ -120,8 +120,8 @@ def test_stopped_training_resumes_with_other_micro_batches_and_intervals(
     config = {**pretrain_config, "micro_batch_size": 6}
     run_stage("pretrain", inputs, config, tmp_path / "whole")
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "stop_requested", lambda: True)
-        with pytest.raises(loop.StoppedError):
+        patched.setattr(trainer, "stop_requested", lambda: True)
+        with pytest.raises(trainer.StoppedError):
             run_stage("pretrain", inputs, config, tmp_path / "less")
     torch.distributed.destroy_process_group()
     changes = {"micro_batch_size": 2, "validate_every": 5}

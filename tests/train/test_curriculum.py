@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.flows.questions.training_reads import KeptOrder, Reading, TraceError
-from gristmill.mixtures.sections.rl import Curriculum, Rl
-from gristmill.tokenize.order import Order
+from gristmill.mixtures.schema.rl import Curriculum, Rl
+from gristmill.tokenize.shuffle import Order
 from gristmill.train.rl.curriculum import PromptChoice
 from gristmill.train.rl.prompts import prompt_plan_of
 from tests.train.test_rl import killed_in, metrics, rl_config, shape, start  # noqa: F401 - fixtures

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.posttraining import Distill, Divergence
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
@@ -38,7 +38,7 @@ from gristmill.train.objectives.distillation import (
 )
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.reference_logps import StaleReferenceError
-from gristmill.train.objectives.sft_objective import AssistantTurns
+from gristmill.train.objectives.sft import AssistantTurns
 from gristmill.train.stages.sft import taught_turns
 from gristmill.train.stages.teacher import TeacherError
 from tests.train.jsonl import read_metrics, write_jsonl

@@ -16,7 +16,7 @@ import pytest
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import QUARANTINED
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import (
     Chat,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.mixtures.sections.posttraining import Dpo, Sft
-from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.schema.posttraining import Dpo, Sft
+from gristmill.mixtures.schema.rl import Rl
 from tests.train.jsonl import read_metrics, write_jsonl
 
 DATA = {"data": [{"path": "a.jsonl"}]}

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.loss_masks import LossMasks, mask_name, write_mask
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PackedSetError
@@ -29,7 +29,7 @@ from gristmill.train.loop.rows_read import rows_read
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
-from gristmill.train.objectives.sft_objective import AssistantTurns
+from gristmill.train.objectives.sft import AssistantTurns
 from tests.packed_sets import verify
 
 LENGTH = 24

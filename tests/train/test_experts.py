@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gristmill.train.models.experts import (
+from gristmill.train.models.moe import (
     MixtureOfExperts,
     balancing_loss,
     expert_loads,

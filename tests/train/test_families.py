@@ -16,7 +16,7 @@ import torch
 
 from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.model_families import FAMILIES as FAMILY_NAMES
-from gristmill.mixtures.sections.model import RopeScaling
+from gristmill.mixtures.schema.model import RopeScaling
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import (
     ARCHITECTURES,
@@ -32,7 +32,7 @@ from gristmill.train.models.model_config import (
     shape_from_json,
     shape_to_json,
 )
-from gristmill.train.models.rotary import frequencies
+from gristmill.train.models.rope import frequencies
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import (
     WeightsError,

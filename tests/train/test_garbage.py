@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from gristmill.train.loop.loop import COLLECT_EVERY_STEPS, collecting_between_steps
+from gristmill.train.trainer import COLLECT_EVERY_STEPS, collecting_between_steps
 
 
 class Cycle:

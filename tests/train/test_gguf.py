@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.evaluation import Export
-from gristmill.mixtures.sections.model import Model, Moe, RopeScaling
-from gristmill.tokenize.encoding.chat_templates import (
+from gristmill.mixtures.schema.evaluation import Export
+from gristmill.mixtures.schema.model import Model, Moe, RopeScaling
+from gristmill.tokenize.chat_template import (
     CHAT_TEMPLATE,
     PROBE,
     as_plain_jinja,
@@ -27,7 +27,7 @@ from gristmill.tokenize.encoding.llama_cpp_vocabulary import (
     llama_cpp_vocabulary,
 )
 from gristmill.tokenize.encoding.pretokens import LLAMA3
-from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat
 from gristmill.train.models.decoder import Llama
@@ -376,7 +376,7 @@ def test_unwritable_gguf_is_rejected_before_any_work(
 
     from gristmill.flows.running.preflight import find_problems
     from gristmill.flows.stages import export
-    from gristmill.mixtures.load import open_manifest
+    from gristmill.mixtures.loader import open_manifest
 
     (tmp_path / "a.txt").write_text("text")
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, score_documents
+from gristmill.train.eval.held_out import ROWS_PER_FORWARD, score_documents
 from gristmill.train.objectives.losses import IGNORED
 
 LENGTH = 128

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gristmill.train.evaluation.intervals import (
+from gristmill.train.eval.intervals import (
     interval,
     mean_with_interval,
     paired_difference,

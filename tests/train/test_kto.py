@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.preference_rows import AnswerRows, LabelledError, partners_of

@@ -249,7 +249,7 @@ def test_average_is_validated_saved_and_exported(
 def test_export_of_a_missing_average_is_rejected_with_the_setting(
     tmp_path: Path,
 ) -> None:
-    from gristmill.mixtures.sections.evaluation import Export
+    from gristmill.mixtures.schema.evaluation import Export
 
     with pytest.raises(ValueError, match=r"sft\.average"):
         export.weights_folder(tmp_path, "sft", Export(weights="average"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.sections.posttraining import Lora
+from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.train.adapters.lora import (
     LoraError,
     LoraLinear,

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.objectives.preference_report import (
     answer_margins,
     measured_again,

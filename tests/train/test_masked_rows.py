@@ -14,13 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.objectives.token_objectives import Masked
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.batch import filled_positions
-from gristmill.train.evaluation.masked_tokens import MEASURED
+from gristmill.train.eval.masked_tokens import MEASURED
 from gristmill.train.models.encoder import Encoder
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import WeightsError, drawn, load_model
@@ -52,7 +52,7 @@ def make_inputs(
     """Make a tokenizer of 400 ids with some special tokens, and a packed set of its
     tokens.
     """
-    from gristmill.tokenize.encoding.vocabulary import train
+    from gristmill.tokenize.encoding.bpe import train
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     folder, mix = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("mix")

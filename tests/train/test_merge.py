@@ -18,12 +18,12 @@ from gristmill.core.files import read_json
 from gristmill.flows.pages.page_elements import Table
 from gristmill.flows.report.evaluation import merged
 from gristmill.flows.stages.registry import STAGES
-from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.scaling.merging import Merge, merge_problems, merged_steps
-from gristmill.mixtures.sections.evaluation import Evaluate
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.evaluation import Evaluate
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.checkpoints.safe_loading import SafePlanner
+from gristmill.train.safe_loading import SafePlanner
 from gristmill.train.models.weights import load_model
 from gristmill.train.stages.evaluate import measure_sources
 from gristmill.train.stages.merge import MergeError

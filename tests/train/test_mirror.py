@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from gristmill.core.files import as_path, read_json, write_json
-from gristmill.train.checkpoints import store_sync
-from gristmill.train.checkpoints.checkpoint import (
+from gristmill.train import store_sync
+from gristmill.train.checkpoint import (
     CHECKPOINTS,
     MARKER,
     checksums,
     damaged_files,
     is_complete,
 )
-from gristmill.train.checkpoints.store_sync import Mirror, sizes_below, work_here
+from gristmill.train.store_sync import Mirror, sizes_below, work_here
 
 STEPS = (2, 4, 6)
 

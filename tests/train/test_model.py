@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.mixtures.sections.model import PRESETS, Initialisation, Model
+from gristmill.mixtures.schema.model import PRESETS, Initialisation, Model
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.model_config import Shape, shape_of

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.load import ManifestError, parse_manifest
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.optimizers import Optimizer, OptimizerKind
+from gristmill.mixtures.loader import ManifestError, parse_manifest
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.optimizer import Optimizer, OptimizerKind
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.initialisation import FINAL_NORM
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.optimizers import normuon
-from gristmill.train.optimizers.mup import rate_factor
-from gristmill.train.optimizers.optimizer import make_optimizers, update
+from gristmill.train.optim import normuon
+from gristmill.train.optim.mup import rate_factor
+from gristmill.train.optim.optimizer import make_optimizers, update
 
 WIDTHS = (64, 128, 256, 512)
 BASE = 64

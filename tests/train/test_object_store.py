@@ -21,7 +21,7 @@ import torch
 from benchmarks.chaos.network import CREDENTIALS, Network, serving
 from gristmill.core.files import as_path, create_exclusively, read_json, write_json
 from gristmill.core.object_stores import StoreUnavailableError
-from gristmill.mixtures.sections.engine import Engine, Stream
+from gristmill.mixtures.schema.engine import Engine, Stream
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.models.decoder import Llama
@@ -79,7 +79,7 @@ class FaultyNetwork(Network):
 
 @pytest.fixture
 def network(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyNetwork]:
-    from gristmill.core.s3_files import S3Files
+    from gristmill.core.s3 import S3Files
 
     with serving(FaultyNetwork(moto_port)) as faulty:
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": faulty.address}.items():

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.sections.optimizers import Optimizer, OptimizerKind
-from gristmill.train.optimizers import normuon, soap_muon
-from gristmill.train.optimizers.normuon import newton_schulz
-from gristmill.train.optimizers.optimizer import builder, update
+from gristmill.mixtures.schema.optimizer import Optimizer, OptimizerKind
+from gristmill.train.optim import normuon, soap_muon
+from gristmill.train.optim.normuon import newton_schulz
+from gristmill.train.optim.optimizer import builder, update
 
 LR, DECAY = 0.1, 0.5
 SOAP = {"momentum": 0.9, "betas": (0.9, 0.8)}

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from benchmarks.checkout import ROOT
 from benchmarks.train.forked_ranks import fork_ranks, load_all
-from gristmill.mixtures.sections.optimizers import OPTIMIZERS, Optimizer, OptimizerKind
-from gristmill.train.optimizers.clipping import clip_gradients
-from gristmill.train.optimizers.lion import Lion
-from gristmill.train.optimizers.optimizer import make_optimizers, update
+from gristmill.mixtures.schema.optimizer import OPTIMIZERS, Optimizer, OptimizerKind
+from gristmill.train.optim.clipping import clip_gradients
+from gristmill.train.optim.lion import Lion
+from gristmill.train.optim.optimizer import make_optimizers, update
 
 KINDS = list(OPTIMIZERS)
 GOOD, BAD = torch.tensor(False), torch.tensor(True)

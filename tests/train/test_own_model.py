@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 from gristmill.train.models.weights import WeightsError, check_model, load_model
 from tests.train.jsonl import read_metrics
 from tests.train.test_resume import finish, torchrun, write_stage

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.sections.optimizers import Optimizer
+from gristmill.mixtures.loader import ManifestError
+from gristmill.mixtures.schema.optimizer import Optimizer
 from gristmill.mixtures.user_code import OwnFunction, take_code
-from gristmill.train.optimizers.optimizer import make_optimizers, update
+from gristmill.train.optim.optimizer import make_optimizers, update
 from tests.train.jsonl import read_metrics
 from tests.train.test_resume import finish, torchrun, write_stage
 

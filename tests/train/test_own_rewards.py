@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.loader import ManifestError
+from gristmill.mixtures.schema.rl import Rl
 from tests.train.jsonl import write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 

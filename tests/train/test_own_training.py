@@ -14,11 +14,11 @@ import torch
 import yaml
 
 from gristmill.flows.models.evaluate_model import EvaluationError, read_task_file
-from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.sections.evaluation import OwnMetric, Task
+from gristmill.mixtures.loader import ManifestError
+from gristmill.mixtures.schema.evaluation import OwnMetric, Task
 from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction, take_code
-from gristmill.train.evaluation.metrics import own_metric
-from gristmill.train.evaluation.tasks import Item
+from gristmill.train.eval.metrics import own_metric
+from gristmill.train.eval.tasks import Item
 from gristmill.train.objectives.preference_losses import (
     LossSettings,
     PairLogps,

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from benchmarks.checkout import ROOT
 from benchmarks.train.held_gradients import held_gradients
 from benchmarks.train.parallel_forms import ROUNDING, differences_of
-from gristmill.mixtures.sections.engine import Engine, Parallel
+from gristmill.mixtures.schema.engine import Engine, Parallel
 from gristmill.train.distributed.tensor import UnevenSplitError, split_matrices
 from gristmill.train.models.decoder import Llama, padded_to_multiple
 from gristmill.train.models.model_config import Shape

@@ -24,9 +24,9 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.quality import quality
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
-from gristmill.train.evaluation.document_scorer import (
+from gristmill.train.eval.document_scorer import (
     ModelFolderError,
     load_scorer,
     score_document,

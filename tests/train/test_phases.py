@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.load import ManifestError, parse_manifest
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.loader import ManifestError, parse_manifest
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import PlanError, plan_of
 from gristmill.train.models.weights import read_shape

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.optimizers import Optimizer
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.optimizer import Optimizer
 from gristmill.train.distributed.fsdp import (
     assert_master_weights,
     evaluating,
@@ -21,9 +21,9 @@ from gristmill.train.distributed.process_groups import World, single_process
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
-from gristmill.train.optimizers.clipping import clip_gradients
-from gristmill.train.optimizers.dtensor_sums import local
-from gristmill.train.optimizers.optimizer import make_optimizers, update
+from gristmill.train.optim.clipping import clip_gradients
+from gristmill.train.optim.dtensor_sums import local
+from gristmill.train.optim.optimizer import make_optimizers, update
 
 SHAPE = shape_of(Model(layers=2, width=32, heads=4), 100, 16)
 

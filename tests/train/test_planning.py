@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.optimizers import Optimizer
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.optimizer import Optimizer
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
-from gristmill.train.optimizers.optimizer import make_optimizers
+from gristmill.train.optim.optimizer import make_optimizers
 from gristmill.train.planning.devices import (
     UnknownDeviceError,
     find_device,

@@ -18,11 +18,11 @@ import torch
 import gristmill
 from gristmill.core.files import write_json
 from gristmill.dataprep.examples.read_examples import read_set
-from gristmill.train.checkpoints.checkpoint import Checkpoints
-from gristmill.train.checkpoints.resuming import ContinueError
+from gristmill.train.checkpoint import Checkpoints
+from gristmill.train.resuming import ContinueError
 from gristmill.train.data.conversation_tokens import NothingToTrainError
 from gristmill.train.generation.scheduler import generate
-from gristmill.train.loop import loop
+from gristmill.train import trainer
 from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.reference_logps import (
@@ -401,7 +401,7 @@ def test_killed_dpo_resumes_to_the_same_bits(
     )
     inputs = {**pretrained, "reference": tmp_path / "reference" / "data"}
     run_stage("dpo", inputs, config, tmp_path / "whole", checkpoint_every=1000)
-    one_step, save = loop.one_step, Checkpoints.save
+    one_step, save = trainer.one_step, Checkpoints.save
 
     def killed(attempt: Any, *arguments: Any) -> Any:
         if attempt.progress.step == 7:
@@ -413,7 +413,7 @@ def test_killed_dpo_resumes_to_the_same_bits(
         checkpoints.join()
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "one_step", killed)
+        patched.setattr(trainer, "one_step", killed)
         patched.setattr(Checkpoints, "save", written)
         with pytest.raises(KeyboardInterrupt):
             run_stage("dpo", inputs, config, tmp_path / "killed", checkpoint_every=5)

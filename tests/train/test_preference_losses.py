@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gristmill.mixtures.sections.posttraining import PreferenceLoss
+from gristmill.mixtures.schema.posttraining import PreferenceLoss
 from gristmill.train.objectives.preference_losses import (
     LOSSES,
     LossSettings,

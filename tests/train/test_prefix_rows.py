@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.objectives.token_objectives import PrefixLm
 from gristmill.train.data.batch import filled_positions
-from gristmill.train.evaluation.likelihood import Request, score_requests
+from gristmill.train.eval.likelihood import Request, score_requests
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.models.attention import block_mask, document_numbers
 from gristmill.train.models.gguf_model import GgufError, check_gguf

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.tokenize.order import ReadOnceError
+from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed import fsdp
 from gristmill.train.loop.batch_plan import RowPlan, extend_digest
-from gristmill.train.loop.loop import OtherRowsError
+from gristmill.train.trainer import OtherRowsError
 from gristmill.train.models.weights import (
     WeightsError,
     load_model,
@@ -466,9 +466,9 @@ def test_tasks_during_training_agree_with_the_saved_model(
     pretrain_config: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    from gristmill.mixtures.sections.evaluation import Task
-    from gristmill.train.evaluation.answering import answer_task, open_reader
-    from gristmill.train.evaluation.tasks import read_task
+    from gristmill.mixtures.schema.evaluation import Task
+    from gristmill.train.eval.answering import answer_task, open_reader
+    from gristmill.train.eval.tasks import read_task
 
     texts = tmp_path / "texts.txt"
     texts.write_text(

@@ -14,7 +14,7 @@ from gristmill.train.objectives.preflight_checks import (
     NotProvedError,
     failures,
 )
-from gristmill.train.objectives.sft_objective import AssistantTurns
+from gristmill.train.objectives.sft import AssistantTurns
 from tests.train.jsonl import write_jsonl
 
 GOOD = {

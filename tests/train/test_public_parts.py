@@ -23,15 +23,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gristmill.losses import IGNORED, cross_entropy, next_tokens
-from gristmill.mixtures.sections.pretrain import Schedule
-from gristmill.train.checkpoints.checkpoint import (
+from gristmill.mixtures.schema.pretrain import Schedule
+from gristmill.train.checkpoint import (
     CHECKPOINTS,
     Checkpoints,
     complete_steps,
 )
-from gristmill.train.checkpoints.resuming import OtherRowsError
+from gristmill.train.resuming import OtherRowsError
 from gristmill.train.data.example_rows import Piece, packed_rows
-from gristmill.train.optimizers.schedules import learning_rate
+from gristmill.train.optim.schedules import learning_rate
 from gristmill.training import (
     next_token_losses,
     optimizers_by_name,

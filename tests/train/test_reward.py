@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gristmill.train.data.conversation_tokens import Chat, NothingToTrainError
-from gristmill.train.evaluation.intervals import share_with_interval
+from gristmill.train.eval.intervals import share_with_interval
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.reward_model import last_tokens, load_reward_model, scores
 from gristmill.train.models.weights import WeightsError, load_model
@@ -90,7 +90,7 @@ def start(
     tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, make_model: Any
 ) -> dict[str, Path]:
     """A tuned model with initial weights, as later stages read one."""
-    from gristmill.mixtures.sections.model import Model
+    from gristmill.mixtures.schema.model import Model
     from gristmill.train.models.model_config import shape_of
     from gristmill.train.models.weights import save_model
 

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.dataprep.rewards.answer_checks import NoAnswerError
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.rl import Rl
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
-from gristmill.train.checkpoints.checkpoint import Checkpoints
+from gristmill.train.checkpoint import Checkpoints
 from gristmill.train.data.conversation_tokens import Chat, NothingToTrainError
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler, generate

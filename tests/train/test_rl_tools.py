@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.schema.rl import Rl
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import load_model, save_model
 from gristmill.train.rl.policy import opinion_of
-from gristmill.train.rl.rollouts import Generated, Rollouts
+from gristmill.train.rl.rollout import Generated, Rollouts
 from gristmill.train.rl.sampler import Engine
 from gristmill.train.rl.tools.tool_call import Used
 from tests.needs_sandbox import skip_without_sandbox

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.model import Model
 from gristmill.train.adapters.quantised import rounded
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.models.decoder import Llama

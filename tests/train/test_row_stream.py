@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from gristmill.core.files import read_json, write_json
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.posttraining import Dpo
-from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.tokenize.order import ReadOnceError
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.posttraining import Dpo
+from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
     DTYPES,
@@ -31,7 +31,7 @@ from gristmill.tokenize.packed_files import (
     train_name,
 )
 from gristmill.tokenize.packed_writing import write_rows
-from gristmill.train.checkpoints.resuming import OtherRowsError
+from gristmill.train.resuming import OtherRowsError
 from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.data.example_rows import Piece, packed_rows, write_example_rows
 from gristmill.train.data.pairs import Pair
@@ -43,7 +43,7 @@ from gristmill.train.models.model_config import shape_of
 from gristmill.train.objectives.losses import IGNORED, next_tokens
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.preference_objective import Preferences
-from gristmill.train.objectives.sft_objective import AssistantTurns
+from gristmill.train.objectives.sft import AssistantTurns
 from tests.train.jsonl import read_metrics
 
 LENGTH = 24
@@ -679,7 +679,7 @@ def test_loader_that_makes_batches_equals_our_loop_and_resumes(
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("s3fs")
-    from gristmill.core.s3_files import S3Files
+    from gristmill.core.s3 import S3Files
 
     moto = pytest.importorskip("moto.server")
     moto_server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

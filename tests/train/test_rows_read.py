@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gristmill.flows.stages.plan import make_plan
-from gristmill.mixtures.load import load_manifest
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.loader import load_manifest
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.rows_read import rows_read

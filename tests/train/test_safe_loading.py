@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from gristmill.train.checkpoints.safe_loading import (
+from gristmill.train.safe_loading import (
     SafePlanner,
     UnsafeCheckpointError,
     check_index,

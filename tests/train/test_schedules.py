@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.sections.pretrain import Schedule
-from gristmill.train.optimizers.schedules import learning_rate
+from gristmill.mixtures.schema.pretrain import Schedule
+from gristmill.train.optim.schedules import learning_rate
 
 
 def rates(steps: int, **settings: object) -> list[float]:

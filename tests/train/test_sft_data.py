@@ -23,9 +23,9 @@ from gristmill.dataprep.examples.kept_examples import (
     set_names,
 )
 from gristmill.dataprep.examples.read_examples import read_set
-from gristmill.mixtures.sections.posttraining import Sft
-from gristmill.mixtures.sections.prepare import ExampleStep
-from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
+from gristmill.mixtures.schema.posttraining import Sft
+from gristmill.mixtures.schema.prepare import ExampleStep
+from gristmill.tokenize.chat_template import CHAT_TEMPLATE
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, T5ForConditionalGeneration
 
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.objectives.span_objectives import (
     SENTINEL,
     Denoiser,
@@ -18,9 +18,9 @@ from gristmill.mixtures.objectives.span_objectives import (
     Ul2,
     spans_of,
 )
-from gristmill.mixtures.sections.engine import Compute
-from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.mixtures.sections.tokenizer import Tokenizer
+from gristmill.mixtures.schema.engine import Compute
+from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.mixtures.schema.tokenizer import Tokenizer
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.objective import UNTRAINED

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.tokenize.order import Order
+from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.tokenize.shuffle import Order
 from gristmill.train.loop.batch_plan import (
     PlanError,
     RowPlan,

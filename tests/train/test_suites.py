@@ -25,10 +25,10 @@ from gristmill.flows.models.evaluate_model import (
     read_task_file,
 )
 from gristmill.flows.report.evaluation import suites as report_suites
-from gristmill.mixtures.sections.evaluation import Evaluate, Suite
-from gristmill.mixtures.sections.model import Model
-from gristmill.train.evaluation.answering import Reader, open_reader
-from gristmill.train.evaluation.suites import (
+from gristmill.mixtures.schema.evaluation import Evaluate, Suite
+from gristmill.mixtures.schema.model import Model
+from gristmill.train.eval.answering import Reader, open_reader
+from gristmill.train.eval.suites import (
     SuiteTask,
     answer_suite,
     centred,
@@ -38,7 +38,7 @@ from gristmill.train.evaluation.suites import (
     requests_of,
     task_answers,
 )
-from gristmill.train.evaluation.tasks import TaskError
+from gristmill.train.eval.tasks import TaskError
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import save_model

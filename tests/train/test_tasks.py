@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from gristmill.core.files import read_json, write_json
-from gristmill.mixtures.sections.evaluation import Contamination, Task
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.evaluation import Contamination, Task
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
     MANIFEST,
@@ -25,17 +25,17 @@ from gristmill.tokenize.packed_files import (
     validation_name,
 )
 from gristmill.tokenize.packed_writing import write_rows
-from gristmill.train.evaluation.answering import Reader, answer_task, open_reader, until
-from gristmill.train.evaluation.leaked_items import effect, item_coverage
-from gristmill.train.evaluation.likelihood import (
+from gristmill.train.eval.answering import Reader, answer_task, open_reader, until
+from gristmill.train.eval.leaked_items import effect, item_coverage
+from gristmill.train.eval.likelihood import (
     Request,
     Score,
     continuation,
     score_requests,
     windows,
 )
-from gristmill.train.evaluation.metrics import choice_metrics, generation_metrics
-from gristmill.train.evaluation.tasks import Item, TaskError, read_task
+from gristmill.train.eval.metrics import choice_metrics, generation_metrics
+from gristmill.train.eval.tasks import Item, TaskError, read_task
 from gristmill.train.loop.rows_read import RowsRead, rows_read
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of

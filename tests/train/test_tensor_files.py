@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.checkout import ROOT
-from gristmill.mixtures.sections.evaluation import Export
-from gristmill.mixtures.sections.model import Model
+from gristmill.mixtures.schema.evaluation import Export
+from gristmill.mixtures.schema.model import Model
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.tensor_files import (
@@ -226,8 +226,8 @@ def test_export_never_holds_the_whole_model_in_memory(
 
 GATHER = """
 import torch
-from gristmill.mixtures.sections.model import Model
-from gristmill.mixtures.sections.engine import Parallel
+from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.engine import Parallel
 from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn

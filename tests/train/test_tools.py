@@ -19,15 +19,15 @@ from gristmill.dataprep.examples.read_examples import prompt_example
 from gristmill.dataprep.rewards.answer_checks import own_reward, record_columns
 from gristmill.dataprep.words.bm25_index import WordIndex
 from gristmill.mixtures.objectives.rl_tools import AnyTool, Tool
-from gristmill.mixtures.sections.rl import OwnReward, Rl, columns_of
+from gristmill.mixtures.schema.rl import OwnReward, Rl, columns_of
 from gristmill.mixtures.user_code import Own, name_of, take_code
-from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
+from gristmill.tokenize.chat_template import CHAT_TEMPLATE
 from gristmill.train.data.conversation_tokens import Chat, ChatError
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.rl.multi_turn import CUT, Asked, Dialogue
 from gristmill.train.rl.rewards import text_of, turns_of
-from gristmill.train.rl.rollouts import Generated
+from gristmill.train.rl.rollout import Generated
 from gristmill.train.rl.tools.call_format import Call, CallFormat
 from gristmill.train.rl.tools.toolbox import Toolbox, ToolError
 from tests.dataprep.test_by_words import WORDS, plain_bm25

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from gristmill.core.files import read_json, write_json
 from gristmill.flows.running.execute import torchrun_command
 from gristmill.flows.running.follow_leader import MODULE as TAKE_PART
-from gristmill.mixtures.sections.engine import Engine
+from gristmill.mixtures.schema.engine import Engine
 from gristmill.train.distributed import rendezvous
 from gristmill.train.distributed.process_groups import DIMENSIONS, single_process
 from gristmill.train.worker_main import write_error
@@ -32,7 +32,7 @@ LOOPBACK = "0100007F"
 LISTENERS = """
 import os, re, sys
 from pathlib import Path
-from gristmill.mixtures.sections.engine import Parallel
+from gristmill.mixtures.schema.engine import Parallel
 from gristmill.train.distributed.process_groups import agree, process_group
 
 def addresses(pid):

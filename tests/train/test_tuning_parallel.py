@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.checkout import ROOT
-from gristmill.mixtures.sections.posttraining import Dpo, Reference, Tuning
+from gristmill.mixtures.schema.posttraining import Dpo, Reference, Tuning
 from gristmill.train.loop.rows_read import READS
 from tests.train.jsonl import read_metrics, write_jsonl
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import (
+from gristmill.mixtures.schema.engine import (
     Mlflow,
     Profile,
     Trackers,

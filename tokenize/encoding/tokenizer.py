@@ -26,8 +26,8 @@ from gristmill.core.files import (
     write_text,
 )
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections import tokenizer as sections
-from gristmill.tokenize.encoding.chat_templates import (
+from gristmill.mixtures.schema import tokenizer as sections
+from gristmill.tokenize.chat_template import (
     CHAT_TEMPLATE,
     END_OF_TEXT,
     PAD,
@@ -36,7 +36,7 @@ from gristmill.tokenize.encoding.chat_templates import (
     check_template,
 )
 from gristmill.tokenize.encoding.pretokens import byte_characters
-from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.packed_files import TokenizerEntry
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class TokenizerRecipe(TypedDict):
     """Recipe of the stage."""
 
     tokenizer: dict[str, object]
-    """The section (`mixtures.sections.tokenizer.Tokenizer`)."""
+    """The section (`mixtures.schema.tokenizer.Tokenizer`)."""
     sources: list[str]
     """Names, in the manifest's order."""
     seed: int
@@ -144,7 +144,7 @@ def run(
         TokenizerError: the external tokenizer.json cannot be used.
         gristmill.tokenize.encoding.vocabulary_sample.SampleError: the sample has no
             text.
-        gristmill.tokenize.encoding.vocabulary.VocabularyError: the requested vocabulary
+        gristmill.tokenize.encoding.bpe.VocabularyError: the requested vocabulary
             cannot be learnt.
     """
     from gristmill.tokenize.encoding.vocabulary_sample import (

@@ -41,7 +41,7 @@ from gristmill.tokenize.document_sampling import (
     leading,
     words_of,
 )
-from gristmill.tokenize.order import order_key
+from gristmill.tokenize.shuffle import order_key
 
 HELD_OUT = 0.05
 """Share of documents used only to measure the tokenizer."""

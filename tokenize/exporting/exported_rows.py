@@ -15,7 +15,7 @@ import numpy as np
 
 from gristmill.core.files import reserve
 from gristmill.tokenize.document_sampling import id_words
-from gristmill.tokenize.order import Order
+from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import OpenShard, PackedSet
 from gristmill.tokenize.packed_files import (
     Boundaries,

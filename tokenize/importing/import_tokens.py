@@ -36,7 +36,7 @@ from gristmill.dataprep.readers.pythondocs import ListedFile
 from gristmill.dataprep.readers.records import metadata_json
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.base import Judging
-from gristmill.mixtures.sections.sources import TokenSource
+from gristmill.mixtures.schema.sources import TokenSource
 from gristmill.tokenize.encoding.encode import docs_name, docs_table, tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.importing.foreign_formats import (
@@ -77,7 +77,7 @@ SAMPLE_TOKENS, SAMPLE_CHARACTERS = 64, 160
 
 class ListedSource(TypedDict):
     """Recipe of a source: its files beside its settings
-    (`mixtures.sections.sources.TokenSource`).
+    (`mixtures.schema.sources.TokenSource`).
     """
 
     listing: list[ListedFile]

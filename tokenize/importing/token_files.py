@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from gristmill.core.files import as_path, is_local, sha256_file
 from gristmill.dataprep.readers.pythondocs import ListedFile
 from gristmill.dataprep.readers.sources import Found, SourceError, find_at
-from gristmill.mixtures.sections.sources import TokenSource
+from gristmill.mixtures.schema.sources import TokenSource
 from gristmill.tokenize.importing.foreign_formats import (
     Kind,
     TokenFile,

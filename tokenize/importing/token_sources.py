@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.row_groups import read_rows
-from gristmill.mixtures.sections.sources import IMPORTED
+from gristmill.mixtures.schema.sources import IMPORTED
 from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
 
 DOCUMENTS, TOKENS = "documents", "tokens"

@@ -29,7 +29,7 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.dataprep.where_sql import METADATA
-from gristmill.mixtures.sections.sources import MixedSource
+from gristmill.mixtures.schema.sources import MixedSource
 from gristmill.tokenize.document_sampling import drawn_below, id_words, leading
 from gristmill.tokenize.encoding.encode import docs_name
 from gristmill.tokenize.importing.token_sources import corpora
@@ -47,7 +47,7 @@ from gristmill.tokenize.mixing.streams import (
     partition_bits,
     stream_of,
 )
-from gristmill.tokenize.order import order_key
+from gristmill.tokenize.shuffle import order_key
 from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging
 
 CLUSTER = "cluster"

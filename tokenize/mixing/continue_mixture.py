@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from gristmill.mixtures.sections.mix import Continues
+from gristmill.mixtures.schema.mix import Continues
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.order import (
+from gristmill.tokenize.shuffle import (
     Order,
     OrderWithout,
     order_key,

@@ -25,8 +25,8 @@ from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.shuffle import must_send
 from gristmill.dataprep.runners.tasks import Task, run_tasks
-from gristmill.mixtures.sections.mix import Continues, Mix
-from gristmill.mixtures.sections.sources import MixedSource
+from gristmill.mixtures.schema.mix import Continues, Mix
+from gristmill.mixtures.schema.sources import MixedSource
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.importing.token_sources import corpus_shards
@@ -62,7 +62,7 @@ from gristmill.tokenize.mixing.streams import (
     Draws,
     make_streams,
 )
-from gristmill.tokenize.order import order_key
+from gristmill.tokenize.shuffle import order_key
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
@@ -106,9 +106,9 @@ class MixRecipe(TypedDict):
     """Recipe of the stage."""
 
     mix: dict[str, object]
-    """The section (`mixtures.sections.mix.Mix`)."""
+    """The section (`mixtures.schema.mix.Mix`)."""
     sources: dict[str, dict[str, object]]
-    """Settings of each source (`mixtures.sections.sources.MixedSource`), in order."""
+    """Settings of each source (`mixtures.schema.sources.MixedSource`), in order."""
     seed: int
 
 

@@ -11,8 +11,8 @@ from fractions import Fraction
 import numpy as np
 
 from gristmill.dataprep.conservation import Counts, check_conservation
-from gristmill.mixtures.sections.mix import Mix
-from gristmill.mixtures.sections.sources import MixedSource
+from gristmill.mixtures.schema.mix import Mix
+from gristmill.mixtures.schema.sources import MixedSource
 from gristmill.tokenize.mixing.quotas import Quotas
 from gristmill.tokenize.packed_files import ShardEntry
 from gristmill.tokenize.packing.packing import PackingCost

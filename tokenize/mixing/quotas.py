@@ -18,8 +18,8 @@ from fractions import Fraction
 from itertools import pairwise, product
 from math import ceil, floor, lcm
 
-from gristmill.mixtures.sections.mix import Mix, temperature
-from gristmill.mixtures.sections.sources import MixedSource
+from gristmill.mixtures.schema.mix import Mix, temperature
+from gristmill.mixtures.schema.sources import MixedSource
 
 DECIMAL_DIGITS = 28
 """Precision of powers: Python's decimals have the same digits on every machine, unlike

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.mixtures.sections.mix import FIM_TOKENS, FillInMiddle
+from gristmill.mixtures.schema.mix import FIM_TOKENS, FillInMiddle
 from gristmill.tokenize.document_sampling import draw, drawn_below
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.order import order_key
+from gristmill.tokenize.shuffle import order_key
 
 ADDED = 3
 """Special tokens of a rearranged document."""

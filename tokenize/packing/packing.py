@@ -21,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.mixtures.sections.mix import Mix
+from gristmill.mixtures.schema.mix import Mix
 from gristmill.tokenize.packing.best_fit import bin_of, deal_out
 
 

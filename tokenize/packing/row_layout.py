@@ -24,7 +24,7 @@ import pyarrow as pa
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
-from gristmill.mixtures.sections.mix import Mix
+from gristmill.mixtures.schema.mix import Mix
 from gristmill.tokenize.document_sampling import leading
 from gristmill.tokenize.mixing.continue_mixture import USED, USED_SCHEMA, Before
 from gristmill.tokenize.mixing.quotas import Quotas
@@ -36,7 +36,7 @@ from gristmill.tokenize.mixing.streams import (
     add_pass,
     segment_name,
 )
-from gristmill.tokenize.order import (
+from gristmill.tokenize.shuffle import (
     order_key,
     permute,
     phase_parts,
@@ -286,7 +286,7 @@ class Shards:
         merged with the other sources.
 
         Within a phase, the rows of a source are permuted by a key, then the sources are
-        merged (`order.py`). In a set that continues another, rows are ordered by their
+        merged (`shuffle.py`). In a set that continues another, rows are ordered by their
         numbers (`continue_mixture.py`); rows that are passed over get -1.
         """
         if not len(rows):

@@ -37,7 +37,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gristmill.core.object_stores import Patience
-from gristmill.mixtures.sections.engine import Stream
+from gristmill.mixtures.schema.engine import Stream
 from gristmill.tokenize.packed_files import (
     CHECKSUM_DTYPE,
     ShardEntry,

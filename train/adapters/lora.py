@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.posttraining import LinearLayer, Lora, RoundedBase
+from gristmill.mixtures.schema.posttraining import LinearLayer, Lora, RoundedBase
 from gristmill.train.adapters.quantised import RoundedWeight, product, rounded
 from gristmill.train.distributed.fsdp import sharded_model
 from gristmill.train.distributed.process_groups import World

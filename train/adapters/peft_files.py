@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from gristmill.core.files import atomic_write, write_json, write_text
-from gristmill.mixtures.sections.posttraining import Lora
+from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.train.adapters.lora import DOWN, is_adapter, merged
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.mixtures.sections.posttraining import RoundedBase
+from gristmill.mixtures.schema.posttraining import RoundedBase
 from gristmill.train.distributed.context_parallel import all_gather_single
 
 LARGEST = 127

@@ -27,7 +27,7 @@ from gristmill.core.files import (
     write_text,
 )
 from gristmill.dataprep.examples.conversations import Example, Message, Tool
-from gristmill.tokenize.encoding.chat_templates import (
+from gristmill.tokenize.chat_template import (
     CLOSE,
     END_OF_TURN,
     OPEN,

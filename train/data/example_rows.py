@@ -20,7 +20,7 @@ import pyarrow as pa
 from gristmill.core.files import write_json
 from gristmill.core.seeds import seeded_bytes
 from gristmill.tokenize.loss_masks import mask_name, write_mask
-from gristmill.tokenize.order import sources_of_rows
+from gristmill.tokenize.shuffle import sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,

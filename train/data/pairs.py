@@ -23,7 +23,7 @@ from gristmill.dataprep.examples.kept_examples import (
 )
 from gristmill.dataprep.examples.preferences import SAME, Audit, audit
 from gristmill.dataprep.examples.prepare_examples import view_text
-from gristmill.mixtures.sections.posttraining import PreferencePairs
+from gristmill.mixtures.schema.posttraining import PreferencePairs
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.train.data.conversation_tokens import (
     Chat,

@@ -32,9 +32,9 @@ import pyarrow.compute as pc
 from gristmill.core.files import canonical_json, read_json, write_json
 from gristmill.dataprep.documents import read_table, write_table
 from gristmill.dataprep.examples.conversations import Example
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks
-from gristmill.tokenize.order import Order
+from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import TokenizerEntry
 from gristmill.train.data.conversation_tokens import (
@@ -437,7 +437,7 @@ class Drawn:
 
 
 def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
-    """Draws of all sets in their merged order (see tokenize/order.py)."""
+    """Draws of all sets in their merged order (see tokenize/shuffle.py)."""
     set_of = merged_order([len(drawn) for drawn in draws])
     pairs = np.empty(len(set_of), np.int64)
     for number, drawn in enumerate(draws):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from gristmill.dataprep.examples.conversations import Message, Tool
-from gristmill.tokenize.encoding.chat_templates import TEMPLATE_ERRORS
+from gristmill.tokenize.chat_template import TEMPLATE_ERRORS
 
 Render = Callable[[Sequence[Message], Sequence[Tool]], str]
 """Function from messages and descriptions of tools to the rendered text."""

@@ -1,7 +1,7 @@
 """Rows of a packed set as a stream for any training loop, with gristmill's order and
 resume.
 
-    positions   0 1 2 3 4 5 6 7 ...     the keyed order of `tokenize/order.py`, epoch
+    positions   0 1 2 3 4 5 6 7 ...     the keyed order of `tokenize/shuffle.py`, epoch
                                         after epoch
     batch b     positions [b B, (b+1) B), the same rows for every number of processes
     rank r      of w processes: every w-th row of a batch from its r-th on, as
@@ -27,12 +27,12 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from gristmill.core.files import as_path, read_json
-from gristmill.mixtures.sections.engine import Stream
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.engine import Stream
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks, mask_name
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
-from gristmill.train.checkpoints.resuming import OtherRowsError
+from gristmill.train.resuming import OtherRowsError
 from gristmill.train.data.batch import (
     TrainedRows,
     predicted_tokens,

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.mixtures.sections.engine import Compute, Parallel
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.engine import Compute, Parallel
+from gristmill.mixtures.schema.pretrain import Pretrain
 
 COMPILERS = ("cc", "gcc", "clang")
 """C compilers that Triton tries for its launchers, unless CC is set."""

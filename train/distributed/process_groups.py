@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from gristmill.mixtures.sections.engine import Parallel
+from gristmill.mixtures.schema.engine import Parallel
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.distributed.context_parallel import RowSplit
 from gristmill.train.distributed.rendezvous import TIMEOUT

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.core.files import read_json, write_json
-from gristmill.mixtures.sections.engine import Engine
+from gristmill.mixtures.schema.engine import Engine
 
 SIOCGIFADDR = 0x8915
 """Linux ioctl for the IPv4 address of a network interface; see netdevice(7)."""

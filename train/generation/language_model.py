@@ -15,7 +15,7 @@ from gristmill.train.data.conversation_tokens import (
     Chat,
     ChatError,
 )
-from gristmill.train.evaluation.answering import open_reader
+from gristmill.train.eval.answering import open_reader
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model
 

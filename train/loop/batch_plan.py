@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gristmill.mixtures.sections.pretrain import Pretrain, Training
+from gristmill.mixtures.schema.pretrain import Pretrain, Training
 
 
 class PlanError(ValueError):

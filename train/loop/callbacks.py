@@ -20,7 +20,7 @@ from gristmill.dataprep.user_functions import (
     load_function,
     load_own,
 )
-from gristmill.mixtures.sections.pretrain import Callback, CallbackEvent
+from gristmill.mixtures.schema.pretrain import Callback, CallbackEvent
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.distributed.process_groups import World, on_first
 from gristmill.train.loop.objective import Metrics

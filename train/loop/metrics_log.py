@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
 from gristmill.core.files import atomic_write, copy_file
-from gristmill.mixtures.sections.engine import Trackers
+from gristmill.mixtures.schema.engine import Trackers
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.spike_report import AUTOPSIES, forget_after
 from gristmill.train.trackers import open_trackers

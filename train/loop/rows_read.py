@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.mixtures.sections.pretrain import Pretrain
-from gristmill.tokenize.order import Order, order_key, permute
+from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.tokenize.shuffle import Order, order_key, permute
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.metrics_log import METRICS
 
 READS = "reads"
 """Config key for the keys of the section `pretrain` that determine the rows: see
-mixtures.sections.pretrain.READING_KEYS.
+mixtures.schema.pretrain.READING_KEYS.
 """
 
 

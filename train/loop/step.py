@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
-from gristmill.train.checkpoints.resuming import Attempt
+from gristmill.train.resuming import Attempt
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.bad_steps import finite
 from gristmill.train.loop.batch_plan import extend_digest
@@ -23,8 +23,8 @@ from gristmill.train.loop.prefetch import Batch
 from gristmill.train.loop.spikes import judge, remember_loss
 from gristmill.train.loop.throughput import UpdateSize, peak_memory_bytes, speed_metrics
 from gristmill.train.loop.training_job import Job, is_logged, scheduled_rate
-from gristmill.train.optimizers.clipping import clip_gradients
-from gristmill.train.optimizers.optimizer import update
+from gristmill.train.optim.clipping import clip_gradients
+from gristmill.train.optim.optimizer import update
 
 
 def one_step(

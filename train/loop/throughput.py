@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from gristmill.core.processes import peak_resident_bytes
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.engine import Profile
+from gristmill.mixtures.schema.engine import Profile
 from gristmill.train.distributed.process_groups import World, max_over_ranks
-from gristmill.train.optimizers.dtensor_sums import squared_norm, trainable
+from gristmill.train.optim.dtensor_sums import squared_norm, trainable
 from gristmill.train.planning.devices import find_device
 
 MOST_ALLOCATIONS = 1_000_000

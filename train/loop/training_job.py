@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.pretrain import EarlyStopping, Training, TrainingPhase
+from gristmill.mixtures.schema.pretrain import EarlyStopping, Training, TrainingPhase
 from gristmill.tokenize.packed import PackedPhase, PackedSet
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.batch_plan import RowPlan, plan_of
@@ -21,8 +21,8 @@ from gristmill.train.loop.objective import Metrics, Objective
 from gristmill.train.loop.prefetch import READING_THREADS
 from gristmill.train.loop.spike_report import Decode, Known
 from gristmill.train.loop.throughput import Utilisation
-from gristmill.train.optimizers.averaging import AveragedWeights
-from gristmill.train.optimizers.schedules import learning_rate
+from gristmill.train.optim.averaging import AveragedWeights
+from gristmill.train.optim.schedules import learning_rate
 
 Measure = Callable[[int], Metrics | None]
 """Function from a step, counted from 1, to its metrics, called on every rank; None if

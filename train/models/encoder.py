@@ -27,7 +27,7 @@ from gristmill.train.models.decoder import (
 )
 from gristmill.train.models.encoder_decoder import EncoderDecoder
 from gristmill.train.models.model_config import Shape
-from gristmill.train.models.rotary import Rotary, rotary_table, rotate
+from gristmill.train.models.rope import Rotary, rotary_table, rotate
 
 
 class EncoderAttention(nn.Module):

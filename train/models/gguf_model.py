@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from gristmill.core.files import foreign_file
-from gristmill.mixtures.sections.evaluation import GgufKind
+from gristmill.mixtures.schema.evaluation import GgufKind
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import Vocabulary
 from gristmill.train.models.hf_configs import family_of, interleave_halves
 from gristmill.train.models.initialisation import VOCABULARY_TENSORS
 from gristmill.train.models.model_config import Shape
-from gristmill.train.models.rotary import frequencies
+from gristmill.train.models.rope import frequencies
 from gristmill.train.models.tensor_files import TensorFile
 
 if TYPE_CHECKING:

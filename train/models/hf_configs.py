@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gristmill.mixtures.model_families import describe_families
-from gristmill.mixtures.sections.model import RopeScaling
+from gristmill.mixtures.schema.model import RopeScaling
 from gristmill.train.models.hf_encoder_configs import (
     BERT,
     ENCODER,

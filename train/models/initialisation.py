@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gristmill.core.seeds import seeded_key
-from gristmill.mixtures.sections.model import Initialisation
+from gristmill.mixtures.schema.model import Initialisation
 from gristmill.train.models.model_config import Shape
 
 INIT_STD = 0.02

@@ -8,8 +8,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from gristmill.mixtures.objectives.token_objectives import Kind as Kind
-from gristmill.mixtures.sections.model import Model, RopeScaling
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.model import Model, RopeScaling
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.mixtures.user_code import Own
 
 VOCAB_MULTIPLE = 128
@@ -85,7 +85,7 @@ class Shape:
 
     Attributes:
         layers, width, heads, kv_heads, head_width, ffn_width: see
-            `mixtures.sections.model.Model`.
+            `mixtures.schema.model.Model`.
         rope_theta, rope_scaling, norm_eps, tied_embeddings, qk_norm, document_mask:
             likewise.
         vocab_size: ids of the tokenizer; ids from here to `padded_vocab_size` are

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 from gristmill.dataprep.examples.conversations import Message
-from gristmill.tokenize.encoding.chat_templates import PROBE
+from gristmill.tokenize.chat_template import PROBE
 from gristmill.train.data.conversation_tokens import Chat, ChatError
 
 CONVERSATIONS = (PROBE, PROBE[:2], PROBE[:4], PROBE[1:], PROBE[1:2], PROBE[1:4])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.core.files import is_local, read_json, write_json
-from gristmill.mixtures.sections.model import Initialisation
+from gristmill.mixtures.schema.model import Initialisation
 from gristmill.mixtures.user_code import Own
 from gristmill.train.models.hf_configs import (
     UnknownArchitectureError,

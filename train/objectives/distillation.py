@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.core.files import canonical_json, reserve, sha256_file
-from gristmill.mixtures.sections.posttraining import Distill, Divergence
+from gristmill.mixtures.schema.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.loop.batch_plan import slices
@@ -38,7 +38,7 @@ from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.models.weights import SHAPE_FILE
 from gristmill.train.objectives.losses import IGNORED, chunk_rows, scaled_gradients
 from gristmill.train.objectives.reference_logps import PredictionKey
-from gristmill.train.objectives.sft_objective import AssistantTurns, Turns
+from gristmill.train.objectives.sft import AssistantTurns, Turns
 
 LOGPS = "logps.npy"
 IDS = "ids.npy"
@@ -90,7 +90,7 @@ def divergence(
         logits: (m, v) float32, of the student.
         taught: distributions of the teacher at the same temperature.
         temperature: divisor of the logits.
-        kind, beta: see `mixtures.sections.posttraining.Distill`.
+        kind, beta: see `mixtures.schema.posttraining.Distill`.
     """
     student = F.log_softmax(logits / temperature, dim=-1)
     teacher = taught.logps

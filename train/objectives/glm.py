@@ -32,7 +32,7 @@ from gristmill.mixtures.objectives.span_objectives import (
     lacking,
 )
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
-from gristmill.tokenize.order import order_key
+from gristmill.tokenize.shuffle import order_key
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.prediction_targets import Laid, Read, draws
 from gristmill.train.objectives.span_rows import NoSentinelsError

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.data.preference_rows import AnswerRows
 from gristmill.train.distributed.fsdp import measured_by_all
 from gristmill.train.distributed.process_groups import World
@@ -51,7 +51,7 @@ def kto_loss(
         desirable: (n,) bool.
         baseline: z, a scalar without gradient.
         beta, desirable_weight, undesirable_weight: see
-            `mixtures.sections.posttraining.Dpo`.
+            `mixtures.schema.posttraining.Dpo`.
 
     >>> kto_loss(torch.tensor([1.0, 1.0]), torch.tensor([True, False]), torch.tensor(1.0), 0.1, 1.0, 1.0).tolist()
     [0.5, 0.5]

@@ -16,7 +16,7 @@ import numpy as np
 
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Masked
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, word_edges
-from gristmill.tokenize.order import order_key
+from gristmill.tokenize.shuffle import order_key
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.prediction_targets import Laid, Read, draws
 

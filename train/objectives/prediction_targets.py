@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gristmill.tokenize.order import mix_bits
+from gristmill.tokenize.shuffle import mix_bits
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """Increment of SplitMix64 (Steele, Lea & Flood 2014): 2^64 over the golden ratio."""

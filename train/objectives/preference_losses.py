@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gristmill.dataprep.user_functions import blaming, load_own
-from gristmill.mixtures.sections.posttraining import Dpo, OwnLoss, PreferenceLoss
+from gristmill.mixtures.schema.posttraining import Dpo, OwnLoss, PreferenceLoss
 from gristmill.mixtures.user_code import Own, OwnCodeError
 
 REFERENCE_FREE = ("simpo", "orpo")
@@ -75,7 +75,7 @@ class PairLogps:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Settings of a loss; see `mixtures.sections.posttraining.Dpo`."""
+    """Settings of a loss; see `mixtures.schema.posttraining.Dpo`."""
 
     beta: float
     label_smoothing: float = 0.0

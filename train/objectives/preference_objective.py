@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.data.preference_rows import AnswerRows, Drawn, PairRows
 from gristmill.train.loop.objective import Measured
 from gristmill.train.loop.prefetch import TensorBatch

@@ -21,9 +21,9 @@ import pyarrow as pa
 import torch
 
 from gristmill.dataprep.documents import write_table
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.data.preference_rows import AnswerRows
-from gristmill.train.evaluation.intervals import Estimate, share_with_interval
+from gristmill.train.eval.intervals import Estimate, share_with_interval
 from gristmill.train.objectives.preference_losses import (
     LossSettings,
     PairLogps,

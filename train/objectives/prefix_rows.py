@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gristmill.mixtures.objectives.token_objectives import PrefixLm
-from gristmill.tokenize.order import order_key
+from gristmill.tokenize.shuffle import order_key
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.prediction_targets import Laid, Read, draws
 

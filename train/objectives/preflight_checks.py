@@ -28,8 +28,8 @@ from gristmill.train.distributed.process_groups import (
 )
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.step import accumulate_gradients
-from gristmill.train.objectives.sft_objective import AssistantTurns, Turns
-from gristmill.train.optimizers.dtensor_sums import gradients_of, local
+from gristmill.train.objectives.sft import AssistantTurns, Turns
+from gristmill.train.optim.dtensor_sums import gradients_of, local
 
 CERTIFICATE = "step-0.json"
 PROOF_ROWS = 4

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gristmill.core.files import read_json, sha256_file, write_json
 from gristmill.dataprep.documents import read_table, write_table
-from gristmill.mixtures.sections.posttraining import Dpo, Rounded
+from gristmill.mixtures.schema.posttraining import Dpo, Rounded
 from gristmill.mixtures.user_code import Own, OwnCodeError
 from gristmill.train.data.preference_rows import AnswerRows, PairRows
 from gristmill.train.distributed.fsdp import evaluating, measured_by_all

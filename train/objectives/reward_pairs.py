@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.mixtures.sections.rl import Reward
-from gristmill.tokenize.order import Order
+from gristmill.mixtures.schema.rl import Reward
+from gristmill.tokenize.shuffle import Order
 from gristmill.train.data.conversation_tokens import fingerprint_of, padded
 from gristmill.train.data.pairs import Pair
 from gristmill.train.distributed.fsdp import measured_by_all

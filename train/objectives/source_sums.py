@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.train.evaluation.held_out import loss_metrics
+from gristmill.train.eval.held_out import loss_metrics
 
 SUMS_PER_SOURCE = 3
 """Loss, trained tokens, and their bytes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gristmill.mixtures.sections.optimizers import OPTIMIZERS
+from gristmill.mixtures.schema.optimizer import OPTIMIZERS
 from gristmill.train.models.model_config import DECODED, ENCODED, TOKEN_TYPES, Shape
 
 MASTER_BYTES = 4

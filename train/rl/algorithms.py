@@ -6,14 +6,14 @@ from typing import assert_never
 
 from torch import Tensor
 
-from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.schema.rl import Rl
 from gristmill.train.rl.policy_gradient import (
     group_advantages,
     groups_without_variance,
     kl_estimate,
     token_weights,
 )
-from gristmill.train.rl.rollouts import Rollouts
+from gristmill.train.rl.rollout import Rollouts
 
 
 def teacher_advantages(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gristmill.core.seeds import seeded_key
-from gristmill.mixtures.sections.rl import Curriculum
-from gristmill.tokenize.order import Order
+from gristmill.mixtures.schema.rl import Curriculum
+from gristmill.tokenize.shuffle import Order
 
 NEVER = -1.0
 """Pass rate of a prompt that was never used."""

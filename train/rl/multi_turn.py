@@ -13,7 +13,7 @@ from itertools import islice
 
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.generation.scheduler import Request
-from gristmill.train.rl.rollouts import Generated
+from gristmill.train.rl.rollout import Generated
 from gristmill.train.rl.tools.call_format import Call, CallFormat
 from gristmill.train.rl.tools.tool_call import Used
 from gristmill.train.rl.tools.toolbox import Toolbox

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gristmill.train.loop.batch_plan import slices
 from gristmill.train.objectives.losses import chunk_rows
-from gristmill.train.rl.rollouts import Part
+from gristmill.train.rl.rollout import Part
 
 
 class Opinion(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gristmill.core.files import canonical_json
-from gristmill.mixtures.sections.rl import Curriculum, Rl
+from gristmill.mixtures.schema.rl import Curriculum, Rl
 from gristmill.mixtures.user_code import name_of
 from gristmill.train.loop.objective import Measured, ReadDocument
 from gristmill.train.rl.policy import opinion_of

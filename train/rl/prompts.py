@@ -17,7 +17,7 @@ from gristmill.dataprep.examples.read_examples import (
     read_set,
 )
 from gristmill.dataprep.rewards.answer_checks import check_answers
-from gristmill.mixtures.sections.rl import AnswerReward, Prompts, Rl, columns_of
+from gristmill.mixtures.schema.rl import AnswerReward, Prompts, Rl, columns_of
 from gristmill.train.data.conversation_tokens import (
     Chat,
     ChatError,

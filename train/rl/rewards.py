@@ -16,13 +16,13 @@ from gristmill.dataprep.rewards.answer_checks import (
     record_columns,
     verifier_of,
 )
-from gristmill.mixtures.sections.rl import AnyReward, ModelReward, OwnReward
+from gristmill.mixtures.schema.rl import AnyReward, ModelReward, OwnReward
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.distributed.process_groups import World, on_first, sum_over_ranks
 from gristmill.train.loop.batch_plan import slices
 from gristmill.train.models.reward_model import RewardModel, load_reward_model, scores
 from gristmill.train.rl.prompts import Prompt
-from gristmill.train.rl.rollouts import Generated
+from gristmill.train.rl.rollout import Generated
 
 PROBE: tuple[Message, ...] = (
     {"role": "user", "content": "x"},

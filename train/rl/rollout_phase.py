@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.schema.rl import Rl
 from gristmill.mixtures.user_code import name_of
-from gristmill.tokenize.order import Order
+from gristmill.tokenize.shuffle import Order
 from gristmill.train.adapters.lora import without_adapters
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.distributed.fsdp import evaluating
@@ -40,7 +40,7 @@ from gristmill.train.rl.rollout_tables import (
     keep_batch,
     read_batch,
 )
-from gristmill.train.rl.rollouts import Generated, Rollouts
+from gristmill.train.rl.rollout import Generated, Rollouts
 from gristmill.train.rl.sampler import Sampler, sampling_of
 from gristmill.train.rl.tools.tool_call import Used
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gristmill.core.seeds import seeded_key
-from gristmill.mixtures.sections.posttraining import Lora
+from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.train.adapters.lora import DOWN, merged, rounded_weights
 from gristmill.train.distributed.fsdp import gathered
 from gristmill.train.distributed.process_groups import World
@@ -24,7 +24,7 @@ from gristmill.train.generation.scheduler import Request, Scheduler
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
 from gristmill.train.rl.multi_turn import Asked, Dialogue
-from gristmill.train.rl.rollouts import Generated
+from gristmill.train.rl.rollout import Generated
 
 LAYER_PARTS = 3
 """Parts of a parameter's name up to its layer: `model.layers.0`."""

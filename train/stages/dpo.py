@@ -19,7 +19,7 @@ from typing import TypedDict
 import numpy as np
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.pairs import (
     HOLDOUT,
@@ -34,7 +34,7 @@ from gristmill.train.data.preference_rows import (
     draw_pairs,
     held_out_mask,
 )
-from gristmill.train.evaluation.intervals import Estimate, share_with_interval
+from gristmill.train.eval.intervals import Estimate, share_with_interval
 from gristmill.train.loop.training_job import Learner
 from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.preference_report import (

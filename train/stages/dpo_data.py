@@ -21,7 +21,7 @@ from gristmill.dataprep.examples.kept_examples import (
     write_quarantined,
 )
 from gristmill.dataprep.examples.preferences import warnings_of
-from gristmill.mixtures.sections.posttraining import DpoData
+from gristmill.mixtures.schema.posttraining import DpoData
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.data.pairs import read_preferences

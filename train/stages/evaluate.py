@@ -22,8 +22,8 @@ import torch
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.manifest import CONTINUING
-from gristmill.mixtures.sections.evaluation import Evaluate
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.evaluation import Evaluate
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
@@ -35,27 +35,27 @@ from gristmill.train.data.pairs import (
     prepare_preferences,
 )
 from gristmill.train.distributed.process_groups import make_deterministic
-from gristmill.train.evaluation.answering import (
+from gristmill.train.eval.answering import (
     Reader,
     Result,
     answer_tasks,
     open_reader,
 )
-from gristmill.train.evaluation.held_out import (
+from gristmill.train.eval.held_out import (
     ROWS_PER_FORWARD,
     read_token_bytes,
     score_documents,
     source_metrics,
 )
-from gristmill.train.evaluation.intervals import (
+from gristmill.train.eval.intervals import (
     Estimate,
     paired_difference,
     share_with_interval,
 )
-from gristmill.train.evaluation.leaked_items import effect, item_coverage
-from gristmill.train.evaluation.masked_tokens import masked_metrics, span_metrics
-from gristmill.train.evaluation.suites import answer_suite, read_suite
-from gristmill.train.evaluation.tasks import Record, read_task
+from gristmill.train.eval.leaked_items import effect, item_coverage
+from gristmill.train.eval.masked_tokens import masked_metrics, span_metrics
+from gristmill.train.eval.suites import answer_suite, read_suite
+from gristmill.train.eval.tasks import Record, read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.batch_plan import slices
 from gristmill.train.loop.rows_read import READS, rows_read

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from gristmill.core.files import copy_file, write_json, write_text
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.evaluation import Export
-from gristmill.tokenize.encoding.chat_templates import as_plain_jinja
+from gristmill.mixtures.schema.evaluation import Export
+from gristmill.tokenize.chat_template import as_plain_jinja
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import llama_cpp_vocabulary
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.train.data.conversation_tokens import (

@@ -11,7 +11,7 @@ from typing import TypedDict
 import numpy as np
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.posttraining import Dpo
+from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.data.pairs import HOLDOUT, write_holdout
 from gristmill.train.data.preference_rows import (
     AnswerRows,
@@ -19,7 +19,7 @@ from gristmill.train.data.preference_rows import (
     held_out_mask,
     merged,
 )
-from gristmill.train.evaluation.intervals import Estimate, wilson
+from gristmill.train.eval.intervals import Estimate, wilson
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.objectives.kto_objective import (
     Desirability,

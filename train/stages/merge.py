@@ -20,17 +20,17 @@ from torch import Tensor
 
 from gristmill.core.files import is_local, read_json, write_json
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.evaluation import Evaluate
+from gristmill.mixtures.schema.evaluation import Evaluate
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.checkpoints.checkpoint import (
+from gristmill.train.checkpoint import (
     CHECKPOINTS,
     complete_steps,
     damaged_files,
     is_complete,
     step_folder,
 )
-from gristmill.train.checkpoints.safe_loading import SafePlanner, check_index
-from gristmill.train.checkpoints.store_sync import fetch_tree
+from gristmill.train.safe_loading import SafePlanner, check_index
+from gristmill.train.store_sync import fetch_tree
 from gristmill.train.distributed.process_groups import make_deterministic
 from gristmill.train.models.own_model import INNER
 from gristmill.train.models.tensor_files import (

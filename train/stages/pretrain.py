@@ -15,17 +15,17 @@ from typing import Any, cast
 
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.row_provenance import known_of
 from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
 from gristmill.train.distributed.process_groups import process_group
-from gristmill.train.evaluation.answering import InLoopTasks, open_reader
-from gristmill.train.evaluation.held_out import Validation, read_token_bytes
+from gristmill.train.eval.answering import InLoopTasks, open_reader
+from gristmill.train.eval.held_out import Validation, read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.batch_plan import plan_of
-from gristmill.train.loop.loop import TrainingSummary, train
+from gristmill.train.trainer import TrainingSummary, train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import Utilisation, peak_flops
 from gristmill.train.loop.training_job import Job, Learner, Observers

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.posttraining import Lora, Reference
+from gristmill.mixtures.schema.posttraining import Lora, Reference
 from gristmill.train.adapters.lora import tuned_model
 from gristmill.train.data.pairs import more_likely
 from gristmill.train.data.preference_rows import AnswerRows, PairRows, check_pairs

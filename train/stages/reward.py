@@ -20,8 +20,8 @@ from gristmill.core.files import copy_file
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import set_names
 from gristmill.dataprep.examples.preferences import warnings_of
-from gristmill.mixtures.sections.posttraining import Lora
-from gristmill.mixtures.sections.rl import Reward
+from gristmill.mixtures.schema.posttraining import Lora
+from gristmill.mixtures.schema.rl import Reward
 from gristmill.train.adapters.lora import (
     adapted_flops_per_token,
     describe_rounding,
@@ -46,8 +46,8 @@ from gristmill.train.data.pairs import (
 )
 from gristmill.train.distributed.fsdp import compute_dtype
 from gristmill.train.distributed.process_groups import process_group
-from gristmill.train.evaluation.intervals import Estimate, share_with_interval
-from gristmill.train.loop.loop import train
+from gristmill.train.eval.intervals import Estimate, share_with_interval
+from gristmill.train.trainer import train
 from gristmill.train.loop.throughput import Utilisation, peak_flops
 from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import Shape

@@ -19,13 +19,13 @@ import numpy as np
 
 from gristmill.core.files import as_path, write_json, write_text
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.schema.rl import Rl
 from gristmill.mixtures.user_code import name_of
-from gristmill.tokenize.order import Order
-from gristmill.train.checkpoints.resuming import measured_once
+from gristmill.tokenize.shuffle import Order
+from gristmill.train.resuming import measured_once
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.distributed.fsdp import sharded_model
-from gristmill.train.evaluation.intervals import Estimate, paired_difference
+from gristmill.train.eval.intervals import Estimate, paired_difference
 from gristmill.train.loop.loop_state import Part
 from gristmill.train.loop.metrics_log import METRICS, read_lines
 from gristmill.train.loop.training_job import Learner, Observers
@@ -47,7 +47,7 @@ from gristmill.train.rl.rollout_tables import (
     gather_batches,
     read_batch,
 )
-from gristmill.train.rl.rollouts import Rollouts, take_earlier_batches
+from gristmill.train.rl.rollout import Rollouts, take_earlier_batches
 from gristmill.train.rl.sampler import Engine, Sampler
 from gristmill.train.rl.tools.call_format import CallFormat
 from gristmill.train.rl.tools.toolbox import Toolbox

@@ -20,12 +20,12 @@ from torch import nn
 
 from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.posttraining import Distill, Tuning
-from gristmill.train.checkpoints.resuming import measured_once
+from gristmill.mixtures.schema.posttraining import Distill, Tuning
+from gristmill.train.resuming import measured_once
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
 from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
-from gristmill.train.evaluation.held_out import read_token_bytes
+from gristmill.train.eval.held_out import read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.objective import Metrics
@@ -39,7 +39,7 @@ from gristmill.train.objectives.distillation import (
 )
 from gristmill.train.objectives.preflight_checks import CERTIFICATE, Certificate, prove
 from gristmill.train.objectives.reference_logps import check_key
-from gristmill.train.objectives.sft_objective import AssistantTurns
+from gristmill.train.objectives.sft import AssistantTurns
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
 from gristmill.train.stages.stage_inputs import (
     Inputs,

@@ -29,8 +29,8 @@ from gristmill.dataprep.examples.kept_examples import (
     usable_sets,
     write_quarantined,
 )
-from gristmill.mixtures.sections.posttraining import Gates, SftData
-from gristmill.mixtures.sections.pretrain import Pretrain
+from gristmill.mixtures.schema.posttraining import Gates, SftData
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import (

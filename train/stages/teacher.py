@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gristmill.core.files import as_path, write_json
 from gristmill.core.stage_context import Context
-from gristmill.mixtures.sections.posttraining import Teach, TeacherKeys
+from gristmill.mixtures.schema.posttraining import Teach, TeacherKeys
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat
 from gristmill.train.distributed.fsdp import compute_dtype, evaluating, sharded_model
 from gristmill.train.distributed.process_groups import (
@@ -29,7 +29,7 @@ from gristmill.train.distributed.process_groups import (
     process_group,
     sum_over_ranks,
 )
-from gristmill.train.evaluation.held_out import read_token_bytes
+from gristmill.train.eval.held_out import read_token_bytes
 from gristmill.train.loop.batch_plan import micro_batches, slices
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import SHAPE_FILE, read_shape, stored
@@ -41,7 +41,7 @@ from gristmill.train.objectives.distillation import (
 )
 from gristmill.train.objectives.losses import IGNORED, chunk_rows
 from gristmill.train.objectives.reference_logps import KEY, PredictionKey
-from gristmill.train.objectives.sft_objective import AssistantTurns
+from gristmill.train.objectives.sft import AssistantTurns
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_rows
 from gristmill.train.stages.trained_models import ModelFigures, describe_model

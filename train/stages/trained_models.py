@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.manifest import beyond_context
-from gristmill.mixtures.sections.posttraining import Dpo, Tuning
-from gristmill.mixtures.sections.pretrain import Training
-from gristmill.mixtures.sections.rl import Rl
+from gristmill.mixtures.schema.posttraining import Dpo, Tuning
+from gristmill.mixtures.schema.pretrain import Training
+from gristmill.mixtures.schema.rl import Rl
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import (
     RoundedMatrices,
@@ -28,7 +28,7 @@ from gristmill.train.adapters.lora import (
     tuned_model,
 )
 from gristmill.train.adapters.peft_files import settle_adapters
-from gristmill.train.checkpoints.resuming import measured_once
+from gristmill.train.resuming import measured_once
 from gristmill.train.data.preference_rows import (
     AnswerRows,
     PairRows,
@@ -37,8 +37,8 @@ from gristmill.train.data.preference_rows import (
 )
 from gristmill.train.distributed.fsdp import compute_dtype, whole_tensors
 from gristmill.train.distributed.process_groups import World, process_group
-from gristmill.train.evaluation.held_out import Validation, read_token_bytes
-from gristmill.train.loop.loop import TrainingSummary, train
+from gristmill.train.eval.held_out import Validation, read_token_bytes
+from gristmill.train.trainer import TrainingSummary, train
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import READING_THREADS
@@ -58,7 +58,7 @@ from gristmill.train.objectives.preference_report import (
     decline_of,
 )
 from gristmill.train.objectives.preflight_checks import CERTIFICATE
-from gristmill.train.optimizers.averaging import AveragedWeights
+from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_mixture
 

@@ -26,7 +26,7 @@ from gristmill.mixtures.objectives.rl_tools import (
     SearchTool,
     Tool,
 )
-from gristmill.mixtures.sections.sources import INGEST
+from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.user_code import OwnCodeError, name_of
 from gristmill.train.rl.tools.call_format import Call
 from gristmill.train.rl.tools.sandbox import check_sandbox, run_python

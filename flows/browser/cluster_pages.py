@@ -1,0 +1,265 @@
+"""The pages of duplicates: the clusters of a step, and two documents of one side by
+side.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.corpus import CLUSTERS
+from gristmill.dataprep.documents import (
+    ID_BYTES,
+    annotation_stages,
+    read_table,
+    shard_names,
+)
+from gristmill.dataprep.row_groups import read_document_rows, read_matching
+from gristmill.flows.browser.addresses import (
+    DOCUMENTS,
+    Hash,
+    Name,
+    Number,
+    address,
+    page_links,
+)
+from gristmill.flows.browser.browsed_run import BrowsedRun, Inputs, NotThereError
+from gristmill.flows.browser.elements import tabs, value_text
+from gristmill.flows.pages.page_elements import (
+    Inline,
+    Link,
+    Mark,
+    Note,
+    Page,
+    Part,
+    Section,
+    Sides,
+    Span,
+    Text,
+    flatten,
+    page_of,
+    table,
+)
+from gristmill.flows.pages.text_diff import differences
+from gristmill.mixtures.schema.sources import INGEST
+
+CLUSTERS_ON_PAGE = 50
+MEMBERS_ON_PAGE = 100
+SIMILARITIES = {"jaccard": "Jaccard similarity", "cosine": "Cosine"}
+"""Column with the similarity of two duplicates -> its name."""
+MOST_CHARACTERS = 20_000
+"""Compared code points of each text, unless the query asks for the whole."""
+MOST_WHOLE = 400_000
+"""Maximum of compared code points if it does: about a second."""
+
+
+def steps_with_clusters(run: BrowsedRun) -> list[tuple[str, str]]:
+    """(corpus, step) of all that searched for duplicates."""
+    return [
+        (name, step)
+        for name, corpus in run.corpora().items()
+        for step in annotation_stages(corpus)
+        if (corpus[step] / CLUSTERS).exists()
+    ]
+
+
+def _corpus_with_clusters(run: BrowsedRun, corpus: str, step: str) -> Inputs:
+    inputs = run.corpus(corpus)
+    steps = steps_with_clusters(run)
+    if (corpus, step) not in steps:
+        raise NotThereError(
+            f"{step} of {corpus} has looked for no duplicates yet; steps that have are",
+            (name for _, name in steps),
+        )
+    return inputs
+
+
+def clusters_page(
+    run: BrowsedRun, step: Name, corpus: Name = DOCUMENTS, after: Number = 0
+) -> Page:
+    """The clusters of a step, those that lost most documents first."""
+    path = _corpus_with_clusters(run, corpus, step)[step] / CLUSTERS
+
+    def read_sizes() -> pa.Table:
+        members = read_table(path, ["cluster", "survivor_locator"])
+        return (
+            members.group_by("cluster")
+            .aggregate([("cluster", "count"), ("survivor_locator", "min")])
+            .sort_by([("cluster_count", "descending"), ("cluster", "ascending")])
+        )
+
+    sizes = run.cached(("clusters", corpus, step), read_sizes)
+    rows = []
+    for cluster in sizes.slice(after, CLUSTERS_ON_PAGE).to_pylist():
+        id_ = cluster["cluster"].hex()
+        place = address("duplicates", step, id_, corpus=corpus)
+        link = Link(cluster["survivor_locator_min"], place)
+        rows.append([cluster["cluster_count"], link, Span(id_[:16], "code")])
+    steps = {
+        name if in_corpus == DOCUMENTS else f"{name} of {in_corpus}": address(
+            "duplicates", name, corpus=in_corpus
+        )
+        for in_corpus, name in steps_with_clusters(run)
+    }
+    dropped = pc.sum(sizes["cluster_count"]).as_py() or 0
+    meanings = {
+        "dropped": "documents of the cluster",
+        "kept": "one of the documents that stay",
+        "cluster": "its least id",
+    }
+    return page_of(
+        "Duplicates",
+        tabs(steps, step if corpus == DOCUMENTS else f"{step} of {corpus}"),
+        f"{step} dropped {dropped:,} documents of {len(sizes):,} clusters; the largest "
+        "come first.",
+        table({"dropped": ",", "kept": "", "cluster": ""}, rows, meanings),
+        page_links(
+            len(sizes),
+            after,
+            CLUSTERS_ON_PAGE,
+            lambda after: address("duplicates", step, corpus=corpus, after=after),
+        ),
+    )
+
+
+def cluster_page(
+    run: BrowsedRun,
+    step: Name,
+    cluster: Hash,
+    corpus: Name = DOCUMENTS,
+    member: Hash | None = None,
+    whole: bool = False,
+    after: Number = 0,
+) -> Page:
+    """A cluster: its dropped documents with the kept ones, and one such pair with its
+    differences: that of `member`, or the first that is listed.
+    """
+    inputs = _corpus_with_clusters(run, corpus, step)
+    rows = read_matching(inputs[step] / CLUSTERS, "cluster", [bytes.fromhex(cluster)])
+    similarity = next(name for name in SIMILARITIES if name in rows.column_names)
+    rows = rows.sort_by([(similarity, "ascending"), ("member", "ascending")])
+    members = rows.to_pylist()
+    if not members:
+        raise NotThereError(
+            f"{step} has no cluster {cluster}; a document without duplicates has none"
+        )
+    pair = members[after if after < len(members) else 0]
+    if member is not None:
+        pairs = (row for row in members if row["member"].hex() == member)
+        pair = next(pairs, None)
+        if pair is None:
+            raise NotThereError(f"the cluster {cluster} has lost no document {member}")
+
+    def link(**parameters: object) -> str:
+        return address("duplicates", step, cluster, corpus=corpus, **parameters)
+
+    whole_link = link(member=pair["member"].hex(), after=after, whole=True)
+    kept = len({row["survivor"] for row in members})
+    step_link = Link(step, address("duplicates", step, corpus=corpus))
+    counts = f" dropped {len(members):,} of its documents and kept {kept:,}."
+    lines = []
+    for row in members[after : after + MEMBERS_ON_PAGE]:
+        place = link(member=row["member"].hex(), after=after)
+        lines.append(
+            [
+                value_text(row[similarity]),
+                # The pair that is shown has no link to itself.
+                Span(row["member_locator"], "strong")
+                if row is pair
+                else Link(row["member_locator"], place),
+                row["linked_by"],
+                row["survivor_locator"],
+                row["decided_by"],
+            ]
+        )
+    columns = {"dropped": "", "found by": "", "kept for it": "", "decided by": ""}
+    meanings = {"dropped": "documents of the cluster that did not stay"}
+    before = dict(itertools.takewhile(lambda item: item[0] != step, inputs.items()))
+    most = MOST_WHOLE if whole else MOST_CHARACTERS
+    parts = flatten(
+        [
+            Note([step_link, counts]),
+            _pair_parts(before, pair, similarity, most, whole_link),
+        ]
+    )
+    dropped: list[Part] = [
+        table({SIMILARITIES[similarity]: ">", **columns}, lines, meanings),
+        page_links(
+            len(members), after, MEMBERS_ON_PAGE, lambda after: link(after=after)
+        ),
+    ]
+    sections = [Section("All that was dropped", dropped)] if lines else []
+    return Page(f"Cluster {cluster[:16]}", sections, parts)
+
+
+def _pair_parts(
+    corpus: Inputs,
+    pair: Mapping[str, Any],
+    similarity: str,
+    most: int,
+    whole_link: str,
+) -> list[Part]:
+    """Both texts of a pair as the step compared them; a document of an older corpus has
+    no text.
+    """
+    sides: dict[str, Mark] = {"survivor": "kept", "member": "dropped"}
+    texts_by_id = texts_of(corpus, {pair[side] for side in sides})
+    texts = [texts_by_id.get(pair[side]) for side in sides]
+    kept_text, dropped_text = texts
+    pieces = differences(
+        (kept_text or dropped_text or "")[:most],
+        (dropped_text or kept_text or "")[:most],
+    )
+    columns: list[tuple[Inline, list[Part]]] = []
+    for (side, badge), text, pieces_of_side in zip(
+        sides.items(), texts, pieces, strict=True
+    ):
+        place = address(DOCUMENTS, pair[side].hex())
+        title: Inline = [Span(badge, badge), " ", Link(pair[f"{side}_locator"], place)]
+        if text is None:
+            missing = Note("Its text is not in this corpus.", "plain")
+            columns.append((title, [missing]))
+            continue
+        length: list[Inline] = [f"{len(text):,} characters"]
+        if len(text) > most:
+            all_ = Link("compare all", whole_link)
+            length += ["; the beginnings are compared, ", all_]
+        mark: Mark = "added" if badge == "kept" else "removed"
+        spans = [
+            Span(piece, mark if differs else "") for piece, differs in pieces_of_side
+        ]
+        columns.append((title, [Note(length), Text(spans)]))
+    sentence: list[Inline] = ["These two are equal."]
+    if kept_text is None or kept_text != dropped_text:
+        value = Span(value_text(pair[similarity]), "strong")
+        linked_by = f", found by {pair['linked_by']}."
+        sentence = [f"{SIMILARITIES[similarity]} of these two: ", value, linked_by]
+    if pair["decided_by"]:
+        values = f" decided: {pair['survivor_value']} against {pair['member_value']}."
+        sentence += [" ", Span(pair["decided_by"], "code"), values]
+    if pair.get("against_index"):
+        index = pair["against_index"]
+        sentence.append(f" The kept one is of the older corpus {index}.")
+    return [Note(sentence, "plain"), Sides(columns)]
+
+
+def texts_of(corpus: Inputs, ids: Collection[bytes]) -> dict[bytes, str]:
+    """The texts of documents by id; documents that are not in the corpus are left
+    out.
+    """
+    values = pa.array(ids, pa.binary(ID_BYTES))
+    texts: dict[bytes, str] = {}
+    for shard in shard_names(corpus[INGEST]):
+        stored_ids = read_table(corpus[INGEST] / shard, ["id"])["id"]
+        rows = pc.indices_nonzero(pc.is_in(stored_ids, value_set=values)).to_pylist()
+        if rows:
+            table = read_document_rows(corpus, shard, rows, ["id", "text"])
+            pairs = zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)
+            texts |= dict(pairs)
+        if len(texts) == len(ids):
+            break
+    return texts

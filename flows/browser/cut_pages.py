@@ -1,0 +1,194 @@
+"""The pages of cuts: rules that bound a measured value, and the documents next to each
+bound on both sides.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from gristmill.dataprep.documents import shard_names
+from gristmill.dataprep.row_groups import read_annotation_rows, read_document_rows
+from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest
+from gristmill.flows.browser.addresses import DOCUMENTS, Name, Search, address
+from gristmill.flows.browser.browsed_run import BrowsedRun, Inputs, NotThereError
+from gristmill.flows.browser.elements import id_span, listing_of, value_text
+from gristmill.flows.pages.page_elements import (
+    Entry,
+    Inline,
+    Link,
+    Note,
+    Page,
+    ShareBar,
+    Sides,
+    Span,
+    Table,
+    page_of,
+    table,
+)
+from gristmill.flows.questions.threshold_samples import (
+    MOST_SHARDS,
+    NearestPlaces,
+    merge_nearest,
+    some_shards,
+    stored_rules,
+)
+from gristmill.flows.report.stage_summaries import Binned
+from gristmill.mixtures.loader import short_key
+from gristmill.mixtures.schema.sources import INGEST
+
+SAMPLES = 8
+EXCERPT_CHARS = 500
+
+
+def rules_of_run(run: BrowsedRun) -> dict[str, tuple[str, Rule, list[Rule]]]:
+    """Key of a rule -> its step, the rule, and all rules of that step; empty before
+    documents are read.
+    """
+    corpus = run.corpora().get(DOCUMENTS)
+    if corpus is None:
+        return {}
+    by_step = run.cached("rules", lambda: stored_rules(run.session, corpus))
+    return {
+        rule.key: (step, rule, rules)
+        for step, rules in by_step.items()
+        for rule in rules
+    }
+
+
+def link_of_cut(run: BrowsedRun, step: str, reason: str | None) -> str:
+    """The page of the rule that a reason names; empty if it bounds no value."""
+    for key, (step_of_rule, rule, _) in rules_of_run(run).items():
+        if (step_of_rule, rule.name) == (step, reason):
+            return address("cuts", key)
+    return ""
+
+
+def cuts_page(run: BrowsedRun) -> Page:
+    """All rules of all steps, with the number of documents that each dropped."""
+    run.corpus(DOCUMENTS)
+    rows = []
+    for key, (step, rule, _) in rules_of_run(run).items():
+        dropped, alone = _dropped(run, step, rule)
+        listed = Link("list", Search(step=step, reason=rule.name).link())
+        link = Link(rule.name, address("cuts", key))
+        bound = value_text(rule.bound)
+        rows.append([step, link, bound, dropped, alone, listed if dropped else None])
+    note = (
+        "Rules that bound a measured value. Each leads to the documents next to its "
+        "bound, dropped and passed."
+    )
+    columns = {"step": "", "rule": "", "bound": ">", "dropped": ",", "by it alone": ","}
+    meanings = {
+        "dropped": "documents for which this is the first rule that they failed"
+    }
+    nothing = Note("No step that bounds a value is committed yet.", "plain")
+    rules = table({**columns, "": ""}, rows, meanings)
+    return page_of("Cuts", note, rules if rows else nothing)
+
+
+def _dropped(run: BrowsedRun, step: str, rule: Rule) -> tuple[int, int | None]:
+    """Documents that a rule dropped, and those that no other one would drop."""
+    tallies = run.step(step).rules
+    alone = tallies[rule.name].only if rule.name in tallies else None
+    return rule.dropped(run.summaries()[step]), alone
+
+
+def cut_page(run: BrowsedRun, key: Name) -> Page:
+    """A rule: the place of its bound among the measured values, and the nearest
+    documents on both sides.
+    """
+    rules = rules_of_run(run)
+    if key not in rules:
+        raise NotThereError(f"there is no rule {key!r}; rules are", rules)
+    step, rule, rules_of_step = rules[key]
+    corpus, summary = run.corpus(DOCUMENTS), run.step(step)
+    all_dropped = Search(step=step, reason=rule.name).link()
+    is_numeric = isinstance(rule.bound, int | float)
+    comparison = "is not what is asked for:"
+    if is_numeric:
+        comparison = "is more than" if rule.side == "max" else "is less than"
+    dropped, alone = _dropped(run, step, rule)
+    sentence = Note(
+        [
+            f"{step} drops a document whose ",
+            Span(rule.statistic, "code"),
+            f" {comparison} ",
+            Span(value_text(rule.bound), "strong"),
+            ". It has dropped ",
+            Link(f"{dropped:,}", all_dropped),
+            f" of {summary.counts.read:,}",
+            "." if alone is None else f", {alone:,} of them by this rule alone.",
+        ],
+        "plain",
+    )
+    if not is_numeric:
+        text = "This bound is not a number, so that nothing lies next to it: "
+        link = Link("all that it dropped", all_dropped)
+        return page_of(rule.name, sentence, Note([text, link, "."], "plain"))
+    counted = summary.histograms.get(rule.statistic)
+    is_sampled = len(shard_names(corpus[INGEST])) > MOST_SHARDS
+    sampled = f"Looked for in {MOST_SHARDS} shards, spread over the corpus."
+    command = run.session.command("whatif", "--set", f"{short_key(key)}=VALUE")
+    return page_of(
+        rule.name,
+        sentence,
+        counted and _bins(counted, rule.bound),
+        sampled if is_sampled else None,
+        run.cached(("cut", key), lambda: _nearest(corpus, step, rule, rules_of_step)),
+        f"What another bound would keep: `{command}`",
+    )
+
+
+def _bins(values: Binned, bound: float) -> Table:
+    """Documents in each bin from the first to the last that has any or holds the bound;
+    the bin below all edges has no lower end.
+    """
+    most = max(*values.counts, 1)
+    rows = [
+        [None if low is None else f"{low:,g}", count, ShareBar(count / most)]
+        for low, count in zip([None, *values.edges], values.counts, strict=True)
+    ]
+    shown = [bin_ for bin_, count in enumerate(values.counts) if count]
+    shown.append(bisect_right(values.edges, bound))
+    rows = rows[min(shown) : max(shown) + 1]
+    return table({"from": ">", "documents": ",", "": ""}, rows)
+
+
+def _nearest(
+    corpus: Inputs, step: str, rule: Rule, rules_of_step: Sequence[Rule]
+) -> Sides:
+    """The documents next to a bound: dropped ones, and those that it let through, each
+    with the verdict of the whole step.
+    """
+    places: NearestPlaces = {rule.label: {"failing": [], "passing": []}}
+    for shard in some_shards(corpus):
+        verdicts, _ = judge_shard(
+            corpus, shard, step, list(rules_of_step), list(rules_of_step)
+        )
+        nearest_rows = nearest(verdicts, rule, SAMPLES)
+        merge_nearest(places, rule.label, shard, nearest_rows, SAMPLES)
+    columns = []
+    for side, samples in places[rule.label].items():
+        entries = []
+        for _, shard, row, value in samples:
+            names = ["id", "source", "locator", "text"]
+            documents = read_document_rows(corpus, shard, [row], names)
+            (judged,) = read_annotation_rows(
+                corpus, shard, step, [row], documents["id"], ["keep", "reason"]
+            ).to_pylist()
+            (document,) = documents.to_pylist()
+            id_, text = document["id"].hex(), document["text"]
+            excerpt = text[:EXCERPT_CHARS] + (
+                "..." if len(text) > EXCERPT_CHARS else ""
+            )
+            link = Link(document["locator"], address(DOCUMENTS, id_))
+            note: list[Inline] = [document["source"], " · ", id_span(id_)]
+            if side == "passing" and not judged["keep"]:
+                note.append(f" · dropped by {judged['reason']}")
+            title: Inline = [Span(value_text(value), "strong"), " ", link]
+            entries.append(Entry(title, [Span(excerpt)], note))
+        title_of_side = "Dropped" if side == "failing" else "Passed"
+        listing = listing_of(entries, "None.")
+        columns.append((f"{title_of_side}, nearest first", [listing]))
+    return Sides(columns)

@@ -1,0 +1,244 @@
+"""The list of documents: those that meet a search, some on each page, read from the
+shards that hold them.
+
+Measured values are read shard by shard until a page is full, and texts of the listed
+documents alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.corpus import Corpus
+from gristmill.dataprep.document_numbers import count_rows
+from gristmill.dataprep.documents import QUARANTINE_REASON, column_names
+from gristmill.dataprep.row_groups import read_document_rows
+from gristmill.dataprep.where_sql import columns_in, evaluate
+from gristmill.dataprep.words.snippets import snippet
+from gristmill.flows.browser.addresses import (
+    DOCUMENTS,
+    BadAddressError,
+    Outcome,
+    Search,
+    address,
+)
+from gristmill.flows.browser.browsed_run import BrowsedRun
+from gristmill.flows.browser.elements import (
+    document_entry,
+    listing_of,
+    value_text,
+)
+from gristmill.flows.pages.page_elements import (
+    ByName,
+    Choice,
+    Entry,
+    Field,
+    Form,
+    Inline,
+    Link,
+    Links,
+    Note,
+    Page,
+    page_of,
+)
+from gristmill.flows.report.facts import ranked
+from gristmill.mixtures.schema.sources import INGEST
+from gristmill.tokenize.importing.token_sources import decoded_text
+
+ON_PAGE = 25
+MOST_COUNTED = 1_000_000
+"""Documents of the largest corpus whose matches are counted."""
+JUDGED = ("source", "kept", "dropped_by", "reason")
+LANGUAGE = "language"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A document that matches: its place, and the columns that were read of it."""
+
+    shard: str
+    row: int
+    judged: ByName[Any]
+
+
+def documents_page(run: BrowsedRun, query: Search) -> Page:
+    """The documents that meet a search, from a place on."""
+    corpus = run.columns(query.corpus)
+    columns = list(JUDGED)
+    columns += [LANGUAGE] if query.language else []
+    if query.where is not None:
+        columns += columns_in(query.where, corpus.schema.names)
+    columns = list(dict.fromkeys(columns))
+    if query.language and LANGUAGE not in corpus.schema.names:
+        raise BadAddressError("no step has identified languages")
+    hits, after = search(corpus, query, columns)
+    total = run.cached(
+        ("documents", query.corpus),
+        lambda: sum(
+            count_rows([corpus.inputs[INGEST] / shard for shard in corpus.shards])
+        ),
+    )
+    following = query.link(after) if after else ""
+    first_page = query.model_copy(update={"after": None})
+    count = f"of {total:,} documents"
+    if total <= MOST_COUNTED:
+        matching = run.cached(
+            ("count", first_page),
+            lambda: sum(
+                int(matches(corpus.read(shard, columns, kept=None), query).sum())
+                for shard in corpus.shards
+            ),
+        )
+        count = f"{matching:,} {count}"
+    entries: list[Entry] = []
+    for shard, hits_of_shard in groupby(hits, key=lambda hit: hit.shard):
+        entries += _entries(corpus.inputs, shard, list(hits_of_shard))
+    links: list[Inline] = (
+        [Link("← the first ones", query.link())] if query.after else []
+    )
+    links += [Link("next →", following, rel="next")] if following else []
+    return page_of(
+        "Documents" if query.corpus == DOCUMENTS else f"Examples of {query.corpus}",
+        _form(run, corpus, query, total),
+        Note(count),
+        listing_of(entries, "None of them fits."),
+        Links(links),
+    )
+
+
+def search(
+    corpus: Corpus, query: Search, columns: Sequence[str]
+) -> tuple[list[Hit], str | None]:
+    """Matching documents in the order of the corpus, as many as a page shows, and the
+    place where the search continues, None at its end.
+    """
+    hits: list[Hit] = []
+    first_shard, first_row = map(int, (query.after or "0-0").split("-"))
+    for number, shard in list(enumerate(corpus.shards))[first_shard:]:
+        table = corpus.read(shard, columns, kept=None)
+        rows = np.flatnonzero(matches(table, query))
+        rows = rows[rows >= (first_row if number == first_shard else 0)]
+        for row in rows.tolist():
+            if len(hits) == ON_PAGE:
+                return hits, f"{number}-{row}"
+            hits.append(Hit(shard, row, table.slice(row, 1).to_pylist()[0]))
+    return hits, None
+
+
+def matches(table: pa.Table, query: Search) -> np.ndarray:
+    """Documents that match a search: (n,) bool; a missing value matches nothing."""
+    conditions = [
+        pc.equal(table[name].cast(pa.string()), value)
+        for name, value in (
+            ("source", query.source),
+            (LANGUAGE, query.language),
+            ("dropped_by", query.step),
+            ("reason", query.reason),
+        )
+        if value is not None
+    ]
+    is_quarantined = pc.fill_null(
+        pc.equal(table["reason"].cast(pa.string()), QUARANTINE_REASON), False
+    )
+    is_lost = pc.invert(table["kept"])
+    outcomes = {
+        "kept": table["kept"],
+        "dropped": pc.and_not(is_lost, is_quarantined),
+        "quarantined": is_quarantined,
+    }
+    conditions += [outcomes[query.outcome]] if query.outcome else []
+    mask = np.ones(len(table), bool)
+    for condition in conditions:
+        mask &= pc.fill_null(condition, False).to_numpy().astype(bool)
+    if query.where is not None and len(table):
+        is_valid, is_hit = evaluate(query.where, "BOOLEAN", table)
+        mask &= is_valid & np.where(is_valid, is_hit, False).astype(bool)
+    return mask
+
+
+def _entries(inputs: ByName[Path], shard: str, hits: Sequence[Hit]) -> list[Entry]:
+    """Entries of the list for some documents of a shard."""
+    rows = [hit.row for hit in hits]
+    has_text = "text" in column_names(inputs[INGEST] / shard)
+    columns = ["id", "locator", "text"] if has_text else ["id", "locator"]
+    documents = read_document_rows(inputs, shard, rows, columns).to_pylist()
+    entries = []
+    for hit, document in zip(hits, documents, strict=True):
+        text = document["text"] if has_text else decoded_text(inputs, shard, hit.row)
+        judged = {name: value for name, value in hit.judged.items() if name != "text"}
+        source, kept, step, reason = (judged.pop(name) for name in JUDGED)
+        details = [f"{name} {value_text(value)}" for name, value in judged.items()]
+        entries.append(
+            document_entry(
+                document["id"].hex(),
+                document["locator"],
+                (kept, step, reason),
+                source,
+                len(text),
+                snippet(text, []),
+                [],
+                details,
+            )
+        )
+    return entries
+
+
+def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
+    hint = "SQL over columns, such as language_score < 0.8 AND kept"
+    choices = run.cached(
+        ("form", query.corpus), lambda: _choices(run, corpus, query.corpus)
+    )
+    values = {
+        name: str(value)
+        for name, value in query.model_dump(exclude_defaults=True).items()
+        if name != "after"
+    }
+    fields: list[Field | Choice] = [
+        *choices,
+        Field("where", "where", placeholder=hint, most=2000, is_wide=True),
+    ]
+    is_filtered = bool(values.keys() - {"corpus"})
+    everything = Link(f"all {total:,}", address(DOCUMENTS, corpus=query.corpus))
+    return Form(
+        address(DOCUMENTS),
+        [replace(field, value=values.pop(field.name, "")) for field in fields],
+        "Search",
+        values,  # a value that a link brought and the form does not offer
+        "filters",
+        after=everything if is_filtered else "",
+    )
+
+
+def _choices(run: BrowsedRun, corpus: Corpus, name: str) -> list[Choice]:
+    """Lists of the form that have a value to offer."""
+    reasons: dict[str, list[str]] = {}
+    languages: dict[str, int] = {}
+    sources: set[str] = set()
+    steps = {INGEST, *corpus.steps} & corpus.inputs.keys()
+    for stage in run.committed() if name == DOCUMENTS else ():
+        if stage in steps:
+            summary = run.step(stage)
+            sources |= set(summary.counts.sources)
+            causes = [*summary.counts.dropped]
+            causes += [QUARANTINE_REASON] if summary.counts.quarantined else []
+            if causes and stage != INGEST:
+                reasons[stage] = sorted(causes)
+            languages |= summary.languages
+    if LANGUAGE not in corpus.schema.names:
+        languages = {}
+    choices = [
+        Choice("source", "source", {"": sorted(sources)}),
+        Choice("language", "language", {"": [name for name, _ in ranked(languages)]}),
+        Choice("outcome", "outcome", {"": get_args(Outcome)}),
+        Choice("step", "dropped by", {"": list(reasons)}),
+        Choice("reason", "reason", reasons),
+    ]
+    return [choice for choice in choices if any(choice.groups.values())]

@@ -1,0 +1,152 @@
+"""Elements that several pages share: measured values, verdicts, ids, excerpts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from gristmill.dataprep.documents import QUARANTINE_REASON
+from gristmill.flows.browser.addresses import DOCUMENTS, address
+from gristmill.flows.pages.page_elements import (
+    Entry,
+    Inline,
+    Link,
+    Links,
+    Listing,
+    Note,
+    Span,
+)
+from gristmill.flows.questions.search import marked
+
+
+def value_text(value: object) -> str:
+    """A measured value as people read it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {value_text(entry)}" for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(value_text, value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def values_note(values: Iterable[tuple[str, object]]) -> Note | None:
+    """Measured values in a row, each after its name; None without any."""
+    line = joined(
+        [f"{name} ", Span(value_text(value), "strong")] for name, value in values
+    )
+    return Note(line) if line else None
+
+
+def joined(pieces: Iterable[Inline]) -> list[Inline]:
+    """Pieces of a line with dots between them."""
+    line: list[Inline] = []
+    for piece in pieces:
+        line += [" · ", piece] if line else [piece]
+    return line
+
+
+def listing_of(entries: Sequence[Entry], nothing: str) -> Listing | Note:
+    """Entries, or a sentence if there are none."""
+    return Listing("", entries) if entries else Note(nothing, "plain")
+
+
+def verdict(kept: bool | None, step: str | None, reason: str | None) -> Inline:
+    """A badge of whether a document was kept, and the step that dropped it (None: the
+    one at hand) with its reason.
+    """
+    if kept:
+        return Span("kept", "kept")
+    is_quarantined = reason == QUARANTINE_REASON
+    badge = Span("quarantined" if is_quarantined else "dropped", "dropped")
+    cause = "" if reason is None or is_quarantined else f" {reason}"
+    return [badge, f" by {step}" if step else "", ":" if step and cause else "", cause]
+
+
+def id_span(document: str) -> Span:
+    """The first digits of an id, with the whole of it where a pointer rests."""
+    return Span(document[:16], "code", document)
+
+
+def document_entry(
+    document: str,
+    title: str,
+    judged: tuple[bool | None, str | None, str | None],
+    source: str,
+    characters: int,
+    excerpt: str,
+    words: Sequence[str],
+    details: Sequence[str],
+) -> Entry:
+    """A listed document.
+
+    Args:
+        document: its id.
+        title: its locator or address.
+        judged: whether it was kept, the step that dropped it, and the reason.
+        source, characters: of the document.
+        excerpt: of its text.
+        words: of the search, which are marked.
+        details: further facts.
+    """
+    size = f"{characters:,} characters"
+    note = joined([verdict(*judged), source, size, *details, id_span(document)])
+    text = [
+        Span(piece, "hit" if is_word else "")
+        for piece, is_word in marked(excerpt, words)
+    ]
+    return Entry(Link(title, address(DOCUMENTS, document)), text, note)
+
+
+def tabs(links: Mapping[str, str], current: str) -> Links:
+    """Links (name -> address) between alike pages; none for a single page."""
+    if len(links) < 2:
+        return Links([])
+    return Links(
+        [name if name == current else Link(name, href) for name, href in links.items()]
+    )
+
+
+def numbered_links(
+    label: str, numbers: Sequence[int], most: int, link: Callable[[int], str]
+) -> Links:
+    """Links to the first rows or steps, and the number of those left out."""
+    links: list[Inline] = [Link(str(number), link(number)) for number in numbers[:most]]
+    if len(numbers) > most:
+        links.append(Span(f"and {len(numbers) - most:,} more"))
+    return Links(links, label)
+
+
+def neighbours(
+    kind: str, number: int, numbers: range, all_: Link, link: Callable[[int], str]
+) -> Links:
+    """Links to the row or step before this one, to all of them, and to the next one.
+
+    Args:
+        kind: `row` or `step`.
+        number: of this one.
+        numbers: all that there are.
+        all_: the link between both.
+        link: address of a number.
+    """
+    before, after = number - 1, number + 1
+    links: list[Inline] = [all_]
+    if before in numbers:
+        links.insert(0, Link(f"← {kind} {before}", link(before), "prev"))
+    if after in numbers:
+        links.append(Link(f"{kind} {after} →", link(after), "next"))
+    return Links(links)
+
+
+def step_link(stage: str, step: int, use: str = "read") -> Inline:
+    """A link to a step that has read something, or will."""
+    link = Link(f"{stage} {step}", address("training", stage, step))
+    return [link, " (to come)"] if use == "will read" else link
+
+
+def example_link(example: str) -> Link:
+    """A link to the page of an example."""
+    return Link(id_span(example), address("examples", example))

@@ -1,0 +1,360 @@
+"""The pages of trainings and of examples: the rows of each step, and the steps that
+read an example.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import pyarrow.compute as pc
+
+from gristmill.dataprep.documents import read_table
+from gristmill.flows.browser.addresses import (
+    DOCUMENTS,
+    Address,
+    Name,
+    Number,
+    Step,
+    address,
+    page_links,
+)
+from gristmill.flows.browser.browsed_run import BrowsedRun, NotThereError
+from gristmill.flows.browser.elements import (
+    example_link,
+    neighbours,
+    numbered_links,
+    step_link,
+    tabs,
+    value_text,
+    values_note,
+)
+from gristmill.flows.pages.page_elements import (
+    Entry,
+    Field,
+    Form,
+    Heading,
+    Inline,
+    Link,
+    Links,
+    Listing,
+    Note,
+    Page,
+    Part,
+    Parts,
+    Section,
+    Span,
+    Table,
+    Text,
+    flatten,
+    page_of,
+    table,
+)
+from gristmill.flows.questions.find_documents import DocumentNotFoundError
+from gristmill.flows.questions.trace import trace_document, trace_step
+from gristmill.flows.questions.trace_tables import DocumentTrace, RowDocument
+from gristmill.flows.questions.training_reads import Reading, TraceError, reading_of
+from gristmill.flows.stages.registry import MIX
+from gristmill.train.data.preference_rows import EXAMPLES
+from gristmill.train.rl.rollout_tables import AnswerRow
+
+STEPS_ON_PAGE = 100
+BEGINNING_TOKENS = 64
+EXAMPLE_ID = re.compile("[0-9a-f]{32}")
+MOST_SHOWN = 200
+"""Documents or examples of a step."""
+MEASURES = {
+    "loss": "loss",
+    "grad_norm": "grad norm",
+    "learning_rate": "learning rate",
+    "tokens_per_second": "tokens per second",
+}
+"""Key of a training's record -> column of its table."""
+
+
+def trainings(run: BrowsedRun) -> list[str]:
+    """The trainings of a run whose steps can be traced."""
+    plan = run.session.plan
+    return [name for name, node in plan.items() if node.stage.training is not None]
+
+
+def _reading(run: BrowsedRun, stage: str) -> Reading:
+    if stage not in trainings(run):
+        raise NotThereError(
+            f"{stage} trains nothing whose steps could be traced; those that do are",
+            trainings(run),
+        )
+    return reading_of(run.session, stage)
+
+
+@dataclass(frozen=True)
+class ExamplePlace:
+    """A piece of an example in a row of fine-tuning, and the beginning of its text."""
+
+    id: str
+    stage: str
+    row: int
+    tokens: int
+    beginning: str
+
+
+def _records_by_step(reading: Reading) -> dict[int, dict[str, object]]:
+    """The record of each step; measurements after it are in a separate line."""
+    records: dict[int, dict[str, object]] = {}
+    for line in reading.metrics():
+        if "step" in line:
+            records[line["step"]] = {**records.get(line["step"], {}), **line}
+    return records
+
+
+def training_page(
+    run: BrowsedRun, stage: Name, step: Step | None = None, after: Number = 0
+) -> Page | str:
+    """The progress of a training and its recorded steps; or the address of one
+    `step`.
+    """
+    if step is not None:
+        return address("training", stage, step)
+    title = f"Steps of {stage}"
+    stages = tabs({name: address("training", name) for name in trainings(run)}, stage)
+    try:
+        reading = _reading(run, stage)
+    except TraceError as error:
+        return page_of(title, stages, Note(str(error), "warning"))
+    checkpoints = ", ".join(map(str, reading.checkpoints()))
+    suffix = f"; checkpoints at {checkpoints}" if checkpoints else ""
+    steps = f"{reading.steps_done():,} of {reading.section.steps:,} steps"
+    field = Field("step", "step", is_number=True, is_required=True)
+    recorded = _records_by_step(reading)
+    lines = list(recorded.items())[after : after + STEPS_ON_PAGE]
+    names = [
+        name
+        for name in MEASURES
+        if any(isinstance(line.get(name), int | float) for _, line in lines)
+    ]
+    rows = [
+        [
+            Link(str(number), address("training", stage, number)),
+            *(value_text(line.get(name)) for name in names),
+        ]
+        for number, line in lines
+    ]
+    columns = dict.fromkeys(["step", *(MEASURES[name] for name in names)], ">")
+    nothing = "No step is recorded yet; what each will read is known all the same: "
+    first = Link("step 1", address("training", stage, 1))
+    return page_of(
+        title,
+        stages,
+        f"{steps} are trained{suffix}.",
+        Form(address("training", stage), [field], "Go"),
+        table(columns, rows, {"loss": "mean over the tokens of the step"})
+        if rows
+        else Note([nothing, first, "."], "plain"),
+        page_links(
+            len(recorded),
+            after,
+            STEPS_ON_PAGE,
+            lambda after: address("training", stage, after=after),
+        ),
+    )
+
+
+def step_page(run: BrowsedRun, stage: Name, step: Step) -> Page:
+    """The documents, examples, or prompts with their answers that a step read or will
+    read.
+    """
+    reading = _reading(run, stage)
+    traced = trace_step(run.session, step, stage)
+    answers, documents, rows = traced.answers, traced.documents, traced.rows
+    examples = list(dict.fromkeys(traced.examples))
+    parts: list[Parts] = []
+    if answers is not None:
+        contents = "prompts"
+        parts = [_prompts(answers)]
+        if not answers:
+            parts = [
+                "Their answers are not drawn yet.",
+                _examples(run, traced.examples),
+            ]
+        examples = []
+    elif traced.tokens is None:
+        contents = f"rows with {len(examples):,} examples"
+        parts = [_examples(run, examples[:MOST_SHOWN])]
+    else:
+        contents = f"rows with {traced.tokens:,} tokens of {len(documents):,} documents"
+        links = numbered_links(
+            "rows", rows, len(rows), lambda row: address("rows", MIX, row)
+        )
+        parts = [links, _documents(documents[:MOST_SHOWN])]
+    verb = "It read" if traced.use == "read" else "It will read"
+    checkpoints = ", ".join(map(str, traced.checkpoints_after))
+    suffix = f"; checkpoints at {checkpoints} know them." if checkpoints else "."
+    values = [
+        (name, value)
+        for name, value in _records_by_step(reading).get(step, {}).items()
+        if isinstance(value, int | float) and name != "step"
+    ]
+    num_shown = len(documents) or len(examples)
+    return page_of(
+        f"Step {step} of {stage}",
+        neighbours(
+            "step",
+            step,
+            range(1, reading.section.steps + 1),
+            Link(stage, address("training", stage)),
+            lambda step: address("training", stage, step),
+        ),
+        Note(f"{verb} {len(rows):,} {contents}{suffix}", "plain"),
+        values_note(values),
+        parts,
+        f"The first ones of {num_shown:,} are shown."
+        if num_shown > MOST_SHOWN
+        else None,
+    )
+
+
+def _documents(documents: Sequence[RowDocument]) -> Table:
+    """Documents of a step: tokens, source, place, measured values, and duplicates if
+    any has some.
+    """
+    rows: list[list[object]] = []
+    for document in documents:
+        measured = [
+            f"{name} {value_text(value)}" for name, value in document.quality.items()
+        ]
+        measured += [document.language] if document.language else []
+        link = Link(document.address, address(DOCUMENTS, document.id))
+        size = document.cluster_size or 1
+        row = [document.tokens, document.source, link, " ".join(measured)]
+        rows.append([*row, size if size > 1 else None])
+    columns = {"tokens": ",", "source": "", "document": "", "measured": ""}
+    if any(row[-1] for row in rows):
+        columns["duplicates"] = ","
+    meanings = {
+        "tokens": "in the rows of the step",
+        "measured": "by the steps that judged it",
+        "duplicates": "documents of its cluster",
+    }
+    return table(columns, [row[: len(columns)] for row in rows], meanings)
+
+
+def _examples(run: BrowsedRun, ids: Sequence[str]) -> Listing:
+    """Examples, each with the beginning of the first of its rows."""
+    beginnings = {place.id: place.beginning for place in reversed(_places(run, ids))}
+    entries = [
+        Entry(example_link(example), [Span(beginnings.get(example, ""))])
+        for example in ids
+    ]
+    return Listing("", entries)
+
+
+def _places(run: BrowsedRun, ids: Sequence[str]) -> list[ExamplePlace]:
+    places = []
+    keys = [bytes.fromhex(example) for example in ids]
+    for stage in run.packed_sets():
+        packed = run.packed(stage)
+        if packed.has_ledger:  # documents, not examples
+            continue
+        pieces = packed.rows_of_documents(keys)
+        tokens = packed.read(pieces["row"].to_numpy().astype(np.int64))
+        for ids_of_row, piece in zip(tokens, pieces.to_pylist(), strict=True):
+            end = piece["start"] + min(piece["length"], BEGINNING_TOKENS)
+            text = run.tokenizer().decode(ids_of_row[piece["start"] : end].tolist())
+            id_, length = piece["id"].hex(), piece["length"]
+            places.append(ExamplePlace(id_, stage, piece["row"], length, text))
+    return places
+
+
+def _prompts(answers: Sequence[AnswerRow]) -> list[Part]:
+    """The prompts of a step of reinforcement learning, each with its answers."""
+    parts: list[Part] = []
+    columns = {"reward": ">", "advantage": ">", "tokens": ">", "answer": ""}
+    meanings = {"reward": "of the answer, weighted", "tokens": "of the answer"}
+    for example, group in groupby(answers, key=lambda answer: answer["id"]):
+        rows = []
+        for answer in group:
+            calls: list[Inline] = []
+            for call in answer["used"] or []:
+                name = Span(f"{call['name']} {call['arguments']}", "code")
+                calls += [name, f" → {call['answer']} "]
+            values = [value_text(answer["reward"]), value_text(answer["advantage"])]
+            tokens = f"{answer['tokens']:,}{'' if answer['ended'] else ', cut'}"
+            rows.append([*values, tokens, [*calls, answer["answer"]]])
+        parts += [Heading(example_link(example)), Text([Span(answer["prompt"])])]
+        if answer["right"] is not None:
+            parts.append(Note([f"right: {answer['right']}"]))
+        parts.append(table(columns, rows, meanings))
+    return parts
+
+
+def traced_example(
+    run: BrowsedRun, id_: str
+) -> tuple[DocumentTrace, list[ExamplePlace]]:
+    """The trace of an example and its places in rows.
+
+    Raises:
+        DocumentNotFoundError: no example has this id.
+    """
+    # Before its training begins, only the rows know an example.
+    traced, is_example = DocumentTrace("example", id_, "", [], []), False
+    with suppress(DocumentNotFoundError, TraceError):
+        traced = trace_document(run.session, id_)
+        is_example = traced.kind == "example"
+    places = _places(run, [traced.id]) if EXAMPLE_ID.fullmatch(traced.id) else []
+    if not is_example and not places:
+        raise DocumentNotFoundError(
+            f"no row of fine-tuning holds an example {id_!r}, and no step has read one"
+        )
+    return traced, places
+
+
+def example_page(run: BrowsedRun, id: Address) -> Page:
+    """An example: the rows that hold it, the steps that read it, and the checkpoints
+    that know it.
+    """
+    traced, places = traced_example(run, id)
+    example = traced.id
+    note: list[Inline] = [Span(example, "code")]
+    if traced.kind == "document":
+        preparation = "what its preparation said of it"
+        note += [" ", Link(preparation, address(DOCUMENTS, example))]
+    entries = []
+    for place in places:
+        row = address("rows", place.stage, place.row)
+        link = Link(f"row {place.row} of {place.stage}", row)
+        tokens = f"{place.tokens:,} tokens"
+        entries.append(Entry(link, [Span(place.beginning)], tokens))
+    links = [
+        step_link(step.stage, step.step, step.use) for step in traced.steps[:MOST_SHOWN]
+    ]
+    if len(traced.steps) > MOST_SHOWN:
+        links.append(Span(f"and {len(traced.steps) - MOST_SHOWN:,} more"))
+    unread = "None is known to read it: its training has not begun, or leaves it out."
+    checkpoints = ", ".join(
+        f"{saved.stage} {saved.step}" for saved in traced.checkpoints_after
+    )
+    steps = flatten(
+        [
+            Links(links) if links else Note(unread, "plain"),
+            f"Checkpoints that know it: {checkpoints}" if checkpoints else None,
+        ]
+    )
+    sections = [Section("Rows that hold it", [Listing("", entries)])] if places else []
+    sections.append(Section("Steps", steps))
+    for stage in run.packed_sets():
+        path = run.folder(stage).data / EXAMPLES
+        if path.exists():
+            is_example = pc.field("id") == example
+            for record in read_table(path, ["id", "record"]).filter(is_example)[
+                "record"
+            ]:
+                text = json.dumps(
+                    json.loads(record.as_py()), indent=1, ensure_ascii=False
+                )
+                sections.append(Section("What it was made from", [Text([Span(text)])]))
+    return Page(f"Example {example[:16]}", sections, [Note(note)])

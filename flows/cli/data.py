@@ -1,0 +1,539 @@
+"""Commands for manifests, mixtures and exports: `new`, `schema`, `mixtures sweep`,
+`export-tokens`, `export-documents`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Abort, Argument, Exit, Option, Typer, confirm, echo, prompt
+
+from gristmill.core.secrets import mask_text
+from gristmill.flows.cli.application import (
+    EXIT_STAGE_FAILED,
+    JsonOption,
+    ManifestArgument,
+    SetOption,
+    StoreOption,
+    WholeSentences,
+    app,
+    fail,
+    open_or_exit,
+    pairs,
+    print_json,
+    resumable,
+    why_refused,
+)
+
+if TYPE_CHECKING:
+    from gristmill.flows.authoring.look_at_data import Look
+
+
+NEXT_STEPS = """\
+look at it, then: gristmill plan {target}
+                  gristmill run {target}"""
+
+
+@app.command()
+def new(
+    file: Annotated[
+        Path | None,
+        Argument(
+            metavar="[FILE]",
+            help="The manifest to write.  [default: NAME.yaml]",
+            show_default=False,
+        ),
+    ] = None,
+    source: Annotated[
+        list[str] | None,
+        Option(
+            metavar="[NAME=]PATH",
+            help=(
+                "Data to look at: a file, glob, folder or URL; may be given several "
+                "times. Without it, you are prompted."
+            ),
+        ),
+    ] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="Name of the run.")] = None,
+    language: Annotated[
+        list[str] | None,
+        Option(metavar="CODE", help="A language to keep (en, de, ...); all if absent."),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            help="Tokens to train on; by default the estimated size of the data.",
+            min=20_000,
+        ),
+    ] = None,
+    train: Annotated[
+        bool, Option(help="Whether to train a model, or only prepare documents.")
+    ] = True,
+    language_model: Annotated[
+        str | None,
+        Option(
+            metavar="PATH",
+            help="A fastText language identification model; by default lid.176.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="An existing tokenizer.json, instead of one trained on the data.",
+        ),
+    ] = None,
+) -> None:
+    """Write a manifest for your data, with the formats, fields, weights and sizes found
+    by looking at the files.
+    """
+    from gristmill.dataprep.readers.sources import SourceError
+    from gristmill.flows.authoring.look_at_data import look_at
+    from gristmill.flows.authoring.new_manifest import (
+        Wishes,
+        read_tokenizer,
+        source_name,
+        write_manifest,
+    )
+
+    is_interactive = not source
+    looks: dict[str, Look] = {}
+    paths: dict[str, str] = {}
+
+    def add_source(path_option: str) -> None:
+        prefix, equals, given_path = path_option.partition("=")
+        # `s3://bucket/a=b/*` has an equals sign too, but no name before it.
+        has_name = bool(equals) and "/" not in prefix
+        path = given_path if has_name else path_option
+        if not path or (has_name and not prefix):
+            raise SourceError(f"--source {path_option!r}: give a path, or NAME=PATH")
+        label = prefix if has_name else source_name(path, list(looks))
+        if label in looks:
+            raise SourceError(
+                f"source {label!r} is given twice; rename one of them: NAME=PATH"
+            )
+        looks[label] = look_at(label, anchored(path))
+        paths[label] = path
+        echo(f"{label}: {looks[label].describe()}")
+
+    try:
+        for path_option in source or []:
+            add_source(path_option)
+        if is_interactive:
+            ask_for_sources(add_source)
+            name = name or prompt("Name of the run", default=next(iter(looks)))
+            if not language:
+                question = "Languages to keep, e.g. en de (empty for all)"
+                language = prompt(question, default="", show_default=False).split()
+            train = train and confirm("Train a model?", default=True)
+        name = name or next(iter(looks))
+        target = file or Path(f"{name}.yaml")
+        vocabulary = None
+        if tokenizer is not None:
+            vocabulary = read_tokenizer(
+                tokenizer.expanduser(), path_in(target, str(tokenizer))
+            )
+        wishes = Wishes(
+            name,
+            language or [],
+            tokens,
+            train,
+            language_model and anchored(language_model),
+            vocabulary,
+        )
+        sources = {
+            label: place_in(target, path, looks[label]) for label, path in paths.items()
+        }
+        text = write_manifest(wishes, sources, str(target))
+    except Abort:
+        fail(
+            "nothing was written; to skip the questions, give the data: gristmill "
+            "new --source PATH"
+        )
+    save_manifest(target, text)
+    echo(f"\nwritten: {target}\n{NEXT_STEPS.format(target=target)}")
+
+
+def anchored(path: str) -> str:
+    """Return a path that is valid in a manifest in any folder."""
+    return path if "://" in path else str(Path(path).expanduser().resolve())
+
+
+def place_in(manifest: Path, path: str, look: Look) -> Look:
+    """Return a look with its path as written in the manifest."""
+    return replace(look, path=path_in(manifest, path))
+
+
+def path_in(manifest: Path, path: str) -> str:
+    """Return a path as written in a manifest: a relative path becomes relative to the
+    manifest's folder.
+
+    Absolute paths and URLs stay absolute; a folder with both data and manifest can be
+    moved.
+    """
+    if "://" in path or path.startswith(("/", "~")):
+        return anchored(path)
+    return os.path.relpath(anchored(path), manifest.expanduser().resolve().parent)
+
+
+def save_manifest(target: Path, text: str) -> None:
+    """Write a new manifest, or exit with code 2 if the file exists or cannot be
+    written.
+    """
+    try:
+        with target.open("x", encoding="utf-8") as sink:
+            sink.write(text)
+    except FileExistsError:
+        fail(f"{target} exists and was not changed; name another file")
+    except OSError as error:
+        fail(
+            f"{target} cannot be written: {(error.strerror or str(error)).lower()}; "
+            "name another file"
+        )
+
+
+def ask_for_sources(add_source: Callable[[str], None]) -> None:
+    """Prompt for paths until an empty answer follows at least one source; unreadable
+    paths are prompted for again.
+    """
+    from gristmill.dataprep.readers.sources import SourceError
+
+    question = "Where is your data? (file, glob, folder or URL)"
+    default: str | None = None
+    while path := prompt(question, default=default, show_default=False):
+        try:
+            add_source(path)
+            question = "More data? (empty: no)"
+            default = ""
+        except SourceError as error:
+            echo(f"  {error}")
+
+
+@app.command()
+def schema(
+    markdown: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="Write the reference to this folder, one Markdown page per section, "
+            "instead of the schema.",
+        ),
+    ] = None,
+) -> None:
+    """Print the manifest's JSON Schema, for editors."""
+    from gristmill.flows.authoring.manifest_reference import write_pages
+    from gristmill.mixtures.manifest import Manifest
+
+    if markdown is not None:
+        write_pages(markdown)
+        raise Exit
+    print_json(Manifest.model_json_schema())
+
+
+mixtures = Typer(
+    cls=WholeSentences,
+    help="Compare mixtures of the sources.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(mixtures, name="mixtures")
+
+
+@mixtures.callback()
+def group() -> None:
+    """Compare mixtures of the sources."""
+
+
+@mixtures.command()
+def sweep(
+    manifest: ManifestArgument,
+    weights: Annotated[
+        Path,
+        Option(
+            metavar="GRID",
+            help="YAML: a list of weights, or a mapping with "
+            "`mixtures`, `grid` and `dirichlet`.",
+        ),
+    ],
+    steps: Annotated[
+        int, Option(metavar="N", help="Training steps of every proxy.", min=1)
+    ],
+    seeds: Annotated[
+        int,
+        Option(
+            metavar="N",
+            help="Proxies per mixture, to measure the spread between runs.",
+            min=1,
+        ),
+    ] = 1,
+    model: Annotated[
+        str,
+        Option(
+            metavar="KEY=VALUE,...",
+            help="Settings of the proxy's model that differ from 2 layers of width "
+            "128 with 4 heads.",
+        ),
+    ] = "",
+    target: Annotated[
+        str,
+        Option(
+            metavar="NAME=SHARE,...",
+            help="Share of each source, or task of pretrain.tasks, in the objective. "
+            " [default: weights]",
+        ),
+    ] = "",
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a small model on every mixture, compare bits per byte, and suggest a
+    mixture.
+    """
+    from gristmill.flows.sweeps.proxies import plan_sweep, train_mixtures
+    from gristmill.flows.sweeps.results import analyse
+    from gristmill.flows.sweeps.sweep_report import print_results, write_results
+
+    session = open_or_exit(manifest, set_, store)
+    with resumable():
+        planned = plan_sweep(
+            manifest,
+            weights,
+            steps,
+            seeds,
+            shares_of("--model", model),
+            set_ or [],
+            store,
+            shares_of("--target", target),
+        )
+        outcomes = train_mixtures(planned, sys.stderr if as_json else sys.stdout)
+        results = analyse(planned, outcomes)
+    written = write_results(session.manifest_file, results)
+    print_json(results) if as_json else print_results(results)
+    for path in written:
+        echo(path, err=as_json)
+    raise Exit(EXIT_STAGE_FAILED if results.failed else 0)
+
+
+def shares_of(option: str, text: str) -> dict[str, float]:
+    """Parse `a=1,b=2` into a mapping of numbers (true and false too), or exit with code
+    2.
+    """
+    numbers: dict[str, float] = {}
+    for name, number in pairs(option, text.split(",") if text else ()).items():
+        if not isinstance(number, int | float):
+            fail(f"{option}: {name}={number} is not of the form NAME=NUMBER")
+        numbers[name.strip()] = number
+    return numbers
+
+
+class TokenFormat(StrEnum):
+    """Token formats of other trainers."""
+
+    LLMC = "llmc"
+    MEGATRON = "megatron"
+    MEMMAP = "memmap"
+    OLMO = "olmo"
+
+
+class RowOrder(StrEnum):
+    """Order of exported rows."""
+
+    TRAINED = "trained"
+    STORED = "stored"
+
+
+class SplitName(StrEnum):
+    """Sides of a packed set."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+
+
+@app.command("export-tokens")
+def export_tokens(
+    manifest: ManifestArgument,
+    form: Annotated[
+        TokenFormat,
+        Option(
+            "--format",
+            help="llmc (also modded-nanogpt), megatron, memmap (nanoGPT), or olmo.",
+        ),
+    ],
+    out: Annotated[
+        str, Option("--out", metavar="DIR", help="Folder or URL of the files.")
+    ],
+    order: Annotated[
+        RowOrder,
+        Option(
+            help="Order in which pre-training reads the rows, or "
+            "in which they are stored."
+        ),
+    ] = (RowOrder.TRAINED),
+    split: Annotated[
+        SplitName, Option(help="Training rows, or held-out rows.")
+    ] = SplitName.TRAIN,
+    shard_tokens: Annotated[
+        int,
+        Option(metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1),
+    ] = 100_000_000,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the packed tokens in the formats of other trainers, in training order."""
+    from gristmill.flows.export_tokens import export_from
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        summary = export_from(
+            session, form.value, out, order.value, split.value, shard_tokens
+        )
+    except OSError as error:
+        fail(why_refused(error) or f"{out}: {error}", EXIT_STAGE_FAILED)
+    if as_json:
+        print_json(summary)
+        return
+    echo(
+        f"{summary['tokens']:,} tokens of {summary['documents']:,} document pieces in "
+        f"{summary['rows']:,} rows, order {summary['order']}, {summary['dtype']}; "
+        f"{summary['padding_left_out']:,} tokens of padding left out"
+    )
+    echo(
+        f"{len(summary['sha256'])} files in {out}; README.{form.value}.md "
+        "says how to read them"
+    )
+
+
+class DocumentFormat(StrEnum):
+    """File formats of exported documents."""
+
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+    HF = "hf"
+
+
+@app.command("export-documents")
+def export_documents(
+    manifest: ManifestArgument,
+    form: Annotated[
+        DocumentFormat,
+        Option(
+            "--format",
+            help=(
+                "parquet, jsonl (compressed by zstd), or hf: a folder for "
+                "datasets.load_dataset, with a dataset card."
+            ),
+        ),
+    ],
+    out: Annotated[
+        str,
+        Option(
+            "--out",
+            metavar="DIR_OR_URL",
+            help=(
+                "Folder, s3://... or hf://datasets/USER/NAME (a new one is private)."
+            ),
+        ),
+    ],
+    where: Annotated[
+        str | None,
+        Option(
+            metavar="SQL",
+            help=(
+                "Only documents that satisfy a condition on the "
+                "columns, e.g. \"language = 'de'\"."
+            ),
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        Option(
+            metavar="A,B,...",
+            help="Only these columns.  [default: all but original_text]",
+        ),
+    ] = None,
+    dropped: Annotated[
+        bool,
+        Option("--dropped", help="Export the dropped documents, each with its reason."),
+    ] = False,
+    shard_size: Annotated[
+        str, Option(metavar="SIZE", help="Maximum text per file, e.g. 500MB.")
+    ] = "256MB",
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the kept documents, with all edits, scores and reasons."""
+    from pydantic import ValidationError
+
+    from gristmill.flows.questions.publish_documents import publish
+    from gristmill.flows.running.terminal import TerminalObserver, plain_console
+    from gristmill.mixtures.schema.evaluation import Documents
+
+    column_names = (
+        None if columns is None else [name.strip() for name in columns.split(",")]
+    )
+    try:
+        section = Documents.model_validate(
+            {
+                "format": form.value,
+                "where": where,
+                "columns": column_names,
+                "dropped": dropped,
+                "shard_bytes": parse_bytes("--shard-size", shard_size),
+            }
+        )
+    except ValidationError as error:
+        fail(f"--{error.errors()[0]['msg'].removeprefix('Value error, ')}")
+    session = open_or_exit(manifest, set_, store)
+    observer = TerminalObserver(plain_console(stderr=True))
+    try:
+        with resumable():
+            summary = publish(session, section, out, observer)
+    except OSError as error:
+        fail(why_refused(error) or f"{out}: {error}", EXIT_STAGE_FAILED)
+    finally:
+        observer.stop_bars()
+    if as_json:
+        print_json(summary)
+        return
+    file_bytes = sum(file_info["bytes"] for file_info in summary["files"].values())
+    num_files = len(summary["files"])
+    reused = (
+        "" if summary["is_new"] else "; they were already written, so nothing changed"
+    )
+    echo(
+        f"{summary['documents']:,} documents with {summary['text_bytes'] / 1e6:,.1f} "
+        f"MB of text in {num_files:,} file{'s' if num_files != 1 else ''} "
+        f"({file_bytes / 1e6:,.1f} MB){reused}"
+    )
+    hint = (
+        "README.md describes them"
+        if form is DocumentFormat.HF
+        else "_documents.json lists them"
+    )
+    echo(mask_text(f"{out}: {hint}"))
+
+
+SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """Parse a size such as `256MB` into bytes, or exit with code 2."""
+    import re
+
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
+    unit = SIZE_UNITS.get(match[2].upper()) if match is not None else None
+    if match is None or unit is None or float(match[1]) * unit < 1:
+        fail(
+            f"{option}: {text!r} is not a size; write a number of bytes, or a number "
+            "with kB, MB or GB, such as 500MB"
+        )
+    return int(float(match[1]) * unit)

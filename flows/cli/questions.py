@@ -1,0 +1,422 @@
+"""Commands that inspect a run's data: `explain`, `search`, `query`, `whatif`,
+`dialects`, `trace`, `takedown`, `continue`, `browse`.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option, echo
+
+from gristmill.flows.cli.application import (
+    JsonOption,
+    ManifestArgument,
+    PortOption,
+    SetOption,
+    StoreOption,
+    app,
+    fail,
+    open_or_exit,
+    out_file,
+    print_json,
+)
+
+DocumentArgument = Annotated[
+    str,
+    Argument(
+        metavar="DOC_ID",
+        help="A document's id (32 hexadecimal digits, or a prefix) or its locator.",
+    ),
+]
+
+
+@app.command()
+def explain(
+    manifest: ManifestArgument,
+    document: DocumentArgument,
+    text: Annotated[
+        bool,
+        Option("--text", help="Show the whole text with each stage's edits."),
+    ] = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a document's history: why it was kept or dropped, and the training steps
+    that read it.
+    """
+    from gristmill.flows.questions.explain import history
+
+    session = open_or_exit(manifest, set_, store)
+    document_history = history(session, document, text)
+    print_json(document_history) if as_json else document_history.show()
+
+
+class SearchBy(StrEnum):
+    """Methods of searching for documents."""
+
+    MEANING = "meaning"
+    WORDS = "words"
+
+
+@app.command()
+def search(
+    manifest: ManifestArgument,
+    text: Annotated[
+        str,
+        Argument(
+            metavar="TEXT",
+            help="Words or sentences; a quoted phrase must occur verbatim.",
+        ),
+    ],
+    by: Annotated[
+        SearchBy | None,
+        Option("--by", help="Search by one method only; both if absent."),
+    ] = None,
+    limit: Annotated[
+        int,
+        Option(metavar="N", help="Number of documents shown.", min=1, max=1000),
+    ] = 10,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find documents by meaning and by words, kept or dropped, with the reason."""
+    from gristmill.flows.questions.search import search as find
+
+    session = open_or_exit(manifest, set_, store)
+    hits = find(session, text, None if by is None else by.value, limit)
+    print_json(hits) if as_json else hits.show()
+
+
+@app.command()
+def query(
+    manifest: ManifestArgument,
+    sql: Annotated[
+        str,
+        Argument(
+            metavar="SQL",
+            help="One SELECT over the view `documents`; DESCRIBE "
+            "documents lists its columns.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        Option(metavar="FILE.parquet", help="Write the rows to a Parquet file."),
+    ] = None,
+    as_csv: Annotated[bool, Option("--csv", help="Print all rows as CSV.")] = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Query all documents with SQL (DuckDB): one view with every step's values and
+    verdicts.
+    """
+    from gristmill.flows.questions.find_documents import (
+        committed_corpus,
+    )
+    from gristmill.flows.questions.query import ask, print_answer
+
+    if (out is not None) + as_csv + as_json > 1:
+        fail("give one of --out, --csv and --json")
+    if out is not None:
+        out_file("--out", out)
+    session = open_or_exit(manifest, set_, store)
+    with ask(committed_corpus(session), sql) as answer:
+        if out is not None:
+            echo(f"{answer.write_parquet(out):,} rows in {out}")
+        elif as_csv:
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(answer.columns)
+            writer.writerows(answer.rows())
+        elif as_json:
+            print_json(
+                [dict(zip(answer.columns, row, strict=True)) for row in answer.rows()]
+            )
+        else:
+            print_answer(answer)
+
+
+@app.command()
+def whatif(
+    manifest: ManifestArgument,
+    set_: SetOption = None,
+    samples: Annotated[
+        int,
+        Option(metavar="N", help="Documents shown on each side of a threshold.", min=0),
+    ] = 20,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what other thresholds would keep, from stored measurements: --set
+    filter.gopher_quality.min_words=40.
+
+    Without --set, list what each threshold drops, and what nearby values would drop.
+    """
+    from gristmill.flows.questions.whatif import (
+        compare,
+        print_thresholds,
+        replay,
+        thresholds,
+    )
+    from gristmill.flows.stages.registry import TOKENIZE
+
+    before = open_or_exit(manifest, None, store)
+    after = open_or_exit(manifest, set_, store)
+    if not set_:
+        threshold_rows = thresholds(before)
+        print_json(threshold_rows) if as_json else print_thresholds(
+            threshold_rows, before.command("whatif", "--set", "KEY=VALUE")
+        )
+        return
+    comparison = compare(before, after)
+    tokenized = before.committed(TOKENIZE)
+    replayed = replay(
+        comparison, samples, None if tokenized is None else tokenized.data
+    )
+    print_json(replayed) if as_json else replayed.show()
+
+
+@app.command()
+def dialects(
+    manifest: ManifestArgument,
+    sample: Annotated[
+        int,
+        Option(
+            metavar="N",
+            help="Maximum number of documents, chosen by the hash of their ids.",
+            min=1,
+        ),
+    ] = 20_000,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what each dialect of Gopher's rules would keep."""
+    from gristmill.flows.questions.dialects import compare_dialects
+
+    session = open_or_exit(manifest, set_, store)
+    comparison = compare_dialects(session, sample)
+    print_json(comparison) if as_json else comparison.show()
+
+
+@app.command()
+def trace(
+    manifest: ManifestArgument,
+    step: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            help="A training step, counted from 1: show what it read.",
+            min=1,
+        ),
+    ] = None,
+    document: Annotated[
+        str | None,
+        Option(
+            metavar="ID",
+            help="A document's id, id prefix or locator, or a fine-tuning example's "
+            "id: show the steps that read it.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        Option(
+            metavar="RUN",
+            help="Another manifest, or a run of the store: show the "
+            "first step that read other tokens.",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="A text, - for standard input: show its longest "
+            "passages found in the training rows.",
+        ),
+    ] = None,
+    stage: Annotated[
+        str | None,
+        Option(
+            metavar="STAGE", help="The training stage of --step; pretrain if absent."
+        ),
+    ] = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Trace data through training: what a step read, which steps read a document, where
+    a text occurs, and where two runs differ.
+    """
+    if sum(option is not None for option in (step, document, against, text)) != 1:
+        fail("give one of --step N, --document ID, --against RUN and --text FILE")
+    from gristmill.flows.questions.training_reads import reading_of
+    from gristmill.flows.stages.registry import PRETRAIN, STAGES
+    from gristmill.mixtures.yaml_text import did_you_mean
+
+    training_stages = [
+        name for name, registered in STAGES.items() if registered.training is not None
+    ]
+    if stage is not None and stage not in training_stages:
+        fail(
+            "no such training stage: "
+            f"{stage!r}{did_you_mean(stage, training_stages) or ';'} training stages "
+            f"are {', '.join(training_stages)}"
+        )
+    content = None if text is None else _read_text("--text", text)
+    session = open_or_exit(manifest, set_, store)
+    if content is not None:
+        from gristmill.flows.questions.trace_text import trace_text
+
+        passages = trace_text(session, content)
+        print_json(passages) if as_json else passages.show()
+    elif step is not None:
+        from gristmill.flows.questions.trace import trace_step
+
+        step_trace = trace_step(session, step, stage or PRETRAIN)
+        print_json(step_trace) if as_json else step_trace.show()
+    elif document is not None:
+        from gristmill.flows.questions.trace import trace_document
+
+        document_trace = trace_document(session, document)
+        print_json(document_trace) if as_json else document_trace.show()
+    elif against is not None:
+        from gristmill.flows.questions.trace import compare_readings, other_reading
+
+        comparison = compare_readings(
+            reading_of(session), other_reading(session, against)
+        )
+        print_json(comparison) if as_json else comparison.show([manifest, against])
+
+
+def _read_text(option: str, file: str) -> str:
+    """Read the text of a file, or of standard input for `-`, or exit with code 2."""
+    from gristmill.mixtures.yaml_text import why_unreadable
+
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{option} {file}: {why_unreadable(error)}")
+
+
+@app.command()
+def takedown(
+    manifest: ManifestArgument,
+    ids: Annotated[
+        Path,
+        Option(
+            metavar="FILE",
+            help="Documents: an id, locator or URL per line, or JSON "
+            "lines with one of these keys.",
+        ),
+    ],
+    with_duplicates: Annotated[
+        bool,
+        Option("--with-duplicates", help="Also take down their near-duplicates."),
+    ] = False,
+    dry: Annotated[
+        bool, Option("--dry", help="Only list what is affected; write nothing.")
+    ] = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the shards and checkpoints that contain given documents, and write a
+    manifest that continues without them.
+    """
+    from gristmill.flows.questions.takedown import (
+        assess,
+        read_list,
+        write_takedown,
+    )
+
+    session = open_or_exit(manifest, set_, store)
+    assessment = assess(session, read_list(ids), with_duplicates)
+    written_files = None if dry else write_takedown(session, assessment)
+    command = ""
+    if written_files is not None and written_files.manifest is not None:
+        command = session.command("run").replace(manifest, written_files.manifest)
+    if as_json:
+        print_json(
+            {
+                **asdict(assessment),
+                "written": written_files,
+                "command": command or None,
+            }
+        )
+        return
+    assessment.show(written_files, command)
+
+
+@app.command("continue")
+def continue_(
+    manifest: ManifestArgument,
+    from_step: Annotated[
+        int,
+        Option(
+            "--from-step",
+            metavar="N",
+            help="The last step, counted from 1, with the old mixture.",
+            min=1,
+        ),
+    ],
+    exclude: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Documents to leave out of later steps: an "
+            "id, locator or URL per line.",
+        ),
+    ] = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a manifest that continues a training with another mixture: the first N
+    steps stay as trained, and --set changes the later ones.
+    """
+    from gristmill.flows.questions.continue_training import (
+        continue_with,
+    )
+    from gristmill.flows.questions.takedown import read_list
+
+    open_or_exit(manifest, set_, store)  # reports invalid settings first
+    session = open_or_exit(manifest, None, store)
+    continuation = continue_with(
+        session,
+        from_step,
+        set_ or [],
+        [] if exclude is None else read_list(exclude),
+    )
+    command = session.command("run").replace(manifest, continuation.manifest)
+    if as_json:
+        print_json({**asdict(continuation), "command": command})
+    else:
+        continuation.show(command)
+
+
+@app.command()
+def browse(
+    manifest: ManifestArgument,
+    port: PortOption = 4300,
+    set_: SetOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Browse documents, thresholds, duplicates, packed rows and training steps on a
+    local web page.
+    """
+    from gristmill.flows.browser.browsed_run import BrowsedRun
+    from gristmill.flows.browser.server import make_app
+    from gristmill.flows.pages.page_server import listen_locally, serve_pages
+
+    session = open_or_exit(manifest, set_, store)
+    listening = listen_locally(port)
+    serve_pages(
+        make_app(BrowsedRun(session)), listening, f"shows {session.manifest.name}"
+    )

@@ -1,0 +1,105 @@
+"""Commands for the manifests of the package: `demo` runs one, `recipes` lists the
+others.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument, Option, echo
+
+from gristmill.flows.cli.application import (
+    JsonOption,
+    NoUiOption,
+    SetOption,
+    StoreOption,
+    UntilOption,
+    app,
+    print_json,
+)
+from gristmill.flows.cli.run import run
+from gristmill.mixtures.recipes.named_recipes import (
+    DEMO,
+    PREFIX,
+    describe_recipe,
+    recipe_file,
+    recipe_names,
+)
+
+
+@app.command()
+def demo(
+    until: UntilOption = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    no_ui: NoUiOption = False,
+    dry_run: Annotated[
+        bool,
+        Option("--dry-run", help="Only print which stages would run, and why."),
+    ] = False,
+) -> None:
+    """Run the demo: train a tiny model on the text that comes with Python, in minutes
+    on a CPU.
+    """
+    run(
+        DEMO,
+        until=until,
+        force=None,
+        set_=set_,
+        store=store,
+        no_ui=no_ui,
+        verify_inputs=False,
+        deterministic=False,
+        dry_run=dry_run,
+        as_json=False,
+    )
+
+
+@app.command()
+def recipes(
+    name: Annotated[
+        str | None,
+        Argument(
+            metavar="[NAME]",
+            help="Show this recipe: its sources, how it differs from them, and its "
+            "keys.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the manifests that follow published work, or print one; run it as
+    recipe:NAME.
+    """
+    from gristmill.flows.cli.application import fail
+    from gristmill.flows.pages.terminal_tables import plain_table
+    from gristmill.flows.running.terminal import plain_console
+
+    if name is not None:
+        try:
+            echo(
+                recipe_file(name.removeprefix(PREFIX)).read_text(encoding="utf-8"),
+                nl=False,
+            )
+        except FileNotFoundError as error:
+            fail(str(error))
+        return
+    descriptions = {recipe: describe_recipe(recipe) for recipe in recipe_names()}
+    if as_json:
+        print_json(
+            [
+                {"name": recipe, "about": description}
+                for recipe, description in descriptions.items()
+            ]
+        )
+        return
+    console = plain_console()
+    table = plain_table(("recipe", False), ("", False))
+    for recipe, description in descriptions.items():
+        table.add_row(recipe, description)
+    console.print(table)
+    console.print(
+        "\ngristmill recipes NAME shows one\ngristmill run recipe:NAME --set "
+        "sources.web.path=DATA runs it\n"
+        "gristmill recipes NAME > mine.yaml copies it for editing"
+    )

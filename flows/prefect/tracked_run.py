@@ -1,0 +1,36 @@
+"""A run that Prefect shows if one of its servers answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gristmill.flows.prefect.choose_prefect import (
+    apply_default_settings,
+    choose_tracking,
+)
+from gristmill.flows.running.events import RunNotice, Subscriber, to_all
+from gristmill.flows.running.fork_server import ForkServer
+from gristmill.flows.running.missing_libraries import is_installed
+from gristmill.flows.running.recorded_run import run_recorded
+from gristmill.flows.running.session import Session
+
+
+def run_tracked(
+    session: Session,
+    stages: list[str],
+    force: frozenset[str],
+    subscribers: Sequence[Subscriber],
+    server: ForkServer | None = None,
+) -> Path:
+    """`run_recorded` in Prefect's flow if a Prefect server is running, else without."""
+    if not is_installed("prefect"):  # the extra `ui`
+        return run_recorded(session, stages, force, subscribers, server)
+    apply_default_settings(quiet_console=True)
+    is_shown, sentence = choose_tracking()
+    to_all(*subscribers)(RunNotice(sentence))
+    if not is_shown:
+        return run_recorded(session, stages, force, subscribers, server)
+    from gristmill.flows.prefect.flow import run_in_flow
+
+    return run_in_flow(session, stages, force, subscribers, server)

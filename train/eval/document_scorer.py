@@ -1,0 +1,129 @@
+"""Scoring of documents by a language model for `quality`, which loads this scorer by
+name.
+
+The preparing layer must import and run without torch, and may not import this one. So
+`dataprep/quality/scorers.py` holds the name of `load_scorer` as a string, and imports
+it only in a task whose manifest has `perplexity.model`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.tokenize.encoding.tokenizer import (
+    END_OF_TEXT_NAMES,
+    configured_end_of_text,
+    count_token_bytes,
+    first_known,
+)
+from gristmill.train.data.conversation_tokens import TOKENIZER_FILE
+from gristmill.train.eval.held_out import LARGEST_EXPONENT
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.weights import INDEX_FILE, WEIGHTS_FILE, load_model
+from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
+
+WINDOWS_PER_FORWARD = 8
+Scorer = Callable[[Sequence[str]], dict[str, np.ndarray]]
+"""A function from n texts to `model_perplexity` and `bits_per_byte`, float64 of shape
+(n,), NaN for empty texts.
+"""
+
+
+class ModelFolderError(ValueError):
+    """A folder that does not hold a language model for scoring text."""
+
+
+@lru_cache(maxsize=1)
+def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
+    """Load the scorer of a model, once per process.
+
+    Args:
+        folder: output of `export`: config.json, model.safetensors and tokenizer.json.
+        sha256: of its weights, so that another model in the same folder is loaded.
+        max_tokens: most tokens scored per text.
+
+    Raises:
+        ModelFolderError: a file is missing, or model and tokenizer do not match.
+    """
+    from tokenizers import Tokenizer
+
+    path = Path(folder)
+    weights = INDEX_FILE if (path / INDEX_FILE).is_file() else WEIGHTS_FILE
+    missing = [
+        name
+        for name in ("config.json", weights, TOKENIZER_FILE)
+        if not (path / name).is_file()
+    ]
+    if missing:
+        raise ModelFolderError(
+            f"{folder} has no {', '.join(missing)}; give the folder that the stage "
+            "export wrote"
+        )
+    # Workers score documents one by one in parallel: threads within a product would
+    # only vary its rounding.
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(path, device)
+    tokenizer = Tokenizer.from_file(str(path / TOKENIZER_FILE))
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    token_bytes = count_token_bytes(tokenizer)
+    end_of_text = first_known(tokenizer, END_OF_TEXT_NAMES) or configured_end_of_text(
+        path, tokenizer
+    )
+    start = None if end_of_text is None else tokenizer.token_to_id(end_of_text)
+    if start is None or len(token_bytes) > model.shape.padded_vocab_size:
+        raise ModelFolderError(
+            f"{folder}: its tokenizer ({len(token_bytes)} tokens, end of text "
+            f"{start}) does not fit "
+            f"its model ({model.shape.vocab_size} tokens): they do not belong together"
+        )
+
+    def score(texts: Sequence[str]) -> dict[str, np.ndarray]:
+        encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [
+            np.array([start, *encoding.ids[:max_tokens]], np.int64)
+            for encoding in encoded
+        ]
+        nll = np.array([score_document(model, row) for row in ids])
+        tokens = np.array([len(row) - 1 for row in ids], np.float64)
+        sizes = np.array([token_bytes[row[1:]].sum() for row in ids], np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return {
+                "model_perplexity": np.exp(np.minimum(nll / tokens, LARGEST_EXPONENT)),
+                "bits_per_byte": np.where(sizes > 0, nll / math.log(2) / sizes, np.nan),
+            }
+
+    return score
+
+
+@torch.no_grad()
+def score_document(model: Llama, ids: np.ndarray) -> float:
+    """Negative log-likelihood, in nats, of all tokens except the first.
+
+    Windows of the model's length overlap by one token, so every token is predicted
+    once, from at least one other.
+    """
+    length = model.shape.sequence_length
+    starts = range(0, len(ids) - 1, length - 1)
+    windows = [torch.from_numpy(ids[start : start + length]) for start in starts]
+    device = model.model.embed_tokens.weight.device
+    total = 0.0
+    for first in range(0, len(windows), WINDOWS_PER_FORWARD):
+        rows = torch.nn.utils.rnn.pad_sequence(
+            windows[first : first + WINDOWS_PER_FORWARD], True, IGNORED
+        ).to(device)
+        nll: Tensor
+        nll, _ = model(
+            rows.clamp(min=0), partial(score_tokens, targets=next_tokens(rows))
+        )
+        total += float(nll.double().sum())
+    return total

@@ -1,0 +1,125 @@
+"""Contamination: task items that occur in the training rows, and metrics on those and
+on clean items.
+
+Rows read by the pre-training are decoded and searched for word n-grams of the items
+(Brown et al. 2020, appendix C, use 13). The search covers the actual training data
+after mixing, so it also finds items that decontamination missed or did not look for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.decontamination.ngram_index import (
+    NgramIndex,
+    build_index,
+    covered,
+    find_ngrams,
+)
+from gristmill.mixtures.schema.evaluation import Contamination
+from gristmill.train.eval.intervals import Estimate, mean_with_interval
+from gristmill.train.eval.tasks import Item
+from gristmill.train.loop.batch_plan import slices
+from gristmill.train.loop.rows_read import RowsRead
+
+ROWS_AT_A_TIME = 256
+WORST_ITEMS = 10
+"""Most contaminated items that are named."""
+MIN_WORDS = 8
+"""Items with fewer words are too short to tell from chance; Brown et al. 2020 use the
+same.
+"""
+
+
+def item_coverage(
+    trained: RowsRead,
+    decode: Callable[[Sequence[Sequence[int]]], list[str]],
+    items: Mapping[str, Sequence[Item]],
+    section: Contamination,
+    seed: int,
+) -> dict[str, np.ndarray]:
+    """Task -> (items,) share of each item's words in passages that also occur in the
+    searched training rows.
+
+    Args:
+        trained: rows read by the model.
+        decode: rows of ids -> texts.
+        items: task -> its items.
+        section: length of a passage, and number of searched rows.
+        seed: of the sample of searched rows.
+    """
+    texts = [item.question for task in items.values() for item in task]
+    index = build_index(
+        pa.array(texts, pa.large_string()), section.ngram, min(MIN_WORDS, section.ngram)
+    )
+    ngrams: set[int] = set()
+    rows = trained.drawn(section.rows, seed)
+    for part in slices(len(rows), ROWS_AT_A_TIME):
+        tokens = trained.packed.read(rows[part]).tolist()
+        ngrams.update(
+            np.unique(
+                find_ngrams(pa.array(decode(tokens), pa.large_string()), index).ngram
+            ).tolist()
+        )
+    share = coverage(index, np.array(sorted(ngrams), dtype=np.int64))
+    ends = np.cumsum([len(task) for task in items.values()])
+    return dict(zip(items, np.split(share, ends[:-1]), strict=True))
+
+
+def coverage(index: NgramIndex, ngrams: np.ndarray) -> np.ndarray:
+    """Share of each part's words covered by the given n-grams (int64, ascending); 0 for
+    parts without counted words.
+    """
+    place = np.sort(
+        np.concatenate(
+            [
+                np.empty(0, dtype=np.int64),
+                *(
+                    index.places[
+                        index.place_offsets[ngram] : index.place_offsets[ngram + 1]
+                    ]
+                    for ngram in ngrams
+                ),
+            ]
+        )
+    )
+    part = np.searchsorted(index.part_offsets, place, side="right") - 1
+    new = np.diff(part, prepend=-1) != 0
+    words = np.bincount(
+        part, covered(place, index.lengths[part], new), len(index.lengths)
+    )
+    return words / np.maximum(index.counted_words, 1)
+
+
+def effect(
+    share: np.ndarray,
+    per_item: Mapping[str, np.ndarray],
+    section: Contamination,
+    seed: int,
+    bootstrap_samples: int,
+) -> dict[str, int | list[int] | dict[str, Estimate]]:
+    """Effect of contamination on a task.
+
+    Returns:
+        `items`; `contaminated`: number of items; `worst`: numbers of the items with the
+        largest shares; and every metric by `contaminated` and `clean` items.
+    """
+    leaked = share >= section.min_coverage
+    worst = np.argsort(-share, kind="stable")[:WORST_ITEMS] + 1
+    metrics = {
+        name: {
+            label: mean_with_interval(values[chosen], seed, bootstrap_samples)
+            for label, chosen in (("contaminated", leaked), ("clean", ~leaked))
+            if chosen.any()
+        }
+        for name, values in per_item.items()
+    }
+    return {
+        "items": len(share),
+        "contaminated": int(leaked.sum()),
+        "worst": worst.tolist() if leaked.any() else [],
+        **metrics,
+    }

@@ -1,0 +1,211 @@
+"""Optimizers by name, their parameter groups, and an update that a flag on the device
+can skip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gristmill.dataprep.user_functions import blaming
+from gristmill.mixtures.schema.optimizer import OPTIMIZERS, Optimizer, OptimizerKind
+from gristmill.mixtures.user_code import OwnFunction
+from gristmill.train.models.initialisation import LAYERS
+from gristmill.train.optim.builder import Build
+from gristmill.train.optim.dtensor_sums import local, trainable
+from gristmill.train.optim.mup import RATE_FACTOR, scale_rates
+from gristmill.train.optim.own_optimizer import own_optimizer
+
+
+def make_optimizers(
+    model: nn.Module,
+    section: Optimizer,
+    width_factor: float = 1.0,
+) -> list[torch.optim.Optimizer]:
+    """Create the optimizers of a model's trainable parameters: one, or one for matrices
+    and AdamW for the others.
+
+    Only matrices decay, not the gains of norms. Moments are sharded as their
+    parameters.
+
+    Args:
+        model: sharded.
+        section: kind and hyperparameters.
+        width_factor: width divided by muP's base width
+            (`mixtures.schema.model.Model.mup_base_width`).
+
+    Raises:
+        ModuleNotFoundError: `adamw8bit` without torchao.
+        ValueError: the kind has no parameter to update.
+        OwnCodeError: a user's optimizer fails, or is not an optimizer of these
+            parameters.
+    """
+    trained = trainable(model)
+    if section.own is not None:
+        return [own_optimizer(section.own, trained, section.learning_rate)]
+    parts = {section.kind: [item for _, item in trained]}
+    if OPTIMIZERS[section.kind].on_matrices:
+        parts = {section.kind: [], "adamw": []}
+        for name, item in trained:
+            is_matrix = LAYERS in name and item.ndim == 2
+            parts[section.kind if is_matrix else "adamw"].append(item)
+    optimizers = [
+        builder(kind)(parameters, section)
+        for kind, parameters in parts.items()
+        # Adapters are matrices alone; a kind without any parameter raises its error.
+        if parameters or kind == section.kind
+    ]
+    if not section.decay_embeddings:
+        embeddings = {
+            id(module.weight)
+            for module in model.modules()
+            if isinstance(module, nn.Embedding)
+        }
+        for optimizer in optimizers:
+            for group in list(optimizer.param_groups):
+                kept = [p for p in group["params"] if id(p) not in embeddings]
+                moved = [p for p in group["params"] if id(p) in embeddings]
+                # PyTorch rejects groups without parameters when it loads a checkpoint.
+                if moved and not kept:
+                    group["weight_decay"] = 0.0
+                elif moved:
+                    group["params"] = kept
+                    optimizer.param_groups.append(
+                        {**group, "params": moved, "weight_decay": 0.0}
+                    )
+    if width_factor != 1.0:
+        scale_rates(optimizers, model, width_factor, section.kind)
+    return optimizers
+
+
+def optimizers_by_name(
+    model: nn.Module,
+    kind: OptimizerKind = "adamw",
+    *,
+    learning_rate: float = 1e-3,
+    **settings: Any,
+) -> list[torch.optim.Optimizer]:
+    """Create the optimizers of a model's trainable parameters: one, or one for matrices
+    and AdamW for the others.
+
+    Matrices decay, gains and biases do not. Step all of the optimizers and scale their
+    learning rates together.
+
+    Args:
+        model: plain, or sharded by FSDP. Muon updates the matrices inside `layers` (the
+            name in transformers' models and ours), AdamW all other parameters.
+        kind: `optimizer.kind` of the manifest, such as adamw, muon or adamw8bit (which
+            needs torchao).
+        learning_rate: at the peak of a schedule.
+        settings: keys of `optimizer` in the manifest, such as betas, weight_decay,
+            momentum.
+
+    Raises:
+        pydantic.ValidationError: a setting is wrong or unknown.
+        ValueError: the kind has no parameter to update.
+
+    >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)]), "head": nn.Linear(4, 8)})
+    >>> [type(optimizer).__name__ for optimizer in optimizers_by_name(model, "muon", learning_rate=0.02)]
+    ['Muon', 'AdamW']
+    """
+    return make_optimizers(
+        model,
+        Optimizer.model_validate(
+            {"kind": kind, "learning_rate": learning_rate, **settings}
+        ),
+    )
+
+
+def builder(kind: OptimizerKind) -> Build:
+    """Load the function that creates a kind: `build` of the module of its name."""
+    build: Build = import_module(f"gristmill.train.optim.{kind}").build
+    return build
+
+
+@torch.no_grad()
+def update(
+    optimizers: Sequence[torch.optim.Optimizer], learning_rate: float, bad: Tensor
+) -> None:
+    """Make one update, or skip it if `bad` (a scalar bool on the device) is true,
+    without a host synchronisation.
+
+    A skipped update leaves weights, moments and step counts bit-equal. The fused AdamW
+    reads the flag itself; other kinds restore copies of weights and moments, which
+    doubles their memory during the update.
+    """
+    for optimizer in optimizers:
+        set_rate(optimizer, learning_rate)
+        _step_unless(bad, optimizer)
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _step_unless(bad: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    code: OwnFunction | None = getattr(optimizer, "own_code", None)
+    if code is not None:
+        # The state that a user's step changes is unknown, so it cannot be restored: the
+        # host waits for the flag.
+        if not bad.item():
+            with blaming(code):
+                optimizer.step()
+        return
+    if isinstance(optimizer, torch.optim.AdamW):
+        # The flag of PyTorch's gradient scaler.
+        optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        return
+    # plain local tensors that the step may change
+    tensors: list[Tensor] = []
+    for parameter in parameters_of(optimizer):
+        tensors.append(local(parameter))
+        for value in optimizer.state[parameter].values():
+            tensor = local(value) if isinstance(value, Tensor) else None
+            if tensor is not None and _is_plain(tensor):
+                tensors.append(tensor)
+            elif tensor is not None:
+                names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+                tensors += [getattr(tensor, name) for name in names]
+    copies = [(tensor, tensor.clone()) for tensor in tensors]
+    with eager_on_cpu(optimizer):
+        optimizer.step()
+    for tensor, copy in copies:
+        tensor.copy_(torch.where(bad, copy, tensor))
+
+
+def has_plain_state(optimizer: torch.optim.Optimizer) -> bool:
+    """True if no moment is quantised."""
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return all(_is_plain(local(value)) for value in values if isinstance(value, Tensor))
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every group, scaled by its factor."""
+    for group in optimizer.param_groups:
+        scaled = rate * group.get(RATE_FACTOR, 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(scaled)
+        else:
+            group["lr"] = scaled
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
+    """Yield the parameters of all groups."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return not hasattr(tensor, "__tensor_flatten__")
+
+
+def eager_on_cpu(optimizer: torch.optim.Optimizer) -> Any:
+    """Keep torchao from compiling its update on a CPU, which needs a C++ compiler and
+    gains nothing.
+    """
+    on_cpu = next(parameters_of(optimizer)).device.type == "cpu"
+    return torch.compiler.set_stance("force_eager") if on_cpu else nullcontext()
