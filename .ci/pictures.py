@@ -20,8 +20,8 @@ import pyarrow as pa
 from gristmill.dataprep.filters.gopher import DIALECTS, statistics
 from gristmill.mixtures.steps.rules import GopherRules
 from gristmill.tokenize.mixing.quotas import round_table
-from gristmill.tokenize.shuffle import Order, sources_of_rows
 from gristmill.tokenize.packing.pack_documents import pack
+from gristmill.tokenize.shuffle import Order, sources_of_rows
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 WIDTH = 880

@@ -321,8 +321,8 @@ def _dedup(
 
 
 def _write_tokenizer(texts: Path, folder: Path) -> None:
-    from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.bpe import train
+    from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     with open(texts / "00000.jsonl", encoding="utf-8") as lines:

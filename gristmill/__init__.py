@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from gristmill.flows.stages.plan import UnknownStageError
     from gristmill.mixtures.loader import ManifestError, Problem
     from gristmill.tokenize.packed_files import PackedSetError
-    from gristmill.train.resuming import OtherRowsError
     from gristmill.train.data.row_stream import RowStream, StreamError, stream
+    from gristmill.train.resuming import OtherRowsError
 
 __version__ = "0.1.0"
 """The version of the distribution, which is built from this line."""

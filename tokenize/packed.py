@@ -22,7 +22,6 @@ from gristmill.dataprep.row_groups import read_matching
 from gristmill.mixtures.schema.engine import Stream
 from gristmill.mixtures.schema.mix import Continues
 from gristmill.tokenize.mixing.continue_mixture import SetBefore, read_sums, sets_before
-from gristmill.tokenize.shuffle import Order, OrderWithout, sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
     LEDGER_SCHEMA,
@@ -43,6 +42,7 @@ from gristmill.tokenize.packed_files import (
     read_boundaries,
 )
 from gristmill.tokenize.packed_rows import Shards
+from gristmill.tokenize.shuffle import Order, OrderWithout, sources_of_rows
 
 
 @dataclass(frozen=True)

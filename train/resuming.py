@@ -24,7 +24,6 @@ from gristmill.train.checkpoint import (
     damaged_files,
     is_complete,
 )
-from gristmill.train.store_sync import fetch_tree
 from gristmill.train.distributed.process_groups import World, agree
 from gristmill.train.loop.bad_steps import look_at_device
 from gristmill.train.loop.batch_plan import RowOrder, extend_digest
@@ -35,6 +34,7 @@ from gristmill.train.loop.spikes import empty_window
 from gristmill.train.loop.throughput import Clock, Profiler
 from gristmill.train.loop.training_job import Job
 from gristmill.train.optim.optimizer import make_optimizers
+from gristmill.train.store_sync import fetch_tree
 
 Found = TypeVar("Found")
 

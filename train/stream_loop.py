@@ -27,7 +27,6 @@ from gristmill.train.distributed.process_groups import (
     process_group,
     single_process,
 )
-from gristmill.train.trainer import TrainingSummary, train
 from gristmill.train.loop.metrics_log import MetricsLine
 from gristmill.train.loop.objective import (
     UNTRAINED,
@@ -38,6 +37,7 @@ from gristmill.train.loop.objective import (
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.trainer import TrainingSummary, train
 
 TokenLosses = Callable[[nn.Module, Any], Tensor]
 """Function from a model and a batch to its losses: (n, t) float32, each at the position

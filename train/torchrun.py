@@ -26,9 +26,9 @@ from gristmill.core.files import as_path, write_json
 from gristmill.core.object_stores import asked_for
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import print_failure
-from gristmill.train.store_sync import SAYING_SECONDS, work_on
 from gristmill.train.distributed.process_groups import STORE_FILE
 from gristmill.train.distributed.rendezvous import HostsError, use_network
+from gristmill.train.store_sync import SAYING_SECONDS, work_on
 
 
 @contextmanager

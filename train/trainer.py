@@ -24,8 +24,6 @@ from gristmill.train.checkpoint import (
     complete_steps,
     step_folder,
 )
-from gristmill.train.resuming import Attempt, take_over
-from gristmill.train.resuming import OtherRowsError as OtherRowsError
 from gristmill.train.distributed.fsdp import assert_master_weights
 from gristmill.train.distributed.process_groups import any_rank
 from gristmill.train.loop.callbacks import StoppedBy
@@ -45,6 +43,8 @@ from gristmill.train.loop.training_job import (
     describe_phase,
     warn_of_long_warmup,
 )
+from gristmill.train.resuming import Attempt, take_over
+from gristmill.train.resuming import OtherRowsError as OtherRowsError
 
 COLLECT_EVERY_STEPS = 50
 """Default of torchtitan."""

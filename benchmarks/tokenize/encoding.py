@@ -35,12 +35,12 @@ from benchmarks.tokenize.texts import (
     languages,
 )
 from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.encode import BATCH_BYTES, batches
 from gristmill.tokenize.encoding.fast_encode import FastEncoder, unlike
 from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3, byte_characters
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.utf8_counts import scan_texts
-from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.runners.shuffle import Shuffled, send_to_files
 from gristmill.dataprep.runners.tasks import Task
 from gristmill.tokenize.document_sampling import word_ids
+from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
-from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.tokenize.mixing import mix
 from gristmill.tokenize.mixing.streams import (
@@ -38,7 +38,6 @@ from gristmill.tokenize.mixing.streams import (
     Streams,
     segment_name,
 )
-from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import TokenizerEntry
 from gristmill.tokenize.packing.array_files import save
@@ -47,6 +46,7 @@ from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging
 from gristmill.tokenize.packing.packing import Packing, RowCounts
 from gristmill.tokenize.packing.row_layout import PLACE_JOB, Shards, place_segment
 from gristmill.tokenize.packing.write_shards import RowPlan, gather, write_train_shard
+from gristmill.tokenize.shuffle import Order
 from tests.packed_sets import write_packed_set
 
 ROWS, LENGTH = 16_384, 1024

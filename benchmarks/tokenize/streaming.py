@@ -37,10 +37,10 @@ import numpy as np
 from benchmarks.measuring import Row, fastest, row
 from benchmarks.tokenize import mosaic_peer
 from gristmill.core.files import read_json, write_json
-from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, train_name
 from gristmill.tokenize.packed_writing import write_rows
+from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from tests.packed_sets import write_packed_set
 

@@ -31,12 +31,12 @@ from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
 from gristmill.train.distributed.process_groups import single_process
-from gristmill.train.trainer import train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
+from gristmill.train.trainer import train
 
 LEARNING_RATE = 1e-3
 

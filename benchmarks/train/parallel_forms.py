@@ -30,10 +30,10 @@ from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.fsdp import sharded_model, whole_tensors
 from gristmill.train.distributed.process_groups import make_world, process_group
-from gristmill.train.trainer import train
 from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
+from gristmill.train.trainer import train
 
 PRODUCTS: dict[int, list[dict[str, int]]] = {
     8: [

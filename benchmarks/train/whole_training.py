@@ -23,7 +23,6 @@ from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
 from gristmill.train.distributed.process_groups import single_process
-from gristmill.train.trainer import train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import (
     Utilisation,
@@ -34,6 +33,7 @@ from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.planning.flops import flops_per_token
+from gristmill.train.trainer import train
 
 LEARNING_RATE = 1e-4
 MATMUL, GPU_MATMUL = 1024, 8192

@@ -23,9 +23,9 @@ from gristmill.dataprep.readers.compression import (
     read_whole,
     split_compression,
 )
+from gristmill.dataprep.readers.parquet import table_rows
 from gristmill.dataprep.readers.records import Fields
 from gristmill.dataprep.readers.sources import outside_files
-from gristmill.dataprep.readers.parquet import table_rows
 from gristmill.mixtures.steps.decontaminate import EvaluationSet
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}

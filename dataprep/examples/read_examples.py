@@ -51,6 +51,7 @@ from gristmill.dataprep.readers.compression import (
 )
 from gristmill.dataprep.readers.json_array import json_lines
 from gristmill.dataprep.readers.jsonl import parse_json
+from gristmill.dataprep.readers.parquet import table_rows
 from gristmill.dataprep.readers.pythondocs import (
     DOCS,
     QUESTIONS_VERSION,
@@ -58,7 +59,6 @@ from gristmill.dataprep.readers.pythondocs import (
     questions,
 )
 from gristmill.dataprep.readers.sources import SourceError, SourceFile, find_files
-from gristmill.dataprep.readers.parquet import table_rows
 from gristmill.mixtures.schema.rl import RecordColumns
 from gristmill.mixtures.schema.sources import DocumentFiles
 from gristmill.mixtures.steps.examples import MADE, output_name

@@ -49,6 +49,7 @@ from gristmill.dataprep.readers.duplicate_records import (
 from gristmill.dataprep.readers.extraction_guard import Guard, Limits, extract_pages
 from gristmill.dataprep.readers.html import Options
 from gristmill.dataprep.readers.own_sources import OwnProcess
+from gristmill.dataprep.readers.parquet import TableReader
 from gristmill.dataprep.readers.pythondocs import ListedFile
 from gristmill.dataprep.readers.readers import read_file
 from gristmill.dataprep.readers.records import Read, Reading
@@ -58,7 +59,6 @@ from gristmill.dataprep.readers.sources import (
     SourceListing,
     find_files,
 )
-from gristmill.dataprep.readers.parquet import TableReader
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.sources import (

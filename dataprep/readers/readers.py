@@ -24,6 +24,7 @@ from gristmill.dataprep.readers.compression import (
 )
 from gristmill.dataprep.readers.csv_rows import read_csv
 from gristmill.dataprep.readers.jsonl import read_jsonl
+from gristmill.dataprep.readers.parquet import TableReader, read_table
 from gristmill.dataprep.readers.pythondocs import python_documents
 from gristmill.dataprep.readers.records import (
     Ended,
@@ -39,7 +40,6 @@ from gristmill.dataprep.readers.records import (
     with_end,
 )
 from gristmill.dataprep.readers.sources import FORMAT_OF, SourceFile
-from gristmill.dataprep.readers.parquet import TableReader, read_table
 from gristmill.dataprep.readers.warc import read_warc
 from gristmill.dataprep.text.paragraph_runs import paragraph_runs
 

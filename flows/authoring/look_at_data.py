@@ -24,6 +24,7 @@ from gristmill.dataprep.readers.compression import (
     split_compression,
 )
 from gristmill.dataprep.readers.json_array import is_array, json_lines
+from gristmill.dataprep.readers.parquet import table_rows
 from gristmill.dataprep.readers.pythondocs import is_python_source
 from gristmill.dataprep.readers.sources import (
     Found,
@@ -32,7 +33,6 @@ from gristmill.dataprep.readers.sources import (
     find_at,
     find_files,
 )
-from gristmill.dataprep.readers.parquet import table_rows
 from gristmill.flows.authoring.page_text import (
     is_html,
     text_per_stored_byte,

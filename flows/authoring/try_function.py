@@ -34,6 +34,7 @@ from gristmill.dataprep.readers.document_shards import ShardWriter
 from gristmill.dataprep.readers.extraction_guard import Guard, Limits, extract_pages
 from gristmill.dataprep.readers.ingest import DEFAULT_EXTRACTOR, own_records, reading_of
 from gristmill.dataprep.readers.own_sources import OwnProcess
+from gristmill.dataprep.readers.parquet import TableReader
 from gristmill.dataprep.readers.pythondocs import is_python_source
 from gristmill.dataprep.readers.readers import one_by_one, read_file
 from gristmill.dataprep.readers.records import (
@@ -41,7 +42,6 @@ from gristmill.dataprep.readers.records import (
     Rejected,
 )
 from gristmill.dataprep.readers.sources import SourceError, SourceFile, find_files
-from gristmill.dataprep.readers.parquet import TableReader
 from gristmill.dataprep.user_code import annotate, edit
 from gristmill.dataprep.user_code.own_documents import (
     DocumentFunction,

@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from prefect.runner import Runner
 
-from gristmill.flows.prefect.server_settings import prefect_folder
 from gristmill.flows.prefect.flow import gristmill, gristmill_stage
+from gristmill.flows.prefect.server_settings import prefect_folder
 from gristmill.flows.stages.plan import present_stages
 from gristmill.mixtures.loader import ManifestError, load_manifest
 

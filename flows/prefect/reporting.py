@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gristmill.core.secrets import mask_text
+from gristmill.flows.pages.markdown import markdown_page
 from gristmill.flows.prefect.parameters import (
     RefusedError,
     without_secrets,
 )
-from gristmill.flows.pages.markdown import markdown_page
 from gristmill.flows.report.report import render_report
 from gristmill.flows.report.server import report_link
 from gristmill.flows.running.events import RunEvent, RunRecorded

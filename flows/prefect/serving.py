@@ -111,8 +111,8 @@ def serve_deployments(
         make_deployments,
         run_triggered,
     )
-    from gristmill.flows.prefect.flow_liveness import end_runs_of, keep_marking
     from gristmill.flows.prefect.flow import TRAINING_TAG
+    from gristmill.flows.prefect.flow_liveness import end_runs_of, keep_marking
 
     limit_trainings(TRAINING_TAG)
     keep_marking()

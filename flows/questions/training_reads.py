@@ -21,8 +21,8 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, PRETRAIN, STAGES
 from gristmill.mixtures.schema.pretrain import Pretrain, Training, TrainingInEpochs
 from gristmill.mixtures.schema.rl import Rl
-from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.shuffle import Order
 from gristmill.train.loop.batch_plan import RowPlan, plan_of
 from gristmill.train.rl.prompts import PromptPlan, prompt_plan_of
 from gristmill.train.rl.rollout_tables import AnswerRow, read_batch

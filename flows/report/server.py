@@ -23,8 +23,8 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from gristmill.core.files import as_path
-from gristmill.flows.prefect.server_settings import server_password
 from gristmill.flows.pages.page_html import HEADERS, file_policy
+from gristmill.flows.prefect.server_settings import server_password
 
 METRICS = "metrics"
 """The path of the metrics after their signature."""

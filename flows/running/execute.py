@@ -74,8 +74,8 @@ def launch_training(folder: Path, engine: Engine) -> int:
     train.store_sync). With several hosts, this one is the leader; the
     others wait in `follow_leader.py` until the leader has fetched its inputs.
     """
-    from gristmill.train.store_sync import work_on
     from gristmill.train.distributed.rendezvous import hosts_of, lead
+    from gristmill.train.store_sync import work_on
 
     try:
         local_folder = work_on(folder)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from gristmill.dataprep.filters.curator import BOILERPLATE
 from gristmill.dataprep.filters.lines_and_sentences import (
     ABBREVIATIONS,
     CLOSERS,
     OPENERS,
     TERMINAL_RANGES,
 )
-from gristmill.dataprep.filters.curator import BOILERPLATE
 from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES, ranges
 
 TERMINAL_MARKS = frozenset(

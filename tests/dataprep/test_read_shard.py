@@ -24,8 +24,8 @@ from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.cleaning import clean
 from gristmill.dataprep.decontamination import decontaminate
 from gristmill.dataprep.dedup import dedup
-from gristmill.dataprep.dedup import lines as dedup_lines
 from gristmill.dataprep.dedup import exact_substring as dedup_substrings
+from gristmill.dataprep.dedup import lines as dedup_lines
 from gristmill.dataprep.documents import (
     MERGED,
     MisalignedError,

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.filters.code import (
     code_statistics,
     extension,
     file_name,
 )
+from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.rules import Rules
 from tests.dataprep import code_reference

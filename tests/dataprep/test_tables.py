@@ -17,10 +17,10 @@ import pytest
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.readers import compression, guarded, ingest
 from gristmill.dataprep.readers.document_shards import Loss
+from gristmill.dataprep.readers.parquet import TableReader, table_rows
 from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Ended, Read, Reading, Record, Rejected
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.dataprep.readers.parquet import TableReader, table_rows
 from gristmill.mixtures.schema.sources import Source
 
 MakeContext = Callable[..., Context]

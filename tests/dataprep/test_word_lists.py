@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.filters import filter as filter_stage
+from gristmill.dataprep.filters.bad_words import bad_word_statistics
 from gristmill.dataprep.filters.listed_words import (
     WordListError,
     build,
@@ -25,7 +26,6 @@ from gristmill.dataprep.filters.listed_words import (
     lower,
     read_list,
 )
-from gristmill.dataprep.filters.bad_words import bad_word_statistics
 from gristmill.dataprep.filters.toxicity import (
     ToxicityModelError,
     toxicity_statistics,

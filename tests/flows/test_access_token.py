@@ -25,9 +25,9 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
-from gristmill.flows.prefect.server_settings import keep_private
 from gristmill.flows.pages import page_server
 from gristmill.flows.pages.access_token import AccessToken, SignIn
+from gristmill.flows.prefect.server_settings import keep_private
 from gristmill.flows.report.server import VARIABLE, report_link, serve_reports
 
 TOKEN = AccessToken.fresh(4300)

@@ -21,8 +21,8 @@ from gristmill.flows.stages.plan import UnknownStageError
 from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.schema.evaluation import Export
 from gristmill.mixtures.schema.model import Model
-from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.encoding.bpe import train
+from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.models.decoder import Llama

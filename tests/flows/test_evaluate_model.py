@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from gristmill.flows.cli.main import app
 from gristmill.flows.models.evaluate_model import print_evaluation
 from gristmill.mixtures.schema.model import Model
-from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.bpe import train
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import shape_of

@@ -30,10 +30,10 @@ from gristmill.flows.questions.training_reads import (
 )
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.mixtures.schema.rl import Rl
-from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER, LEDGER_SCHEMA
 from gristmill.tokenize.row_provenance import describe_documents
+from gristmill.tokenize.shuffle import Order
 from gristmill.train.loop.batch_plan import RowPlan, extend_digest, plan_of
 from gristmill.train.rl.prompts import prompt_plan_of
 from gristmill.train.rl.rollout_tables import gather_batches, keep_batch

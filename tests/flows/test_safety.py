@@ -17,8 +17,8 @@ from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import Reading, Record
 from gristmill.dataprep.readers.sources import find_files
 from gristmill.flows.cli import main as cli
-from gristmill.flows.prefect import serving
 from gristmill.flows.pages.page_server import listen_locally
+from gristmill.flows.prefect import serving
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.mixtures.loader import ManifestError, parse_manifest

@@ -27,8 +27,8 @@ from gristmill.flows.models.model_server import ModelServer
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.steps.asked_model import AskedModel
-from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.bpe import train
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.generation.language_model import LanguageModel, open_language_model
 from gristmill.train.generation.sampling import Sampling

@@ -20,8 +20,8 @@ from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.evaluation import GgufKind
 from gristmill.mixtures.schema.model import Model, Moe, RopeScaling
 from gristmill.tokenize.chat_template import PROBE
-from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.bpe import train
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.models.decoder import Llama

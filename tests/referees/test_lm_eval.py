@@ -77,8 +77,8 @@ METRICS = ("acc", "acc_norm", "acc_bytes", "brier_score")
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with a small tokenizer, as the stage `export` writes them."""
-    from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.bpe import train
+    from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     folder = tmp_path_factory.mktemp("exported")

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from gristmill.mixtures.schema.mix import Continues
 from gristmill.tokenize.mixing.continue_mixture import Before, before_of, digest_of_sums
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.shuffle import Order, rows_before, sources_of_rows
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packing.row_layout import Shards
+from gristmill.tokenize.shuffle import Order, rows_before, sources_of_rows
 from tests.packed_sets import verify
 from tests.tokenize.order_definition import rank
 from tests.tokenize.test_mix import LENGTH, all_documents, prepare

@@ -20,9 +20,9 @@ from gristmill.tokenize.document_sampling import id_words
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.mixing import mix
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.shuffle import order_key
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging, rearranging
+from gristmill.tokenize.shuffle import order_key
 from tests.packed_sets import verify
 
 PRE, SUF, MID, EOT = 900, 901, 902, 903

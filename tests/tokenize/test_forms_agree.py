@@ -18,8 +18,8 @@ import pytest
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.decontamination import decontaminate
 from gristmill.dataprep.dedup import dedup
-from gristmill.dataprep.dedup import lines as dedup_lines
 from gristmill.dataprep.dedup import exact_substring as dedup_substrings
+from gristmill.dataprep.dedup import lines as dedup_lines
 from gristmill.dataprep.readers import duplicate_records, ingest
 from gristmill.dataprep.runners import shuffle
 from gristmill.mixtures.schema.engine import BeamEngine

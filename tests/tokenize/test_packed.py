@@ -11,10 +11,10 @@ import pytest
 
 from gristmill.core.files import as_path, read_json, write_json
 from gristmill.mixtures.schema.engine import Stream
-from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
 from gristmill.tokenize.packed_writing import write_rows
+from gristmill.tokenize.shuffle import ReadOnceError
 from tests.packed_sets import verify, write_packed_set
 from tests.tokenize.order_definition import unrank
 

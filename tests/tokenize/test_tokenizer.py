@@ -16,14 +16,14 @@ from pydantic import ValidationError
 
 from gristmill.dataprep.runners.tasks import shard_tasks
 from gristmill.mixtures.schema.tokenizer import Tokenizer
-from gristmill.tokenize.encoding import vocabulary_sample
 from gristmill.tokenize.chat_template import (
     SPECIAL_TOKENS,
     compile_template,
     render_segments,
 )
-from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
+from gristmill.tokenize.encoding import vocabulary_sample
 from gristmill.tokenize.encoding.bpe import VocabularyError
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
 from gristmill.tokenize.encoding.vocabulary_sample import (
     HELD_OUT,
     SampleError,

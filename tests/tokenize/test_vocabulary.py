@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from benchmarks.tokenize import vocabularies
 from benchmarks.tokenize.texts import declarations
 from gristmill.tokenize.chat_template import SPECIAL_TOKENS
+from gristmill.tokenize.encoding.bpe import VocabularyError, train
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA
 from gristmill.tokenize.encoding.pretokens import byte_characters, make_pre_tokenizer
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
-from gristmill.tokenize.encoding.bpe import VocabularyError, train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
 SCRIPTS = (

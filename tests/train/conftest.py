@@ -56,8 +56,8 @@ def texts() -> dict[str, str]:
 def tokenizer_folder(
     tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]
 ) -> Path:
-    from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.bpe import train
+    from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     folder = tmp_path_factory.mktemp("tokenizer")

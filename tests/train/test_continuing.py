@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.core.files import read_json, sha256_file, write_json
-from gristmill.tokenize.shuffle import rows_before
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.resuming import ContinueError
+from gristmill.tokenize.shuffle import rows_before
 from gristmill.train import trainer
 from gristmill.train.loop.batch_plan import extend_digest
+from gristmill.train.resuming import ContinueError
 from tests.packed_sets import write_packed_set
 from tests.tokenize.order_definition import unrank
 from tests.train.jsonl import read_metrics

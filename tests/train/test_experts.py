@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.moe import (
     MixtureOfExperts,
     balancing_loss,
     expert_loads,
     report_loads,
 )
-from gristmill.train.models.model_config import Shape
 
 
 @pytest.fixture

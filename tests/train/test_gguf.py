@@ -22,12 +22,12 @@ from gristmill.tokenize.chat_template import (
     PROBE,
     as_plain_jinja,
 )
+from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import (
     NotForLlamaCppError,
     llama_cpp_vocabulary,
 )
 from gristmill.tokenize.encoding.pretokens import LLAMA3
-from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat
 from gristmill.train.models.decoder import Llama

@@ -23,8 +23,8 @@ from gristmill.mixtures.scaling.merging import Merge, merge_problems, merged_ste
 from gristmill.mixtures.schema.evaluation import Evaluate
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.safe_loading import SafePlanner
 from gristmill.train.models.weights import load_model
+from gristmill.train.safe_loading import SafePlanner
 from gristmill.train.stages.evaluate import measure_sources
 from gristmill.train.stages.merge import MergeError
 from tests.flows.rendered import facts_of

@@ -18,11 +18,10 @@ import torch
 import gristmill
 from gristmill.core.files import write_json
 from gristmill.dataprep.examples.read_examples import read_set
+from gristmill.train import trainer
 from gristmill.train.checkpoint import Checkpoints
-from gristmill.train.resuming import ContinueError
 from gristmill.train.data.conversation_tokens import NothingToTrainError
 from gristmill.train.generation.scheduler import generate
-from gristmill.train import trainer
 from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.reference_logps import (
@@ -31,6 +30,7 @@ from gristmill.train.objectives.reference_logps import (
     NotTheReferenceError,
     StaleReferenceError,
 )
+from gristmill.train.resuming import ContinueError
 from tests.train.jsonl import read_jsonl, read_metrics, write_jsonl
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.mixtures.schema.pretrain import Pretrain
-from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.train.distributed import fsdp
 from gristmill.train.loop.batch_plan import RowPlan, extend_digest
-from gristmill.train.trainer import OtherRowsError
 from gristmill.train.models.weights import (
     WeightsError,
     load_model,
@@ -25,6 +24,7 @@ from gristmill.train.models.weights import (
 )
 from gristmill.train.objectives import next_token
 from gristmill.train.stages import pretrain
+from gristmill.train.trainer import OtherRowsError
 from tests.packed_sets import write_packed_set
 from tests.train.jsonl import read_metrics
 

@@ -29,9 +29,9 @@ from gristmill.train.checkpoint import (
     Checkpoints,
     complete_steps,
 )
-from gristmill.train.resuming import OtherRowsError
 from gristmill.train.data.example_rows import Piece, packed_rows
 from gristmill.train.optim.schedules import learning_rate
+from gristmill.train.resuming import OtherRowsError
 from gristmill.training import (
     next_token_losses,
     optimizers_by_name,

@@ -21,7 +21,6 @@ from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.mixtures.schema.pretrain import Pretrain
-from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
     DTYPES,
@@ -31,7 +30,7 @@ from gristmill.tokenize.packed_files import (
     train_name,
 )
 from gristmill.tokenize.packed_writing import write_rows
-from gristmill.train.resuming import OtherRowsError
+from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.data.example_rows import Piece, packed_rows, write_example_rows
 from gristmill.train.data.pairs import Pair
@@ -44,6 +43,7 @@ from gristmill.train.objectives.losses import IGNORED, next_tokens
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.sft import AssistantTurns
+from gristmill.train.resuming import OtherRowsError
 from tests.train.jsonl import read_metrics
 
 LENGTH = 24

@@ -35,8 +35,8 @@ from gristmill.tokenize.chat_template import (
     TemplateRefusedError,
     check_template,
 )
-from gristmill.tokenize.encoding.pretokens import byte_characters
 from gristmill.tokenize.encoding.bpe import train
+from gristmill.tokenize.encoding.pretokens import byte_characters
 from gristmill.tokenize.packed_files import TokenizerEntry
 
 if TYPE_CHECKING:

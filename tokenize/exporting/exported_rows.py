@@ -15,7 +15,6 @@ import numpy as np
 
 from gristmill.core.files import reserve
 from gristmill.tokenize.document_sampling import id_words
-from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import OpenShard, PackedSet
 from gristmill.tokenize.packed_files import (
     Boundaries,
@@ -23,6 +22,7 @@ from gristmill.tokenize.packed_files import (
     by_shard,
     gather_boundaries,
 )
+from gristmill.tokenize.shuffle import Order
 
 BLOCK_TOKENS = 1 << 21
 PIECE = np.dtype(

@@ -47,8 +47,8 @@ from gristmill.tokenize.mixing.streams import (
     partition_bits,
     stream_of,
 )
-from gristmill.tokenize.shuffle import order_key
 from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging
+from gristmill.tokenize.shuffle import order_key
 
 CLUSTER = "cluster"
 """Column with the shared cluster id of near-duplicates."""

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from gristmill.mixtures.schema.mix import Continues
 from gristmill.tokenize.mixing.quotas import MixError
+from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, ShardEntry, sums_name
 from gristmill.tokenize.shuffle import (
     Order,
     OrderWithout,
@@ -33,7 +34,6 @@ from gristmill.tokenize.shuffle import (
     phase_parts,
     rows_before,
 )
-from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, ShardEntry, sums_name
 
 USED = "used"
 """Shuffled output with the ids of documents in any row, sent by the segments to the

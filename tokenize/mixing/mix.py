@@ -62,7 +62,6 @@ from gristmill.tokenize.mixing.streams import (
     Draws,
     make_streams,
 )
-from gristmill.tokenize.shuffle import order_key
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
@@ -89,6 +88,7 @@ from gristmill.tokenize.packing.write_shards import (
     WrittenShard,
     write_shard,
 )
+from gristmill.tokenize.shuffle import order_key
 
 SUMMARY_KEYS = ("packing_cost", "requested", "realised", "redistributed")
 """Parts of the summary that packed.json repeats."""

@@ -31,9 +31,9 @@ from gristmill.tokenize.document_sampling import (
     ordered_by,
     words_of,
 )
-from gristmill.tokenize.shuffle import order_key
 from gristmill.tokenize.packing.array_files import load_record, save
 from gristmill.tokenize.packing.best_fit import bin_begins, by_bin
+from gristmill.tokenize.shuffle import order_key
 
 ENTRIES_SCHEMA = pa.schema(
     [

@@ -36,12 +36,6 @@ from gristmill.tokenize.mixing.streams import (
     add_pass,
     segment_name,
 )
-from gristmill.tokenize.shuffle import (
-    order_key,
-    permute,
-    phase_parts,
-    rank,
-)
 from gristmill.tokenize.packing.array_files import load_record, save
 from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging, Runs
 from gristmill.tokenize.packing.packing import (
@@ -53,6 +47,12 @@ from gristmill.tokenize.packing.packing import (
     RowCounts,
     cut,
     packing_of,
+)
+from gristmill.tokenize.shuffle import (
+    order_key,
+    permute,
+    phase_parts,
+    rank,
 )
 
 LAYOUT_JOB, PLACE_JOB = "layout", "place"

@@ -20,7 +20,6 @@ import pyarrow as pa
 from gristmill.core.files import write_json
 from gristmill.core.seeds import seeded_bytes
 from gristmill.tokenize.loss_masks import mask_name, write_mask
-from gristmill.tokenize.shuffle import sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
@@ -35,6 +34,7 @@ from gristmill.tokenize.packed_files import (
 )
 from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.packing.best_fit import best_fit_rows
+from gristmill.tokenize.shuffle import sources_of_rows
 from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.loop.rows_read import RowsRead
 

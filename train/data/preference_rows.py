@@ -34,9 +34,9 @@ from gristmill.dataprep.documents import read_table, write_table
 from gristmill.dataprep.examples.conversations import Example
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks
-from gristmill.tokenize.shuffle import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import TokenizerEntry
+from gristmill.tokenize.shuffle import Order
 from gristmill.train.data.conversation_tokens import (
     Chat,
     NothingToTrainError,

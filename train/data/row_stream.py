@@ -32,7 +32,6 @@ from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks, mask_name
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
-from gristmill.train.resuming import OtherRowsError
 from gristmill.train.data.batch import (
     TrainedRows,
     predicted_tokens,
@@ -50,6 +49,7 @@ from gristmill.train.data.preference_rows import (
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.resuming import OtherRowsError
 
 ROWS_AT_A_TIME = 16
 """Rows of one rank that are read together if rows are requested singly."""

@@ -15,8 +15,8 @@ from gristmill.mixtures.schema.pretrain import Precision
 from gristmill.train.distributed.context_parallel import RowSplit, RowSplitError
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.batch_plan import micro_batches
-from gristmill.train.models.moe import MixtureOfExperts
 from gristmill.train.models.model_config import OwnShape, Shape
+from gristmill.train.models.moe import MixtureOfExperts
 from gristmill.train.models.own_model import build_own
 from gristmill.train.models.weights import TensorOf
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.mixtures.schema.pretrain import Pretrain
-from gristmill.tokenize.shuffle import Order, order_key, permute
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.shuffle import Order, order_key, permute
 from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.metrics_log import METRICS
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
-from gristmill.train.resuming import Attempt
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.bad_steps import finite
 from gristmill.train.loop.batch_plan import extend_digest
@@ -25,6 +24,7 @@ from gristmill.train.loop.throughput import UpdateSize, peak_memory_bytes, speed
 from gristmill.train.loop.training_job import Job, is_logged, scheduled_rate
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import update
+from gristmill.train.resuming import Attempt
 
 
 def one_step(

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from gristmill.mixtures.schema.engine import Compute
 from gristmill.train.distributed.context_parallel import RowSplit, RowSplitError
 from gristmill.train.models.attention import Visible, attend, see_documents
-from gristmill.train.models.moe import MixtureOfExperts
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.moe import MixtureOfExperts
 from gristmill.train.models.rope import Rotary, rotary_table, rotate
 
 if TYPE_CHECKING:

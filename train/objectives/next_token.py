@@ -33,8 +33,8 @@ from gristmill.train.loop.objective import (
     read_pieces,
 )
 from gristmill.train.loop.prefetch import TensorBatch, pinned, read_pinned
-from gristmill.train.models.moe import expert_loads, report_loads
 from gristmill.train.models.model_config import OwnShape, Shape
+from gristmill.train.models.moe import expert_loads, report_loads
 from gristmill.train.objectives.losses import (
     IGNORED,
     next_tokens,

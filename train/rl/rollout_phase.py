@@ -35,12 +35,12 @@ from gristmill.train.rl.multi_turn import Asked
 from gristmill.train.rl.policy import opinion_of
 from gristmill.train.rl.prompts import Prompt
 from gristmill.train.rl.rewards import text_of
+from gristmill.train.rl.rollout import Generated, Rollouts
 from gristmill.train.rl.rollout_tables import (
     AnswerRow,
     keep_batch,
     read_batch,
 )
-from gristmill.train.rl.rollout import Generated, Rollouts
 from gristmill.train.rl.sampler import Sampler, sampling_of
 from gristmill.train.rl.tools.tool_call import Used
 

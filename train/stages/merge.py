@@ -29,8 +29,6 @@ from gristmill.train.checkpoint import (
     is_complete,
     step_folder,
 )
-from gristmill.train.safe_loading import SafePlanner, check_index
-from gristmill.train.store_sync import fetch_tree
 from gristmill.train.distributed.process_groups import make_deterministic
 from gristmill.train.models.own_model import INNER
 from gristmill.train.models.tensor_files import (
@@ -41,11 +39,13 @@ from gristmill.train.models.tensor_files import (
     write_tensors,
 )
 from gristmill.train.models.weights import SHAPE_FILE, load_model
+from gristmill.train.safe_loading import SafePlanner, check_index
 from gristmill.train.stages.evaluate import (
     Sources,
     measure_sources,
 )
 from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_rows
+from gristmill.train.store_sync import fetch_tree
 
 
 class MergeError(RuntimeError):

@@ -25,7 +25,6 @@ from gristmill.train.eval.answering import InLoopTasks, open_reader
 from gristmill.train.eval.held_out import Validation, read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.batch_plan import plan_of
-from gristmill.train.trainer import TrainingSummary, train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import Utilisation, peak_flops
 from gristmill.train.loop.training_job import Job, Learner, Observers
@@ -60,6 +59,7 @@ from gristmill.train.stages.trained_models import (
     measuring,
     publish,
 )
+from gristmill.train.trainer import TrainingSummary, train
 
 
 class PretrainSummary(TrainingSummary, ModelFigures, Measurements):

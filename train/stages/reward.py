@@ -47,7 +47,6 @@ from gristmill.train.data.pairs import (
 from gristmill.train.distributed.fsdp import compute_dtype
 from gristmill.train.distributed.process_groups import process_group
 from gristmill.train.eval.intervals import Estimate, share_with_interval
-from gristmill.train.trainer import train
 from gristmill.train.loop.throughput import Utilisation, peak_flops
 from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import Shape
@@ -75,6 +74,7 @@ from gristmill.train.stages.trained_models import (
     final_measurements,
     tuned_shape,
 )
+from gristmill.train.trainer import train
 
 TOKENIZER_FILES = (TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 

@@ -22,7 +22,6 @@ from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.rl import Rl
 from gristmill.mixtures.user_code import name_of
 from gristmill.tokenize.shuffle import Order
-from gristmill.train.resuming import measured_once
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.distributed.fsdp import sharded_model
 from gristmill.train.eval.intervals import Estimate, paired_difference
@@ -31,6 +30,7 @@ from gristmill.train.loop.metrics_log import METRICS, read_lines
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.resuming import measured_once
 from gristmill.train.rl.curriculum import PromptChoice
 from gristmill.train.rl.multi_turn import Dialogue
 from gristmill.train.rl.policy_objective import Reinforcement
@@ -40,6 +40,7 @@ from gristmill.train.rl.prompts import (
     split,
 )
 from gristmill.train.rl.rewards import rewards_of
+from gristmill.train.rl.rollout import Rollouts, take_earlier_batches
 from gristmill.train.rl.rollout_phase import Actor
 from gristmill.train.rl.rollout_tables import (
     ANSWERS,
@@ -47,7 +48,6 @@ from gristmill.train.rl.rollout_tables import (
     gather_batches,
     read_batch,
 )
-from gristmill.train.rl.rollout import Rollouts, take_earlier_batches
 from gristmill.train.rl.sampler import Engine, Sampler
 from gristmill.train.rl.tools.call_format import CallFormat
 from gristmill.train.rl.tools.toolbox import Toolbox

@@ -21,7 +21,6 @@ from torch import nn
 from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.posttraining import Distill, Tuning
-from gristmill.train.resuming import measured_once
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
 from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
@@ -40,6 +39,7 @@ from gristmill.train.objectives.distillation import (
 from gristmill.train.objectives.preflight_checks import CERTIFICATE, Certificate, prove
 from gristmill.train.objectives.reference_logps import check_key
 from gristmill.train.objectives.sft import AssistantTurns
+from gristmill.train.resuming import measured_once
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
 from gristmill.train.stages.stage_inputs import (
     Inputs,

@@ -28,7 +28,6 @@ from gristmill.train.adapters.lora import (
     tuned_model,
 )
 from gristmill.train.adapters.peft_files import settle_adapters
-from gristmill.train.resuming import measured_once
 from gristmill.train.data.preference_rows import (
     AnswerRows,
     PairRows,
@@ -38,7 +37,6 @@ from gristmill.train.data.preference_rows import (
 from gristmill.train.distributed.fsdp import compute_dtype, whole_tensors
 from gristmill.train.distributed.process_groups import World, process_group
 from gristmill.train.eval.held_out import Validation, read_token_bytes
-from gristmill.train.trainer import TrainingSummary, train
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import READING_THREADS
@@ -60,7 +58,9 @@ from gristmill.train.objectives.preference_report import (
 from gristmill.train.objectives.preflight_checks import CERTIFICATE
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.planning.flops import flops_per_token
+from gristmill.train.resuming import measured_once
 from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_mixture
+from gristmill.train.trainer import TrainingSummary, train
 
 MODEL_AVERAGE = "model-average"
 
