@@ -1,9 +1,9 @@
 """Text that every machine with Python has: sources of the demo that need no download.
 
 `python-docs://` is prose: topics of the language reference, docstrings of the standard
-library, and descriptions and licences of the installed distributions (real
+library, and descriptions and licences of the packages that gristmill requires (real
 near-duplicates). `python-stdlib://` is code: the files of the standard library. The
-content depends only on the interpreter and the installed distributions.
+content depends only on the versions of the interpreter and of these packages.
 """
 
 from __future__ import annotations
@@ -16,19 +16,24 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TypedDict
 
 from gristmill.dataprep.examples.conversations import Example, Message
 
-T = TypeVar("T")
 DOCS = "python-docs://"
 STDLIB = "python-stdlib://"
-CONTENT_VERSION = 1
-"""Raised when the same interpreter and distributions yield other documents."""
+CONTENT_VERSION = 2
+"""Raised when the same interpreter and packages yield other documents."""
+PACKAGES = (
+    "apache-beam awkward cloudpickle datasketch duckdb fastwarc fsspec ftfy gigatoken httpx "
+    "idna jinja2 jsonschema lxml-html-clean matplotlib numba numpy orjson pyarrow pydantic "
+    "pyyaml resiliparse rich safetensors scipy tld tokenizers trafilatura typer "
+    "universal-pathlib zstandard"
+).split()
+"""Packages with documents: those that gristmill requires on every platform."""
 MIN_CHARACTERS = 200
 """Shortest document; most shorter ones are a single sentence."""
 LONG_DOCSTRING_CHARACTERS = 1500
@@ -37,7 +42,6 @@ document.
 """
 MAX_CODE_BYTES = 300_000
 """Largest file; larger ones of the standard library are generated tables."""
-_OWN_NAME = "gristmill"
 _SKIPPED_FOLDERS = {
     "site-packages",
     "dist-packages",
@@ -51,37 +55,8 @@ _GENERATED = re.compile(
 )
 _LICENCE_NAME = re.compile(r"licen[cs]e|copying|notice", re.IGNORECASE)
 
-
-@dataclass(frozen=True)
-class PythonDocument:
-    """A document, or an error in its place."""
-
-    locator: str
-    text: str
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    error: str = ""
-
-
-def is_python_source(path: str) -> bool:
-    """True if a source's path is served by this module."""
-    return path in (DOCS, STDLIB)
-
-
-def python_parts(path: str) -> list[str]:
-    """Parts of a Python source, sorted; they replace files."""
-    return sorted(_PARTS[path])
-
-
-def python_documents(path: str, part: str) -> Iterator[PythonDocument]:
-    """Documents of one part of `python-docs://` or `python-stdlib://`, in a fixed
-    order; texts below MIN_CHARACTERS are left out.
-    """
-    for locator, text, about in _PARTS[path][part]():
-        if isinstance(text, Exception):
-            form = "UTF-8" if locator.startswith("dist/") else "Python"
-            yield PythonDocument(locator, "", error=f"not valid {form}: {text}")
-        elif len(text) >= MIN_CHARACTERS:
-            yield PythonDocument(locator, text, about)
+PythonDocument = tuple[str, str, Mapping[str, str]]
+"""Locator, text and metadata of a document."""
 
 
 class ListedFile(TypedDict):
@@ -98,47 +73,35 @@ class ListedFile(TypedDict):
     stamp: str
 
 
-def python_listing(path: str, verify: bool) -> list[ListedFile]:
-    """Fingerprint of the content: interpreter and distributions, or with `verify` the
-    hash of every part.
+def is_python_source(path: str) -> bool:
+    """True if a source's path is served by this module."""
+    return path in (DOCS, STDLIB)
+
+
+def python_parts(path: str) -> list[str]:
+    """Parts of a Python source, sorted; they replace files."""
+    return sorted(_PARTS[path])
+
+
+def python_documents(path: str, part: str) -> Iterator[PythonDocument]:
+    """Documents of one part of `python-docs://` or `python-stdlib://`, in a fixed
+    order; texts below MIN_CHARACTERS are left out.
     """
-    listing: list[ListedFile] = []
-    for part in python_parts(path) if verify else ():
-        digest = hashlib.sha256()
-        size = 0
-        for document in python_documents(path, part):
-            for content in (document.locator, document.text, document.error):
-                encoded = content.encode("utf-8", "surrogatepass")
-                digest.update(len(encoded).to_bytes(8, "little") + encoded)
-                size += len(encoded)
-        stamp = f"sha256:{digest.hexdigest()}"
-        listing.append({"path": part, "size": size, "stamp": stamp})
-    if verify:
-        return listing
-    entries = [("documents", str(CONTENT_VERSION)), ("python", sys.version)]
+    for document in _PARTS[path][part]():
+        _, text, _ = document
+        if len(text) >= MIN_CHARACTERS:
+            yield document
+
+
+def python_listing(path: str) -> list[ListedFile]:
+    """Fingerprint of the content: versions of the interpreter and the packages."""
+    stamps = {"documents": str(CONTENT_VERSION), "python": sys.version}
     if path == DOCS:
-        entries += [
-            (f"dist/{name}", distribution.version)
-            for name, distribution in installed_distributions()
-        ]
+        stamps |= {f"dist/{name}": metadata.version(name) for name in PACKAGES}
     return [
-        {"path": name, "size": 0, "stamp": stamp} for name, stamp in sorted(entries)
+        {"path": name, "size": 0, "stamp": stamp}
+        for name, stamp in sorted(stamps.items())
     ]
-
-
-def installed_distributions() -> list[tuple[str, metadata.Distribution]]:
-    """Installed distributions by normalised name (PEP 503), sorted, without
-    gristmill.
-    """
-    paths = sysconfig.get_paths()
-    distributions: dict[str, metadata.Distribution] = {}
-    for distribution in metadata.distributions(
-        path=sorted({paths["purelib"], paths["platlib"]})
-    ):
-        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if name and name != _OWN_NAME:
-            distributions.setdefault(name, distribution)
-    return sorted(distributions.items())
 
 
 def standard_library_files() -> list[tuple[str, Path]]:
@@ -157,22 +120,15 @@ def standard_library_files() -> list[tuple[str, Path]]:
     return sorted(files)
 
 
-def read_code(path: Path) -> str:
-    """Text of a Python file, in its declared encoding.
-
-    Raises:
-        SyntaxError, UnicodeDecodeError: the file is invalid in its declared encoding.
-    """
-    with tokenize.open(path) as stream:
+def _read_code(path: Path) -> str:
+    with tokenize.open(path) as stream:  # in its declared encoding
         return stream.read()
 
 
-def docstrings(
+def _docstrings(
     name: str, node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ) -> Iterator[tuple[str, str, str]]:
-    """Docstrings of a module and its classes and functions: (name, signature,
-    docstring), in source order.
-    """
+    """Yield name, signature and docstring of a module and its classes and functions."""
     text = ast.get_docstring(node)
     if isinstance(node, ast.Module | ast.ClassDef):
         signature, children = "", node.body
@@ -182,27 +138,20 @@ def docstrings(
         yield name, signature, text
     for child in children:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from docstrings(f"{name}.{child.name}", child)
+            yield from _docstrings(f"{name}.{child.name}", child)
 
 
-def module_name(relative: str) -> str:
-    """`json/decoder.py` is `json.decoder`, `json/__init__.py` is `json`."""
-    return relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+def _modules() -> Iterator[tuple[str, str, list[tuple[str, str, str]]]]:
+    """Yield relative path, name and docstrings of each module: `json/decoder.py` is
+    `json.decoder`, `json/__init__.py` is `json`.
+    """
+    for relative, path in standard_library_files():
+        stem = relative.removesuffix(".py").removesuffix("/__init__")
+        module = stem.replace("/", ".")
+        yield relative, module, list(_docstrings(module, ast.parse(_read_code(path))))
 
 
-_Text = tuple[str, str | Exception, Mapping[str, str]]
-"""Locator, text or error, and metadata of a document."""
-
-
-def _try(read: Callable[..., T], *arguments: object) -> T | Exception:
-    """Call a function that reads a file; errors of its content are returned."""
-    try:
-        return read(*arguments)
-    except (SyntaxError, ValueError) as error:
-        return error
-
-
-def _topics() -> Iterator[_Text]:
+def _topics() -> Iterator[PythonDocument]:
     try:
         from pydoc_data.topics import topics
     except ImportError:  # some distributions of Python lack it
@@ -211,17 +160,8 @@ def _topics() -> Iterator[_Text]:
         yield f"topics/{name}", inspect.cleandoc(topics[name]), {}
 
 
-def _library_docstrings(module: str, path: Path) -> list[tuple[str, str, str]]:
-    return list(docstrings(module, ast.parse(read_code(path))))
-
-
-def _module_docs() -> Iterator[_Text]:
-    for relative, path in standard_library_files():
-        module = module_name(relative)
-        entries = _try(_library_docstrings, module, path)
-        if isinstance(entries, Exception):
-            yield f"stdlib/{relative}", entries, {}
-            continue
+def _module_docs() -> Iterator[PythonDocument]:
+    for relative, module, entries in _modules():
         sections = []
         for name, signature, text in entries:
             section = f"{name}{signature}\n\n{text}"
@@ -233,35 +173,32 @@ def _module_docs() -> Iterator[_Text]:
         yield f"stdlib/{relative}", "\n\n\n".join(sections), {}
 
 
-def _description(distribution: metadata.Distribution) -> str:
-    # Parsed here, as an import of the package importlib_metadata changes the result of
-    # `.metadata`.
-    message = email.message_from_string(distribution.read_text("METADATA") or "")
-    return str(message.get_payload() or "")
-
-
-def _distribution_docs() -> Iterator[_Text]:
-    for name, distribution in installed_distributions():
-        about = {"version": distribution.version}
-        yield f"dist/{name}/METADATA", _try(_description, distribution), about
-        for file in sorted(distribution.files or [], key=str):
+def _package_docs() -> Iterator[PythonDocument]:
+    for name in PACKAGES:
+        package = metadata.distribution(name)
+        about = {"version": package.version}
+        # Parsed here, as an import of the package importlib_metadata changes the result
+        # of `.metadata`.
+        message = email.message_from_string(package.read_text("METADATA") or "")
+        yield f"dist/{name}/METADATA", str(message.get_payload() or ""), about
+        for file in sorted(package.files or [], key=str):
             _, inside, relative_path = str(file).partition(".dist-info/")
             path = Path(str(file.locate()))
             if inside and _LICENCE_NAME.search(file.name) and path.is_file():
-                locator = f"dist/{name}/{relative_path}"
-                yield locator, _try(path.read_text, "utf-8"), about
+                text = path.read_text("utf-8", "replace")
+                yield f"dist/{name}/{relative_path}", text, about
 
 
-def _standard_library_code() -> Iterator[_Text]:
+def _standard_library_code() -> Iterator[PythonDocument]:
     for relative, path in standard_library_files():
-        text = _try(read_code, path)
-        if isinstance(text, Exception) or not _GENERATED.search(text[:500]):
+        text = _read_code(path)
+        if not _GENERATED.search(text[:500]):
             yield f"stdlib/{relative}", text, {}
 
 
-_PARTS: dict[str, dict[str, Callable[[], Iterator[_Text]]]] = {
+_PARTS = {
     DOCS: {
-        "distributions": _distribution_docs,
+        "distributions": _package_docs,
         "docstrings": _module_docs,
         "topics": _topics,
     },
@@ -314,11 +251,8 @@ def preferences() -> list[Example]:
 
 def _pairs() -> list[tuple[str, str]]:
     pairs_by_name: dict[str, tuple[str, str]] = {}
-    for relative, path in standard_library_files():
-        module = module_name(relative)
-        entries = _try(_library_docstrings, module, path)
-        # reading python-docs:// as a source reports errors
-        for name, signature, text in () if isinstance(entries, Exception) else entries:
+    for _, module, entries in _modules():
+        for name, signature, text in entries:
             answer = " ".join(text.split("\n\n")[0].split())
             is_public = not any(part.startswith("_") for part in name.split("."))
             if (

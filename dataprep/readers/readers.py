@@ -86,12 +86,8 @@ def read_file(
     """
     if file.format == "python":
         documents = python_documents(file.location, file.name)
-        for number, document in enumerate(documents, start=1):
-            locator = document.locator
-            if document.error:
-                yield Rejected(number, f"{locator}: {document.error}")
-            else:
-                yield make_record(number, locator, document.text, document.metadata)
+        for number, (locator, text, metadata) in enumerate(documents, start=1):
+            yield make_record(number, locator, text, metadata)
         return
     path = as_path(file.location)
     meter = None if file.format in _RANDOM_ACCESS else meter or Metered(path)

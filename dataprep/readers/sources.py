@@ -256,7 +256,7 @@ def listing(name: str, source: DocumentFiles, verify: bool = False) -> list[List
         SourceError: as in `find_files`.
     """
     if is_python_source(source.path):
-        return python_listing(source.path, verify)
+        return python_listing(source.path)
     return [_listed_file(file, verify) for file in find_files(name, source).files]
 
 
