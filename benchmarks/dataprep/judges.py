@@ -31,7 +31,6 @@ from benchmarks.measuring import Row, fastest, row, text_megabytes
 from benchmarks.public_data import read_archive, read_records
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.quality.classifier import as_line, score_texts, train
-from gristmill.dataprep.quality.heuristics import heuristic_scores
 from gristmill.dataprep.quality.perplexity import load_scores
 from gristmill.dataprep.quality.quality import area_under_curve, best_cut, measure_cut
 from gristmill.dataprep.text.hashing import fmix64
@@ -66,7 +65,6 @@ def quality_rows() -> Iterator[Row]:
         *((False, text) for text in headline_lists(bad)),
     ]
     scores = {
-        "heuristic score": heuristic_scores(pa.array(texts, pa.large_string())),
         "classifier of other texts": classify(other_texts, texts, DEFAULTS),
         "classifier, five-fold": cross_validate(judged, DEFAULTS),
     }

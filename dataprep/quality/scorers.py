@@ -18,7 +18,6 @@ from gristmill.dataprep.encoders.distil_classifier import (
 )
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.quality.classifier import score_texts
-from gristmill.dataprep.quality.heuristics import heuristic_scores
 from gristmill.dataprep.quality.perplexity import (
     LogScores,
     load_scores,
@@ -60,7 +59,6 @@ SCORES: Mapping[str, Score] = {
     "perplexity": Score(False, PERPLEXITIES),
     "model_perplexity": Score(False, PERPLEXITIES),
     "bits_per_byte": Score(False, BITS),
-    "heuristic_score": Score(True, SHARES),
 }
 """Column -> score, in the order in which scores are tried."""
 
@@ -88,8 +86,6 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
             model["path"], model["sha256"], section.perplexity.max_tokens
         )
         scorers.append(lambda texts: score(texts.to_pylist()))
-    if section.heuristics:
-        scorers.append(lambda texts: {"heuristic_score": heuristic_scores(texts)})
     return lambda texts: {
         name: values for scorer in scorers for name, values in scorer(texts).items()
     }

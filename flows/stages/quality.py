@@ -1,6 +1,4 @@
-"""`quality`: scores documents with a classifier, by perplexity or by heuristics, and
-drops the worst.
-"""
+"""`quality`: scores documents with a classifier or by perplexity, and drops the worst."""
 
 from __future__ import annotations
 

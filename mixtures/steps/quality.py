@@ -23,9 +23,7 @@ from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.yaml_text import did_you_mean
 
-Score = Literal[
-    "quality", "perplexity", "model_perplexity", "bits_per_byte", "heuristic_score"
-]
+Score = Literal["quality", "perplexity", "model_perplexity", "bits_per_byte"]
 
 
 class Classifier(Section):
@@ -219,8 +217,6 @@ class QualityThresholds(Section):
     """Largest perplexity per token under the given language model."""
     max_bits_per_byte: PositiveFloat | None = None
     """Largest number of bits per byte under the given language model."""
-    min_heuristic_score: Fraction | None = None
-    """Smallest score from plain statistics."""
 
 
 THRESHOLDS = tuple(QualityThresholds.model_fields)
@@ -251,10 +247,6 @@ class Quality(QualityThresholds, Judging, Seeded):
     perplexity: Perplexity | None = None
     """Language models that measure `perplexity`, or `model_perplexity` and
     `bits_per_byte`.
-    """
-    heuristics: bool = False
-    """Measure `heuristic_score`, a share in [0, 1] that needs no training
-    (`dataprep/quality/heuristics.py`).
     """
     keep_top: Share | None = None
     """Share of the judged documents to keep, the best by one score: ceil(share *
@@ -297,7 +289,6 @@ class Quality(QualityThresholds, Judging, Seeded):
             "perplexity": ngrams,
             "model_perplexity": model,
             "bits_per_byte": model,
-            "heuristic_score": self.heuristics,
         }
         return tuple(name for name, measured in is_measured.items() if measured)
 
@@ -321,8 +312,7 @@ class Quality(QualityThresholds, Judging, Seeded):
             )
         if not self.scores:
             yield (
-                "nothing to measure: set at least one of classifier, "
-                "distil, perplexity, heuristics"
+                "nothing to measure: set at least one of classifier, distil, perplexity"
             )
         used = {
             name: SCORE_OF_THRESHOLD[name]

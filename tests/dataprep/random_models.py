@@ -83,6 +83,12 @@ def write_model(path: Path, shape: Shape, words: Sequence[str], seed: int) -> Pa
     return path
 
 
+def write_classifier(folder: Path, words: Sequence[str]) -> dict[str, str]:
+    """Write a model of two labels, and return the classifier's section that uses it."""
+    path = write_model(folder / "random.bin", Shape(labels=2), words, seed=1)
+    return {"model": str(path), "label": "__label__0"}
+
+
 def _matrix(
     rng: np.random.Generator, rows: int, shape: Shape, quantised: bool
 ) -> bytes:

@@ -1,4 +1,4 @@
-"""The stage `quality`: classifiers, heuristics, cuts, and reproducible training."""
+"""The stage `quality`: classifiers, cuts, and reproducible training."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ from gristmill.dataprep.quality.labelled_examples import (
 from gristmill.dataprep.quality.quality import area_under_curve
 from gristmill.mixtures.steps.quality import Classifier, Quality
 from tests.dataprep.kneser_ney_reference import PlainModel
-from tests.dataprep.random_models import Shape, write_model
+from tests.dataprep.random_models import Shape, write_classifier, write_model
 
 SECTION = {
     "positive": ["books"],
@@ -50,6 +50,7 @@ SECTION = {
     "holdout": 0.25,
 }
 SETTINGS = Classifier.model_validate(SECTION)
+KENLM = {"kenlm": "m.arpa"}
 GOOD = "the river carried its silt slowly toward a quiet sea while old stories were told".split()
 BAD = "buy now cheap discount click here free offer best price deal win money fast".split()
 
@@ -260,7 +261,6 @@ def test_workers_and_resumption_write_the_same_bytes(
         "seed": 1,
         "threshold": 0.5,
         "keep_top": 0.6,
-        "heuristics": True,
     }
     once, again = tmp_path / "once", tmp_path / "again"
     first = quality.run({"ingest": ingest}, config, once, make_context("work1"))
@@ -333,13 +333,13 @@ def test_class_without_documents_is_an_error_with_its_sources(
     ("section", "message"),
     [
         ({}, "measure"),
-        ({"heuristics": True, "min_quality": 0.5}, "min_quality .*quality"),
+        ({"perplexity": KENLM, "min_quality": 0.5}, "min_quality .*quality"),
         (
-            {"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"},
+            {"perplexity": KENLM, "keep_top": 0.5, "keep_top_by": "quality"},
             "keep_top_by .*quality",
         ),
-        ({"heuristics": True, "per_source": True}, "per_source"),
-        ({"heuristics": True, "keep_top": 0}, "greater than 0"),
+        ({"perplexity": KENLM, "per_source": True}, "per_source"),
+        ({"perplexity": KENLM, "keep_top": 0}, "greater than 0"),
         (
             {"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5},
             "the same setting",
@@ -390,7 +390,8 @@ def test_keep_top_keeps_the_exact_share_for_any_shards(
     three_shards = write_ingest(
         "parts", [documents[:30], documents[30:31], documents[31:]]
     )
-    config = {"heuristics": True, "keep_top": 0.32, "seed": 5}
+    classifier = write_classifier(tmp_path, GOOD)
+    config = {"classifier": classifier, "keep_top": 0.32, "seed": 5}
     kept = []
     for name, ingest in (("a", single_shard), ("b", three_shards)):
         summary = quality.run(
@@ -400,11 +401,9 @@ def test_keep_top_keeps_the_exact_share_for_any_shards(
         kept.append({row["locator"] for row in rows if row["keep"]})
         assert summary.counts["dropped"] == {"quality/keep_top": 95}
         cut = summary.cuts["all"]
-        assert (cut.kept, cut.of, cut.by) == (45, 140, "heuristic_score")
-        assert min(row["heuristic_score"] for row in rows if row["keep"]) == cut.score
-        assert (
-            max(row["heuristic_score"] for row in rows if not row["keep"]) <= cut.score
-        )
+        assert (cut.kept, cut.of, cut.by) == (45, 140, "quality")
+        assert min(row["quality"] for row in rows if row["keep"]) == cut.score
+        assert max(row["quality"] for row in rows if not row["keep"]) <= cut.score
     assert kept[0] == kept[1]
     assert len(kept[0]) == 45
     other_seed = quality.run(
@@ -458,19 +457,21 @@ def test_unscorable_document_is_quarantined_and_not_ranked(
     make_context: Callable[..., Context],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = scorers.heuristic_scores
-
-    def fragile(texts: Any) -> Any:
+    def fragile(predictor: Predictor, texts: pa.Array, section: Classifier) -> Any:
         if any("poison" in text for text in texts.to_pylist()):
             raise RuntimeError("choked")
-        return original(texts)
+        return score_texts(predictor, texts, section)
 
-    monkeypatch.setattr(scorers, "heuristic_scores", fragile)
+    monkeypatch.setattr(scorers, "score_texts", fragile)
     documents = [("web", str(n), text(GOOD, n)) for n in range(10)] + [
         ("web", "bad", "poison")
     ]
     inputs = {"ingest": write_ingest("ingest", [documents[5:], documents[:5]])}
-    config = {"heuristics": True, "keep_top": 0.5, "max_quarantined": 0.2}
+    config = {
+        "classifier": write_classifier(tmp_path, GOOD),
+        "keep_top": 0.5,
+        "max_quarantined": 0.2,
+    }
     summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
     assert (summary.counts["kept"], summary.counts["quarantined"]) == (5, 1)
     assert summary.counts["dropped"] == {"quality/keep_top": 5}
@@ -479,7 +480,7 @@ def test_unscorable_document_is_quarantined_and_not_ranked(
         for row in read_rows(tmp_path / "out", inputs["ingest"])
         if row["locator"] == "bad"
     ]
-    assert (bad["reason"], bad["error"], bad["heuristic_score"]) == (
+    assert (bad["reason"], bad["error"], bad["quality"]) == (
         "quarantine",
         "RuntimeError: choked",
         None,
@@ -499,7 +500,7 @@ def test_shards_without_judged_documents_are_allowed(
     model.write_text(PlainModel([text for _, _, text in prose], 2).arpa())
     perplexity = {"kenlm": str(model), "buckets": [0.5, 0.5]}
     config = {
-        "heuristics": True,
+        "classifier": write_classifier(tmp_path, GOOD),
         "perplexity": perplexity,
         "keep_top": 0.5,
         "sources": ["web"],
@@ -508,7 +509,7 @@ def test_shards_without_judged_documents_are_allowed(
     summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
     assert (summary.counts["read"], summary.counts["kept"]) == (10, 9)
     # the first score that is configured
-    assert summary.cuts["web"].by == "perplexity"
+    assert summary.cuts["web"].by == "quality"
     nobody = quality.run(
         inputs, {**config, "sources": ["mail"]}, tmp_path / "none", make_context("none")
     )

@@ -20,6 +20,7 @@ from gristmill.dataprep.quality.whatif_keep_top import keep_top_rule
 from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest, rules_of
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.quality import Quality
+from tests.dataprep.random_models import write_classifier
 
 SEED = 5
 WORDS = "the river of and stone table under morning to letter garden with #tag 17 a-very-long-compound-word".split()
@@ -46,7 +47,8 @@ def run_stages(
     rules = {"rules": {"gopher_quality": {"min_words": min_words}}}
     filter_stage.run(inputs, rules, out / "filter", make_context(f"{out.name}-filter"))
     inputs["filter"] = out / "filter"
-    config = {"heuristics": True, "seed": SEED, **ranking}
+    classifier = write_classifier(ingest.parent, WORDS)
+    config = {"classifier": classifier, "seed": SEED, **ranking}
     quality.run(inputs, config, out / "quality", make_context(f"{out.name}-quality"))
     return {**inputs, "quality": out / "quality"}
 
@@ -62,7 +64,9 @@ def all_rules(
         "filter": Filter.model_validate(
             {"rules": {"gopher_quality": {"min_words": min_words}}}
         ),
-        "quality": Quality.model_validate({"heuristics": True, **ranking}),
+        "quality": Quality.model_validate(
+            {"classifier": {"model": "random.bin"}, **ranking}
+        ),
     }
     columns = {stage: column_names(inputs[stage] / shard) for stage in sections}
     find = {"filter": filter_stage.rules, "quality": whatif_thresholds.rules}
@@ -92,7 +96,7 @@ def all_rules(
         (40, {"keep_top": 0.8}),
         (40, {"keep_top": 0.3}),
         (20, {"keep_top": 0.3, "per_source": True}),
-        (40, {"keep_top": 0.5, "min_heuristic_score": 0.4}),
+        (40, {"keep_top": 0.5, "min_quality": 0.4}),
     ],
 )
 def test_replayed_share_equals_a_run(
@@ -142,7 +146,7 @@ def test_samples_are_nearest_to_the_cut_of_their_group(
     assert max(value for _, _, value in samples["failing"]) <= min(
         value for _, _, value in samples["passing"]
     )
-    scores = verdicts.columns["heuristic_score"]
+    scores = verdicts.columns["quality"]
     worst_kept = min(scores[verdicts.keep])
     assert min(distance for distance, _, _ in samples["passing"]) <= worst_kept - max(
         scores[~verdicts.keep]

@@ -17,7 +17,7 @@ sources:
     where: "{where}"
 prepare:
   - filter: {{rules: [gopher_quality]}}
-  - quality: {{heuristics: true}}
+  - quality: {{classifier: {{model: quality.bin}}}}
 tokenizer: {{vocab_size: 300}}
 mix: {{tokens: 10_000, sequence_length: 32}}
 """
@@ -25,6 +25,7 @@ mix: {{tokens: 10_000, sequence_length: 32}}
 
 def opened(folder: Path, where: str) -> None:
     (folder / "web.txt").write_text("a text")
+    (folder / "quality.bin").write_bytes(b"")
     (folder / "m.yaml").write_text(MANIFEST.format(where=where))
     open_session(str(folder / "m.yaml"), [], str(folder / "store"))
 
@@ -34,13 +35,13 @@ def test_unmeasured_column_is_rejected_with_its_line(
 ) -> None:
     with pytest.raises(
         ManifestError,
-        match=r"m\.yaml:6: sources\.web\.where: 'quality > 0.5'.*heuristic_score",
+        match=r"m\.yaml:6: sources\.web\.where: 'perplexity > 0.5'.*quality",
     ):
-        opened(tmp_path, "quality > 0.5")
+        opened(tmp_path, "perplexity > 0.5")
 
 
 def test_columns_of_the_configured_stages_pass(tmp_path: Path) -> None:
-    opened(tmp_path, "heuristic_score > 0.5 AND words > 10 AND tokens > 3")
+    opened(tmp_path, "quality > 0.5 AND words > 10 AND tokens > 3")
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,7 @@ def test_dedup_keep_accepts_only_columns_measured_by_earlier_steps(
     tmp_path: Path, keep: str, message: str
 ) -> None:
     (tmp_path / "web.txt").write_text("a text")
+    (tmp_path / "quality.bin").write_bytes(b"")
     text = MANIFEST.format(where="tokens > 3").replace(
         "  - quality:", f"  - dedup: {{keep: {keep}}}\n  - quality:"
     )
