@@ -77,7 +77,7 @@ def _markdown(part: Part, has_pictures: bool) -> str:
                 f"**{plain(title)}**\n\n{_blocks(parts, has_pictures)}"
                 for title, parts in columns
             )
-        case Details(summary, parts, long) if not long:
+        case Details(summary, parts):
             return f"**{plain(summary)}**\n\n{_blocks(parts, has_pictures)}".rstrip()
         case Fields(fields):
             return "\n".join(

@@ -63,16 +63,7 @@ class ShareBar:
     share: float
 
 
-@dataclass(frozen=True)
-class SeriesKey:
-    """A dot in the colour of a series of a map."""
-
-    series: int
-
-
-Inline: TypeAlias = (
-    str | float | Span | Link | ShareBar | SeriesKey | Sequence["Inline"]
-)
+Inline: TypeAlias = str | float | Span | Link | ShareBar | Sequence["Inline"]
 """Content of a line or a cell: text that may break after the punctuation of long names,
 spans, links.
 """
@@ -164,8 +155,6 @@ class Details:
 
     summary: str
     parts: Sequence[Part]
-    long: bool = False
-    """Left out of Markdown, where nothing can be folded."""
 
 
 @dataclass(frozen=True)
@@ -370,7 +359,7 @@ def table(
     formats = list(columns.values())
 
     def cell(value: object, form: str) -> Inline:
-        if isinstance(value, str | Span | Link | ShareBar | SeriesKey | list):
+        if isinstance(value, str | Span | Link | ShareBar | list):
             return value
         return "" if value is None else format(value, form)
 
@@ -386,7 +375,7 @@ def inline_text(value: Inline) -> str:
     """The text of inline content without its marks and links."""
     if isinstance(value, Span | Link):
         return inline_text(value.text)
-    if isinstance(value, ShareBar | SeriesKey):
+    if isinstance(value, ShareBar):
         return ""
     if isinstance(value, str | int | float):
         return str(value)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gristmill.flows.pages.column_glossary import MEANINGS
 from gristmill.flows.pages.page_elements import Page
-from gristmill.flows.pages.pictures import COLOURS, ON_DARK
+from gristmill.flows.pages.pictures import ON_DARK
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -82,20 +82,14 @@ def served_html(page: Page) -> str:
 
 
 def _render(page: Page, **options: str) -> str:
-    return (
-        environment(TEMPLATES)
-        .get_template("page.html.jinja")
-        .render(page=page, style=STYLE, **_palette(), **options)
-    )
-
-
-def _palette() -> dict[str, object]:
-    return {"light": LIGHT, "dark": DARK, "series": COLOURS}
+    template = environment(TEMPLATES).get_template("page.html.jinja")
+    return template.render(page=page, style=STYLE, light=LIGHT, dark=DARK, **options)
 
 
 def style_sheet() -> str:
     """The style of all pages, light or dark as the browser is."""
-    return environment(TEMPLATES).get_template("style.css.jinja").render(**_palette())
+    template = environment(TEMPLATES).get_template("style.css.jinja")
+    return template.render(light=LIGHT, dark=DARK)
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from textwrap import shorten
 
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages import pictures
@@ -14,21 +13,16 @@ from gristmill.flows.pages.page_elements import (
     Heading,
     Link,
     Listing,
-    Mark,
     MaybeSection,
     Note,
     Part,
     Section,
-    SeriesKey,
-    Sides,
     Span,
     Table,
-    Text,
     flatten,
     section_of,
     table,
 )
-from gristmill.flows.pages.text_diff import Piece, differences
 from gristmill.flows.report.facts import (
     Facts,
     eaten_sources,
@@ -49,20 +43,11 @@ from gristmill.mixtures.schema.sources import INGEST
 MOST_REASONS = 20
 MOST_BARS = 12
 MOST_LANGUAGES = 20
-CONTEXT = 1000
-"""Characters that remain at both ends of a folded passage, which is the same in two
-texts for four times as long.
-"""
-TITLE_CHARS = 80
-"""Beginning of a document, shown before it is opened."""
 
 
 def document_sections(facts: Facts) -> list[MaybeSection]:
     """The sections about all steps together; None for those without content."""
-    return [
-        section(facts)
-        for section in (funnel, reasons, cuts, whole_documents, quarantine)
-    ]
+    return [section(facts) for section in (funnel, reasons, cuts, quarantine)]
 
 
 def funnel(facts: Facts) -> MaybeSection:
@@ -93,6 +78,10 @@ def funnel(facts: Facts) -> MaybeSection:
         "Tokens before the last stage are estimated from the bytes per token of each "
         "source."
     )
+    commands = (
+        "`gristmill browse MANIFEST` shows whole documents, kept and dropped, with the "
+        "edits of every step; `gristmill explain MANIFEST ID --text` prints one."
+    )
     return section_of(
         "Documents",
         Figure(picture, "Text kept after each stage."),
@@ -100,6 +89,7 @@ def funnel(facts: Facts) -> MaybeSection:
         None if facts.funnel[0].tokens_kept is None else estimate,
         [f"{sentence}." for sentence in eaten_sources(facts.funnel)],
         by_source(facts),
+        commands,
     )
 
 
@@ -197,43 +187,6 @@ def cuts(facts: Facts) -> MaybeSection:
             parts.append(Listing(f"{side}, next to the cut", entries))
         details.append(Details(title, parts))
     return section_of("Both sides of each cut", details)
-
-
-def whole_documents(facts: Facts) -> MaybeSection:
-    """Whole documents, kept and dropped ones, chosen by chance."""
-    parts: list[Part] = []
-    for group in facts.shown_documents:
-        rule = f"Dropped by {group.step}: {group.rule}"
-        title = "Kept" if group.step is None else rule
-        parts.append(Heading(f"{title} ({group.documents:,})"))
-        for document in group.shown:
-            spans = [Span(piece.text, piece.edit or "") for piece in document.pieces]
-            original = "".join(span.text for span in spans if span.mark != "added")
-            characters = f"{document.characters:,}"
-            cut = (
-                f"The first {len(original):,} of {characters} characters; `gristmill "
-                f"explain MANIFEST {document.id} --text` shows all."
-            )
-            beginning = shorten(
-                original[: 8 * TITLE_CHARS], TITLE_CHARS, placeholder=" ..."
-            )
-            place = f"{document.source} {document.locator}"
-            contents = flatten(
-                [
-                    document.verdict,
-                    Text(spans),
-                    cut if len(original) < document.characters else None,
-                    f"Its id is `{document.id}`.",
-                ]
-            )
-            title = f"{place}, {characters} characters: {beginning}"
-            parts.append(Details(title, contents, long=True))
-    note = (
-        "Some of each, by chance and the same in every report of this data: a click "
-        "opens one. What steps took out of a text is struck out and red, what they put "
-        "in is green."
-    )
-    return section_of("Whole documents", note, parts)
 
 
 def lengths(facts: Facts, name: str = "filter") -> MaybeSection:
@@ -346,9 +299,7 @@ def agreement(distilled: Distilled) -> list[Part]:
 
 
 def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
-    """Sizes of clusters of duplicates, the largest clusters, and near duplicates side
-    by side.
-    """
+    """Sizes of clusters of duplicates, and the largest clusters."""
     clusters = facts.clusters.get(name)
     if clusters is None or not clusters.largest:
         return None
@@ -363,16 +314,6 @@ def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
         "one; `clusters: connected` drops {connected:,}, all but one of each chain."
     )
     sizes = count_bars(clusters.sizes.items(), "clusters")
-    pairs = []
-    for pair in clusters.beside:
-        texts = differences(pair.dropped.text, pair.kept.text)
-        columns = [
-            (f"dropped: {pair.dropped.locator}", [Text(folded(texts[0], "removed"))]),
-            (f"kept: {pair.kept.locator}", [Text(folded(texts[1], "added"))]),
-        ]
-        places = f"{pair.dropped.locator}, dropped, and {pair.kept.locator}, kept in"
-        title = f"{pair.measure} {pair.similarity:.2f}: {places} its place"
-        pairs.append(Details(title, [Sides(columns)]))
     return section_of(
         "Duplicates",
         f"{summary.clusters:,} clusters of two or more documents.",
@@ -381,27 +322,8 @@ def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
         if clusters.sizes
         else None,
         table({"survivor of the largest": "", "id": "", "documents": "d"}, rows),
-        Heading("Near duplicates side by side, the least similar first"),
-        pairs,
+        "`gristmill browse MANIFEST` shows the documents of a cluster side by side.",
     )
-
-
-def folded(pieces: Sequence[Piece], mark: Mark) -> list[Span]:
-    """A text with its differences marked; only both ends remain of a long passage
-    without any.
-    """
-    spans: list[Span] = []
-    for text, differs in pieces:
-        if differs or len(text) <= 4 * CONTEXT:
-            spans.append(Span(text, mark if differs else ""))
-        else:
-            hidden = f"\n[{len(text) - 2 * CONTEXT:,} characters that both have]\n"
-            spans += [
-                Span(text[:CONTEXT]),
-                Span(hidden, "masked"),
-                Span(text[-CONTEXT:]),
-            ]
-    return spans
 
 
 def edits(facts: Facts, name: str = "clean") -> MaybeSection:
@@ -464,7 +386,7 @@ def domain_table(
     total = sum(domain.documents for domain in summary.domains) or 1
     rows = [
         [
-            [SeriesKey(domain.domain % len(pictures.COLOURS)), str(domain.domain)],
+            str(domain.domain),
             Link(domain.name, link(domain.domain)) if link else domain.name,
             domain.documents,
             domain.documents / total,

@@ -17,9 +17,8 @@ import pyarrow.compute as pc
 from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
-from gristmill.dataprep.documents import column_names, read_annotations, shard_names
+from gristmill.dataprep.documents import read_annotations, shard_names
 from gristmill.flows.pages.page_elements import ByName
-from gristmill.flows.questions.document_samples import DocumentGroup, shown_documents
 from gristmill.flows.questions.find_documents import (
     committed_folders,
     committed_inputs,
@@ -48,12 +47,6 @@ from gristmill.flows.stages.stage import Stage, imported
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpora
 
-SIMILARITIES = ("jaccard", "cosine")
-"""Columns with the similarity of a duplicate and the document that stays for it."""
-SHOWN_PAIRS = 5
-"""Near duplicates that stand side by side in the report."""
-COMPARED_CHARACTERS = 20_000
-"""Beginning of each of their texts that is compared."""
 LEAST_KEPT, LEAST_READ = 0.1, 20
 """A stage that keeps less than that share of a source of so many documents most likely
 judges it by rules for another kind of text, such as source code by those for prose.
@@ -107,30 +100,11 @@ class StageFacts:
 
 
 @dataclass(frozen=True)
-class PlacedText:
-    """The beginning of a document's text, and where it is from."""
-
-    locator: str
-    text: str
-
-
-@dataclass(frozen=True)
-class PairOfTexts:
-    """Texts of a near duplicate and of the kept document."""
-
-    measure: str
-    similarity: float
-    dropped: PlacedText
-    kept: PlacedText
-
-
-@dataclass(frozen=True)
 class Duplicates:
-    """The largest clusters of a step, clusters by size, and near duplicates."""
+    """The largest clusters of a step, and clusters by size."""
 
     largest: Sequence[Cluster]
     sizes: ByName[int]
-    beside: Sequence[PairOfTexts] = ()
 
 
 @dataclass(frozen=True)
@@ -157,7 +131,6 @@ class Facts:
         training: training -> its record.
         spikes: training -> steps that were skipped for their loss.
         cuts: rules that dropped most, of the report alone.
-        shown_documents: whole documents, of the report alone.
         clusters: step -> duplicates, of the report alone.
         packed: the mixture.
         evaluation: measurements of models.
@@ -173,7 +146,6 @@ class Facts:
     training: dict[str, Record] = field(default_factory=dict)
     spikes: dict[str, Sequence[SpikeReport]] = field(default_factory=dict)
     cuts: Sequence[Cut] = ()
-    shown_documents: Sequence[DocumentGroup] = ()
     clusters: dict[str, Duplicates] = field(default_factory=dict)
     packed: Packed | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -269,9 +241,7 @@ def _gather(session: Session, folders: ByName[StageFolder], whole: bool) -> Fact
         funnel(summaries, session.manifest.steps),
     )
     if INGEST in folders and whole:
-        documents = _document_facts(session, folders, summaries)
-        facts.cuts = documents.cuts
-        facts.shown_documents = documents.shown_documents
+        facts.cuts = _document_facts(session, folders, summaries).cuts
     for name, folder in folders.items():
         kind = session.plan[name].stage
         if kind.training is not None:
@@ -300,11 +270,8 @@ def _document_facts(
     )
     if _last_documents.session is not session or _last_documents.commits != commits:
         inputs = committed_inputs(session)
-        recipes = {name: node.recipe for name, node in session.plan.items()}
-        _last_documents.facts = Facts(
-            cuts=describe_cuts(session, inputs, summaries),
-            shown_documents=shown_documents(recipes, inputs),
-        )
+        cuts = describe_cuts(session, inputs, summaries)
+        _last_documents.facts = Facts(cuts=cuts)
         _last_documents.session, _last_documents.commits = session, commits
     return _last_documents.facts
 
@@ -350,60 +317,33 @@ def spikes_with_origins(
 def clusters_found(
     session: Session, name: str, folder: StageFolder, facts: Facts
 ) -> None:
-    """Add the largest clusters of duplicates, sizes of all, and near duplicates with
-    their texts.
-    """
+    """Add the largest clusters of duplicates, and sizes of all."""
     inputs = committed_inputs(session)
     if INGEST not in inputs:
         return
     clusters = facts.step(name).largest_clusters
-    sizes, pairs = duplicates_found(inputs, name)
-    ids = {bytes.fromhex(cluster.survivor) for cluster in clusters}
-    ids.update(*(documents for *_, documents in pairs))
-    texts = {
-        id_: PlacedText(row["locator"], row["text"][:COMPARED_CHARACTERS])
-        for id_, row in documents_of(inputs, ids, ["locator", "text"]).items()
-    }
+    survivors = {bytes.fromhex(cluster.survivor) for cluster in clusters}
+    documents = documents_of(inputs, survivors, ["locator"])
     largest = []
     for cluster in clusters:
         # a survivor may be of another run
-        text = texts.get(bytes.fromhex(cluster.survivor), PlacedText("", ""))
-        largest.append(replace(cluster, locator=text.locator))
-    beside = [
-        PairOfTexts(measure, similarity, texts[dropped], texts[kept])
-        for measure, similarity, (dropped, kept) in pairs
-        if dropped in texts and kept in texts
-    ]
-    facts.clusters[name] = Duplicates(largest, sizes, beside)
+        document = documents.get(bytes.fromhex(cluster.survivor), {"locator": ""})
+        largest.append(replace(cluster, locator=document["locator"]))
+    facts.clusters[name] = Duplicates(largest, cluster_sizes(inputs, name))
 
 
-def duplicates_found(
-    inputs: ByName[Path], step: str
-) -> tuple[dict[str, int], list[tuple[str, float, tuple[bytes, bytes]]]]:
-    """Clusters of duplicates by size, and the SHOWN_PAIRS least similar near
-    duplicates: measure, similarity, ids of the dropped and of the kept document.
-    """
+def cluster_sizes(inputs: ByName[Path], step: str) -> dict[str, int]:
+    """Clusters of duplicates by size."""
     least = list(CLUSTER_SIZES.values())
-    counts, nearest = np.zeros(len(least), np.int64), list[tuple[float, bytes, bytes]]()
-    shards = shard_names(inputs[INGEST])
-    columns = column_names(inputs[step] / shards[0])
-    measure = next(name for name in SIMILARITIES if name in columns)
-    for shard in shards:
-        table = read_annotations(
-            inputs, shard, step, ["keep", "cluster_size", measure, "duplicate_of"]
-        )
+    counts = np.zeros(len(least), np.int64)
+    for shard in shard_names(inputs[INGEST]):
+        table = read_annotations(inputs, shard, step, ["keep", "cluster_size"])
         is_kept = pc.fill_null(table["keep"], False)
         sizes = table.filter(is_kept)["cluster_size"].drop_null().to_numpy()
         groups = np.searchsorted(least, sizes, side="right")
         counts += np.bincount(groups, minlength=len(least) + 1)[1:]
-        near = table.filter(pc.less(table[measure], 1.0))
-        values = (near[name].to_pylist() for name in (measure, "id", "duplicate_of"))
-        nearest = sorted([*nearest, *zip(*values, strict=True)])[:SHOWN_PAIRS]
     by_size = zip(CLUSTER_SIZES, counts.tolist(), strict=True)
-    pairs = [
-        (measure, similarity, (dropped, kept)) for similarity, dropped, kept in nearest
-    ]
-    return {name: count for name, count in by_size if count}, pairs
+    return {name: count for name, count in by_size if count}
 
 
 def funnel(

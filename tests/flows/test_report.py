@@ -35,7 +35,7 @@ from gristmill.flows.report.document_sections import (
 from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.facts import (
     Facts,
-    duplicates_found,
+    cluster_sizes,
     eaten_sources,
     funnel,
     with_tokens,
@@ -266,32 +266,6 @@ def test_duplicates_section_shows_drops_of_both_cluster_rules() -> None:
     )
     assert "drops 1,200 documents, each similar to a kept one" in html
     assert "drops 1,345, all but one of each chain" in html
-    dropped_document, kept_document = (
-        {"locator": name, "text": f"text of {name}"} for name in ("b.txt", "a.txt")
-    )
-    facts_with_pair = {
-        **cluster_facts,
-        "beside": [
-            {
-                "measure": "jaccard",
-                "similarity": 0.756,
-                "dropped": dropped_document,
-                "kept": kept_document,
-            }
-        ],
-    }
-    pair_html = html_of(
-        duplicates(
-            facts_of(clusters={"dedup": facts_with_pair}, summaries={"dedup": summary})
-        )
-    )
-    assert (
-        "<summary>jaccard 0.76: b.txt, dropped, and a.txt, kept in its place</summary>"
-        in pair_html
-    )
-    dropped_text, kept_text = re.findall(r"<pre>(.*?)</pre>", pair_html)
-    assert dropped_text == "text of <del>b</del>.txt"
-    assert kept_text == "text of <ins>a</ins>.txt"
     older_html = html_of(
         duplicates(
             facts_of(
@@ -318,27 +292,12 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
     )
     write_table(tmp_path / "ingest" / "part-0.parquet", documents)
     rows = np.arange(7)
-    table, _ = annotate(
-        documents,
-        rows,
-        rows,
-        [None, "d", None, "d", "d", None, None],
-        {
-            "cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32()),
-            "duplicate_of": pa.array(
-                [None, ids[0], None, ids[2], ids[2], None, None], pa.binary(16)
-            ),
-            "jaccard": pa.array([None, 1.0, None, 0.8, 0.7, None, float("nan")]),
-        },
-    )
+    sizes = {"cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32())}
+    reasons = [None, "d", None, "d", "d", None, None]
+    table, _ = annotate(documents, rows, rows, reasons, sizes)
     write_table(tmp_path / "dedup" / "part-0.parquet", table)
     inputs = {"ingest": tmp_path / "ingest", "dedup": tmp_path / "dedup"}
-    sizes, pairs = duplicates_found(inputs, "dedup")
-    assert sizes == {"2": 1, "3-4": 1}
-    assert pairs == [
-        ("jaccard", 0.7, (ids[4], ids[2])),
-        ("jaccard", 0.8, (ids[3], ids[2])),
-    ], "neither equal texts nor uncompared ones are pairs"
+    assert cluster_sizes(inputs, "dedup") == {"2": 1, "3-4": 1}
     assert documents_of(inputs, [ids[4], ids[2], b"?" * 16], ["locator"]) == {
         ids[2]: {"id": ids[2], "locator": "2"},
         ids[4]: {"id": ids[4], "locator": "4"},

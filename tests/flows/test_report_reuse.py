@@ -123,7 +123,6 @@ def test_documents_near_cuts_are_read_again_only_for_new_document_commits(
         "describe_cuts",
         lambda *arguments: (calls.append(1), [replace(cut, dropped=len(calls))])[1],
     )
-    monkeypatch.setattr(report_facts, "shown_documents", lambda *arguments: [])
     monkeypatch.setattr(report_facts, "committed_inputs", lambda session: {})
     session: Any = SimpleNamespace(
         manifest=SimpleNamespace(steps={"filter": None}), plan={}
