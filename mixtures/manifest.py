@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 from gristmill.mixtures.base import Location, Name, Part, Section, inside
-from gristmill.mixtures.scaling.merging import Merge, merged_steps
+from gristmill.mixtures.scaling.merging import Merge
 from gristmill.mixtures.scaling.size_rules import take_dial
 from gristmill.mixtures.schema.engine import Engine
 from gristmill.mixtures.schema.evaluation import Documents, Evaluate, Export
@@ -87,10 +87,10 @@ class Manifest(Section):
 
     def _problems(self) -> Iterator[str]:
         if self.merge is not None and self.pretrain is not None:
-            try:
-                merged_steps(self.merge, self.pretrain)
-            except ValueError as error:
-                yield f"merge: {error}"
+            last = self.pretrain.steps
+            for step in self.merge.steps:
+                if step > last:
+                    yield f"merge: steps: {step} is after the last step, {last}"
 
     @property
     def steps(self) -> dict[str, Step]:

@@ -57,7 +57,7 @@ pretrain:
   micro_batch_size: 4
   log_every: 1
   validate_every: 6
-merge: {last: 2, every: 3, until: end}
+merge: {steps: [9, 12]}
 sft:
   data: [{path: chats.jsonl}]
   prepare: [dedup, {filter: {rules: [gopher_repetition]}}]

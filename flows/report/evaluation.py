@@ -95,29 +95,6 @@ def _bits_and_perplexity(values: SourceMeasures) -> list[Measure | None]:
     return [_measure(values, "bits_per_byte"), _measure(values, "perplexity")]
 
 
-def merged(facts: Facts, name: str) -> MaybeSection:
-    """Held-out measurements of merged checkpoints, of each of them, and of the end of
-    the training.
-    """
-    next_tokens, hidden = [], []
-    for model in facts.merged.models:
-        for source, values in model.sources.items():
-            place = model.model, model.share, source
-            if values.perplexity is not None:
-                next_tokens.append([*place, *_bits_and_perplexity(values)])
-            else:
-                is_masked = values.span_loss is None
-                loss = values.masked_loss if is_masked else values.span_loss
-                hidden.append([*place, loss])
-    names = {"model": "", "share": ".1%", "source": ""}
-    return section_of(
-        "Merged checkpoints",
-        table({**names, "bits per byte": ".4f", "perplexity": ".2f"}, next_tokens),
-        table({**names, "loss of hidden tokens": ".4f"}, hidden),
-        BOOTSTRAP_NOTE if next_tokens else None,
-    )
-
-
 def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
     """Every task's metrics for every model, and differences between models."""
     metrics = task_table(evaluated_models(facts))

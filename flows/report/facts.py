@@ -30,7 +30,6 @@ from gristmill.flows.report.stage_summaries import (
     Cluster,
     Evaluation,
     Kind,
-    MergedModels,
     MetricsLine,
     Packed,
     Record,
@@ -134,7 +133,6 @@ class Facts:
         clusters: step -> duplicates, of the report alone.
         packed: the mixture.
         evaluation: measurements of models.
-        merged: those of merged checkpoints.
         export, exported_documents: folders of the model and of documents.
     """
 
@@ -149,7 +147,6 @@ class Facts:
     clusters: dict[str, Duplicates] = field(default_factory=dict)
     packed: Packed | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
-    merged: MergedModels = field(default_factory=MergedModels)
     export: str = ""
     exported_documents: str = ""
 
@@ -279,7 +276,6 @@ def _document_facts(
 TOPICS: dict[str, type[Summary]] = {
     "packed": Packed,
     "evaluation": Evaluation,
-    "merged": MergedModels,
 }
 """Topic that a stage writes for every reader (`Display.topics`) -> its type."""
 

@@ -544,7 +544,7 @@ class RewardedSample(Summary):
 
 
 class TrainingSummary(Summary):
-    """Summary of a training, or of merged checkpoints.
+    """Summary of a training.
 
     Attributes:
         tokens: that it read.
@@ -559,7 +559,6 @@ class TrainingSummary(Summary):
         algorithm, started_from: of reinforcement learning.
         first_rewards, last_rewards: reward -> mean of the first and last logged step.
         samples: answers before and after.
-        sources: source -> measures of merged checkpoints.
     """
 
     tokens: int | None = None
@@ -581,7 +580,6 @@ class TrainingSummary(Summary):
     first_rewards: ByName[float] = {}
     last_rewards: ByName[float] = {}
     samples: Sequence[RewardedSample] = ()
-    sources: ByName[SourceMeasures] = {}
 
 
 class TeacherSummary(Summary):
@@ -679,19 +677,3 @@ class Evaluation(Summary):
     models: ByName[ModelMeasures] = {}
     differences: Sequence[Difference] = ()
     contamination: ByName[ByName[ByName[object]]] = {}
-
-
-class MergedModel(Summary):
-    """Held-out measurements of a checkpoint, of an average of them, or of the last
-    one.
-    """
-
-    model: str
-    share: float | None
-    sources: ByName[SourceMeasures]
-
-
-class MergedModels(Summary):
-    """Result of `merge` (`merged.json`)."""
-
-    models: Sequence[MergedModel] = ()

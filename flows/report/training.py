@@ -351,16 +351,11 @@ def effect_rows(facts: Facts) -> list[Effect]:
         if "bits_per_byte" in values
     }
     first = next((line for line in record if "loss" in line), MetricsLine())
-    sources, averages = first.get("sources", {}), facts.trained("merge").sources
-    rows, merges = list[Effect](), list[Effect]()
+    sources = first.get("sources", {})
+    rows: list[Effect] = []
     for source, value in validation.items():
         batch = sources.get(source, first).get("bits_per_byte")
         rows += _loss_effect("pretrain", f"text of {source}", batch, value)
-        # An average of checkpoints replaces the end, also if it is worse.
-        if source in averages:
-            average = averages[source].bits_per_byte
-            merges += _loss_effect("merge", f"text of {source}", value, average)
-    rows += merges
     for stage in ("sft", "reward", "dpo", "rl"):
         if stage in facts.training:
             rows += _tuning_effects(stage, facts.trained(stage))

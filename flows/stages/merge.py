@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.sections import seed_of
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     MeasuredColumns,
     Problems,
     Requirements,
@@ -13,51 +11,47 @@ from gristmill.flows.stages.stage import (
     only,
 )
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.scaling.merging import merge_problems, merged_steps
-from gristmill.mixtures.schema.evaluation import Evaluate
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
-    """Return the merged steps, their weights, and the settings of the model's
-    measurement.
-    """
+    """Return the merged steps and their weights."""
     section = manifest.merge
     pretrain = manifest.pretrain
     if section is None or pretrain is None:
         return None
-    measured = manifest.evaluate or Evaluate()
+    weights = section.weights or [1.0] * len(section.steps)
     return {
-        "steps": merged_steps(section, pretrain),
+        "steps": list(section.steps),
         "of": pretrain.steps,
-        "shares": section.shares,
-        "seed": seed_of(measured, manifest),
-        "bootstrap_samples": measured.bootstrap_samples,
+        "shares": [weight / sum(weights) for weight in weights],
     }, {}
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
-    """Yield an error if the checkpoints would be deleted before."""
+    """Yield an error for each checkpoint that would not be kept."""
     assert manifest.merge is not None
-    problem = merge_problems(
-        manifest.engine.checkpoint_every,
-        manifest.engine.permanent_every,
-        manifest.merge.every,
-    )
-    if problem is not None:
-        yield (STAGE.name, "every"), problem
+    assert manifest.pretrain is not None
+    saved_every = manifest.engine.checkpoint_every
+    kept_every = manifest.engine.permanent_every
+    for step in manifest.merge.steps:
+        is_kept = kept_every is not None and step % kept_every == 0
+        if step != manifest.pretrain.steps and (step % saved_every or not is_kept):
+            yield (
+                (STAGE.name, "steps"),
+                f"the checkpoint of step {step} must be saved and kept: set "
+                f"engine.checkpoint_every (now {saved_every}) and "
+                f"engine.permanent_every (now {kept_every or 'absent'}) to {step}, "
+                "or to divisors of it",
+            )
 
 
 STAGE = Stage(
     "merge",
-    1,
+    2,
     "gristmill.train.stages.merge:run",
     configure,
-    only("tokenizer", "mix", "pretrain"),
+    only("pretrain"),
     preflight=preflight,
     output="model",
     requirements=Requirements(torch=True),
-    display=Display(
-        topics={"merged": "merged.json"},
-        report=("gristmill.flows.report.evaluation:merged",),
-    ),
 )

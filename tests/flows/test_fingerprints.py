@@ -178,7 +178,7 @@ sources: {prose: {path: "prose/*.txt"}}
 tokenizer: {vocab_size: 512}
 mix: {tokens: 20_000, sequence_length: 64}
 pretrain: {steps: 9, model: {layers: 2, width: 32, heads: 2}}
-merge: {last: 2, every: 3, weights: linear}
+merge: {steps: [3, 6], weights: [1, 2]}
 sft: {data: [{path: chat.jsonl}], steps: 2}
 """
 DEMO_OVERRIDES = [

@@ -126,18 +126,6 @@ def test_effects_of_trainings_are_measured_on_held_out_data() -> None:
     assert {len(row) for row in effects} == {len(EFFECT_COLUMNS)}
 
 
-def test_merged_checkpoints_are_compared_with_the_last_checkpoint() -> None:
-    merge_facts = facts(
-        merge={
-            "sources": {"web": {"bits_per_byte": 2.25}, "books": {"bits_per_byte": 3.5}}
-        }
-    )
-    assert effect_rows(merge_facts)[2:] == [
-        ("merge", "text of web", "2.000", "2.250", "worse"),
-        ("merge", "text of books", "3.600", "3.500", "better"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
