@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.readers.charsets import UndecodableError, decode
@@ -23,11 +21,14 @@ from gristmill.dataprep.readers.compression import (
     read_whole,
     split_compression,
 )
+from gristmill.dataprep.readers.json_array import json_lines
+from gristmill.dataprep.readers.jsonl import parse_json
 from gristmill.dataprep.readers.parquet import table_rows
 from gristmill.dataprep.readers.records import Fields
 from gristmill.dataprep.readers.sources import outside_files
 from gristmill.mixtures.steps.decontaminate import EvaluationSet
 
+JSON = (".json", ".jsonl", ".ndjson")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TEXT = "text"
 """Name of the only field in a line of a text file."""
@@ -183,8 +184,8 @@ def forms(field: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def read_items(name: str, path: Path) -> Iterator[Fields]:
-    """Read the items of a file (Parquet, CSV, JSON lines, JSON, lines of text;
-    compressed or not).
+    """Read the items of a file (Parquet, CSV, JSON lines or a JSON list, lines of
+    text; compressed or not).
 
     Args:
         name: file name whose extension selects the format.
@@ -201,6 +202,9 @@ def read_items(name: str, path: Path) -> Iterator[Fields]:
             yield row
         return
     try:
+        if extension in JSON:
+            yield from _json_items(path, compression)
+            return
         text = decode(read_whole(path, compression), None).text
     except (CorruptFileError, RecordTooLongError, UndecodableError) as error:
         raise EvaluationSetError(
@@ -216,49 +220,26 @@ def read_items(name: str, path: Path) -> Iterator[Fields]:
             raise EvaluationSetError(
                 f"{path}: line {rows.line_num} is not readable CSV: {error}"
             ) from error
-    elif extension in (".jsonl", ".ndjson"):
-        yield from _json_lines(path, text)
-    elif extension == ".json":
-        yield from _json_records(path, text)
     else:
         yield from ({TEXT: line} for line in text.splitlines() if line.strip())
 
 
-def _json_records(path: Path, text: str) -> Iterator[Fields]:
-    """Items of a JSON list of objects, of JSON lines under another extension, or of a
-    single object.
-
-    If all values of a single object are objects, they are the items; otherwise the
-    object is one item.
-    """
-    try:
-        value = json.loads(text)
-    except ValueError:
-        yield from _json_lines(path, text)
-        return
-    if isinstance(value, dict):
-        items = list(value.values())
-        is_nested = items and all(isinstance(item, dict) for item in items)
-        value = items if is_nested else [value]
-    for number, item in enumerate(value if isinstance(value, list) else [value], 1):
-        yield _object(path, number, item)
-
-
-def _json_lines(path: Path, text: str) -> Iterator[Fields]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                value = json.loads(line)
-            except ValueError as error:
-                raise EvaluationSetError(
-                    f"{path}: line {number} is not valid JSON: {error}"
-                ) from error
-            yield _object(path, number, value)
-
-
-def _object(path: Path, number: int, value: Any) -> Fields:
-    if not isinstance(value, dict):
-        raise EvaluationSetError(
-            f"{path}: item {number} must be a JSON object, not {type(value).__name__}"
-        )
-    return value
+def _json_items(path: Path, compression: str) -> Iterator[Fields]:
+    for number, line in enumerate(json_lines(path, compression), start=1):
+        if isinstance(line, RecordTooLongError):
+            raise line
+        if not line or line.isspace():
+            continue
+        try:
+            item = parse_json(line)
+        except ValueError as error:
+            raise EvaluationSetError(
+                f"{path}: line {number}: {error}; write one object per line, or a list "
+                "of objects"
+            ) from error
+        if not isinstance(item, dict):
+            raise EvaluationSetError(
+                f"{path}: item {number} must be a JSON object, not "
+                f"{type(item).__name__}"
+            )
+        yield item

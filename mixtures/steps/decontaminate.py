@@ -21,8 +21,8 @@ class EvaluationSet(Section):
     """The items of one evaluation set, or of all sets that a glob or folder names."""
 
     path: OutsidePath
-    """JSON lines, JSON, Parquet, CSV, TSV, or text with one item per line; compressed
-    (`.gz`, `.zst`, `.bz2`) or not.
+    """JSON lines, a JSON list of objects, Parquet, CSV, TSV, or text with one item per
+    line; compressed (`.gz`, `.zst`, `.bz2`) or not.
     """
     text_fields: tuple[str, ...] | None = None
     """Fields whose text counts: strings, or lists of strings. If absent, all fields
