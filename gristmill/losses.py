@@ -7,7 +7,6 @@ Legend: n rows (or answers, or pairs), t tokens, d width, v ids. A target of IGN
 
 from __future__ import annotations
 
-from gristmill.train.objectives.kto_objective import baseline_of, kto_loss
 from gristmill.train.objectives.losses import (
     IGNORED,
     cross_entropy,
@@ -35,14 +34,12 @@ from gristmill.train.rl.policy_gradient import (
 
 __all__ = [
     "IGNORED",
-    "baseline_of",
     "cross_entropy",
     "dpo_loss",
     "group_advantages",
     "hinge_loss",
     "ipo_loss",
     "kl_estimate",
-    "kto_loss",
     "next_tokens",
     "normalised_dpo_loss",
     "orpo_loss",

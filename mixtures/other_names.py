@@ -62,6 +62,7 @@ neftune_noise_alpha | - | there is no noise on embeddings | sft, dpo, rl, reward
 label_smoothing_factor | - | `dpo.label_smoothing` is that of preferences | sft
 loss_type | loss | - | dpo
 loss_type | normalisation | `sequence` is GRPO's, `token` DAPO's, `constant` Dr. GRPO's | rl
+desirable_weight, undesirable_weight | - | losses are over pairs; TRL's KTOTrainer trains on single answers, from the exported model | dpo
 rpo_alpha | sft_weight | - | dpo
 precompute_ref_log_probs | - | log-probabilities of the reference are always computed once | dpo
 num_generations | group_size | - | rl

@@ -161,7 +161,7 @@ def _train_steps(attempt: Attempt, collect_garbage: Callable[[int], None]) -> bo
     ) as batches:
         while progress.step < job.section.steps:
             batch = batches.take(progress.step)
-            job.observers.before_step(progress.step, batch.rows)
+            job.observers.before_step(progress.step)
             step = progress.step + 1
             phase = describe_phase(job, step)
             if phase is not None and attempt.record is not None:

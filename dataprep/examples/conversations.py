@@ -106,8 +106,6 @@ class Example(TypedDict, total=False):
         messages: conversation to fine-tune on.
         prompt: messages before the answers, for all other kinds.
         chosen, rejected: messages of the two answers of a preference pair.
-        completion: messages of a single answer.
-        label: True if that answer is desirable (KTO).
         answer: reference answer of a prompt for reinforcement learning.
         columns: values of such a prompt's record that rewards take, by key.
         tools: descriptions of the tools that may be called.
@@ -118,8 +116,6 @@ class Example(TypedDict, total=False):
     prompt: list[Message]
     chosen: list[Message]
     rejected: list[Message]
-    completion: list[Message]
-    label: bool
     answer: str
     columns: dict[str, object]
     tools: list[Tool]

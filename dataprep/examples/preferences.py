@@ -13,10 +13,6 @@ of a set of pairs.
                   responses or answers, a list of objects with a score each, or of texts
                   beside a list `scores`; the best is chosen, the worst rejected (the
                   first of equal ones)
-    labelled      prompt and completion (or response), texts or messages, and label (or
-                  kto_tag), true or false: a single answer that is desirable or not
-                  (KTO); or messages (conversations) whose last one is that answer, or
-                  instruction and output
 
 Tool descriptions of a row (tools) are part of its prompt. Unless a manifest names the
 form, a row's keys determine it.
@@ -41,7 +37,6 @@ from gristmill.dataprep.examples.conversations import (
     Message,
     Role,
     Row,
-    any_messages,
     check_answered,
     first_key,
     instructed,
@@ -55,13 +50,10 @@ from gristmill.dataprep.examples.conversations import (
 
 ANSWER_LISTS = ("completions", "responses", "answers")
 ANSWER_TEXTS = ("response", "text", "content", "answer", "completion")
-ANSWER_KEYS = ("completion", "response", "output")
-"""Keys of a labelled answer."""
 DIALOGUES = ("messages", "conversations")
 """Keys of a row's messages."""
 WHOLE = {"chosen": "chosen_messages", "rejected": "rejected_messages"}
 """Keys of the two dialogues in LLaMA-Factory's newer form."""
-LABELS = ("label", "kto_tag")
 SCORES = ("score", "overall_score", "rating", "reward")
 """Keys of an answer's score in UltraFeedback, Nectar-like sets and reward models; the
 first one present counts.
@@ -73,26 +65,28 @@ SAME = "chosen and rejected are the same"
 
 
 def dpo_example(row: Row, form: str = "auto") -> Example:
-    """Convert a row to a preference pair or a labelled answer (without `id`).
+    """Convert a row to a preference pair (without `id`).
 
     Raises:
-        KeyError: `form` is neither `auto` nor one of DPO_FORMS.
-        ValueError: the record's form is unknown, or is not `form`; the message says
-            why.
+        ValueError: there is no such form, or the record's form is unknown, or is not
+            `form`; the message says why.
     """
     refuse_media("the record", row)
-    example = DPO_FORMS[preference_form_of(row) if form == "auto" else form](row)
+    if form == "auto":
+        form = preference_form_of(row)
+    if form not in DPO_FORMS:
+        raise ValueError(f"there is no form {form!r}; there are {', '.join(DPO_FORMS)}")
+    example = DPO_FORMS[form](row)
     prompt = example["prompt"]
-    if "label" not in example:
-        if not prompt:
-            raise ValueError("chosen and rejected begin with no common prompt")
-        answers = example["chosen"], example["rejected"]
-        for name, answer in zip(WHOLE, answers, strict=True):
-            if not answer:
-                raise ValueError(f"{name} holds nothing but the prompt")
-            check_answered("the conversation", prompt + answer)
-        if example["chosen"] == example["rejected"]:
-            raise ValueError(SAME)
+    if not prompt:
+        raise ValueError("chosen and rejected begin with no common prompt")
+    answers = example["chosen"], example["rejected"]
+    for name, answer in zip(WHOLE, answers, strict=True):
+        if not answer:
+            raise ValueError(f"{name} holds nothing but the prompt")
+        check_answered("the conversation", prompt + answer)
+    if example["chosen"] == example["rejected"]:
+        raise ValueError(SAME)
     return with_tools(row, {**example, "prompt": with_system(row, prompt)})
 
 
@@ -107,8 +101,6 @@ def preference_form_of(row: Row) -> str:
     if all(key in row for key in WHOLE.values()):
         return "pairs"
     missing = [key for key in WHOLE if key not in row]
-    if missing and first_key(row, LABELS):
-        return "labelled"
     if missing:
         absent = missing if _has_prompt_key(row) else ["prompt", *missing]
         raise ValueError(
@@ -235,36 +227,10 @@ def _scored(row: Row) -> Example:
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
-def _labelled(row: Row) -> Example:
-    label = first_key(row, LABELS) or LABELS[0]
-    if not isinstance(row.get(label), bool):
-        raise ValueError(f"{label} must be true or false, not {row.get(label)!r}")
-    key = first_key(row, ANSWER_KEYS)
-    dialogue = first_key(row, DIALOGUES)
-    if key is not None:
-        prompt = _prompt(row)
-        answer = _answer_after(prompt, key, row)
-        if not answer:
-            raise ValueError(f"{key} holds nothing but the prompt")
-    elif dialogue is not None:
-        *prompt, answer_message = any_messages(dialogue, row[dialogue])
-        answer = [answer_message]
-    else:
-        raise ValueError(
-            "has a label, but no answer under one of "
-            f"{', '.join((*ANSWER_KEYS, *DIALOGUES))}"
-        )
-    if not prompt:
-        raise ValueError("there is no message in front of the answer")
-    check_answered("the conversation", prompt + answer)
-    return {"prompt": prompt, "completion": answer, "label": row[label]}
-
-
 DPO_FORMS: dict[str, Callable[[Row], Example]] = {
     "pairs": _pairs,
     "transcripts": _transcripts,
     "scored": _scored,
-    "labelled": _labelled,
 }
 
 

@@ -81,28 +81,22 @@ def view_text(view: str, example: Example) -> str:
 
     Args:
         view: name from `view_of`.
-        example: a conversation, a preference pair or a labelled answer.
+        example: a conversation or a preference pair.
     """
     prompt = example.get("prompt", [])
     if view == PAIRS:
-        if "chosen" not in example:
-            return json.dumps({"prompt": _text(prompt)})
         return pair_text(
             _text(prompt), _text(example["chosen"]), _text(example["rejected"])
         )
-    with_rejected = view.endswith(BOTH)
-    if "chosen" in example:
-        answers = [*example["chosen"], *(example["rejected"] if with_rejected else [])]
+    if "chosen" not in example:
+        answers = example["messages"]
+    elif view.endswith(BOTH):
+        answers = [*example["chosen"], *example["rejected"]]
     else:
-        answers = example["completion" if "label" in example else "messages"]
+        answers = example["chosen"]
     if view.removesuffix(BOTH) == "answer":
-        text = _text([message for message in answers if message["role"] == "assistant"])
-    else:
-        text = _text([*prompt, *answers])
-    if with_rejected and "label" in example:
-        # The same answer with the opposite label is not a duplicate.
-        return f"{text}\n\n{'desirable' if example['label'] else 'undesirable'}"
-    return text
+        return _text([message for message in answers if message["role"] == "assistant"])
+    return _text([*prompt, *answers])
 
 
 def _text(messages: Sequence[Message]) -> str:

@@ -182,9 +182,6 @@ def _read_prompts(
     prompts: list[Request | str] = []
     for row in read.given.select(["id", "text", "source"]).to_pylist():
         pair = json.loads(row["text"])
-        if REJECTED not in pair:
-            prompts += ["it is a single answer, and no pair"] * 2
-            continue
         principle = drawn(principles, seeded_key("principle", row["id"]))
         prompts += in_both_orders(
             section, template, pair, principle, row["source"], row["id"]
@@ -260,9 +257,7 @@ def _write(
     ]
     read = shard_prompts.read
     pairs = [json.loads(text) for text in read.given["text"].to_pylist()]
-    lengths = [
-        [len(pair.get(name, "")) for pair in pairs] for name in (CHOSEN, REJECTED)
-    ]
+    lengths = [[len(pair[name]) for pair in pairs] for name in (CHOSEN, REJECTED)]
     longer = np.sign(np.subtract(*np.array(lengths, np.int64)))
     table, counts = annotate(
         read.documents, read.rows, read.judged, reasons, columns, errors

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import read_table
 from gristmill.flows.browser.addresses import (
     DOCUMENTS,
     Name,
@@ -299,13 +298,10 @@ def _preference(packed: PackedSet, stage: str, row: int) -> list[Inline]:
     """
     if not (packed.folder / EXAMPLES).exists():
         return []
-    examples = read_table(packed.folder / EXAMPLES, ["row", "rows", "label"])
-    example = examples.filter(pc.field("row") <= row).to_pylist()[-1]
-    if example["rows"] == 1:
-        return [f" It is labelled {'good' if example['label'] else 'bad'}."]
-    is_chosen = row == example["row"]
+    is_chosen = row % 2 == 0
     answer, twin = ("chosen", "rejected") if is_chosen else ("rejected", "chosen")
-    link = Link(f"the {twin} one", address("rows", stage, example["row"] + is_chosen))
+    twin_row = row + 1 if is_chosen else row - 1
+    link = Link(f"the {twin} one", address("rows", stage, twin_row))
     return [f" It is the {answer} answer; ", link, " is beside it."]
 
 

@@ -35,7 +35,6 @@ from gristmill.flows.report.stage_summaries import (
     Record,
     TeacherSummary,
     TuningData,
-    WorstMargin,
 )
 from gristmill.flows.report.training import number_at, points_of
 
@@ -396,20 +395,13 @@ def preference_effects(facts: Facts, name: str = "dpo") -> MaybeSection:
         else f"Alarm at step {alarm}: the margin grew although most chosen answers "
         "became less likely."
     )
-    accuracy, right = held_out.reward_accuracy_interval, held_out.ranked_right_interval
+    accuracy = held_out.reward_accuracy_interval
     if accuracy is not None:
         sentences.append(
             f"On {summary.held_out_pairs:,} held-out pairs the chosen answer gained "
             f"more in {accuracy:.1%}, and is the likelier one in "
             f"{held_out.chosen_more_likely_interval:.1%}, "
             f"{held_out.chosen_more_likely_before:.1%} before."
-        )
-    if right is not None:
-        counts = summary.held_out_answers
-        sentences.append(
-            f"Of {counts['desirable']:,} desirable and {counts['undesirable']:,} other "
-            "held-out answers a desirable one gained more than another in "
-            f"{right:.1%} of all cases."
         )
     return section_of(
         "Preference optimisation",
@@ -441,7 +433,7 @@ def unlearned(margins: Margins | None) -> list[Part]:
     for pair in margins.worst:
         use = "held out" if pair.held_out else "trained"
         place = pair.id[:16], pair.set, use, pair.margin, pair.prompt_text
-        worst.append([*place, *answers_of(pair)])
+        worst.append([*place, pair.chosen_text, pair.rejected_text])
     note = (
         "Pairs that are still ranked wrong are mislabelled, contradict other pairs, or "
         "are hard. `gristmill trace --document ID` says which steps read it, and "
@@ -457,13 +449,3 @@ def unlearned(margins: Margins | None) -> list[Part]:
             [table(worst_columns, worst), Note(note)],
         ),
     ]
-
-
-def answers_of(pair: WorstMargin) -> list[str]:
-    """The preferred and the other answer of a pair; of a single answer the other is
-    empty.
-    """
-    if pair.completion_text is None:
-        return [pair.chosen_text, pair.rejected_text]
-    is_preferred = pair.rejected is None
-    return [pair.completion_text, ""] if is_preferred else ["", pair.completion_text]

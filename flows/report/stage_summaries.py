@@ -466,7 +466,6 @@ class HeldOut(Summary):
     reward_accuracy_interval: Interval | None = None
     chosen_more_likely_before: float | None = None
     chosen_more_likely_interval: Interval | None = None
-    ranked_right_interval: Interval | None = None
     accuracy: Interval | None = None
     longer_chosen: Interval | None = None
     margin: float | None = None
@@ -495,17 +494,15 @@ class MarginSet(Summary):
 
 
 class WorstMargin(Summary):
-    """A pair, or a single answer, that a model still ranks wrong."""
+    """A pair that a model still ranks wrong."""
 
     id: str
     set: str
     held_out: bool
     margin: float
-    rejected: float | None = None
     prompt_text: str = ""
     chosen_text: str = ""
     rejected_text: str = ""
-    completion_text: str | None = None
 
 
 class Margins(Summary):
@@ -554,7 +551,6 @@ class TrainingSummary(Summary):
         objective: of preference optimisation.
         margins, chosen_decline: of preferences.
         training_pairs, held_out_pairs, too_long_pairs, held_out_prompts: counts.
-        held_out_answers: label -> number.
         sets: pairs that an epoch draws.
         algorithm, started_from: of reinforcement learning.
         first_rewards, last_rewards: reward -> mean of the first and last logged step.
@@ -573,7 +569,6 @@ class TrainingSummary(Summary):
     held_out_pairs: int = 0
     too_long_pairs: int = 0
     held_out_prompts: int = 0
-    held_out_answers: ByName[int] = {}
     sets: Sequence[DrawnSet] = ()
     algorithm: str = ""
     started_from: str = ""

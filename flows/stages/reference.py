@@ -20,9 +20,8 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     if section is None:
         return None
     # The size of a forward pass does not change results, and this stage does not
-    # compute losses. Single answers are encoded differently from pairs; all other
-    # losses share one recipe.
-    settings: Recipe = {"answers": True} if section.loss == "kto" else {}
+    # compute losses.
+    settings: Recipe = {}
     if section.lora is not None and section.lora.base is not None:
         settings["rounded"] = {
             "base": section.lora.base,

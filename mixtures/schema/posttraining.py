@@ -158,7 +158,6 @@ PreferenceLoss = Literal[
     "sigmoid_norm",
     "simpo",
     "orpo",
-    "kto",
 ]
 
 
@@ -229,16 +228,13 @@ class Instructions(Examples):
 class PreferencePairs(Examples):
     """A set of preferences to learn from."""
 
-    format: Literal["auto", "pairs", "transcripts", "scored", "labelled"] = "auto"
+    format: Literal["auto", "pairs", "transcripts", "scored"] = "auto"
     """`pairs`: `prompt`, `chosen`, `rejected`, texts or messages; without `prompt` it
     is the common beginning of both; the prompt may be `conversations`, `messages` or
     `instruction` and `input` (LLaMA-Factory's pairs); `transcripts`: `chosen` and
     `rejected` as whole dialogues, with Human: and Assistant: after blank lines
     (HH-RLHF); `scored`: several answers with scores, of which the best is chosen and
-    the worst rejected; `labelled`: `prompt`, `completion` (or `response`) and `label`
-    (or `kto_tag`), true or false, or `messages` with a label, of which the last is the
-    answer: single answers, from which only the loss `kto` learns. `tools` of a record
-    are part of its prompt.
+    the worst rejected. `tools` of a record are part of its prompt.
     """
 
 
@@ -402,10 +398,6 @@ class Reference(Section):
     """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU."""
     micro_batch_size: Positive = 16
     """Largest number of pairs per forward pass on one rank."""
-    answers: bool = False
-    """True if the loss is on single answers (`kto`), with mismatched answers to other
-    prompts beside them.
-    """
     rounded: Rounded | None = None
     """Rounding of the model, as by `dpo.lora.base`; not rounded if absent."""
 
@@ -424,10 +416,9 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     """`sigmoid`: DPO; `cdpo`, `robust`: for labels that are wrong with probability
     `label_smoothing`; `hinge`: SLiC's; `ipo`: over means of tokens, `ipo_sum`: over
     sums; `sigmoid_norm`: DPO over means of tokens; `simpo`, `orpo`: without a
-    reference; `kto`: on single answers that are desirable or not (Ethayarajh et al.
-    2024), into which pairs are split: a batch then consists of answers. The definitions
-    are in train/objectives/preference_losses.py and kto.py. Or a function of your own,
-    `{use: ./losses.py:mine, with: {...}}`: see docs/own-training.md.
+    reference. The definitions are in train/objectives/preference_losses.py. Or a
+    function of your own, `{use: ./losses.py:mine, with: {...}}`: see
+    docs/own-training.md.
     """
     beta: PositiveFloat = 0.1
     """Strength of the tie to the reference model."""
@@ -439,25 +430,19 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     """SimPO's target margin as a multiple of beta (its authors: 0.3 to 0.8)."""
     odds_weight: PositiveFloat = 0.1
     """ORPO's lambda (its authors: 0.1)."""
-    desirable_weight: PositiveFloat = 1.0
-    """For `kto`: weight of desirable (chosen) answers."""
-    undesirable_weight: PositiveFloat = 1.0
-    """For `kto`: weight of undesirable answers; both kinds should have about the same
-    total weight (equation 8 of the paper).
-    """
     sft_weight: NotNegative = 0.0
-    """Weight of the chosen answers' loss per token, added to any loss except `kto`,
-    against falling likelihoods of chosen answers (Pang et al. 2024: 1).
+    """Weight of the chosen answers' loss per token, added to any loss, against falling
+    likelihoods of chosen answers (Pang et al. 2024: 1).
     """
     holdout: InnerFraction = 0.1
     """Share of pairs, chosen by hash of the prompt, that are used only to measure the
     reward accuracy.
     """
     measured_pairs: Count = 10_000
-    """Number of training pairs (for `kto`, answers) whose margin is measured again
-    after the last step, like that of every held-out pair: the first by their ids, which
-    are hashes. A pass over them costs about a third of training on them once.
-    `margins.parquet` has all of them, the report those with the worst margins.
+    """Number of training pairs whose margin is measured again after the last step, like
+    that of every held-out pair: the first by their ids, which are hashes. A pass over
+    them costs about a third of training on them once. `margins.parquet` has all of
+    them, the report those with the worst margins.
     """
     optimizer: DpoOptimizer = DpoOptimizer()
     """The update rule."""
@@ -476,19 +461,6 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
             yield (
                 f"label_smoothing has no effect on the loss {self.loss_name}; choose "
                 "cdpo or robust, or remove it"
-            )
-        if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (
-            1.0,
-            1.0,
-        ):
-            yield (
-                "desirable_weight and undesirable_weight have no effect on the loss "
-                f"{self.loss_name}; choose kto, or remove them"
-            )
-        if self.loss == "kto" and self.sft_weight:
-            yield (
-                "sft_weight is for losses over pairs, not for kto; "
-                "remove it, or raise desirable_weight"
             )
 
     @property

@@ -14,6 +14,7 @@ import pytest
 import gristmill.dataprep.readers.pythondocs as docquestions
 from benchmarks.checkout import data_folder
 from gristmill.dataprep.examples.conversations import sft_example
+from gristmill.dataprep.examples.preferences import dpo_example
 from gristmill.dataprep.examples.read_examples import (
     ExamplesError,
     examples_listing,
@@ -516,6 +517,8 @@ def test_named_form_overrides_the_keys(tmp_path: Path) -> None:
 def test_unknown_form_is_rejected() -> None:
     with pytest.raises(ValueError, match="'alpaca'"):
         sft_example({"instruction": "Add 1 and 2.", "output": "3"}, "alpaca")
+    with pytest.raises(ValueError, match="'alpaca'"):
+        dpo_example({"prompt": "q", "chosen": "a", "rejected": "b"}, "alpaca")
 
 
 def parts(text: str, **keys: Any) -> dict[str, Any]:
@@ -710,36 +713,6 @@ def test_pair_forms_become_pairs(tmp_path: Path, row: Any, pair: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "q", "completion": "good", "label": True},
-        {
-            "prompt": [user("q")],
-            "response": [user("q"), assistant("good")],
-            "label": True,
-        },
-        {"messages": [user("q"), assistant("good")], "label": True},
-        {
-            "conversations": [
-                {"from": "human", "value": "q"},
-                {"from": "gpt", "value": "good"},
-            ],
-            "kto_tag": True,
-        },
-        {"instruction": "q", "input": "", "output": "good", "kto_tag": True},
-    ],
-)
-def test_labelled_answers_are_kept_as_such(tmp_path: Path, row: Any) -> None:
-    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "dpo").examples
-    assert {key: example[key] for key in ("prompt", "completion", "label")} == {
-        "prompt": [user("q")],
-        "completion": [assistant("good")],
-        "label": True,
-    }
-    assert "chosen" not in example
-
-
-@pytest.mark.parametrize(
     ("row", "reason"),
     [
         ({"chosen": TALK, "rejected": f"{TALK}bad"}, r"chosen, turn 4 \(Assistant\)"),
@@ -757,18 +730,11 @@ def test_labelled_answers_are_kept_as_such(tmp_path: Path, row: Any) -> None:
             "2 responses.* 1 scores",
         ),
         ({"prompt": "q", "responses": ["a", "b"]}, "responses, answer 1 .*score"),
-        ({"prompt": "q", "completion": "a", "label": 1}, "label .*true or false.* 1"),
-        ({"prompt": "q", "label": True}, "label.*completion, response, output"),
-        ({"messages": [user("q")], "label": True}, "message .*answer"),
         (
-            {"messages": [user("q"), assistant("a"), user("q")], "label": True},
-            "assistant",
+            {"prompt": "q", "completion": "a", "label": True},
+            "lacks chosen, rejected; its keys are prompt, completion, label",
         ),
         ({**PAIR, "tools": "none"}, "tools .*JSON"),
-        (
-            {"prompt": [user("q")], "completion": [user("q")], "label": False},
-            "completion .*prompt",
-        ),
     ],
 )
 def test_invalid_pair_is_rejected_with_the_reason(

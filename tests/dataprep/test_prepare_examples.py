@@ -368,69 +368,6 @@ def test_pairs_are_duplicates_in_full_and_leak_by_prompt_or_chosen_answer(
     assert sorted(kept) == [("a", "b"), ("a", "c"), ("b", "a"), ("d", LEAK)]
 
 
-LABELLED = {
-    "prompt": [{"role": "user", "content": "q"}],
-    "completion": [{"role": "assistant", "content": "yes"}],
-}
-
-
-@pytest.mark.parametrize(
-    ("step", "label", "text"),
-    [
-        ({"dedup": {}}, True, "q\n\nyes\n\ndesirable"),
-        ({"dedup": {}}, False, "q\n\nyes\n\nundesirable"),
-        ({"dedup": {}, "judge": "answer"}, True, "yes\n\ndesirable"),
-        ({"filter": {}}, False, "yes"),
-        ({"decontaminate": {"against": ["e"]}}, True, "q\n\nyes"),
-    ],
-)
-def test_view_of_a_labelled_answer(step: Any, label: bool, text: str) -> None:
-    assert (
-        view_text(
-            view_of(ExampleStep.model_validate(step), "dpo"),
-            {**LABELLED, "label": label},
-        )
-        == text
-    )
-
-
-def test_labelled_answers_survive_with_their_labels(
-    make_context: Callable[..., Context], evaluation: str, tmp_path: Path
-) -> None:
-    """One answer is there twice with one label and once with the other; an undesirable
-    answer may hold an item.
-    """
-    rows = [
-        {"prompt": "q", "completion": completion, "label": label}
-        for completion, label in (
-            ("a", True),
-            ("a", True),
-            ("a", False),
-            (LEAK, True),
-            ("c", False),
-        )
-    ]
-    config = {
-        "kind": "dpo",
-        "data": [{"path": write(tmp_path / "labelled.jsonl", rows)}],
-        "prepare": steps(
-            {"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}}
-        ),
-    }
-    (set_summary,) = run(
-        {}, config, tmp_path / "out", make_context("work", stage="dpo_prepare")
-    )["sets"]
-    assert set_summary["dropped"] == {
-        "exact_duplicate": 1,
-        "decontaminate/max_contamination": 1,
-    }
-    kept = [
-        (example["completion"][0]["content"], example["label"])
-        for example in survivors(tmp_path / "out")["labelled"]
-    ]
-    assert sorted(kept) == [("a", False), ("a", True), ("c", False)]
-
-
 def test_examples_are_read_from_any_store(
     make_context: Callable[..., Context], tmp_path: Path
 ) -> None:

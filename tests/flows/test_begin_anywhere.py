@@ -261,10 +261,6 @@ def test_given_model_is_evaluated_and_exported_unchanged(folder: Path) -> None:
     ("stage", "section"),
     [
         ("dpo", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2}"),
-        (
-            "dpo",
-            "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2, loss: kto}",
-        ),
         ("reward", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2}"),
         (
             "rl",

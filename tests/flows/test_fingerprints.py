@@ -94,7 +94,7 @@ mix: {tokens: 2000, sequence_length: 32, phases: [{end: 0.5}, {weights: {a: 1.0}
 pretrain: {steps: 3, model: {init_from: model}}
 sft: {data: [{path: chat.jsonl}], steps: 2, distill: {teacher: model}}
 reward: {steps: 2, data: [{path: pairs.jsonl}]}
-dpo: {data: [{path: pairs.jsonl}], steps: 2, loss: kto}
+dpo: {data: [{path: pairs.jsonl}], steps: 2, loss: orpo}
 rl: {data: [{path: prompts.jsonl}], rewards: [{kind: model, path: model}], start_from: sft, steps: 1}
 evaluate: {}
 export: {dtype: bf16}

@@ -20,7 +20,7 @@ from gristmill.train.data.conversation_tokens import (
     prepare_conversations,
     why_left_out,
 )
-from gristmill.train.data.pairs import prepare_preferences
+from gristmill.train.data.pairs import encode_pairs
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -148,20 +148,10 @@ def test_preference_prompts_have_the_tools_as_in_transformers(chat: Chat) -> Non
         WITH_TOOLS[:1],
         {"chosen": WITH_TOOLS[1:2], "rejected": [TURNS[2]]},
     )
-    labelled_answer = {"completion": answers["chosen"], "label": True}
-    pair, labelled = prepare_preferences(
-        [
-            {"id": "a", "prompt": prompt, "tools": [TOOL], **answer}
-            for answer in (answers, labelled_answer)
-        ],
-        chat,
-        1000,
+    (pair,) = encode_pairs(
+        [{"id": "a", "prompt": prompt, "tools": [TOOL], **answers}], chat, 1000
     ).used
-    for example, answer in zip(
-        (*pair.conversations, *labelled.conversations),
-        ("chosen", "rejected", "chosen"),
-        strict=True,
-    ):
+    for example, answer in zip(pair.conversations, ("chosen", "rejected"), strict=True):
         theirs = peer.apply_chat_template(
             [*prompt, *answers[answer]],
             tools=[TOOL],

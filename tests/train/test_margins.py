@@ -5,7 +5,6 @@ report.
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.objectives.preference_report import (
-    answer_margins,
     measured_again,
     pair_margins,
     pair_rewards,
@@ -116,23 +114,3 @@ def test_report_lists_the_worst_pairs_and_the_errors_of_sets(tmp_path: Path) -> 
         },
     ]
     assert pq.read_table(tmp_path / "margins.parquet").equals(table)
-
-
-def test_margin_of_an_undesirable_answer_is_negated() -> None:
-    rows: Any = SimpleNamespace(
-        ids=["a", "a", "b"],
-        sets=np.zeros(3, dtype=int),
-        desirable=np.array([True, False, False]),
-    )
-    table = answer_margins(
-        rows,
-        ["x"],
-        np.array([0, 1, 2]),
-        np.array([1.5, 0.5, -2.0], dtype=np.float32),
-        np.zeros(3, dtype=bool),
-    )
-    assert table.select(["chosen", "rejected", "margin"]).to_pylist() == [
-        {"chosen": 1.5, "rejected": None, "margin": 1.5},
-        {"chosen": None, "rejected": 0.5, "margin": -0.5},
-        {"chosen": None, "rejected": -2.0, "margin": 2.0},
-    ]

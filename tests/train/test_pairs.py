@@ -10,9 +10,9 @@ from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import (
     Pair,
     are_held_out,
+    encode_pairs,
     is_held_out,
     more_likely,
-    prepare_preferences,
     reward_accuracy,
 )
 
@@ -34,7 +34,7 @@ def test_only_the_final_answers_are_scored(tokenizer_folder: Path) -> None:
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Hello"},
     )
-    (pair,) = prepare_preferences(
+    (pair,) = encode_pairs(
         [example("Why?", "Because.", "No.", earlier)], chat, 100
     ).used
     assert isinstance(pair, Pair)
@@ -56,7 +56,7 @@ def test_pairs_without_room_are_dropped_and_truncated_ones_counted(
         example("q", "word " * 60, "b"),
         example("<|end|>", "a", "b"),
     ]
-    encoded = prepare_preferences(examples, Chat(tokenizer_folder), 50)
+    encoded = encode_pairs(examples, Chat(tokenizer_folder), 50)
     (pair,) = encoded.used
     assert pair.example["id"] == "q"
     assert [answer.truncated for answer in pair.conversations] == [True, False]

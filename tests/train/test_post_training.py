@@ -363,16 +363,12 @@ def logp_of(
     return float(logps[spoken].sum()), int(spoken.sum())
 
 
-@pytest.mark.parametrize(
-    "loss", ["sigmoid", pytest.param("kto", marks=pytest.mark.slow)]
-)
 def test_killed_dpo_resumes_to_the_same_bits(
     run_stage: Any,
     pretrained: dict[str, Path],
     dpo_config: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    loss: str,
 ) -> None:
     """Two weighted sets, the smaller one repeated; killed in step 8, after a checkpoint
     of step 5.
@@ -386,7 +382,6 @@ def test_killed_dpo_resumes_to_the_same_bits(
     )
     config = {
         **dpo_config,
-        "loss": loss,
         "holdout": 0.15,
         "data": [
             {**dpo_config["data"][0], "weight": 2.0},
@@ -396,7 +391,7 @@ def test_killed_dpo_resumes_to_the_same_bits(
     run_stage(
         "reference",
         pretrained,
-        {**config, "answers": loss == "kto"},
+        config,
         tmp_path / "reference",
     )
     inputs = {**pretrained, "reference": tmp_path / "reference" / "data"}

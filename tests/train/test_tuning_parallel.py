@@ -96,24 +96,6 @@ def training_jobs(
             "config": {**TRAINING, **pairs, **rate},
         },
         {
-            "stage": "reference",
-            "folder": str(folder / "answers"),
-            "inputs": tuned,
-            "config": {
-                **pairs,
-                "sequence_length": 64,
-                "micro_batch_size": 2,
-                "answers": True,
-            },
-        },
-        {
-            "stage": "dpo",
-            "folder": str(folder / "kto"),
-            "parallel": {"replicate": 2},
-            "inputs": {**tuned, "reference": str(folder / "answers" / "data")},
-            "config": {**TRAINING, **pairs, **rate, "loss": "kto", "beta": 1.0},
-        },
-        {
             "stage": "reward",
             "folder": str(folder / "reward"),
             "inputs": tuned,
@@ -327,7 +309,6 @@ def test_two_processes_tune_like_one(
         "whole",
         "dpo",
         "dpo whole",
-        "kto",
         "reward",
         "reward split",
         "taught",
@@ -355,7 +336,6 @@ def test_two_processes_tune_like_one(
                 "dpo": "log_ratio/chosen",
                 "dpo whole": "log_ratio/chosen",
                 "taught": "divergence",
-                "kto": "kl",
                 "rl": "kl",
                 "rl split": "kl",
             }

@@ -69,64 +69,33 @@ class Pair:
         return int(self.chosen.trained.sum()), int(self.rejected.trained.sum())
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A prompt with one answer, labelled desirable or undesirable.
-
-    Attributes:
-        example: source record.
-        conversation: encoded, prompt included; only the answer is scored.
-    """
-
-    example: Example
-    conversation: Conversation
-
-    @property
-    def conversations(self) -> tuple[Conversation, ...]:
-        """Conversations that become rows."""
-        return (self.conversation,)
-
-
-def encode_preference(
-    example: Example, chat: Chat, length: int
-) -> Pair | Answer | None:
-    """Encode a preference pair or a labelled answer; None if an answer has no token
-    within `length`.
-    """
-    if "label" in example:
-        answer = _encode_answer(example, example["completion"], chat, length)
-        return None if answer is None else Answer(example, answer)
-    chosen, rejected = (
-        _encode_answer(example, messages, chat, length)
-        for messages in (example["chosen"], example["rejected"])
-    )
-    if chosen is None or rejected is None:
-        return None
-    return Pair(example, chosen, rejected)
-
-
-def _encode_answer(
-    example: Example, answer: Sequence[Message], chat: Chat, length: int
-) -> Conversation | None:
-    prompt = example["prompt"]
-    tokens = chat.encode([*prompt, *answer], tools=example.get("tools", ()))
-    earlier_turns = sum(message["role"] == "assistant" for message in prompt)
-    return conversation(tokens, earlier_turns + 1, length, example["id"])
-
-
-def prepare_preferences(
-    examples: Sequence[Example], chat: Chat, length: int
-) -> Encoded[Pair | Answer]:
-    """Encode preference pairs and labelled answers.
+def encode_pairs(examples: Sequence[Example], chat: Chat, length: int) -> Encoded[Pair]:
+    """Encode preference pairs; those with an answer that has no token within `length`
+    are left out.
 
     Args:
         examples: of one set.
         chat: tokenizer and template.
         length: most tokens per conversation.
     """
-    return encode_examples(
-        examples, lambda example: encode_preference(example, chat, length)
-    )
+
+    def encode(example: Example) -> Pair | None:
+        prompt = example["prompt"]
+        earlier_turns = sum(message["role"] == "assistant" for message in prompt)
+        chosen, rejected = (
+            conversation(
+                chat.encode([*prompt, *answer], tools=example.get("tools", ())),
+                earlier_turns + 1,
+                length,
+                example["id"],
+            )
+            for answer in (example["chosen"], example["rejected"])
+        )
+        if chosen is None or rejected is None:
+            return None
+        return Pair(example, chosen, rejected)
+
+    return encode_examples(examples, encode)
 
 
 def is_held_out(prompt: Sequence[Message], share: float, seed: int) -> bool:
@@ -183,52 +152,36 @@ def more_likely(logps: np.ndarray) -> float | None:
     return float((logps[:, 0] > logps[:, 1]).mean()) if len(logps) else None
 
 
-class NoPairsError(ValueError):
-    """Labelled answers in a set that needs pairs."""
-
-
 @dataclass(frozen=True)
 class PreferenceSet:
     """An encoded set of preferences.
 
     Attributes:
         path: of the set.
-        examples: the usable pairs, followed by the usable answers.
+        pairs: the usable pairs.
         records: the examples and quarantined records that were read.
         encoding: numbers of examples that are not usable.
         audit: defects of its pairs.
     """
 
     path: str
-    examples: Sequence[Pair | Answer]
+    pairs: Sequence[Pair]
     records: UsableSet
     encoding: EncodingCounts
     audit: Audit
 
-    @property
-    def pairs(self) -> list[Pair]:
-        """The usable pairs."""
-        return [example for example in self.examples if isinstance(example, Pair)]
-
     def summary(self) -> dict[str, object]:
         """Counts for the summary of a stage."""
         truncated = sum(
-            any(conversation.truncated for conversation in example.conversations)
-            for example in self.examples
+            any(conversation.truncated for conversation in pair.conversations)
+            for pair in self.pairs
         )
-        labels = [
-            example.example["label"]
-            for example in self.examples
-            if isinstance(example, Answer)
-        ]
         return {
             "path": self.path,
             **vars(self.records.counts),
             **vars(self.encoding),
-            "used": len(self.examples),
+            "used": len(self.pairs),
             "truncated": truncated,
-            "desirable": sum(labels),
-            "undesirable": len(labels) - sum(labels),
             "audit": asdict(self.audit),
         }
 
@@ -238,32 +191,9 @@ def read_pairs(
     chat: Chat,
     length: int,
     inputs: Mapping[str, Path],
-) -> list[PreferenceSet]:
-    """Read and encode all sets, which may hold only pairs; see `read_preferences`.
-
-    Raises:
-        NoPairsError: a set has single labelled answers.
-    """
-    sets = read_preferences(data, chat, length, inputs)
-    for preference_set in sets:
-        if labelled := len(preference_set.examples) - len(preference_set.pairs):
-            raise NoPairsError(
-                f"preferences {preference_set.path}: {labelled} of its examples are "
-                "single answers with a label, of which only dpo.loss kto learns; give "
-                "pairs, or another set"
-            )
-    return sets
-
-
-def read_preferences(
-    data: Sequence[PreferencePairs],
-    chat: Chat,
-    length: int,
-    inputs: Mapping[str, Path],
     leaks: Decontaminate | None = None,
 ) -> list[PreferenceSet]:
-    """Read and encode all sets of pairs and of labelled answers, or their prepared
-    versions.
+    """Read and encode all sets of pairs, or their prepared versions.
 
     Args:
         data: the sets.
@@ -276,12 +206,12 @@ def read_preferences(
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set
             are quarantined than may be.
-        NothingToTrainError: a set has no usable pair or answer.
+        NothingToTrainError: a set has no usable pair.
     """
     sets: list[PreferenceSet] = []
     for dataset, records in zip(data, usable_sets(data, "dpo", inputs), strict=True):
         where = f"preferences {dataset.path}"
-        encoded = prepare_preferences(records.examples, chat, length)
+        encoded = encode_pairs(records.examples, chat, length)
         check_content(
             where,
             encoded.left_out,
@@ -304,7 +234,7 @@ def read_preferences(
             len(encoded.used),
         )
         audited = audit(
-            [example for example in records.examples if "chosen" in example],
+            records.examples,
             sum(record.reason == SAME for record in records.quarantined),
             None
             if leaks is None
@@ -313,8 +243,7 @@ def read_preferences(
                 leaks,
             ),
         )
-        pairs_first = sorted(encoded.used, key=lambda item: isinstance(item, Answer))
-        sets.append(PreferenceSet(dataset.path, pairs_first, records, counts, audited))
+        sets.append(PreferenceSet(dataset.path, encoded.used, records, counts, audited))
     return sets
 
 

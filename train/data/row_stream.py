@@ -42,7 +42,6 @@ from gristmill.train.data.preference_rows import (
     EXAMPLES,
     Drawn,
     PairRows,
-    check_pairs,
     draw_pairs,
     held_out_mask,
 )
@@ -195,7 +194,6 @@ class _Pairs(_Documents):
 
     def __init__(self, packed: PackedSet, seed: int, section: Dpo | None) -> None:
         super().__init__(packed, seed)
-        check_pairs(packed)
         self._pairs = PairRows(packed)
         if section is None:
             sets = [

@@ -85,13 +85,18 @@ class Record:
         resumed_step: int,
         trackers: Trackers = NOWHERE,
     ) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         self._work = work
         cut_after(work / METRICS, resumed_step)
         cut_after(work / SKIPPED, resumed_step)
         forget_after(work / AUTOPSIES, resumed_step)
         if resumed_step == 0:
             shutil.rmtree(work / "tensorboard", ignore_errors=True)
-        self._board = _open_tensorboard(work / "tensorboard", resumed_step)
+        self._board = SummaryWriter(
+            str(work / "tensorboard"),
+            purge_step=resumed_step + 1 if resumed_step else None,
+        )
         self._trackers = open_trackers(trackers, work)
 
     def metrics(self, step: int, metrics: Metrics) -> None:
@@ -172,11 +177,3 @@ def flatten(line: Mapping[str, object], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, int | float) and name != "step":
             numbers[f"{prefix}{name}"] = value
     return numbers
-
-
-def _open_tensorboard(folder: Path, resumed_step: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(
-        str(folder), purge_step=resumed_step + 1 if resumed_step else None
-    )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
 from torch import nn
 
 from gristmill.core.stage_context import Context
@@ -52,15 +51,14 @@ class Observers:
     """Functions that a training calls.
 
     Attributes:
-        before_step: called on every rank with the steps done and the rows of the next
-            step, before its gradients.
+        before_step: called on every rank with the steps done, before the next step.
         after_step: called on every rank after each step; its result is logged as a line
             of that step.
         decode: from token ids to text, for loss-spike reports.
         known: from document ids to their origin and quality, for loss-spike reports.
     """
 
-    before_step: Callable[[int, np.ndarray], None] = lambda step, rows: None
+    before_step: Callable[[int], None] = lambda step: None
     after_step: Measure = lambda step: None
     decode: Decode | None = None
     known: Known | None = None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.schema.posttraining import Dpo
-from gristmill.train.data.preference_rows import AnswerRows, Drawn, PairRows
+from gristmill.train.data.preference_rows import Drawn, PairRows
 from gristmill.train.loop.objective import Measured
 from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
@@ -49,13 +49,16 @@ def measured_pairs(
     return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
 
 
-class DrawnObjective:
-    """Base of objectives over drawn pairs or answers (see objective.Objective).
+class Preferences:
+    """Loss over pairs (see objective.Objective), with precomputed reference
+    log-probabilities.
 
     Args:
-        rows: all pairs or answers.
-        draws: int64 numbers of those to train on, by set, as from `draw_pairs`.
-        reference: (n, 2) float32 log-probabilities of all rows under the reference.
+        rows: the pairs.
+        draws: int64 arrays of the pairs to train on, by set; duplicates are read
+            repeatedly in an epoch.
+        reference: (P, 2) float32 of all pairs, from reference_logps.pair_logps with the
+            frozen reference.
         section: loss and its settings.
         seed: of the row order.
         flops_per_token: model FLOPs.
@@ -63,9 +66,11 @@ class DrawnObjective:
         warn: receives warnings that chosen answers keep becoming less likely.
     """
 
+    sums_length = 10
+
     def __init__(
         self,
-        rows: PairRows | AnswerRows,
+        rows: PairRows,
         draws: Sequence[np.ndarray],
         reference: np.ndarray,
         section: Dpo,
@@ -90,28 +95,8 @@ class DrawnObjective:
         self._alarm = DeclineAlarm(warn)
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Number of pairs or answers: all count equally, whatever their length."""
+        """Number of pairs: all count equally, whatever their length."""
         return float(len(rows))
-
-
-class Preferences(DrawnObjective):
-    """Loss over pairs (see objective.Objective), with precomputed reference
-    log-probabilities.
-
-    Args:
-        rows: the pairs.
-        draws: int64 arrays of the pairs to train on, by set; duplicates are read
-            repeatedly in an epoch.
-        reference: (P, 2) float32 of all pairs, from reference_logps.pair_logps with the
-            frozen reference.
-        section: loss and its settings.
-        seed: of the row order.
-        flops_per_token: model FLOPs.
-        device: of the policy.
-        warn: receives warnings that chosen answers keep becoming less likely.
-    """
-
-    sums_length = 10
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedPairs:
         """Read a micro-batch of pairs; an empty one holds a pair of weight zero."""

@@ -1,10 +1,8 @@
-"""Margins of pairs or answers after preference training, and the examples with the
-worst margins.
+"""Margins of pairs after preference training, and the examples with the worst margins.
 
 A margin is the reward (or reward-model score) of the chosen answer minus that of the
-rejected one; for a single answer (`kto`) it is its reward, negated if undesirable. A
-negative margin means the example was not learned: it is mislabelled, contradicts other
-pairs, or is hard.
+rejected one. A negative margin means the example was not learned: it is mislabelled,
+contradicts other pairs, or is hard.
 
 Preference losses depend only on the difference, so the likelihood of both answers may
 fall (Pal et al. 2024, "Smaug"; Pang et al. 2024).
@@ -22,7 +20,6 @@ import torch
 
 from gristmill.dataprep.documents import write_table
 from gristmill.mixtures.schema.posttraining import Dpo
-from gristmill.train.data.preference_rows import AnswerRows
 from gristmill.train.eval.intervals import Estimate, share_with_interval
 from gristmill.train.objectives.preference_losses import (
     LossSettings,
@@ -32,7 +29,7 @@ from gristmill.train.objectives.preference_losses import (
 
 MARGINS = "margins.parquet"
 SHOWN = 10
-"""Number of pairs or answers with the worst margins in a summary."""
+"""Number of pairs with the worst margins in a summary."""
 EXCERPT = 300
 """Maximum characters of a text in a summary."""
 LINES_IN_A_ROW = 3
@@ -45,7 +42,7 @@ def measured_again(ids: Sequence[str], held_out: np.ndarray, most: int) -> np.nd
     ones, and some trained ones.
 
     Args:
-        ids: of P pairs or answers.
+        ids: of P pairs.
         held_out: (P,) bool.
         most: maximum number of trained examples, the first by id.
     """
@@ -94,48 +91,14 @@ def pair_margins(
         held_out: (n,) bool.
         rewards: (n, 2) float32, or scores; chosen first.
     """
-    return _table(
-        ids, sets, held_out, rewards[:, 0], rewards[:, 1], rewards[:, 0] - rewards[:, 1]
-    )
-
-
-def answer_margins(
-    rows: AnswerRows,
-    names: Sequence[str],
-    answers: np.ndarray,
-    rewards: np.ndarray,
-    held_out: np.ndarray,
-) -> pa.Table:
-    """Like `pair_margins`, with a row per answer, whose reward is `chosen` if
-    desirable, else `rejected`.
-    """
-    desirable = rows.desirable[answers]
-    return _table(
-        [rows.ids[answer] for answer in answers],
-        [names[set_number] for set_number in rows.sets[answers]],
-        held_out[answers],
-        pa.array(rewards, mask=~desirable),
-        pa.array(rewards, mask=desirable),
-        np.where(desirable, rewards, -rewards),
-    )
-
-
-def _table(
-    ids: Sequence[str],
-    sets: Sequence[str],
-    held_out: np.ndarray,
-    chosen: Any,
-    rejected: Any,
-    margin: np.ndarray,
-) -> pa.Table:
     return pa.table(
         {
             "id": ids,
             "set": sets,
             "held_out": held_out,
-            "chosen": chosen,
-            "rejected": rejected,
-            "margin": margin,
+            "chosen": rewards[:, 0],
+            "rejected": rewards[:, 1],
+            "margin": rewards[:, 0] - rewards[:, 1],
         }
     )
 
@@ -182,7 +145,7 @@ def write_margins(
 
     Args:
         path: destination.
-        table: from `pair_margins` or `answer_margins`.
+        table: from `pair_margins`.
         records: examples by id, at least those of the table.
     """
     write_table(path, table)
@@ -194,12 +157,11 @@ def write_margins(
     for line in worst:
         record = records[line["id"]]
         # the last turn of the prompt, and the answers
-        for name in ("prompt", "chosen", "rejected", "completion"):
-            if name in record:
-                text = record[name][-1]["content"]
-                line[f"{name}_text"] = (
-                    text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..."
-                )
+        for name in ("prompt", "chosen", "rejected"):
+            text = record[name][-1]["content"]
+            line[f"{name}_text"] = (
+                text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..."
+            )
     margins = table["margin"].to_numpy().astype(np.float64)
     is_out = table["held_out"].to_numpy()
     set_names = np.array(table["set"].to_pylist())

@@ -18,13 +18,12 @@ from gristmill.core.files import read_json, sha256_file, write_json
 from gristmill.dataprep.documents import read_table, write_table
 from gristmill.mixtures.schema.posttraining import Dpo, Rounded
 from gristmill.mixtures.user_code import Own, OwnCodeError
-from gristmill.train.data.preference_rows import AnswerRows, PairRows
+from gristmill.train.data.preference_rows import PairRows
 from gristmill.train.distributed.fsdp import evaluating, measured_by_all
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.models.weights import WEIGHTS_FILE
-from gristmill.train.objectives.kto_objective import Desirability
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.preference_losses import loss_at_start
 from gristmill.train.objectives.preference_objective import Preferences
@@ -38,8 +37,7 @@ LARGEST_MARGIN = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 PAIR_LOGPS = ["chosen", "rejected"]
-ANSWER_LOGPS = ["logp", "mismatched"]
-"""Columns of log-probabilities: of an answer to its own prompt, and to another's."""
+"""Columns of log-probabilities."""
 PredictionKey = Mapping[str, object]
 """Dependencies of stored predictions by name, as JSON."""
 
@@ -54,7 +52,7 @@ class StaleReferenceError(RuntimeError):
 
 def key_of(
     start: Path,
-    rows: PairRows | AnswerRows,
+    rows: PairRows,
     dtype: torch.dtype,
     rounded: Rounded | None,
 ) -> PredictionKey:
@@ -62,7 +60,7 @@ def key_of(
 
     Args:
         start: model folder of the reference.
-        rows: pairs, or single answers.
+        rows: the pairs.
         dtype: of matrix products.
         rounded: rounding of the base weights, if any.
     """
@@ -75,7 +73,6 @@ def key_of(
         "weights": sha256_file(start / WEIGHTS_FILE),
         "precision": str(dtype).removeprefix("torch."),
         "rounding": rounding,
-        **({"rows": "answers"} if isinstance(rows, AnswerRows) else {}),
         **rows.made_of,
     }
 
@@ -119,7 +116,7 @@ def pair_logps(
 def write_reference(
     folder: Path,
     key: PredictionKey,
-    rows: PairRows | AnswerRows,
+    rows: PairRows,
     columns: Mapping[str, np.ndarray],
 ) -> None:
     """Write the table of log-probabilities and token counts, and its key."""
@@ -127,15 +124,15 @@ def write_reference(
     write_json(folder / KEY, key)
 
 
-def read_reference(folder: Path, key: PredictionKey, columns: list[str]) -> np.ndarray:
-    """Two columns of the table, (rows, 2) float32.
+def read_reference(folder: Path, key: PredictionKey) -> np.ndarray:
+    """Log-probabilities of both answers of all pairs, (P, 2) float32, chosen first.
 
     Raises:
         StaleReferenceError: they were computed with another key.
     """
     check_key(folder, key, "reference log-probabilities", "reference")
-    table = read_table(folder / TABLE, columns=columns)
-    return np.stack([table[name].to_numpy() for name in columns], axis=1)
+    table = read_table(folder / TABLE, columns=PAIR_LOGPS)
+    return np.stack([table[name].to_numpy() for name in PAIR_LOGPS], axis=1)
 
 
 def check_key(folder: Path, key: PredictionKey, predictions: str, stage: str) -> None:
@@ -209,49 +206,8 @@ def certify_start(
     return certificate
 
 
-def certify_answers(
-    model: nn.Module,
-    objective: Desirability,
-    section: Dpo,
-    dtype: torch.dtype,
-    world: World,
-) -> dict[str, float]:
-    """Like `certify_start`, for single answers: rewards and KL are zero on the first
-    batch.
-
-    Raises:
-        NotTheReferenceError: they are not.
-    """
-    objective.take_baseline(
-        model, plan_of(section, objective.sequence_length).rows(objective.order, 0)
-    )
-    measured = measured_at_start(model, objective, section, world)
-    rewards = [
-        measured[name]
-        for name in ("rewards/chosen", "rewards/rejected")
-        if name in measured
-    ]
-    certificate = {
-        "loss": measured["loss"],
-        "kl": measured["kl"],
-        "largest_reward": max(map(abs, rewards)),
-    }
-    tolerance = LARGEST_MARGIN[dtype]
-    if (
-        certificate["largest_reward"] > tolerance
-        or certificate["kl"] > tolerance / section.beta
-    ):
-        raise NotTheReferenceError(
-            "dpo: before the first step the mean reward is up to "
-            f"{certificate['largest_reward']:.6f} and the KL {certificate['kl']:.6f}, "
-            f"not 0 (tolerance {tolerance}): the reference log-probabilities are of "
-            "another model; run again with `--force reference`"
-        )
-    return certificate
-
-
 def measured_at_start(
-    model: nn.Module, objective: Preferences | Desirability, section: Dpo, world: World
+    model: nn.Module, objective: Preferences, section: Dpo, world: World
 ) -> dict[str, float]:
     """Metrics of an objective on the first batch, before any step."""
     plan = plan_of(section, objective.sequence_length)

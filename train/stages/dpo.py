@@ -10,8 +10,8 @@ margin of each pair (see `objectives/preference_report.py`); with `lora` also
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -20,7 +20,6 @@ import numpy as np
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.posttraining import Dpo
-from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.pairs import (
     HOLDOUT,
     gained_more,
@@ -30,38 +29,42 @@ from gristmill.train.data.pairs import (
 )
 from gristmill.train.data.preference_rows import (
     PairRows,
-    check_pairs,
+    describe_draws,
     draw_pairs,
     held_out_mask,
+    write_drawn_ids,
 )
 from gristmill.train.eval.intervals import Estimate, share_with_interval
 from gristmill.train.loop.training_job import Learner
 from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.preference_report import (
     MARGINS,
+    Decline,
+    MarginSummary,
+    decline_of,
     measured_again,
     pair_margins,
     pair_rewards,
     write_margins,
 )
+from gristmill.train.objectives.preflight_checks import CERTIFICATE
 from gristmill.train.objectives.reference_logps import (
-    PAIR_LOGPS,
     certify_start,
     key_of,
     pair_logps,
     read_reference,
     rounding_of,
 )
-from gristmill.train.stages.kto import KtoSummary, optimise
+from gristmill.train.resuming import measured_once
 from gristmill.train.stages.stage_inputs import (
     Inputs,
     open_rows,
     start_of,
 )
 from gristmill.train.stages.trained_models import (
-    PreferenceSummary,
+    TunedSummary,
     averaged,
-    optimise_preferences,
+    tune,
     tuning,
 )
 
@@ -79,9 +82,25 @@ class HeldOutPairs(TypedDict):
     chosen_more_likely_interval: Estimate | None
 
 
-class DpoSummary(PreferenceSummary):
-    """Summary of the stage with a loss over pairs."""
+class DpoSummary(TunedSummary):
+    """Summary of the stage.
 
+    Attributes:
+        sets: counts of each set.
+        beta: strength of the reference.
+        objective: name of the loss.
+        step_0: measurements before the first step.
+        chosen_decline, margins: None on other ranks than the first.
+        training_pairs, held_out_pairs: their numbers.
+        held_out: measurements of the held-out pairs.
+    """
+
+    sets: Sequence[Mapping[str, object]]
+    beta: float
+    objective: str
+    step_0: Mapping[str, float]
+    chosen_decline: Decline | None
+    margins: MarginSummary | None
     training_pairs: int
     held_out_pairs: int
     held_out: HeldOutPairs
@@ -92,7 +111,7 @@ def run(
     config: Mapping[str, object],
     out: Path,
     context: Context,
-) -> DpoSummary | KtoSummary:
+) -> DpoSummary:
     """Optimise preferences; called on every rank of a torchrun process group.
 
     Raises:
@@ -106,11 +125,7 @@ def run(
             continues.
     """
     section = Dpo.model_validate(config)
-    if section.loss == "kto":
-        return optimise(inputs, section, out, context)
     start = start_of(inputs)
-    with closing(PackedSet(inputs["dpo_data"])) as data:
-        check_pairs(data)
     with (
         open_rows(inputs["dpo_data"], context) as data,
         tuning(inputs, section, start, data.sequence_length, out, context) as setup,
@@ -123,7 +138,6 @@ def run(
         reference = read_reference(
             inputs["reference"],
             key_of(start, rows, setup.dtype, rounding_of(section)),
-            PAIR_LOGPS,
         )
         model = setup.model()
         objective = Preferences(
@@ -137,14 +151,16 @@ def run(
             context.warn,
         )
         section = section.in_steps(objective.order.total)
-        record, summary = optimise_preferences(
-            setup,
-            section,
-            rows,
-            draws,
-            is_out,
-            Learner(objective, model, averaged(model, section)),
+        if world.is_first:
+            write_drawn_ids(out, rows, draws)
+        certificate = measured_once(
+            context.work / CERTIFICATE,
+            world,
             partial(certify_start, model, objective, section, setup.dtype, world),
+        )
+        record, summary = tune(
+            replace(setup, section=section),
+            Learner(objective, model, averaged(model, section)),
         )
         measured = measured_again(rows.ids, is_out, section.measured_pairs)
         logps = pair_logps(model, rows, measured, section.micro_batch_size, world)
@@ -174,6 +190,14 @@ def run(
             )
     return {
         **summary,
+        "sets": [
+            asdict(drawn_set)
+            for drawn_set in describe_draws(rows, data.sources, draws, is_out)
+        ],
+        "beta": section.beta,
+        "objective": section.loss_name,
+        "step_0": certificate,
+        "chosen_decline": None if record is None else decline_of(record.lines()),
         "training_pairs": int((~is_out).sum()),
         "held_out_pairs": len(before),
         "margins": margins,

@@ -1,5 +1,4 @@
-"""Stage `dpo_data`: packs preference pairs and labelled answers with loss masks, one
-row per answer.
+"""Stage `dpo_data`: packs preference pairs with loss masks, one row per answer.
 
 Output: a packed set (`tokenize/packed.py`) whose sources are the sets, with loss masks
 (`tokenize/loss_masks.py`) and the pairs' records (`train/data/preference_rows.py`);
@@ -24,7 +23,7 @@ from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.schema.posttraining import DpoData
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
-from gristmill.train.data.pairs import read_preferences
+from gristmill.train.data.pairs import read_pairs
 from gristmill.train.data.preference_rows import write_pair_rows
 from gristmill.train.stages.stage_inputs import Inputs, example_length
 
@@ -48,7 +47,7 @@ def run(
     tokenizer = load(inputs["tokenizer"]).described()
     length = example_length(section.sequence_length, inputs)
     names = set_names([dataset.path for dataset in section.data])
-    sets = read_preferences(section.data, chat, length, inputs, section.leaks)
+    sets = read_pairs(section.data, chat, length, inputs, section.leaks)
     named_sets = dict(zip(names, sets, strict=True))
     write_quarantined(
         out / QUARANTINED,
@@ -62,15 +61,11 @@ def run(
             context.warn(warning)
         if left_out := left_out_warning(name, preference_set.encoding, length):
             context.warn(left_out)
-    examples = {
-        name: preference_set.examples for name, preference_set in named_sets.items()
-    }
-    written = write_pair_rows(out, examples, length, tokenizer, chat)
-    pairs = sum(len(preference_set.pairs) for preference_set in sets)
+    pairs = {name: preference_set.pairs for name, preference_set in named_sets.items()}
+    written = write_pair_rows(out, pairs, length, tokenizer, chat)
     return {
         "sequence_length": length,
-        "pairs": pairs,
-        "answers": sum(map(len, examples.values())) - pairs,
+        "pairs": sum(map(len, pairs.values())),
         **asdict(written),
         "sets": [
             {"name": name, **preference_set.summary()}

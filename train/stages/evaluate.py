@@ -29,10 +29,9 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import (
     HOLDOUT,
-    Pair,
+    encode_pairs,
     gained_more,
     padded_pairs,
-    prepare_preferences,
 )
 from gristmill.train.distributed.process_groups import make_deterministic
 from gristmill.train.eval.answering import (
@@ -288,8 +287,7 @@ def accuracy_on_holdout(model: Llama, inputs: Inputs) -> Estimate | None:
         return None
     chat = Chat(inputs["tokenizer"])
     length = examples[0]["sequence_length"]
-    encoded = prepare_preferences(examples, chat, length)
-    pairs = [item for item in encoded.used if isinstance(item, Pair)]
+    pairs = encode_pairs(examples, chat, length).used
     device = model.model.embed_tokens.weight.device
     logps = []
     for part in slices(len(pairs), ROWS_PER_FORWARD):

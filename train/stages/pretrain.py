@@ -149,9 +149,8 @@ def run(
                 ),
             )
             if section.phases:
-                set_phase = partial(set_positions, model, shape, job)
                 observers = replace(
-                    observers, before_step=lambda step, rows: set_phase(step)
+                    observers, before_step=partial(set_positions, model, shape, job)
                 )
             record, summary = train(replace(job, observers=observers))
             set_positions(model, shape, job, summary["steps"] - 1)

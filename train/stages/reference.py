@@ -4,9 +4,7 @@ optimisation, computed once.
 Output: `reference.parquet`, a row per pair in the order of the stage `dpo_data`: `id`,
 the summed log-probabilities `chosen` and `rejected` (float32) and their numbers of
 tokens, `chosen_tokens` and `rejected_tokens`; and `key.json`, the inputs that these
-depend on. The key holds neither loss nor beta, so changing them recomputes nothing. For
-the loss `kto` the rows are answers, with `logp`, and `mismatched`, the log-probability
-of another prompt's answer.
+depend on. The key holds neither loss nor beta, so changing them recomputes nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +18,11 @@ from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.posttraining import Lora, Reference
 from gristmill.train.adapters.lora import tuned_model
 from gristmill.train.data.pairs import more_likely
-from gristmill.train.data.preference_rows import AnswerRows, PairRows, check_pairs
+from gristmill.train.data.preference_rows import PairRows
 from gristmill.train.distributed.fsdp import compute_dtype
 from gristmill.train.distributed.process_groups import process_group
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.objectives.kto_objective import answer_logps
 from gristmill.train.objectives.reference_logps import (
-    ANSWER_LOGPS,
     PredictionKey,
     key_of,
     pair_logps,
@@ -42,25 +38,14 @@ class ReferenceSummary(ModelFigures):
     Attributes:
         key: see reference_logps.key_of.
         tokens_scored: number of tokens of all answers.
+        pairs: their number.
+        chosen_more_likely: share of pairs whose chosen answer is the likelier one.
     """
 
     key: PredictionKey
     tokens_scored: int
-
-
-class PairsSummary(ReferenceSummary):
-    """Summary for pairs: their number, and the share whose chosen answer is the
-    likelier one.
-    """
-
     pairs: int
     chosen_more_likely: float | None
-
-
-class AnswersSummary(ReferenceSummary):
-    """Summary for single answers: their number."""
-
-    answers: int
 
 
 def run(
@@ -68,18 +53,11 @@ def run(
     config: Mapping[str, object],
     out: Path,
     context: Context,
-) -> PairsSummary | AnswersSummary:
-    """Score every pair, or answer; called on every rank of a torchrun process group.
-
-    Raises:
-        gristmill.train.data.preference_rows.LabelledError: the data has single answers,
-            but the loss needs pairs.
-    """
+) -> ReferenceSummary:
+    """Score every pair; called on every rank of a torchrun process group."""
     section = Reference.model_validate(config)
     start = start_of(inputs)
     with open_rows(inputs["dpo_data"], context) as packed:
-        if not section.answers:
-            check_pairs(packed)
         shape = read_shape(start)
         rounded = section.rounded
         # New adapters add nothing, but the base weights must be rounded as in training.
@@ -94,33 +72,6 @@ def run(
             dtype = compute_dtype(section.precision, world.device)
             model = tuned_model(shape, stored(start), lora, 0, world, dtype, context)
             figures = describe_model(shape, packed.sequence_length)
-            if section.answers:
-                answers = AnswerRows(packed)
-                key = key_of(start, answers, dtype, rounded)
-                # after their own prompts, and after their partners' prompts
-                logps_by_prompt = [
-                    answer_logps(
-                        model,
-                        answers,
-                        np.arange(len(answers)),
-                        section.micro_batch_size,
-                        world,
-                        mismatched,
-                    )
-                    for mismatched in (False, True)
-                ]
-                if world.is_first:
-                    tokens = answers.scored_tokens.astype(np.int32)
-                    columns = dict(
-                        zip(ANSWER_LOGPS, logps_by_prompt, strict=True), tokens=tokens
-                    )
-                    write_reference(out, key, answers, columns)
-                return {
-                    **figures,
-                    "answers": len(answers),
-                    "key": key,
-                    "tokens_scored": int(answers.scored_tokens.sum()),
-                }
             pairs = PairRows(packed)
             key = key_of(start, pairs, dtype, rounded)
             logps = pair_logps(

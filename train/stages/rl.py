@@ -258,7 +258,7 @@ def run(
         record, summary = tune(
             setup,
             Learner(objective, model, averaged(model, section), state=state),
-            Observers(before_step=lambda step, rows: actor.before_step(step)),
+            Observers(before_step=actor.before_step),
         )
         after = actor.measure(held_out)
         rewarded = []

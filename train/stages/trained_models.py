@@ -4,13 +4,12 @@ and published files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,12 +27,6 @@ from gristmill.train.adapters.lora import (
     tuned_model,
 )
 from gristmill.train.adapters.peft_files import settle_adapters
-from gristmill.train.data.preference_rows import (
-    AnswerRows,
-    PairRows,
-    describe_draws,
-    write_drawn_ids,
-)
 from gristmill.train.distributed.fsdp import compute_dtype, whole_tensors
 from gristmill.train.distributed.process_groups import World, process_group
 from gristmill.train.eval.held_out import Validation, read_token_bytes
@@ -50,15 +43,8 @@ from gristmill.train.loop.training_job import (
 )
 from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.models.weights import read_shape, save_model, stored
-from gristmill.train.objectives.preference_report import (
-    Decline,
-    MarginSummary,
-    decline_of,
-)
-from gristmill.train.objectives.preflight_checks import CERTIFICATE
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.planning.flops import flops_per_token
-from gristmill.train.resuming import measured_once
 from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_mixture
 from gristmill.train.trainer import TrainingSummary, train
 
@@ -100,25 +86,6 @@ class TunedSummary(TrainingSummary, ModelFigures, Measurements):
     """Summary of a stage that tunes a model on rows of `sequence_length` tokens."""
 
     sequence_length: int
-
-
-class PreferenceSummary(TunedSummary):
-    """Summary of preference optimisation.
-
-    Attributes:
-        sets: counts of each set.
-        beta: strength of the reference.
-        objective: name of the loss.
-        step_0: measurements before the first step.
-        chosen_decline, margins: None on other ranks than the first.
-    """
-
-    sets: Sequence[Mapping[str, object]]
-    beta: float
-    objective: str
-    step_0: Mapping[str, float]
-    chosen_decline: Decline | None
-    margins: MarginSummary | None
 
 
 def describe_model(shape: Shape | OwnShape, length: int) -> ModelFigures:
@@ -362,41 +329,3 @@ def final_measurements(
     if rounding is not None:
         measurements["lora_base"] = rounding
     return measurements
-
-
-def optimise_preferences(
-    setup: Setup,
-    section: Dpo,
-    rows: PairRows | AnswerRows,
-    draws: Sequence[np.ndarray],
-    is_out: np.ndarray,
-    learner: Learner,
-    certify: Callable[[], Mapping[str, float]],
-    observers: Observers = UNOBSERVED,
-) -> tuple[Record | None, PreferenceSummary]:
-    """Certify the first batch, tune, and summarise without margins.
-
-    Args:
-        setup: of the stage.
-        section: settings, in steps.
-        rows: all pairs or answers.
-        draws: those that are trained on, by set.
-        is_out: mask of the held-out ones.
-        learner: see `tune`.
-        certify: checks the model before the first step.
-        observers: see `tune`.
-    """
-    if setup.world.is_first:
-        write_drawn_ids(setup.out, rows, draws)
-    certificate = measured_once(setup.context.work / CERTIFICATE, setup.world, certify)
-    record, summary = tune(replace(setup, section=section), learner, observers)
-    sets = describe_draws(rows, rows.packed.sources, draws, is_out)
-    return record, {
-        **summary,
-        "sets": [asdict(drawn_set) for drawn_set in sets],
-        "beta": section.beta,
-        "objective": section.loss_name,
-        "step_0": certificate,
-        "chosen_decline": None if record is None else decline_of(record.lines()),
-        "margins": None,
-    }
