@@ -121,8 +121,9 @@ def evaluate_folder(
 
 def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print tasks and suites by the tables of the report."""
-    tasks = {name: entry for name, entry in summaries.items() if "score" not in entry}
-    suites = {name: entry for name, entry in summaries.items() if "score" in entry}
+    # A metric of a user's own may have any name of a suite's keys.
+    tasks = {name: entry for name, entry in summaries.items() if "items" in entry}
+    suites = {name: entry for name, entry in summaries.items() if "items" not in entry}
     measures = read_as(ModelMeasures, {"tasks": tasks, "suites": suites})
     models = [("this model", measures)]
     console = plain_console()

@@ -30,6 +30,8 @@ from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.manifest import CONTINUING
 
 SAMPLES = 3
+LARGE = 1000.0
+"""From here on metrics are written in four digits."""
 BOOTSTRAP_NOTE = "In brackets: 95 % bootstrap intervals over documents."
 MODEL = {"model": "", "source": ""}
 
@@ -122,13 +124,21 @@ def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
 def task_table(models: Sequence[tuple[str, ModelMeasures]]) -> Table:
     """Every metric of every task for some models by name."""
     rows = [
-        [task, model, metric, value, summary["items"]]
+        [task, model, metric, metric_text(value), summary["items"]]
         for model, measured in models
         for task, summary in measured.tasks.items()
         for metric, value in metric_values(summary)
     ]
     names = {"task": "", "model": "", "metric": ""}
-    return table({**names, "value": ".4f", "items": "d"}, rows)
+    return table({**names, "value": ">", "items": "d"}, rows)
+
+
+def metric_text(value: Measure) -> str:
+    """A metric in four decimals, or in four digits if it is large, such as the
+    perplexity of an untrained model.
+    """
+    largest = max(value.value, value.high or 0.0)
+    return f"{value:.4f}" if largest < LARGE else f"{value:.4g}"
 
 
 def suites(facts: Facts, name: str = "evaluate") -> MaybeSection:

@@ -160,3 +160,27 @@ def test_suite_task_does_not_hide_a_task_of_the_same_name(
     lines = capsys.readouterr().out.splitlines()
     items = [line.split()[-1] for line in lines if line.startswith("arc ")]
     assert items == ["40", "9"]
+
+
+def test_own_metric_named_score_is_a_metric(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    print_evaluation(
+        {"own": {"items": 3, "score": {"value": 0.25, "low": 0.125, "high": 0.5}}}
+    )
+    row = capsys.readouterr().out.splitlines()[1]
+    assert row.split() == [
+        *("own", "this", "model", "score"),
+        *("0.2500", "[0.1250,", "0.5000]", "3"),
+    ]
+
+
+def test_large_metric_has_four_digits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    perplexity = {"value": 123_456_789.0, "low": 987.65, "high": 2.5e9}
+    print_evaluation({"lines": {"items": 2, "word_perplexity": perplexity}})
+    row = capsys.readouterr().out.splitlines()[1]
+    assert row.split()[4:] == ["1.235e+08", "[987.6,", "2.5e+09]", "2"]
