@@ -10,6 +10,7 @@ from gristmill.mixtures.schema.optimizer import Optimizer
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.optim.optimizer import make_optimizers
+from gristmill.train.planning import memory
 from gristmill.train.planning.devices import (
     UnknownDeviceError,
     find_device,
@@ -220,12 +221,13 @@ def test_single_gpu_reaches_the_assumed_utilisation() -> None:
     assert estimate.seconds == pytest.approx(expected)
 
 
-def test_estimates_agree_with_a_counted_step() -> None:
+def test_estimates_agree_with_a_counted_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "COMPUTE_BYTES", 4)  # of a CPU
     shape = llama(2, 64, 4, 2, 96, 300, tied=True)
     model, ids = Llama(shape), torch.randint(0, 300, (2, 32))
     flops, activation_bytes = count_step(model, ids)
     assert flops_per_token(shape, 32).whole * ids.numel() == flops
-    estimate = rank_memory(shape, Form(), Load(2, 32, 1, compute_bytes=4))
+    estimate = rank_memory(shape, Form(), Load(2, 32, 1))
     weights = list(model.parameters())
     assert estimate.parameters == sum(weight.nbytes for weight in weights)
     assert estimate.gradients == sum(

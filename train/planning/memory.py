@@ -13,6 +13,8 @@ from gristmill.mixtures.schema.optimizer import OPTIMIZERS
 from gristmill.train.models.model_config import DECODED, ENCODED, TOKEN_TYPES, Shape
 
 MASTER_BYTES = 4
+COMPUTE_BYTES = 2
+"""Bytes of a number in matrix products: bfloat16."""
 FRAMEWORK_BYTES = 1.5e9
 """CUDA context, NCCL and cuBLAS workspaces: GPU memory of an idle process."""
 FRAGMENTATION = 0.05
@@ -66,7 +68,6 @@ class Load:
         micro_rows: rows per forward pass.
         length: tokens per row.
         micro_batches: forward passes per step.
-        compute_bytes: per number in matrix products: 2 for bfloat16, 4 for float32.
         optimizer: kind of optimizer.
         checkpointing: True for activation checkpointing.
     """
@@ -74,7 +75,6 @@ class Load:
     micro_rows: int
     length: int
     micro_batches: int
-    compute_bytes: int = 2
     optimizer: str = "adamw"
     checkpointing: bool = False
 
@@ -128,7 +128,7 @@ def optimizer_bytes(shape: Shape, kind: str) -> float:
     return facts.state_bytes * layers + outside.state_bytes * root
 
 
-def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
+def block_activation_bytes(shape: Shape) -> float:
     """Bytes that one layer keeps for the backward pass, per token.
 
     In widths: its input, both normed inputs, queries, the attention's output (with its
@@ -148,7 +148,7 @@ def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
             self_attention_and_mlp + cross_attention
         )
         return round(
-            numbers * compute_bytes + 4 * shape.heads * (ENCODED + 2 * DECODED)
+            numbers * COMPUTE_BYTES + 4 * shape.heads * (ENCODED + 2 * DECODED)
         )
     # BERT's feed-forward layer has no gate.
     numbers = (
@@ -157,7 +157,7 @@ def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
         + 2 * narrow
         + (2 if shape.bert else 4) * shape.ffn_width
     )
-    return numbers * compute_bytes + 4 * shape.heads
+    return numbers * COMPUTE_BYTES + 4 * shape.heads
 
 
 def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
@@ -169,22 +169,22 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     root = _root_parameters(shape) / form.tensor
     rank_parameters = shape.layers * block + root
     tokens = load.micro_rows * load.length / form.context
-    in_block = block_activation_bytes(shape, load.compute_bytes)
+    in_block = block_activation_bytes(shape)
     # keys and values of the other ranks' tokens of the same rows
     narrow = 2 * shape.kv_heads * shape.head_width
-    in_block += narrow * load.compute_bytes * (form.context - 1)
+    in_block += narrow * COMPUTE_BYTES * (form.context - 1)
     # With checkpointing, a layer keeps its input, and one at a time is recomputed.
-    of_layer = shape.width * load.compute_bytes if load.checkpointing else in_block
+    of_layer = shape.width * COMPUTE_BYTES if load.checkpointing else in_block
     kept = of_layer * tokens * shape.layers / form.tensor
     if load.checkpointing:
         kept += in_block * tokens / form.tensor
     # The current block and the prefetched one, and parameters outside blocks.
-    gathered = (4 * block + root) * load.compute_bytes
+    gathered = (4 * block + root) * COMPUTE_BYTES
     if form.weights > 1:
         gathered += MASTER_BYTES * block
     loss = (
         4 * shape.padded_vocab_size * shape.width / form.tensor
-        + tokens * shape.width * load.compute_bytes
+        + tokens * shape.width * COMPUTE_BYTES
     ) + 3 * 4 * min(GPU_CHUNK_LOGITS, tokens * shape.vocab_size)
     counted = Memory(
         parameters=MASTER_BYTES * rank_parameters / form.weights,

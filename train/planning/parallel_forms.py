@@ -24,6 +24,7 @@ from gristmill.train.models.model_config import CHUNKS, Shape
 from gristmill.train.planning.devices import Device
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.memory import (
+    COMPUTE_BYTES,
     MASTER_BYTES,
     Form,
     Load,
@@ -176,7 +177,7 @@ def _candidate(
         COLLECTIVES_PER_LAYER
         * shape.layers
         * load.micro_batches
-        * (tokens * shape.width * load.compute_bytes)
+        * (tokens * shape.width * COMPUTE_BYTES)
         * (form.tensor - 1)
         / form.tensor
         / device.link
@@ -188,7 +189,7 @@ def _candidate(
         (3 if load.checkpointing else 2)
         * shape.layers
         * load.micro_batches
-        * (tokens * narrow * load.compute_bytes)
+        * (tokens * narrow * COMPUTE_BYTES)
         * (form.context - 1)
         / device.link
     )
@@ -216,7 +217,7 @@ def sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> fl
     weights = shape.layers * block_parameters(shape) / form.tensor
     gathered = weights * load.micro_batches
     share = (form.weights - 1) / form.weights
-    moved = gathered * share * (2 * load.compute_bytes + MASTER_BYTES)
+    moved = gathered * share * (2 * COMPUTE_BYTES + MASTER_BYTES)
     seconds = moved / _rate(form.tensor * form.weights, device)
     replicated = (form.replicate - 1) / form.replicate
     summed = 2 * MASTER_BYTES * weights / form.weights * replicated
