@@ -165,27 +165,10 @@ def _scores(
     """BM25 scores: float64 of shape (n,)."""
     lengths = kept[:, 2] / max(bytes_ / max(documents, 1), 1.0)
     frequencies = kept[:, 3:].astype(np.float64)
-    scores: np.ndarray = bm25(documents, counts, frequencies, lengths[:, None]).sum(1)
-    return scores
-
-
-def bm25(
-    documents: int,
-    counts: np.ndarray | int,
-    frequencies: np.ndarray,
-    lengths: np.ndarray,
-) -> np.ndarray:
-    """Scores of terms in documents.
-
-    Args:
-        documents: number of all documents.
-        counts: number of those that have the term.
-        frequencies: number of occurrences in each document.
-        lengths: of the documents, relative to the mean.
-    """
     idf = np.log1p((documents - counts + 0.5) / (counts + 0.5))
-    saturation = frequencies + K1 * (1 - B + B * lengths)
-    return idf * frequencies * (K1 + 1) / saturation
+    saturation = frequencies + K1 * (1 - B + B * lengths[:, None])
+    scores: np.ndarray = (idf * frequencies * (K1 + 1) / saturation).sum(1)
+    return scores
 
 
 def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.ndarray:

@@ -16,15 +16,12 @@ from gristmill.flows.stages.trainings import (
     whole,
 )
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.objectives.rl_tools import PythonTool, SearchTool
+from gristmill.mixtures.objectives.rl_tools import PythonTool
 from gristmill.mixtures.schema.rl import Rl
-from gristmill.mixtures.schema.sources import INGEST
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
-    """Return the section, with the listings of reward models and tools at other
-    paths.
-    """
+    """Return the section, with the listings of reward models at other paths."""
     from gristmill.dataprep.readers.sources import outside_listing
 
     configured = whole("rl")(manifest, verify)
@@ -40,28 +37,21 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
         named_recipe["teacher"] = outside_listing(
             "rl.teacher", recipe["teacher"], verify
         )
-    for key in ("rewards", "tools"):
-        if key not in recipe:
-            continue
-        named_arguments[key] = recipe[key]
-        named_recipe[key] = [
-            {
-                **entry,
-                "path": outside_listing(
-                    f"rl.{key}.{number}.path", entry["path"], verify
-                ),
-            }
-            if entry.get("path")
-            else entry
-            for number, entry in enumerate(recipe[key])
-        ]
+    named_arguments["rewards"] = recipe["rewards"]
+    named_recipe["rewards"] = [
+        {
+            **entry,
+            "path": outside_listing(f"rl.rewards.{number}.path", entry["path"], verify),
+        }
+        if entry.get("path")
+        else entry
+        for number, entry in enumerate(recipe["rewards"])
+    ]
     return named_recipe, named_arguments
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """Return the starting model, a reward model of this manifest if used, and the
-    documents that a tool searches.
-    """
+    """Return the starting model, and a reward model of this manifest if used."""
     if manifest.rl is None:
         return []
     start_from = manifest.rl.start_from
@@ -74,15 +64,7 @@ def needs(manifest: Manifest) -> list[str]:
         )
         else []
     )
-    searched = (
-        [INGEST, *manifest.steps]
-        if any(
-            isinstance(entry, SearchTool) and entry.path is None
-            for entry in manifest.rl.tools
-        )
-        else []
-    )
-    return [*made_sets(manifest.rl), *searched, "mix", "tokenizer", start, *models]
+    return [*made_sets(manifest.rl), "mix", "tokenizer", start, *models]
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:

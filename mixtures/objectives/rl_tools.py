@@ -10,8 +10,6 @@ from pydantic import BeforeValidator, Field
 
 from gristmill.mixtures.base import (
     Name,
-    OutsidePath,
-    Positive,
     PositiveFloat,
     Section,
 )
@@ -43,25 +41,6 @@ class PythonTool(Tool):
     """Memory limit of the process in MB, including the 30 MB of Python itself."""
 
 
-class SearchTool(Tool):
-    """Finds documents with the words of a `query` by BM25, and returns the best with
-    their texts.
-    """
-
-    kind: Literal["search"]
-    """Selects this tool."""
-    path: OutsidePath | None = None
-    """JSON lines or Parquet with `text`, and optionally `title`; the documents that the
-    run kept if absent.
-    """
-    top: Positive = 3
-    """Number of documents in an answer."""
-    characters: Positive = 600
-    """Characters of each document's text, around the first word of the query that it
-    contains.
-    """
-
-
 class OwnTool(Tool, OwnCall):
     """A function of your own: `use: ./tools.py:weather` instead of a kind. Its
     parameters are the tool's, the first paragraph of its docstring is the tool's
@@ -88,9 +67,6 @@ class OwnTool(Tool, OwnCall):
             )
 
 
-KINDS = ("python", "search")
-
-
 def written_tool(value: Any) -> Any:
     """Return a tool with its kind, from its name, from `{python: {seconds: 5}}` or from
     `use`.
@@ -100,16 +76,15 @@ def written_tool(value: Any) -> Any:
     if isinstance(value, Mapping) and "kind" not in value:
         if "use" in value:
             return {"kind": "own", **value}
-        kinds = [key for key in value if key in KINDS]
-        if len(kinds) == 1 and isinstance(value[kinds[0]], Mapping | None):
+        if "python" in value and isinstance(value["python"], Mapping | None):
             other_settings = {
-                key: setting for key, setting in value.items() if key != kinds[0]
+                key: setting for key, setting in value.items() if key != "python"
             }
-            return {"kind": kinds[0], **(value[kinds[0]] or {}), **other_settings}
+            return {"kind": "python", **(value["python"] or {}), **other_settings}
     return value
 
 
 AnyTool = Annotated[
-    Annotated[PythonTool | SearchTool | OwnTool, Field(discriminator="kind")],
+    Annotated[PythonTool | OwnTool, Field(discriminator="kind")],
     BeforeValidator(written_tool),
 ]

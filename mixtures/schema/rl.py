@@ -468,9 +468,9 @@ class Rl(TrainingInEpochs):
     rewards: NonEmpty[AnyReward]
     """Rewards of an answer."""
     tools: tuple[AnyTool, ...] = ()
-    """Tools that the model may call while it answers: `{python: {...}}`, `{search:
-    {...}}`, `{use: ...}`. A tool's answers have no loss, and an error is an
-    answer too. See docs/how-to/training/tools-in-rl.md.
+    """Tools that the model may call while it answers: `{python: {...}}`, `{use: ...}`.
+    A tool's answers have no loss, and an error is an answer too. See
+    docs/how-to/training/tools-in-rl.md.
     """
     turns: Positive = 4
     """Largest number of the assistant's turns in an answer with `tools`; an answer that

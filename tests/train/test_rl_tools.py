@@ -186,12 +186,12 @@ def test_only_drawn_tokens_are_scored(start: dict[str, Path]) -> None:
             "group_size": 2,
             "global_batch_size": 2,
             "max_new_tokens": 6,
-            "tools": ["search"],
+            "tools": ["python"],
         }
     )
     rollouts = Rollouts(section, 12, 0)
     drawn = (True, True, False, False, True, True)
-    used = (Used(1, "search", "{}", "error: x", True),)
+    used = (Used(1, "python", "{}", "error: x", True),)
     rollouts.put(
         torch.arange(2).numpy(),
         [[5, 6, 7]] * 2,

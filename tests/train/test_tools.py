@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
 from gristmill.dataprep.examples.read_examples import prompt_example
 from gristmill.dataprep.rewards.answer_checks import own_reward, record_columns
-from gristmill.dataprep.words.bm25_index import WordIndex
 from gristmill.mixtures.objectives.rl_tools import AnyTool, Tool
 from gristmill.mixtures.schema.rl import OwnReward, Rl, columns_of
 from gristmill.mixtures.user_code import Own, name_of, take_code
@@ -30,9 +26,7 @@ from gristmill.train.rl.rewards import text_of, turns_of
 from gristmill.train.rl.rollout import Generated
 from gristmill.train.rl.tools.call_format import Call, CallFormat
 from gristmill.train.rl.tools.toolbox import Toolbox, ToolError
-from tests.dataprep.test_by_words import WORDS, plain_bm25
 from tests.needs_sandbox import skip_without_sandbox
-from tests.train.jsonl import write_jsonl
 
 LLAMA = """\
 {%- if tools -%}{{ 'Tools: ' + tools | tojson + '<|end|>' }}{%- endif -%}
@@ -105,33 +99,14 @@ def with_template(tokenizer_folder: Path, tmp_path: Path) -> Any:
     return make_chat
 
 
-@pytest.mark.slow
-def test_index_scores_equal_plain_bm25() -> None:
-    draw = random.Random(4)
-    texts = [" ".join(draw.choices(WORDS, k=draw.randint(0, 30))) for _ in range(200)]
-    expected = np.array(plain_bm25(texts, ["mill", "grains", "stone"]))
-    matches = WordIndex(texts).search('Mill "grains", stone', 20)
-    order = np.argsort(-expected, kind="stable")[:20]
-    assert [place for place, _ in matches] == order.tolist()
-    assert np.allclose([score for _, score in matches], expected[order])
-    assert WordIndex(texts).search("quern", 20) == []
-    assert WordIndex([]).search("mill", 3) == []
-
-
 def test_tools_have_short_and_long_forms() -> None:
     tools = tools_of(
-        "search",
-        {"python": {"seconds": 2}},
-        {"search": {"path": "a.jsonl"}, "name": "look"},
+        "python",
+        {"python": {"seconds": 2}, "name": "quick"},
         {"kind": "python", "name": "slow", "seconds": 9},
     )
-    assert [name_of(tool) for tool in tools] == [
-        "search",
-        "python",
-        "look",
-        "slow",
-    ]
-    assert [getattr(tool, "seconds", None) for tool in tools] == [None, 2, None, 9]
+    assert [name_of(tool) for tool in tools] == ["python", "quick", "slow"]
+    assert [getattr(tool, "seconds", None) for tool in tools] == [5, 2, 9]
     for tools_section, message in (
         (["python", "python"], "python"),
         ([{"pyhton": {}}], "Unable to extract tag"),
@@ -196,7 +171,7 @@ def test_tokens_of_a_multi_turn_answer_equal_those_of_its_conversation(
 ) -> None:
     chat = with_template(template)
     form = CallFormat(chat)
-    tools = Toolbox(tools_of(total()), {})
+    tools = Toolbox(tools_of(total()))
     descriptions = tools.descriptions(["total"])
     arguments = {"terms": "21 + 21"}
     call = {
@@ -301,7 +276,7 @@ def dialogue(
     return Dialogue(
         chat,
         CallFormat(chat),
-        Toolbox(tools_of(*(tools or (total(),))), {}),
+        Toolbox(tools_of(*(tools or (total(),)))),
         turns,
         answer_tokens,
     )
@@ -393,7 +368,7 @@ def tool(size: int, unit: str = "m", *, factor=1):
 ''',
         time_limit_seconds=0.2,
     )
-    box = Toolbox(tools_of(total(), custom_tool), {})
+    box = Toolbox(tools_of(total(), custom_tool))
     assert box.descriptions(["tool"])[0]["function"] == {
         "name": "tool",
         "description": "Repeats grist.",
@@ -517,12 +492,12 @@ def test_function_without_description_is_rejected(tmp_path: Path) -> None:
         ('def tool(*x):\n    "It does."', "by name"),
     ):
         with pytest.raises(ToolError, match=message):
-            Toolbox(tools_of(own_tool(tmp_path, source)), {})
+            Toolbox(tools_of(own_tool(tmp_path, source)))
 
 
 def test_tool_of_an_unknown_class_is_rejected() -> None:
     with pytest.raises(TypeError, match="weather"):
-        Toolbox([*tools_of(total()), Tool(name="weather")], {})
+        Toolbox([*tools_of(total()), Tool(name="weather")])
 
 
 def test_calls_of_a_turn_are_answered_in_order(chat: Chat) -> None:
@@ -551,7 +526,7 @@ def test_calls_have_hermes_format_if_the_template_has_no_tools(
     chat = with_template(WITHOUT_TOOLS)
     form = CallFormat(chat)
     assert not form.templated
-    box = Toolbox(tools_of(total()), {})
+    box = Toolbox(tools_of(total()))
     prompt = chat.decode(
         form.prompt([{"role": "user", "content": "2*3?"}], box.descriptions(box.names)),
         special=True,
@@ -563,48 +538,3 @@ def test_calls_have_hermes_format_if_the_template_has_no_tools(
     assert chat.decode(form.answers(["6", "7"]), special=True) == (
         "<|user|><tool_response>\n6\n</tool_response>\n<tool_response>\n7\n</tool_response><|end|><|assistant|>"
     )
-
-
-def test_search_returns_the_best_documents(tmp_path: Path) -> None:
-    rows = [
-        {"title": "Mills", "text": "A mill by the river grinds corn."},
-        {"text": "Bread is baked of corn."},
-        {"text": "The sea is wide."},
-    ]
-    write_jsonl(tmp_path / "facts.jsonl", rows)
-    search = {"search": {"path": str(tmp_path / "facts.jsonl"), "top": 2}}
-    box = Toolbox(tools_of(search), {})
-    calls = [
-        (Call("search", {"query": query}), box.names)
-        for query in ("who grinds corn", "moon")
-    ]
-    assert [used_call.answer for used_call in box.answer(1, calls)] == [
-        "1. Mills: A mill by the river grinds corn.\n2. Bread is baked of corn.",
-        "no document has these words",
-    ]
-    (used,) = box.answer(1, [(Call("search", {"query": 3}), box.names)])
-    assert (used.answer, used.failed) == ("error: 3 is no text", True)
-    with pytest.raises(ToolError, match="documents"):
-        Toolbox(tools_of("search"), {})
-    (tmp_path / "facts.jsonl").write_text('{"body": "x"}\n')
-    with pytest.raises(ToolError, match=r"facts\.jsonl:1 .*'text'"):
-        Toolbox(tools_of(search), {})
-
-
-def test_search_without_path_covers_the_documents_of_the_run(tmp_path: Path) -> None:
-    rows = [
-        {
-            "id": document_id("web", text, text),
-            "source": "web",
-            "locator": text,
-            "text": text,
-            "metadata": "{}",
-        }
-        for text in ("the mill grinds", "the sea")
-    ]
-    write_table(
-        tmp_path / "part-00000.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA)
-    )
-    box = Toolbox(tools_of("search"), {"ingest": tmp_path})
-    (used,) = box.answer(1, [(Call("search", {"query": "mill"}), box.names)])
-    assert used.answer == "1. the mill grinds"

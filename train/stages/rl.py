@@ -158,7 +158,7 @@ def run(
         teacher = model_folder("rl.teacher", section.teacher)
         reference = read_teacher("rl.teacher", teacher, chat), teacher
     tools = (
-        OfferedTools(CallFormat(chat), Toolbox(section.tools, inputs))
+        OfferedTools(CallFormat(chat), Toolbox(section.tools))
         if section.tools
         else None
     )

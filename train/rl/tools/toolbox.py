@@ -11,22 +11,16 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from gristmill.dataprep.corpus import TEXT, Corpus
 from gristmill.dataprep.examples.conversations import Tool as ToolDescription
-from gristmill.dataprep.examples.read_examples import read_records
 from gristmill.dataprep.user_functions import call_own, load_function
-from gristmill.dataprep.words.bm25_index import WordIndex
-from gristmill.dataprep.words.snippets import snippet
 from gristmill.mixtures.objectives.rl_tools import (
     OwnTool,
     PythonTool,
-    SearchTool,
     Tool,
 )
-from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.user_code import OwnCodeError, name_of
 from gristmill.train.rl.tools.call_format import Call
 from gristmill.train.rl.tools.sandbox import check_sandbox, run_python
@@ -64,16 +58,15 @@ class Toolbox:
 
     Args:
         tools: of the section.
-        inputs: of the stage, including the documents of a search without a path.
 
     Raises:
-        ToolError: a search has no documents, or a function has no docstring.
+        ToolError: a function has no docstring.
         OwnCodeError: a function of the user's cannot be loaded.
         gristmill.train.rl.tools.sandbox.SandboxError: this machine has no
             sandbox for Python.
     """
 
-    def __init__(self, tools: Sequence[Tool], inputs: Mapping[str, Path]) -> None:
+    def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools: dict[str, _Ready] = {}
         for tool in tools:
             name = name_of(tool)
@@ -86,17 +79,8 @@ class Toolbox:
                             "Runs a Python program and returns what it prints.",
                             {"code": ("string", "The program")},
                         ),
-                        _python(tool),
+                        partial(_run_python, tool),
                         beside=True,
-                    )
-                case SearchTool():
-                    ready = _Ready(
-                        _described(
-                            name,
-                            "Finds the documents that have some words.",
-                            {"query": ("string", "The words")},
-                        ),
-                        _search(tool, inputs),
                     )
                 case OwnTool():
                     ready = _own(name, tool)
@@ -191,58 +175,13 @@ def _described(
     }
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ToolError(f"{value!r} is no text")
-    return value
-
-
-def _python(tool: PythonTool) -> Callable[..., str]:
-    def run(code: Any) -> str:
-        result = run_python(_text(code), tool)
-        if not result.succeeded:
-            raise ToolError(
-                result.output or "it ended with an error and printed nothing"
-            )
-        return result.output or "it printed nothing"
-
-    return run
-
-
-def _search(tool: SearchTool, inputs: Mapping[str, Path]) -> Callable[..., str]:
-    titles: list[str] = []
-    texts: list[str] = []
-    if tool.path is not None:
-        for place, record in read_records(tool.path):
-            text = record.get(TEXT)
-            title = record.get("title")
-            if not isinstance(text, str):
-                raise ToolError(f"rl.tools: search: {place} has no text under {TEXT!r}")
-            titles.append(f"{title}: " if title else "")
-            texts.append(text)
-    elif INGEST in inputs:
-        for batch in Corpus(inputs).batches([TEXT]):
-            texts += batch[TEXT].to_pylist()
-        titles = [""] * len(texts)
-    else:
-        raise ToolError(
-            "rl.tools: search has no `path`, and this run has no documents; give one"
-        )
-    index = WordIndex(texts)
-    if not index.texts:
-        raise ToolError("rl.tools: search has no document to look through")
-
-    def search(query: Any) -> str:
-        hits = index.search(_text(query), tool.top)
-        if not hits:
-            return "no document has these words"
-        words = index.terms(query)
-        return "\n".join(
-            f"{number}. {titles[place]}{snippet(index.texts[place], words, tool.characters)}"
-            for number, (place, _) in enumerate(hits, start=1)
-        )
-
-    return search
+def _run_python(tool: PythonTool, code: Any) -> str:
+    if not isinstance(code, str):
+        raise ToolError(f"{code!r} is no text")
+    result = run_python(code, tool)
+    if not result.succeeded:
+        raise ToolError(result.output or "it ended with an error and printed nothing")
+    return result.output or "it printed nothing"
 
 
 def _own(name: str, tool: OwnTool) -> _Ready:
