@@ -114,30 +114,25 @@ def _has_prompt_key(row: Row) -> bool:
     return first_key(row, ("prompt", "instruction", *DIALOGUES)) is not None
 
 
-def _prompt(row: Row) -> list[Message]:
-    """Messages of the prompt, under any of its keys."""
-    key = first_key(row, ("prompt", *DIALOGUES))
-    if key is None and "instruction" in row:
-        return instructed(row)
-    key = key or "prompt"
-    return turns(key, row.get(key), "user")
-
-
 def _pairs(row: Row) -> Example:
     is_whole = "chosen" not in row and WHOLE["chosen"] in row
     keys = tuple(WHOLE.values() if is_whole else WHOLE)
     are_dialogues = all(isinstance(row.get(key), list) for key in keys)
     if "prompt" not in row and (are_dialogues or not _has_prompt_key(row)):
         return _split(*(turns(key, row.get(key), "assistant") for key in keys))
-    prompt = _prompt(row)
-    chosen, rejected = (_answer_after(prompt, key, row) for key in keys)
+    prompt_key = first_key(row, ("prompt", *DIALOGUES))
+    if prompt_key is None and "instruction" in row:
+        prompt = instructed(row)
+    else:
+        prompt_key = prompt_key or "prompt"
+        prompt = turns(prompt_key, row.get(prompt_key), "user")
+    answers = []
+    for key in keys:
+        answer = turns(key, row.get(key), "assistant")
+        repeats_prompt = answer[: len(prompt)] == prompt
+        answers.append(answer[len(prompt) :] if repeats_prompt else answer)
+    chosen, rejected = answers
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-
-
-def _answer_after(prompt: list[Message], key: str, row: Row) -> list[Message]:
-    """Messages of an answer, without the prompt if it repeats it."""
-    messages = turns(key, row.get(key), "assistant")
-    return messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
 
 
 def _split(chosen: list[Message], rejected: list[Message]) -> Example:

@@ -44,19 +44,8 @@ class HeldOutRow(SourceMeasures):
 
 
 def held_out(facts: Facts, name: str = "evaluate") -> MaybeSection:
-    """Measurements on held-out text and pairs."""
-    accuracies = [
-        f"{model}: {measured.reward_accuracy_interval:.1%}"
-        for model, measured in evaluated_models(facts)
-        if measured.reward_accuracy_interval is not None
-    ]
-    pairs = f"Reward accuracy on held-out pairs: {', '.join(accuracies)}"
-    return section_of(
-        "Held-out text",
-        held_out_tables(facts),
-        BOOTSTRAP_NOTE,
-        pairs if accuracies else None,
-    )
+    """Measurements on held-out text."""
+    return section_of("Held-out text", held_out_tables(facts), BOOTSTRAP_NOTE)
 
 
 def held_out_tables(facts: Facts) -> list[Table]:

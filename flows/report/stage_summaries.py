@@ -650,7 +650,6 @@ class ModelMeasures(Summary):
     samples: Sequence[Sample] = ()
     tasks: ByName[ByName[object]] = {}
     suites: ByName[SuiteResult] = {}
-    reward_accuracy_interval: Interval | None = None
 
 
 @dataclass(frozen=True)

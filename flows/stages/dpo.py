@@ -18,7 +18,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 STAGE = torchrun_stage(
     "dpo",
-    6,
+    7,
     whole("dpo"),
     needs,
     training=TrainingStage(Dpo, "examples"),

@@ -22,13 +22,14 @@ from gristmill.mixtures.manifest import MODELS, Manifest
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
-    """Return the section, with the factor that converts preferences to rewards."""
+    """Return the section, with the rows that pre-training reads if tasks are searched
+    for in them.
+    """
     section = manifest.evaluate
     if section is None:
         return None
-    beta = {} if manifest.dpo is None else {"beta": manifest.dpo.beta}
     reads = reads_of(manifest) if section.contamination is not None else {}
-    recipe = {**dump(section), "seed": seed_of(section, manifest), **beta, **reads}
+    recipe = {**dump(section), "seed": seed_of(section, manifest), **reads}
     named_recipe = name_outside_files(recipe, section, verify)
     arguments: Recipe = {
         name: recipe[name] for name in ("tasks", "suites") if name in recipe
@@ -38,7 +39,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
 
 STAGE = Stage(
     "evaluate",
-    3,
+    4,
     "gristmill.train.stages.evaluate:run",
     configure,
     only("tokenizer", "mix", *MODELS),

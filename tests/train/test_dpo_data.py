@@ -107,13 +107,7 @@ def test_stored_record_keeps_the_order_of_keys(
     (kept,) = rows.records()
     row = rows.packed.read(np.array([0]))[0]
     assert '{"to": "Bern", "from": "Aarau"}' in chat.decode(row.tolist(), special=True)
-    write_holdout(
-        tmp_path / "holdout.jsonl",
-        [kept],
-        "reference",
-        np.zeros((1, 2)),
-        sequence_length=120,
-    )
+    write_holdout(tmp_path / "holdout.jsonl", [kept], "reference", np.zeros((1, 2)))
     for stored in (kept, json.loads((tmp_path / "holdout.jsonl").read_text())):
         ids = chat.encode([*stored["prompt"], *stored["chosen"]]).ids
         assert row[: len(ids)].tolist() == ids.tolist()

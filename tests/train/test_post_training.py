@@ -580,7 +580,7 @@ def test_all_stages_are_evaluated_and_exported(
     dpo_inputs = {
         name: inputs[name] for name in ("tokenizer", "mix", "sft", "reference")
     }
-    tuned = run_stage("dpo", dpo_inputs, dpo_config, tmp_path / "dpo")
+    run_stage("dpo", dpo_inputs, dpo_config, tmp_path / "dpo")
     inputs["dpo"] = tmp_path / "dpo" / "data"
     del inputs["reference"]
 
@@ -601,7 +601,6 @@ def test_all_stages_are_evaluated_and_exported(
         "max_new_tokens": 6,
         "temperature": 0.8,
         "seed": 3,
-        "beta": 0.1,
         "tasks": [{"name": "words", "path": str(questions), "kind": "multiple_choice"}],
         "bootstrap_samples": 50,
         "contamination": {"ngram": 3},
@@ -627,8 +626,6 @@ def test_all_stages_are_evaluated_and_exported(
     assert evaluation["contamination"]["sft"]["words"]["items"] == 3
     assert list(models) == ["dpo", "pretrain", "sft"]  # sorted keys
     assert set(models["sft"]["sources"]) == {"prose", "code"}
-    assert models["dpo"]["reward_accuracy"] == tuned["held_out"]["reward_accuracy"]
-    assert models["sft"]["reward_accuracy"] is None
     assert [sample["prompt"] for sample in models["pretrain"]["samples"]] == config[
         "prompts"
     ]

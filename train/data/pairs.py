@@ -34,12 +34,11 @@ from gristmill.train.data.conversation_tokens import (
     check_content,
     conversation,
     encode_examples,
-    padded,
     why_left_out,
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 HASH_BITS = 64
 HOLDOUT = "holdout.jsonl"
@@ -112,21 +111,6 @@ def are_held_out(examples: Iterable[Example], share: float, seed: int) -> np.nda
         [is_held_out(example["prompt"], share, seed) for example in examples],
         bool,
     )
-
-
-def padded_pairs(pairs: Sequence[Pair], pad: int, length: int) -> tuple[Tensor, Tensor]:
-    """Ids and targets of n pairs, (2n, t) each: all chosen answers, then all rejected
-    ones.
-    """
-    # making rows needs no torch
-    from gristmill.train.objectives.losses import next_tokens
-
-    ids, scored = padded(
-        [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
-        pad,
-        length,
-    )
-    return ids, next_tokens(ids, scored)
 
 
 def gained_more(logps: np.ndarray, reference: np.ndarray) -> np.ndarray:
@@ -252,7 +236,6 @@ def write_holdout(
     records: Sequence[Example],
     name: str,
     values: np.ndarray,
-    sequence_length: int | None = None,
 ) -> None:
     """Write n held-out pairs as JSON lines, each with the values of its two answers.
 
@@ -261,15 +244,12 @@ def write_holdout(
         records: the pairs.
         name: of the values: a line has `NAME_chosen` and `NAME_rejected`.
         values: (n, 2), chosen first.
-        sequence_length: most tokens of a conversation; in every line if given.
     """
-    length = {} if sequence_length is None else {"sequence_length": sequence_length}
     with atomic_write(path) as sink:
         for pair, (chosen, rejected) in zip(records, values.tolist(), strict=True):
             line = {
                 **pair,
                 f"{name}_chosen": chosen,
                 f"{name}_rejected": rejected,
-                **length,
             }
             sink.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")

@@ -186,7 +186,6 @@ def run(
                 [records[pair] for pair in np.flatnonzero(is_out)],
                 "reference",
                 before,
-                sequence_length=setup.length,
             )
     return {
         **summary,

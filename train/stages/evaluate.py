@@ -8,15 +8,12 @@ differences per task between models; and task items that occur in the training s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Required, TypedDict
 
-import numpy as np
 import torch
 
 from gristmill.core.files import write_json
@@ -27,12 +24,6 @@ from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.data.pairs import (
-    HOLDOUT,
-    encode_pairs,
-    gained_more,
-    padded_pairs,
-)
 from gristmill.train.distributed.process_groups import make_deterministic
 from gristmill.train.eval.answering import (
     Reader,
@@ -41,26 +32,21 @@ from gristmill.train.eval.answering import (
     open_reader,
 )
 from gristmill.train.eval.held_out import (
-    ROWS_PER_FORWARD,
     read_token_bytes,
     score_documents,
     source_metrics,
 )
 from gristmill.train.eval.intervals import (
-    Estimate,
     paired_difference,
-    share_with_interval,
 )
 from gristmill.train.eval.leaked_items import effect, item_coverage
 from gristmill.train.eval.masked_tokens import masked_metrics, span_metrics
 from gristmill.train.eval.suites import answer_suite, read_suite
 from gristmill.train.eval.tasks import Record, read_task
 from gristmill.train.generation.scheduler import generate
-from gristmill.train.loop.batch_plan import slices
 from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model
-from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 
 Sources = Mapping[str, Mapping[str, object]]
@@ -74,16 +60,12 @@ class ModelEvaluation(TypedDict, total=False):
         sources: of held-out rows.
         tasks, suites: metrics of each task and suite.
         samples: completions of the section's prompts.
-        reward_accuracy, reward_accuracy_interval: on the held-out pairs of preference
-            optimisation; None without pairs.
     """
 
     sources: Required[Sources]
     tasks: Required[Mapping[str, Mapping[str, object]]]
     suites: Mapping[str, Mapping[str, object]]
     samples: list[dict[str, str]]
-    reward_accuracy: float | None
-    reward_accuracy_interval: Estimate | None
 
 
 class Evaluation(TypedDict, total=False):
@@ -110,7 +92,7 @@ def run(
     generated texts.
     """
     section = Evaluate.model_validate(
-        {key: value for key, value in config.items() if key not in ("beta", READS)}
+        {key: value for key, value in config.items() if key != READS}
     )
     make_deterministic(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -146,7 +128,7 @@ def run(
                 answered[name],
                 suites,
                 packed,
-                inputs,
+                tokenizer,
                 section,
             )
         context.progress(number + 1, len(names), "models")
@@ -184,7 +166,7 @@ def evaluate_decoder(
     answered: Mapping[str, Result],
     suites: Mapping[str, dict[str, list[Record]]],
     packed: PackedSet | None,
-    inputs: Inputs,
+    tokenizer: Path,
     section: Evaluate,
 ) -> ModelEvaluation:
     """Measure and sample a decoder.
@@ -195,11 +177,10 @@ def evaluate_decoder(
         answered: its results of tasks.
         suites: items of the section's suites.
         packed: the mixture.
-        inputs: of the stage.
+        tokenizer: folder of the tokenizer.
         section: what is measured.
     """
     model = reader.model
-    tokenizer = inputs["tokenizer"]
     evaluation: ModelEvaluation = {
         "sources": measure_sources(model, packed, tokenizer, section),
         "tasks": {task: result.summary for task, result in answered.items()},
@@ -217,9 +198,6 @@ def evaluate_decoder(
             )
             for suite in section.suites
         }
-    accuracy = accuracy_on_holdout(model, inputs) if name == "dpo" else None
-    evaluation["reward_accuracy"] = None if accuracy is None else accuracy["value"]
-    evaluation["reward_accuracy_interval"] = accuracy
     evaluation["samples"] = sample(
         model, tokenizer, section, asked=name not in CONTINUING
     )
@@ -274,40 +252,6 @@ def measure_sources(
                 metrics(model, packed, source, tokenizer, seed, samples)
             )
     return sources
-
-
-@torch.no_grad()
-def accuracy_on_holdout(model: Llama, inputs: Inputs) -> Estimate | None:
-    """Reward accuracy on the held-out pairs of preference optimisation, with its
-    interval; None without pairs.
-    """
-    lines = (inputs["dpo"] / HOLDOUT).read_text(encoding="utf-8").splitlines()
-    examples = [json.loads(line) for line in lines]
-    if not examples:
-        return None
-    chat = Chat(inputs["tokenizer"])
-    length = examples[0]["sequence_length"]
-    pairs = encode_pairs(examples, chat, length).used
-    device = model.model.embed_tokens.weight.device
-    logps = []
-    for part in slices(len(pairs), ROWS_PER_FORWARD):
-        ids, targets = (
-            tensor.to(device) for tensor in padded_pairs(pairs[part], chat.pad, length)
-        )
-        logps.append(
-            model(ids, partial(sequence_logps, targets=targets))
-            .view(2, -1)
-            .T.cpu()
-            .numpy()
-        )
-    reference = np.array(
-        [
-            [example["reference_chosen"], example["reference_rejected"]]
-            for example in examples
-        ],
-        dtype=np.float32,
-    )
-    return share_with_interval(gained_more(np.concatenate(logps), reference))
 
 
 def sample(
