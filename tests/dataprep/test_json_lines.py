@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import document_id, hash_documents
-from gristmill.dataprep.readers import compression, json_array, json_lines
+from gristmill.dataprep.readers import compression, json_array, jsonl
 from gristmill.dataprep.readers.document_shards import ShardWriter
 from gristmill.dataprep.readers.jsonl import read_jsonl
 from gristmill.dataprep.readers.readers import one_by_one, read_records
@@ -146,7 +146,7 @@ def read_both_ways(path: Path, reading: Reading) -> tuple[list[Read], int]:
     """
     items = list(read_jsonl(Input("a.jsonl", path), reading))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_lines, "_exact_row", lambda line, reading: None)
+        patch.setattr(jsonl, "_exact_row", lambda line, reading: None)
         python_records = list(one_by_one(read_jsonl(Input("a.jsonl", path), reading)))
     records = list(one_by_one(items))
     assert records == python_records

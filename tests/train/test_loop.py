@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from gristmill.core.stage_context import Context
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop import loop, step, throughput
+from gristmill.train import trainer
+from gristmill.train.loop import step, throughput
 from gristmill.train.loop.batch_plan import RowPlan
 from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
@@ -53,7 +54,7 @@ def poisoned(
     """
     packed, plan = PackedSet(inputs["mix"]), RowPlan(((0, 0, 4),))
     bad = {tuple(plan.rows(packed.order(11), step - 1)) for step in (21, 22, 23)}
-    one_step, accumulate_gradients = loop.one_step, step.accumulate_gradients
+    one_step, accumulate_gradients = trainer.one_step, step.accumulate_gradients
     read: list[tuple[int, ...]] = []
 
     def recorded_step(attempt: Any, batch: Any, batches: Any) -> Any:
@@ -64,7 +65,7 @@ def poisoned(
         sums, row_losses = accumulate_gradients(*arguments)
         return sums * (math.nan if read[-1] in bad else 1.0), row_losses
 
-    monkeypatch.setattr(loop, "one_step", recorded_step)
+    monkeypatch.setattr(trainer, "one_step", recorded_step)
     monkeypatch.setattr(step, "accumulate_gradients", poisoned_gradients)
     return lambda: read
 
@@ -90,7 +91,7 @@ def test_training_killed_after_bad_steps_resumes_exactly(
     undisturbed = len(poisoned())
     with monkeypatch.context() as patch:
         patch.setattr(
-            loop,
+            trainer,
             "_collect_where_due",
             lambda step: _raise_interrupt() if step == last_step else None,
         )
@@ -133,9 +134,11 @@ def test_resumed_training_logs_throughput_and_a_stop_reports_its_step(
     """
     config, events = {**pretrain_config, "log_every": 3}, list[dict[str, Any]]()
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "stop_requested", lambda: True)
+        patch.setattr(trainer, "stop_requested", lambda: True)
         for step_reached in (1, 2):
-            with pytest.raises(loop.StoppedError, match=f"after step {step_reached}"):
+            with pytest.raises(
+                trainer.StoppedError, match=f"after step {step_reached}"
+            ):
                 run_stage("pretrain", inputs, config, tmp_path, emit=events.append)
             torch.distributed.destroy_process_group()
             assert [event["done"] for event in events if event["event"] == "progress"][
