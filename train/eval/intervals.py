@@ -56,18 +56,16 @@ def mean_with_interval(
 
 
 def share_with_interval(hits: np.ndarray) -> Estimate | None:
-    """Share of n units with Wilson's interval, as from `wilson`; None without units.
+    """Share of n units with Wilson's interval at 95 % (Wilson 1927), not degenerate for
+    shares of 0 and 1; None without units.
 
     Args:
         hits: (n,) bool.
     """
-    return wilson(float(np.mean(hits)), len(hits)) if len(hits) else None
-
-
-def wilson(share: float, number: int) -> Estimate:
-    """Share of `number` units with Wilson's interval at 95 % (Wilson 1927), not
-    degenerate for shares of 0 and 1.
-    """
+    if not len(hits):
+        return None
+    number = len(hits)
+    share = float(np.mean(hits))
     spread = NORMAL_QUANTILE**2 / number
     middle = (share + spread / 2) / (1 + spread)
     half = (
